@@ -14,6 +14,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit code: 0, 2 after an error, 130 after Ctrl-C."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if not options.describe and options.output is None:
+        parser.error("the following arguments are required: --output")
     if options.eval_data and not options.data:
         parser.error("--eval-data needs --data; generated samples are evaluated on their last tenth")
     try:
@@ -46,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         help="Criteo data, tab-separated or CSV, plain or gzip; HugeCTR's Norm files or a list of them; Raw files if "
         "the graph says so; or .npz with an array for each input of the graph",
     )
+    source.add_argument("--describe", metavar="MODEL", help="print the arrays that a model reads, and do not train")
     source.add_argument("--synthetic", type=_whole(10), metavar="ROWS", help="generate samples with a known best AUC")
     parser.add_argument(
         "--eval-data", type=Path, metavar="FILE", help="evaluate on this file (default: on the last tenth of --data)"
@@ -57,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         default="dcn",
         help=f"a built-in model ({built_in}; default: dcn), or the JSON file of a HugeCTR training graph",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the model repository")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="the model repository")
     parser.add_argument("--name", help="the model's name in the repository (default: the graph file's name)")
     parser.add_argument("--epochs", type=_whole(1), default=1, metavar="N", help="passes over the data (default: 1)")
     parser.add_argument(
@@ -68,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--learning-rate", type=_rate, metavar="X", help="replaces the graph's learning rate after its warm-up"
+    )
+    parser.add_argument(
+        "--metrics", type=Path, metavar="FILE", help="write the results of every epoch to this JSON file"
     )
     parser.add_argument(
         "--threads",

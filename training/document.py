@@ -1,5 +1,6 @@
 """A training document: HugeCTR's graph JSON with its ``optimizer`` clause."""
 
+import difflib
 from dataclasses import dataclass
 from importlib.resources import as_file
 from pathlib import Path
@@ -100,7 +101,9 @@ def open_document(model: str) -> TrainingDocument:
         with as_file(graphs[model]) as path:
             return read_document(path)
     if not Path(model).exists():
-        raise ConfigError(model, "", f"no such graph file, and no built-in model ({', '.join(graphs)})")
+        close = difflib.get_close_matches(model, graphs, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(model, "", f"no such graph file, and no built-in model ({', '.join(graphs)}){hint}")
     return read_document(Path(model))
 
 

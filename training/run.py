@@ -2,29 +2,34 @@
 
 import argparse
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from kernels.host import set_lookup_threads
 from serving.errors import ConfigError
+from serving.model.atomic import atomic_write
 from serving.model.version_writer import check_output
 from training.criteo_reader import read_criteo
 from training.ctr_model import CtrModel
 from training.data import read_norm, read_raw
 from training.data.norm import is_norm
+from training.describe import describe
 from training.document import TrainingDocument, open_document
 from training.errors import DataError
 from training.export import export_model
 from training.generator import generate_for
 from training.npz_reader import read_npz
 from training.samples import Samples
-from training.trainer import train
+from training.trainer import EpochResult, train
 
 _CALIBRATION_SAMPLES = 512  # of the held-out samples, for the engine int8
 _KEY_DTYPES = {"I32": "uint32", "I64": "int64"}
+_FEW = 30  # with fewer rows of a class, the standard error of an AUC is about 0.05 or more
 _HELD_OUT = 10  # the last tenth of the samples is held out for evaluation
 
 
@@ -34,6 +39,9 @@ def run(options: argparse.Namespace) -> Iterator[str]:
     Raises:
         HotrowError: the graph, the data or the output folder cannot be used. No version was written.
     """
+    if options.describe:
+        yield from describe(open_document(options.describe))
+        return
     document = open_document(options.model)
     name = options.name or document.name
     check_output(options.output, name, document.graph)
@@ -43,6 +51,7 @@ def run(options: argparse.Namespace) -> Iterator[str]:
     if best_known:
         yield best_known
     model = _model(document, options.seed)
+    yield from _few(document, evaluation)
     yield from _train(options, document, model, samples, evaluation)
     calibration = evaluation[:_CALIBRATION_SAMPLES]
     path = export_model(model, document.document, options.output, name, calibration=calibration)
@@ -105,11 +114,31 @@ def _joined(path: Path, batches: Iterable[Samples]) -> Samples:
     return Samples.joined(parts)
 
 
+def _few(document: TrainingDocument, evaluation: Samples) -> Iterator[str]:
+    """Warn of labels whose AUC would be mostly chance."""
+    for name, column in zip(document.label_columns, evaluation.labels.T, strict=True):
+        ones = int(column.sum())
+        zeros = len(column) - ones
+        if min(ones, zeros) < _FEW:
+            yield f"note: {ones} evaluation rows have {name} 1 and {zeros} have 0: too few for a reliable AUC"
+
+
 def _per_label(document: TrainingDocument, values: Sequence[float]) -> str:
     """Return one number, or several with the labels' names: ``click 0.7500, buy 0.8000``."""
     if len(values) == 1:
         return f"{values[0]:.4f}"
     return ", ".join(f"{name} {value:.4f}" for name, value in zip(document.label_columns, values, strict=True))
+
+
+def _described(document: TrainingDocument, result: EpochResult) -> dict[str, Any]:
+    """Return the figures of an epoch for JSON, which has no NaN."""
+
+    def by_label(values: Sequence[float]) -> dict[str, float | None]:
+        named = zip(document.label_columns, values, strict=True)
+        return {name: value if math.isfinite(value) else None for name, value in named}
+
+    auc, log_loss = by_label(result.auc), by_label(result.evaluation_loss)
+    return {"epoch": result.epoch, "loss": result.loss, "auc": auc, "log_loss": log_loss, "seconds": result.seconds}
 
 
 def _cut(rows: int) -> int:
@@ -133,7 +162,12 @@ def _train(
         seed=options.seed,
         progress=True,
     )
+    epochs = []
     for result in results:
+        epochs.append(_described(document, result))
+        if options.metrics is not None:
+            with atomic_write(options.metrics) as file:
+                file.write(json.dumps({"model": document.name, "epochs": epochs}, indent=2).encode() + b"\n")
         pace = f"epoch {result.epoch} of {options.epochs}: {len(samples):,} rows in {result.seconds:.1f} s"
         yield f"loss {result.loss:.4f}  ({pace})"
         auc, log_loss = _per_label(document, result.auc), _per_label(document, result.evaluation_loss)

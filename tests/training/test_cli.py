@@ -311,3 +311,51 @@ def test_files_without_samples_are_refused(tmp_path, capsys):
     assert cli.main(["--data", str(tmp_path / "list.txt"), "--output", str(tmp_path / "out")]) == 2
 
     assert "list.txt: no samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["dcn", "din", "mmoe"])
+def test_a_description_names_the_arrays_that_a_model_reads(tmp_path, capsys, model):
+    assert cli.main(["--describe", model]) == 0
+    described = re.findall(r"^  (\S+) +(?:numbers|integers) \[", capsys.readouterr().out, flags=re.MULTILINE)
+
+    script = Path(__file__).parents[2] / "examples" / "write_npz_file.py"
+    subprocess.run([sys.executable, script, model, tmp_path / "data.npz", "20"], check=True, cwd=script.parents[1])
+    written = np.load(tmp_path / "data.npz").files
+    assert set(written) <= set(described)
+    assert {name.split(".")[0] for name in described} == {name.split(".")[0] for name in written}
+
+
+def test_the_results_of_every_epoch_are_in_a_file(tmp_path, capsys):
+    file = tmp_path / "metrics.json"
+    arguments = ["--synthetic", "3000", "--model", "mmoe", "--epochs", "2", "--output", str(tmp_path / "out")]
+
+    assert cli.main([*arguments, "--metrics", str(file)]) == 0
+
+    output = capsys.readouterr().out
+    written = json.loads(file.read_text())
+    assert written["model"] == "mmoe"
+    assert [epoch["epoch"] for epoch in written["epochs"]] == [1, 2]
+    assert [round(epoch["loss"], 4) for epoch in written["epochs"]] == figures(output, "loss")
+    for epoch in written["epochs"]:
+        shown = (
+            f"AUC click {epoch['auc']['click']:.4f}, purchase {epoch['auc']['purchase']:.4f}  (evaluation: 300 rows, "
+        )
+        assert shown + f"log loss click {epoch['log_loss']['click']:.4f}, " in output
+
+
+def test_an_auc_of_few_rows_is_announced_as_unreliable(tmp_path, capsys):
+    assert cli.main(["--synthetic", "200", "--output", str(tmp_path)]) == 0
+    few = capsys.readouterr().out
+    assert cli.main(["--synthetic", "3000", "--output", str(tmp_path)]) == 0
+
+    assert re.search(
+        r"^note: \d+ evaluation rows have label 1 and \d+ have 0: too few for a reliable AUC$", few, re.MULTILINE
+    )
+    assert "too few" not in capsys.readouterr().out
+
+
+def test_without_an_output_nothing_is_trained(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["--synthetic", "100"])
+
+    assert "the following arguments are required: --output" in capsys.readouterr().err

@@ -153,6 +153,11 @@ def test_a_model_that_is_neither_built_in_nor_a_file_is_refused(tmp_path):
         open_document(str(tmp_path / "absent.json"))
 
 
+def test_a_misspelled_model_is_refused_with_the_closest_name():
+    with pytest.raises(ConfigError, match=r"no built-in model \(bst, .*\); did you mean deepfm\?"):
+        open_document("deepfn")
+
+
 def test_a_graph_without_a_network_cannot_be_trained(tmp_path):
     document = open_document("dcn").document
     inputs = {"layers": document["layers"][:2]}

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from kernels.errors import ReservedKeyError
 from serving.model.graph import Embedding
+from training import optimizers
 from training.embedding_table import EmbeddingTable
 from training.samples import Bags
-from training.update_rules import AdamRule, MomentumSgdRule
+from training.update_rules import AdamRule, FtrlRule, MomentumSgdRule
 
 
 def layer(slots=3, dim=4, combiner="sum", default_value=0.0):
@@ -96,6 +97,37 @@ def test_training_steps_equal_a_naive_table_bag_by_bag(steps, combiner):
 
     for key, vector in vectors_of(table).items():
         np.testing.assert_allclose(vector, naive.weights[key], atol=1e-5)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+@pytest.mark.parametrize("update_type", ["Local", "Global", "LazyGlobal"])
+@pytest.mark.parametrize(
+    ("rule", "optimizer"),
+    [
+        (MomentumSgdRule(0.8), lambda weights, kind: optimizers.MomentumSGD(weights, 0.1, 0.8, kind)),
+        (AdamRule(), lambda weights, kind: optimizers.Adam(weights, 0.1, update_type=kind)),
+        (FtrlRule(0.01), lambda weights, kind: optimizers.Ftrl(weights, 0.1, 0.01, update_type=kind)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_table_learns_what_an_embedding_bag_of_pytorch_learns(combiner, update_type, rule, optimizer):
+    table = EmbeddingTable(layer(slots=1, combiner=combiner), seed=0, rule=rule, update_type=update_type)
+    table.touch(Bags.one_key_each(np.arange(20)[:, None]))
+    theirs = torch.nn.EmbeddingBag.from_pretrained(
+        torch.from_numpy(table.rows()[1].copy()), freeze=False, mode=combiner, sparse=True, include_last_offset=True
+    )
+    stepping, rng = optimizer(theirs.parameters(), update_type), np.random.default_rng(0)
+
+    for step in range(1, 9):
+        bags = bags_of([rng.integers(0, 20, rng.integers(0, 4)).tolist() for _ in range(5)])
+        touched = table.touch(bags)
+        (touched.pooled - 1).square().sum().backward()
+        table.update(touched, 0.1, step)
+        stepping.zero_grad()
+        (theirs(torch.from_numpy(bags.keys), torch.from_numpy(bags.row_ptrs)) - 1).square().sum().backward()
+        stepping.step()
+
+    np.testing.assert_allclose(table.rows()[1], theirs.weight.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_does_not_change_other_rows():
