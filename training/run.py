@@ -25,7 +25,7 @@ from training.export import export_model
 from training.generator import generate_for
 from training.npz_reader import read_npz
 from training.samples import Samples
-from training.trainer import EpochResult, train
+from training.trainer import EpochResult, check_samples_fit, train
 
 _CALIBRATION_SAMPLES = 512  # of the held-out samples, for the engine int8
 _KEY_DTYPES = {"I32": "uint32", "I64": "int64"}
@@ -51,6 +51,8 @@ def run(options: argparse.Namespace) -> Iterator[str]:
     if best_known:
         yield best_known
     model = _model(document, options.seed)
+    for data in (samples, evaluation):
+        check_samples_fit(document.graph, data)
     yield from _few(document, evaluation)
     yield from _train(options, document, model, samples, evaluation)
     calibration = evaluation[:_CALIBRATION_SAMPLES]
@@ -130,6 +132,16 @@ def _per_label(document: TrainingDocument, values: Sequence[float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in zip(document.label_columns, values, strict=True))
 
 
+def _write_metrics(path: Path | None, document: TrainingDocument, epochs: Sequence[dict[str, Any]]) -> None:
+    if path is None:
+        return
+    try:
+        with atomic_write(path) as file:
+            file.write(json.dumps({"model": document.name, "epochs": epochs}, indent=2).encode() + b"\n")
+    except OSError as err:
+        raise ConfigError(str(path), "", f"cannot be written: {(err.strerror or str(err)).lower()}") from err
+
+
 def _described(document: TrainingDocument, result: EpochResult) -> dict[str, Any]:
     """Return the figures of an epoch for JSON, which has no NaN."""
 
@@ -162,12 +174,11 @@ def _train(
         seed=options.seed,
         progress=True,
     )
-    epochs = []
+    epochs: list[dict[str, Any]] = []
+    _write_metrics(options.metrics, document, epochs)  # an error comes before the training
     for result in results:
         epochs.append(_described(document, result))
-        if options.metrics is not None:
-            with atomic_write(options.metrics) as file:
-                file.write(json.dumps({"model": document.name, "epochs": epochs}, indent=2).encode() + b"\n")
+        _write_metrics(options.metrics, document, epochs)
         pace = f"epoch {result.epoch} of {options.epochs}: {len(samples):,} rows in {result.seconds:.1f} s"
         yield f"loss {result.loss:.4f}  ({pace})"
         auc, log_loss = _per_label(document, result.auc), _per_label(document, result.evaluation_loss)

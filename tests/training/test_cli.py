@@ -359,3 +359,21 @@ def test_without_an_output_nothing_is_trained(capsys):
         cli.main(["--synthetic", "100"])
 
     assert "the following arguments are required: --output" in capsys.readouterr().err
+
+
+def test_metrics_that_cannot_be_written_are_refused_before_the_training(tmp_path, capsys):
+    file = tmp_path / "none" / "metrics.json"
+
+    assert cli.main(["--synthetic", "100", "--output", str(tmp_path / "out"), "--metrics", str(file)]) == 2
+
+    shown = capsys.readouterr()
+    assert f"hotrow-train: {file}: cannot be written: no such file or directory\n" in shown.err
+    assert "loss" not in shown.out
+
+
+def test_files_with_other_labels_than_the_graph_are_refused(tmp_path, capsys):
+    write_norm(tmp_path / "data", np.ones((20, 1)), np.ones((20, 2)), np.ones((20, 4, 1), int).tolist())
+
+    assert cli.main(["--data", str(tmp_path / "data"), "--model", "mmoe", "--output", str(tmp_path / "out")]) == 2
+
+    assert "the graph reads 2 labels, but the data has 1" in capsys.readouterr().err
