@@ -7,7 +7,7 @@ gradient is the update type; see ``training.update_rules.update_rows``. With a d
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 
@@ -28,17 +28,32 @@ Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 
 
 class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
-    """An optimizer that applies one rule. The rule's parameters and ``lr`` are options of each parameter group."""
+    """An optimizer that applies one rule.
 
-    def __init__(self, params: Params, rule: UpdateRule, lr: float, update_type: UpdateType, scaler: float) -> None:
+    Attributes:
+        rule_type: the rule. Its parameters and ``lr`` are options of each parameter group.
+    """
+
+    rule_type: ClassVar[type[UpdateRule]]
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.001,
+        *parameters: float,
+        update_type: UpdateType = "Local",
+        scaler: float = 1.0,
+        **named: float,
+    ) -> None:
         """Optimize ``params``.
 
         Args:
             params: tensors, or parameter groups as in ``torch.optim``.
-            rule: the formula.
             lr: the learning rate, at least 0.
+            parameters: the parameters of ``rule_type``, in its order.
             update_type: what happens to rows without a gradient.
             scaler: the loss was multiplied by this number, so gradients are divided by it.
+            named: the parameters of ``rule_type``, by name.
 
         Raises:
             ValueError: a number is out of range, or the update type is unknown.
@@ -49,11 +64,11 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise ValueError(f"scaler must be above 0, got {scaler}")
         if update_type not in get_args(UpdateType):
             raise ValueError(f"update_type must be one of {', '.join(get_args(UpdateType))}, got {update_type!r}")
-        self._rule = type(rule)
-        self._parameters = tuple(asdict(rule))
+        defaults = asdict(self.rule_type(*parameters, **named))
+        self._parameters = tuple(defaults)
         self._update_type = update_type
         self._scaler = scaler
-        super().__init__(params, {"lr": lr, **asdict(rule)})
+        super().__init__(params, {"lr": lr, **defaults})
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -63,7 +78,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            rule = self._rule(**{name: group[name] for name in self._parameters})
+            rule = self.rule_type(**{name: group[name] for name in self._parameters})
             for weights in group["params"]:
                 if weights.grad is not None:
                     self._update(rule, weights, group["lr"])
@@ -89,88 +104,34 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 class SGD(RuleOptimizer):
     """See ``SgdRule``."""
 
-    def __init__(
-        self, params: Params, lr: float = 0.001, update_type: UpdateType = "Local", scaler: float = 1.0
-    ) -> None:
-        """See ``RuleOptimizer``."""
-        super().__init__(params, SgdRule(), lr, update_type, scaler)
+    rule_type = SgdRule
 
 
 class MomentumSGD(RuleOptimizer):
     """See ``MomentumSgdRule``."""
 
-    def __init__(
-        self,
-        params: Params,
-        lr: float = 0.001,
-        momentum_factor: float = 0.9,
-        update_type: UpdateType = "Local",
-        scaler: float = 1.0,
-    ) -> None:
-        """See ``RuleOptimizer`` and ``MomentumSgdRule``."""
-        super().__init__(params, MomentumSgdRule(momentum_factor), lr, update_type, scaler)
+    rule_type = MomentumSgdRule
 
 
 class Nesterov(RuleOptimizer):
     """See ``NesterovRule``."""
 
-    def __init__(
-        self,
-        params: Params,
-        lr: float = 0.001,
-        momentum_factor: float = 0.9,
-        update_type: UpdateType = "Local",
-        scaler: float = 1.0,
-    ) -> None:
-        """See ``RuleOptimizer`` and ``NesterovRule``."""
-        super().__init__(params, NesterovRule(momentum_factor), lr, update_type, scaler)
+    rule_type = NesterovRule
 
 
 class Adam(RuleOptimizer):
     """See ``AdamRule``."""
 
-    def __init__(
-        self,
-        params: Params,
-        lr: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-7,
-        update_type: UpdateType = "Local",
-        scaler: float = 1.0,
-    ) -> None:
-        """See ``RuleOptimizer`` and ``AdamRule``."""
-        super().__init__(params, AdamRule(beta1, beta2, epsilon), lr, update_type, scaler)
+    rule_type = AdamRule
 
 
 class AdaGrad(RuleOptimizer):
     """See ``AdaGradRule``."""
 
-    def __init__(
-        self,
-        params: Params,
-        lr: float = 0.001,
-        initial_accumulator: float = 0.0,
-        epsilon: float = 1e-7,
-        update_type: UpdateType = "Local",
-        scaler: float = 1.0,
-    ) -> None:
-        """See ``RuleOptimizer`` and ``AdaGradRule``."""
-        super().__init__(params, AdaGradRule(initial_accumulator, epsilon), lr, update_type, scaler)
+    rule_type = AdaGradRule
 
 
 class Ftrl(RuleOptimizer):
     """See ``FtrlRule``."""
 
-    def __init__(
-        self,
-        params: Params,
-        lr: float = 0.001,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        initial_accumulator: float = 0.1,
-        update_type: UpdateType = "Local",
-        scaler: float = 1.0,
-    ) -> None:
-        """See ``RuleOptimizer`` and ``FtrlRule``."""
-        super().__init__(params, FtrlRule(l1, l2, initial_accumulator), lr, update_type, scaler)
+    rule_type = FtrlRule

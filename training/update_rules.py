@@ -99,8 +99,8 @@ class SgdRule(UpdateRule):
 
 
 @dataclass(frozen=True, slots=True)
-class MomentumSgdRule(UpdateRule):
-    """``m = momentum_factor m - lr g; w += m``. The momentum of ``torch.optim.SGD`` does not contain ``lr``."""
+class _MomentumRule(UpdateRule):
+    """A rule whose only state is a momentum, which contains the learning rate."""
 
     momentum_factor: float = 0.9
 
@@ -112,8 +112,25 @@ class MomentumSgdRule(UpdateRule):
 
     @property
     def initial_states(self) -> tuple[float, ...]:
-        """Of ``m``."""
+        """Of the momentum."""
         return (0.0,)
+
+    def update_lazily(self, move: Move, last_steps: torch.Tensor) -> None:
+        """See ``UpdateRule.update_lazily``. The result is that of steps with a zero gradient."""
+        (momentum,), factor = move.states, self.momentum_factor
+        decay = factor ** move.per_row(move.step - 1 - last_steps)
+        move.weights.add_(momentum * (self._first_skipped_move() * (1 - decay) / (1 - factor)))
+        momentum.mul_(decay)
+        self.update(move)
+
+    @abstractmethod
+    def _first_skipped_move(self) -> float:
+        """Return the move in the first step without a gradient, as a multiple of the momentum before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MomentumSgdRule(_MomentumRule):
+    """``m = momentum_factor m - lr g; w += m``. The momentum of ``torch.optim.SGD`` does not contain ``lr``."""
 
     def factors(self, learning_rate: float, step: int) -> tuple[str, tuple[float, float, float, float]]:
         """See ``UpdateRule.factors``."""
@@ -125,31 +142,13 @@ class MomentumSgdRule(UpdateRule):
         momentum.mul_(self.momentum_factor).sub_(move.gradient, alpha=move.learning_rate)
         move.weights.add_(momentum)
 
-    def update_lazily(self, move: Move, last_steps: torch.Tensor) -> None:
-        """See ``UpdateRule.update_lazily``. The result is that of steps with a zero gradient."""
-        (momentum,), factor = move.states, self.momentum_factor
-        decay = factor ** move.per_row(move.step - 1 - last_steps)
-        move.weights.add_(momentum * (factor * (1 - decay) / (1 - factor)))
-        momentum.mul_(decay)
-        self.update(move)
+    def _first_skipped_move(self) -> float:
+        return self.momentum_factor
 
 
 @dataclass(frozen=True, slots=True)
-class NesterovRule(UpdateRule):
-    """``a' = momentum_factor a - lr g; w += (1 + momentum_factor) a' - momentum_factor a``."""
-
-    momentum_factor: float = 0.9
-
-    moves_always: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for values that are not an optimizer."""
-        self._require("momentum_factor", 0, 1)
-
-    @property
-    def initial_states(self) -> tuple[float, ...]:
-        """Of ``a``."""
-        return (0.0,)
+class NesterovRule(_MomentumRule):
+    """``m' = momentum_factor m - lr g; w += (1 + momentum_factor) m' - momentum_factor m``."""
 
     def factors(self, learning_rate: float, step: int) -> tuple[str, tuple[float, float, float, float]]:
         """See ``UpdateRule.factors``."""
@@ -157,18 +156,13 @@ class NesterovRule(UpdateRule):
 
     def update(self, move: Move) -> None:
         """See ``UpdateRule.update``."""
-        (accumulator,), factor = move.states, self.momentum_factor
-        move.weights.sub_(accumulator, alpha=factor)
-        accumulator.mul_(factor).sub_(move.gradient, alpha=move.learning_rate)
-        move.weights.add_(accumulator, alpha=1 + factor)
+        (momentum,), factor = move.states, self.momentum_factor
+        move.weights.sub_(momentum, alpha=factor)
+        momentum.mul_(factor).sub_(move.gradient, alpha=move.learning_rate)
+        move.weights.add_(momentum, alpha=1 + factor)
 
-    def update_lazily(self, move: Move, last_steps: torch.Tensor) -> None:
-        """See ``UpdateRule.update_lazily``. The result is that of steps with a zero gradient."""
-        (accumulator,), factor = move.states, self.momentum_factor
-        decay = factor ** move.per_row(move.step - 1 - last_steps)
-        move.weights.add_(accumulator * (factor**2 * (1 - decay) / (1 - factor)))
-        accumulator.mul_(decay)
-        self.update(move)
+    def _first_skipped_move(self) -> float:
+        return self.momentum_factor**2
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ def test_training_steps_equal_a_naive_table_bag_by_bag(steps, combiner):
 @pytest.mark.parametrize(
     ("rule", "optimizer"),
     [
-        (MomentumSgdRule(0.8), lambda weights, kind: optimizers.MomentumSGD(weights, 0.1, 0.8, kind)),
+        (MomentumSgdRule(0.8), lambda weights, kind: optimizers.MomentumSGD(weights, 0.1, 0.8, update_type=kind)),
         (AdamRule(), lambda weights, kind: optimizers.Adam(weights, 0.1, update_type=kind)),
         (FtrlRule(0.01), lambda weights, kind: optimizers.Ftrl(weights, 0.1, 0.01, update_type=kind)),
     ],
