@@ -18,7 +18,13 @@ from training.update_rules import AdamRule, Move, UpdateRule, UpdateType
 
 
 class CtrModel:
-    """The tables and dense weights of one graph, with their optimizer state. Not thread-safe."""
+    """The tables and dense weights of one graph, with their optimizer state. Not thread-safe.
+
+    Attributes:
+        graph: the structure.
+        tables: one per embedding layer.
+        step: the number of steps so far.
+    """
 
     def __init__(
         self,
@@ -50,8 +56,9 @@ class CtrModel:
             key: [torch.full_like(weight, value) for value in self._rule.initial_states]
             for key, weight in self._weights.items()
         }
-        self._dropout_generator = torch.Generator().manual_seed(seed)
-        self._step = 0
+        self._dropout_generator = torch.Generator()
+        self._seed = seed
+        self.step = 0
 
     def train_batch(self, samples: Samples, learning_rate: float) -> float:
         """Take one step.
@@ -66,6 +73,7 @@ class CtrModel:
         Raises:
             ReservedKeyError: a key is one of the four reserved values. Nothing is learned from the batch.
         """
+        self._dropout_generator.manual_seed(self._dropout_seed())
         touched = [table.touch(bags) for table, bags in zip(self.tables, self.bags(samples), strict=True)]
         logits = self._run(
             samples.dense, [rows.pooled for rows in touched], {"Dropout": self._dropout, "BatchNorm": _batch_norm}
@@ -76,16 +84,37 @@ class CtrModel:
         self._update(touched, learning_rate)
         return float(loss.detach())
 
-    def logits(self, samples: Samples) -> NDArray[np.float32]:
-        """Predict as serving does: float32[B, L] logits. Unseen keys have the default value."""
+    def logits(self, samples: Samples, dense_weights: Weights | None = None) -> NDArray[np.float32]:
+        """Predict as serving does: float32[B, L] logits. Unseen keys have the default value.
+
+        Args:
+            samples: at least one.
+            dense_weights: the weights of the dense network; None: those of the training.
+        """
+        weights = self._weights
+        if dense_weights is not None:
+            weights = {key: torch.from_numpy(weight) for key, weight in dense_weights.items()}
         with torch.no_grad():
             pooled = [table.pool(bags) for table, bags in zip(self.tables, self.bags(samples), strict=True)]
-            result: NDArray[np.float32] = self._run(samples.dense, pooled, {}).numpy()
+            result: NDArray[np.float32] = self._run(samples.dense, pooled, {}, weights).numpy()
         return result
 
     def dense_weights(self) -> Weights:
         """Return a copy of the dense weights in the form of a dense model file."""
         return {key: weight.detach().numpy().copy() for key, weight in self._weights.items()}
+
+    def load_dense_weights(self, weights: Weights) -> None:
+        """Replace the dense weights by those of a dense model file."""
+        with torch.no_grad():
+            for key, weight in self._weights.items():
+                weight.copy_(torch.from_numpy(weights[key]))
+
+    def dense_states(self) -> list[Weights]:
+        """Return the optimizer's states of the dense weights, one ``Weights`` per state of the rule. They are views."""
+        return [
+            {key: states[state].numpy() for key, states in self._states.items()}
+            for state in range(len(self._rule.initial_states))
+        ]
 
     def bags(self, samples: Samples) -> list[Bags]:
         """Return the keys that each embedding layer looks up.
@@ -97,12 +126,20 @@ class CtrModel:
         return [of_input[embedding.bottom] for embedding in self.graph.embeddings]
 
     def _run(
-        self, dense: NDArray[np.float32], pooled: Sequence[torch.Tensor], overrides: Mapping[str, Any]
+        self,
+        dense: NDArray[np.float32],
+        pooled: Sequence[torch.Tensor],
+        overrides: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         tensors = {self.graph.dense_top: torch.from_numpy(dense)}
         tensors.update(zip((embedding.top for embedding in self.graph.embeddings), pooled, strict=True))
-        logits: torch.Tensor = run_graph(self.graph, self._weights, tensors, overrides)[self.graph.logits]
+        logits: torch.Tensor = run_graph(self.graph, weights or self._weights, tensors, overrides)[self.graph.logits]
         return logits
+
+    def _dropout_seed(self) -> int:
+        """Depend on the seed and the step alone, so a resumed training drops the same elements."""
+        return int(np.random.SeedSequence([self._seed, self.step]).generate_state(1, np.uint64)[0])
 
     def _dropout(
         self, params: Mapping[str, Any], bottoms: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]
@@ -113,13 +150,13 @@ class CtrModel:
         return [bottoms[0] * kept / keep_ratio]
 
     def _update(self, touched: Sequence[TouchedRows], learning_rate: float) -> None:
-        self._step += 1
+        self.step += 1
         for table, rows in zip(self.tables, touched, strict=True):
-            table.update(rows, learning_rate, self._step)
+            table.update(rows, learning_rate, self.step)
         with torch.no_grad():
             for key, weight in self._weights.items():
                 if weight.grad is not None:
-                    self._rule.update(Move(weight, self._states[key], weight.grad, learning_rate, self._step))
+                    self._rule.update(Move(weight, self._states[key], weight.grad, learning_rate, self.step))
                     weight.grad = None
 
 

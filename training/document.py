@@ -4,7 +4,7 @@ import difflib
 from dataclasses import dataclass
 from importlib.resources import as_file
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from serving.errors import ConfigError
 from serving.model.graph import Graph, parse_graph
@@ -23,6 +23,8 @@ _OPTIMIZERS: dict[str, tuple[type[UpdateRule], str, tuple[str, ...]]] = {
 }
 _UPDATE_TYPES: dict[str, UpdateType] = {"Local": "Local", "Global": "Global", "LazyGlobal": "LazyGlobal"}
 _DEFAULT_LEARNING_RATE = 0.001
+DataFormat: TypeAlias = Literal["Norm", "Raw", "Parquet"]
+_FORMATS: dict[str, DataFormat] = {"Norm": "Norm", "Raw": "Raw", "Parquet": "Parquet"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,20 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class RawData:
-    """How the Data layer describes Raw files.
+class DataFiles:
+    """What the Data layer says of its files.
 
     Attributes:
-        slot_sizes: see ``training.data.read_raw``.
-        has_floats: see ``training.data.read_raw``.
+        format: "Norm" unless the layer says another.
+        source: the path of the training data; None: the layer has none.
+        eval_source: the path of the evaluation data; None: the layer has none.
+        slot_sizes: of Raw files; see ``training.data.read_raw``.
+        has_floats: of Raw files; see ``training.data.read_raw``.
     """
 
+    format: DataFormat
+    source: str | None
+    eval_source: str | None
     slot_sizes: tuple[int, ...] | None
     has_floats: bool
 
@@ -63,7 +71,7 @@ class TrainingDocument:
         rule: the optimizer.
         schedule: the learning rates.
         update_type: how rows move in a step that does not read them.
-        raw: its files have HugeCTR's Raw format; None: another format.
+        data: its files, which only HugeCTR's formats need.
     """
 
     name: str
@@ -73,7 +81,7 @@ class TrainingDocument:
     rule: UpdateRule
     schedule: LearningRateSchedule
     update_type: UpdateType
-    raw: RawData | None
+    data: DataFiles
 
     @property
     def label_weights(self) -> tuple[float, ...]:
@@ -116,17 +124,19 @@ def read_document(path: Path) -> TrainingDocument:
     graph = parse_graph(document, str(path))
     root = Fields(document, str(path), "")
     labels = _read_losses(root)
-    raw = _read_raw(next(root.objects("layers")), sum(entry.slots for entry in graph.sparse))
-    return TrainingDocument(path.stem, document, graph, labels, *_read_optimizer(root), raw)
+    data = _read_data(next(root.objects("layers")), sum(entry.slots for entry in graph.sparse))
+    return TrainingDocument(path.stem, document, graph, labels, *_read_optimizer(root), data)
 
 
-def _read_raw(data: Fields, slots: int) -> RawData | None:
-    if not data.choice("format", {"Norm": False, "Raw": True, "Parquet": False}, "Norm"):
-        return None
+def _read_data(data: Fields, slots: int) -> DataFiles:
+    form = data.choice("format", _FORMATS, "Norm")
+    source, eval_source = (data.text(key) if key in data else None for key in ("source", "eval_source"))
+    if form != "Raw":
+        return DataFiles(form, source, eval_source, None, False)
     sizes = data.integers("slot_size_array") if "slot_size_array" in data else None
     if sizes is not None and len(sizes) != slots:
         raise data.error(f"expected {slots} numbers, one per slot, got {len(sizes)}", "slot_size_array")
-    return RawData(sizes, data.boolean("float_label_dense", False))
+    return DataFiles(form, source, eval_source, sizes, data.boolean("float_label_dense", False))
 
 
 def _read_optimizer(root: Fields) -> tuple[UpdateRule, LearningRateSchedule, UpdateType]:

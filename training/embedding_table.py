@@ -30,6 +30,23 @@ class TouchedRows:
     pooled: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Everything that a table knows of V of its rows.
+
+    Attributes:
+        keys: int64[V].
+        parts: float32[V, P, D]. Part 0 is the vector; the other parts are the states of the table's rule.
+        last_steps: int64[V], the step of each row's last update; only "LazyGlobal" keeps it.
+        slot_ids: uint64[V], the slot in which each key was first seen.
+    """
+
+    keys: NDArray[np.int64]
+    parts: NDArray[np.float32]
+    last_steps: NDArray[np.int64]
+    slot_ids: NDArray[np.uint64]
+
+
 class EmbeddingTable:
     """The rows of one embedding layer with their optimizer's states, in RAM that grows by doubling. Not thread-safe."""
 
@@ -52,6 +69,7 @@ class EmbeddingTable:
         self._parts = np.empty((capacity_rows, 1 + len(self._rule.initial_states), embedding.dim), np.float32)
         self._heads = np.full(capacity_rows, -1, np.int32)  # scratch, see ``sum_gradients``
         self._last_steps = torch.zeros(capacity_rows, dtype=torch.int64)
+        self._slot_ids = np.zeros(capacity_rows, np.uint64)
 
     def __len__(self) -> int:
         """Return V, the number of keys seen in training."""
@@ -61,9 +79,26 @@ class EmbeddingTable:
         """Return every key and its vector, int64[V] and float32[V, D], in order of first appearance."""
         return self._index.keys(), self._parts[: len(self), 0]
 
+    def dump(self) -> TableRows:
+        """Return all rows, in order of first appearance. Apart from the keys, the arrays are views of the table."""
+        used = slice(len(self))
+        return TableRows(self._index.keys(), self._parts[used], self._last_steps[used].numpy(), self._slot_ids[used])
+
+    def load(self, rows: TableRows) -> None:
+        """Add rows with distinct keys. Rows that the table has are replaced."""
+        places = self._index.find_or_insert(rows.keys)
+        self._grow(len(self))
+        self._parts[places] = rows.parts
+        self._last_steps[torch.from_numpy(places)] = torch.from_numpy(rows.last_steps)
+        self._slot_ids[places] = rows.slot_ids
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self._index = KeyIndex()
+
     def touch(self, bags: Bags) -> TouchedRows:
         """Pool the bags for a training step, and create rows for new keys."""
-        rows = self._find_or_insert(bags.keys)
+        rows = self._find_or_insert(bags)
         return TouchedRows(rows, bags, self._pool(rows, bags).requires_grad_())
 
     def pool(self, bags: Bags) -> torch.Tensor:
@@ -91,8 +126,8 @@ class EmbeddingTable:
         gather_pooled(self._parts, rows, row_ptrs, embedding.combiner, embedding.default_value, pooled)
         return torch.from_numpy(pooled).reshape(-1, embedding.slots, embedding.dim)
 
-    def _find_or_insert(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        old_rows = len(self)
+    def _find_or_insert(self, bags: Bags) -> NDArray[np.int64]:
+        keys, old_rows = bags.keys, len(self)
         rows = self._index.find_or_insert(keys)
         new_rows = len(self) - old_rows
         if new_rows:
@@ -101,6 +136,9 @@ class EmbeddingTable:
             new_keys = np.empty(new_rows, dtype=np.int64)
             new_keys[rows[is_new] - old_rows] = keys[is_new]
             new = slice(old_rows, len(self))
+            self._slot_ids[rows[is_new]] = np.searchsorted(bags.row_ptrs, np.flatnonzero(is_new), "right") - 1
+            self._slot_ids[new] %= bags.slots
+            self._last_steps[new] = 0
             self._parts[new, 0] = (2 * keyed_uniform(new_keys, self._embedding.dim, self._seed) - 1) * _INITIAL_LIMIT
             self._parts[new, 1:] = np.array(self._rule.initial_states, np.float32)[:, None]
         return rows
@@ -117,3 +155,4 @@ class EmbeddingTable:
         self._parts = grown
         self._heads = np.full(grown_rows, -1, np.int32)
         self._last_steps = torch.nn.functional.pad(self._last_steps, (0, grown_rows - capacity_rows))
+        self._slot_ids = np.pad(self._slot_ids, (0, grown_rows - capacity_rows))

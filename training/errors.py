@@ -43,6 +43,10 @@ class DataError(TrainingError):
         self.record = record
 
 
+class SessionError(TrainingError):
+    """A method of a training session was called in the wrong mode, or too early."""
+
+
 class DivergedError(TrainingError):
     """The loss is no longer finite, so the weights are worthless."""
 

@@ -16,8 +16,8 @@ from serving.model.atomic import atomic_write
 from serving.model.version_writer import check_output
 from training.criteo_reader import read_criteo
 from training.ctr_model import CtrModel
-from training.data import read_norm, read_raw
 from training.data.norm import is_norm
+from training.data.streams import read_hugectr
 from training.describe import describe
 from training.document import TrainingDocument, open_document
 from training.errors import DataError
@@ -97,15 +97,8 @@ def _read(options: argparse.Namespace, document: TrainingDocument) -> tuple[Samp
 def _read_file(path: Path, document: TrainingDocument, key_dtype: str) -> Samples:
     if path.suffix == ".npz":
         return read_npz(path, document)
-    graph, raw = document.graph, document.raw
-    if raw is not None:
-        slots = sum(entry.slots for entry in graph.sparse)
-        batches = read_raw(
-            path, graph.label_dim, graph.dense_dim, slots, slot_sizes=raw.slot_sizes, has_floats=raw.has_floats
-        )
-        return _joined(path, batches)
-    if is_norm(path):
-        return _joined(path, read_norm(path, key_dtype))
+    if document.data.format == "Raw" or is_norm(path):
+        return _joined(path, read_hugectr(path, document, key_dtype))
     return read_criteo(path, progress=True)
 
 
