@@ -84,18 +84,24 @@ class CtrModel:
         self._update(touched, learning_rate)
         return float(loss.detach())
 
-    def logits(self, samples: Samples, dense_weights: Weights | None = None) -> NDArray[np.float32]:
+    def logits(
+        self,
+        samples: Samples,
+        dense_weights: Weights | None = None,
+        tables: Sequence[EmbeddingTable] | None = None,
+    ) -> NDArray[np.float32]:
         """Predict as serving does: float32[B, L] logits. Unseen keys have the default value.
 
         Args:
             samples: at least one.
             dense_weights: the weights of the dense network; None: those of the training.
+            tables: the tables; None: those of the training.
         """
         weights = self._weights
         if dense_weights is not None:
             weights = {key: torch.from_numpy(weight) for key, weight in dense_weights.items()}
         with torch.no_grad():
-            pooled = [table.pool(bags) for table, bags in zip(self.tables, self.bags(samples), strict=True)]
+            pooled = [table.pool(bags) for table, bags in zip(tables or self.tables, self.bags(samples), strict=True)]
             result: NDArray[np.float32] = self._run(samples.dense, pooled, {}, weights).numpy()
         return result
 

@@ -68,6 +68,7 @@ class TrainingDocument:
         document: the unchanged JSON, for the export.
         graph: its layers.
         labels: the labels, in graph order.
+        optimizer: the type of the optimizer, as the JSON spells it.
         rule: the optimizer.
         schedule: the learning rates.
         update_type: how rows move in a step that does not read them.
@@ -78,6 +79,7 @@ class TrainingDocument:
     document: dict[str, Any]
     graph: Graph
     labels: tuple[Label, ...]
+    optimizer: str
     rule: UpdateRule
     schedule: LearningRateSchedule
     update_type: UpdateType
@@ -139,9 +141,9 @@ def _read_data(data: Fields, slots: int) -> DataFiles:
     return DataFiles(form, source, eval_source, sizes, data.boolean("float_label_dense", False))
 
 
-def _read_optimizer(root: Fields) -> tuple[UpdateRule, LearningRateSchedule, UpdateType]:
+def _read_optimizer(root: Fields) -> tuple[str, UpdateRule, LearningRateSchedule, UpdateType]:
     if "optimizer" not in root:
-        return AdamRule(), LearningRateSchedule(_DEFAULT_LEARNING_RATE), "Local"
+        return "Adam", AdamRule(), LearningRateSchedule(_DEFAULT_LEARNING_RATE), "Local"
     rule_type, clause, keys = root.object("optimizer").choice("type", _OPTIMIZERS)
     optimizer = root.object("optimizer", ("type", "update_type", clause))
     update_type = optimizer.choice("update_type", _UPDATE_TYPES, "Local")
@@ -158,7 +160,7 @@ def _read_optimizer(root: Fields) -> tuple[UpdateRule, LearningRateSchedule, Upd
         )
     except ValueError as err:
         raise hparam.error(str(err)) from err
-    return rule, schedule, update_type
+    return root.object("optimizer").text("type"), rule, schedule, update_type
 
 
 def _read_losses(root: Fields) -> tuple[Label, ...]:

@@ -1,6 +1,7 @@
 """A dynamic embedding table, which creates a row when training first sees its key."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -46,6 +47,14 @@ class TableRows:
     last_steps: NDArray[np.int64]
     slot_ids: NDArray[np.uint64]
 
+    def __len__(self) -> int:
+        """Return V."""
+        return len(self.keys)
+
+    def __getitem__(self, some: slice | NDArray[np.int64]) -> Self:
+        """Select rows by slice or by int64 positions."""
+        return type(self)(self.keys[some], self.parts[some], self.last_steps[some], self.slot_ids[some])
+
 
 class EmbeddingTable:
     """The rows of one embedding layer with their optimizer's states, in RAM that grows by doubling. Not thread-safe."""
@@ -64,7 +73,7 @@ class EmbeddingTable:
         self._seed = seed
         self._index = KeyIndex()
         self._rule = rule or AdamRule()
-        self._update_type = update_type
+        self._update_type: UpdateType = update_type
         # Each row's weights, then the states of the rule.
         self._parts = np.empty((capacity_rows, 1 + len(self._rule.initial_states), embedding.dim), np.float32)
         self._heads = np.full(capacity_rows, -1, np.int32)  # scratch, see ``sum_gradients``
@@ -79,10 +88,30 @@ class EmbeddingTable:
         """Return every key and its vector, int64[V] and float32[V, D], in order of first appearance."""
         return self._index.keys(), self._parts[: len(self), 0]
 
+    @property
+    def initial_states(self) -> tuple[float, ...]:
+        """The value of each state of a new row."""
+        return self._rule.initial_states
+
+    @property
+    def parts_shape(self) -> tuple[int, int]:
+        """(P, D): a row's vector and its states, and their floats."""
+        return self._parts.shape[1:]
+
+    def empty_copy(self) -> Self:
+        """Return a table of the same kind without rows."""
+        return type(self)(self._embedding, seed=self._seed, rule=self._rule, update_type=self._update_type)
+
     def dump(self) -> TableRows:
         """Return all rows, in order of first appearance. Apart from the keys, the arrays are views of the table."""
         used = slice(len(self))
         return TableRows(self._index.keys(), self._parts[used], self._last_steps[used].numpy(), self._slot_ids[used])
+
+    def select(self, keys: NDArray[np.int64]) -> TableRows:
+        """Return copies of the rows of those keys that have one."""
+        places = self._index.find(keys)
+        keys, places = keys[places >= 0], places[places >= 0]
+        return TableRows(keys, self._parts[places], self._last_steps.numpy()[places], self._slot_ids[places])
 
     def load(self, rows: TableRows) -> None:
         """Add rows with distinct keys. Rows that the table has are replaced."""

@@ -43,6 +43,7 @@ class SnapshotModel(SparseModel):
         self.path = path
         self.dim = dim
         self.rows = len(self.snapshot)
+        self.slot_ids = None
         self._key_type = key_type
 
     def batches(self, batch_rows: int, *, warns: bool = True) -> Iterator[tuple[Keys, Vectors]]:

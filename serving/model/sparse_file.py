@@ -74,7 +74,9 @@ def _open_directory(path: Path, dim: int, key_type: KeyType) -> SparseModel:
             )
     keys = np.memmap(path / "key", dtype="<i8", mode="r", shape=(rows,))
     vectors = np.memmap(path / "emb_vector", dtype="<f4", mode="r", shape=(rows, dim))
-    return SparseModel(path, "directory", key_type, keys, vectors, (path / "key", path / "emb_vector"))
+    has_slots = (path / "slot_id").exists()
+    slot_ids = np.memmap(path / "slot_id", dtype="<u8", mode="r", shape=(rows,)) if has_slots else None
+    return SparseModel(path, "directory", key_type, keys, vectors, (path / "key", path / "emb_vector"), slot_ids)
 
 
 def _open_file(path: Path, dim: int, key_type: KeyType, row_layout: RowLayout) -> SparseModel:
@@ -89,7 +91,8 @@ def _open_file(path: Path, dim: int, key_type: KeyType, row_layout: RowLayout) -
             f"found {found:,} bytes, {_other_layouts(found, dim)}",
         )
     rows = np.memmap(path, dtype=row, mode="r", shape=(found // row.itemsize,))
-    return SparseModel(path, row_layout, key_type, rows["key"], rows["vector"], (path,))
+    slot_ids = rows["slot_id"] if row_layout == "localized" else None
+    return SparseModel(path, row_layout, key_type, rows["key"], rows["vector"], (path,), slot_ids)
 
 
 def _describe(dim: int, key_type: KeyType, row_layout: RowLayout) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
 from serving.model.manifest import read_manifest, sha256_of
@@ -32,6 +33,7 @@ class SparseModel:
         path: the directory or single file.
         dim: D.
         rows: V, including the rows of a single file that repeat a key.
+        slot_ids: uint64[V], a view of the stored column; None if the files have none.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class SparseModel:
         keys: StoredKeys,
         vectors: Vectors,
         content: tuple[Path, ...],
+        slot_ids: NDArray[np.uint64] | None = None,
     ) -> None:
-        """Take views of the stored keys and vectors, and the files with them. ``form`` names the format."""
+        """Take views of the stored columns, and the files with keys and vectors. ``form`` names the format."""
         self.path = path
         self.dim = vectors.shape[1]
         self.rows = keys.size
+        self.slot_ids = slot_ids
         self._form = form
         self._key_type: KeyType = key_type
         self._keys = keys

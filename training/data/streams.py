@@ -43,8 +43,8 @@ def read_hugectr(
     )
 
 
-def batches_of(parts: Iterable[Samples], batch_size: int) -> Iterator[Samples]:
-    """Cut a stream into batches of exactly ``batch_size`` samples. What is left at the end is dropped."""
+def batches_of(parts: Iterable[Samples], batch_size: int, *, keeps_rest: bool) -> Iterator[Samples]:
+    """Cut a stream into batches of ``batch_size`` samples. With ``keeps_rest``, the last batch may be smaller."""
     waiting: list[Samples] = []
     count = 0
     for part in parts:
@@ -57,12 +57,17 @@ def batches_of(parts: Iterable[Samples], batch_size: int) -> Iterator[Samples]:
         for first in range(0, whole, batch_size):
             yield samples[first : first + batch_size]
         waiting, count = [samples[whole:]], count - whole
+    if keeps_rest and count:
+        yield Samples.joined(waiting)
 
 
 def read_ahead(items: Iterator[Item]) -> Iterator[Item]:
     """Yield the same items, and make the next one in a thread meanwhile."""
-    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as thread:
+    thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+    try:
         following = thread.submit(next, items, None)
         while (item := following.result()) is not None:
             following = thread.submit(next, items, None)
             yield item
+    finally:
+        thread.shutdown(wait=False)  # a garbage collection in that thread may close this generator

@@ -1,0 +1,18 @@
+"""HugeCTR v3.0's training API, with HugeCTR's names and order of arguments. docs/training.md lists the differences."""
+
+from training.hugectr.data_reader import DataReader32, DataReader64
+from training.hugectr.learning_rate_scheduler import LearningRateScheduler, get_learning_rate_scheduler
+from training.hugectr.model_oversubscriber import ModelOversubscriber
+from training.hugectr.session import Session
+from training.hugectr.solver import SolverParser, solver_parser_helper
+
+__all__ = [
+    "DataReader32",
+    "DataReader64",
+    "LearningRateScheduler",
+    "ModelOversubscriber",
+    "Session",
+    "SolverParser",
+    "get_learning_rate_scheduler",
+    "solver_parser_helper",
+]
