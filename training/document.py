@@ -48,7 +48,7 @@ class DataFiles:
         format: "Norm" unless the layer says another.
         source: the path of the training data; None: the layer has none.
         eval_source: the path of the evaluation data; None: the layer has none.
-        slot_sizes: of Raw files; see ``training.data.read_raw``.
+        slot_sizes: of Raw and Parquet files; see ``training.data.read_raw``.
         has_floats: of Raw files; see ``training.data.read_raw``.
     """
 
@@ -133,9 +133,9 @@ def read_document(path: Path) -> TrainingDocument:
 def _read_data(data: Fields, slots: int) -> DataFiles:
     form = data.choice("format", _FORMATS, "Norm")
     source, eval_source = (data.text(key) if key in data else None for key in ("source", "eval_source"))
-    if form != "Raw":
+    if form == "Norm":
         return DataFiles(form, source, eval_source, None, False)
-    sizes = data.integers("slot_size_array") if "slot_size_array" in data else None
+    sizes = data.integers("slot_size_array", minimum=0) if "slot_size_array" in data else None
     if sizes is not None and len(sizes) != slots:
         raise data.error(f"expected {slots} numbers, one per slot, got {len(sizes)}", "slot_size_array")
     return DataFiles(form, source, eval_source, sizes, data.boolean("float_label_dense", False))

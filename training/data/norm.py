@@ -9,8 +9,6 @@ All numbers are little-endian. A file is a header, then one record after another
 
 With check sums, the header and every record are framed: their length as int32 before them, and the sum of their bytes
 modulo 256 as one byte behind them.
-
-A file list is a text file: the number of files in the first line, then the path of one file per line.
 """
 
 import struct
@@ -24,6 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from kernels.host import decode_norm
 from serving.model.atomic import atomic_write
+from training.data.file_list import is_file_list, read_file_list
 from training.errors import DataError
 from training.samples import Bags, Samples
 
@@ -32,7 +31,6 @@ _LENGTH = struct.Struct("<i")
 _BLOCK_BYTES = 4 << 20
 _RECORDS_PER_WRITE = 16_384
 _MOST_COLUMNS = 1 << 24
-_LONGEST_FIRST_LINE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +71,9 @@ class _Header:
 def is_norm(path: Path) -> bool:
     """Return whether a file is a file list, or begins with a header."""
     try:
+        if is_file_list(path):
+            return True
         with path.open("rb") as file:
-            if _listed_files(file.readline(_LONGEST_FIRST_LINE)) is not None:
-                return True
-            file.seek(0)
             _Header.read(file, path)
     except (OSError, DataError):
         return False
@@ -89,8 +86,7 @@ def read_norm(path: str | Path, key_dtype: DTypeLike = np.int64, batch_size: int
     Memory does not grow with the files.
 
     Args:
-        path: a data file or a file list. The paths in a list are relative to the working directory, as in HugeCTR, or
-            to the list's folder.
+        path: a data file or a file list.
         key_dtype: of the keys, uint32 or int64. The files do not say.
         batch_size: the samples of a batch. The last batch of a file may be smaller.
 
@@ -98,31 +94,9 @@ def read_norm(path: str | Path, key_dtype: DTypeLike = np.int64, batch_size: int
         DataError: a file is missing, cut short or damaged. The message names the file and the record, counted from 0.
         ValueError: ``key_dtype`` is another dtype.
     """
-    key_bytes = _key_dtype(key_dtype).itemsize
-    for file in _files(Path(path)):
+    key_bytes = key_type_of(key_dtype).itemsize
+    for file in read_file_list(Path(path)):
         yield from _read_file(file, key_bytes, batch_size)
-
-
-def _files(path: Path) -> list[Path]:
-    try:
-        with path.open("rb") as file:
-            count = _listed_files(file.readline(_LONGEST_FIRST_LINE))
-            if count is None:
-                return [path]
-            names = [line.strip().decode() for line in file if line.strip()]
-    except OSError as err:
-        raise DataError(path, (err.strerror or str(err)).lower()) from err
-    except UnicodeDecodeError as err:
-        raise DataError(path, "the file list is not UTF-8") from err
-    if len(names) != count:
-        raise DataError(path, f"the first line says {count} files, but {len(names)} are listed")
-    return [Path(name) if Path(name).exists() else path.parent / name for name in names]
-
-
-def _listed_files(first_line: bytes) -> int | None:
-    """Return the number of files of a file list; None if the line does not begin one."""
-    text = first_line.strip()
-    return int(text) if text.isdigit() and first_line.endswith(b"\n") else None
 
 
 def _read_file(path: Path, key_bytes: int, batch_size: int) -> Iterator[Samples]:
@@ -180,7 +154,7 @@ def write_norm(
         ValueError: an array has another shape, a key does not fit ``key_dtype``, or an argument is unknown.
         OSError: the file cannot be written.
     """
-    dtype = _key_dtype(key_dtype)
+    dtype = key_type_of(key_dtype)
     if check not in ("Sum", "None"):
         raise ValueError(f"check: expected 'Sum' or 'None', got {check!r}")
     bags = slots if isinstance(slots, Bags) else _bags_of(slots)
@@ -196,12 +170,6 @@ def write_norm(
             part = slice(first, first + _RECORDS_PER_WRITE)
             numbers = np.concatenate([label_rows[part], dense_rows[part]], axis=1)
             file.write(_encode(numbers, bags[part], dtype, header.has_sums))
-
-
-def write_file_list(path: str | Path, files: Sequence[str | Path]) -> None:
-    """Write a file list."""
-    with atomic_write(path) as file:
-        file.write("".join(f"{line}\n" for line in (len(files), *files)).encode())
 
 
 def _encode(numbers: NDArray[np.float32], bags: Bags, dtype: np.dtype[Any], has_sums: bool) -> bytes:
@@ -231,7 +199,8 @@ def _encode(numbers: NDArray[np.float32], bags: Bags, dtype: np.dtype[Any], has_
     return framed.tobytes()
 
 
-def _key_dtype(key_dtype: DTypeLike) -> np.dtype[Any]:
+def key_type_of(key_dtype: DTypeLike) -> np.dtype[Any]:
+    """Return the dtype. Raise ValueError unless it is uint32 or int64."""
     dtype = np.dtype(key_dtype)
     if dtype not in (np.dtype(np.uint32), np.dtype(np.int64)):
         raise ValueError(f"key_dtype: expected uint32 or int64, got {dtype.name}")

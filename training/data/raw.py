@@ -5,7 +5,7 @@ features are float32, or int32: then training reads a dense feature ``v`` as ``l
 at 0. ``slot_sizes`` makes them keys of one table: the sizes of the slots before are added.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.model.atomic import atomic_write
+from training.data.slot_sizes import slot_ranges
 from training.errors import DataError
 from training.samples import Bags, Samples
 
@@ -44,10 +45,8 @@ def read_raw(
         ValueError: ``slot_sizes`` has another length.
     """
     path = Path(path)
-    if slot_sizes is not None and len(slot_sizes) != slots:
-        raise ValueError(f"slot_sizes: expected {slots} numbers, got {len(slot_sizes)}")
     words = labels + dense + slots
-    sizes = None if slot_sizes is None else np.array(slot_sizes, np.int64)
+    ranges = None if slot_sizes is None else slot_ranges(slot_sizes, slots)
     try:
         with path.open("rb") as file:
             done = 0
@@ -58,7 +57,7 @@ def read_raw(
                     raise DataError(path, reason, record=done + read)
                 records = np.frombuffer(data, "<u4").reshape(read, words)
                 numbers = _numbers(path, records[:, : labels + dense], labels, has_floats, done)
-                keys = _keys(path, records[:, labels + dense :].astype(np.int64), sizes, done)
+                keys = _keys(path, records[:, labels + dense :].astype(np.int64), ranges, done)
                 yield Samples(numbers[:, :labels].copy(), numbers[:, labels:].copy(), Bags.one_key_each(keys))
                 done += read
     except OSError as err:
@@ -83,15 +82,21 @@ def _numbers(
     return numbers
 
 
-def _keys(path: Path, keys: NDArray[np.int64], sizes: NDArray[np.int64] | None, first_record: int) -> NDArray[np.int64]:
-    if sizes is None:
+def _keys(
+    path: Path,
+    keys: NDArray[np.int64],
+    ranges: tuple[NDArray[np.int64], NDArray[np.int64]] | None,
+    first_record: int,
+) -> NDArray[np.int64]:
+    if ranges is None:
         return keys
+    offsets, sizes = ranges
     wrong = np.argwhere(keys >= sizes)
     if len(wrong):
         record, slot = wrong[0].tolist()
         reason = f"slot {slot} has the key {keys[record, slot]}, but {sizes[slot]} keys"
         raise DataError(path, reason, record=first_record + record)
-    return keys + (np.cumsum(sizes) - sizes)
+    return keys + offsets
 
 
 def write_raw(path: str | Path, labels: Any, dense: Any, keys: Any, *, has_floats: bool = False) -> None:
@@ -108,15 +113,28 @@ def write_raw(path: str | Path, labels: Any, dense: Any, keys: Any, *, has_float
         ValueError: an array has another shape, or a number does not fit.
         OSError: the file cannot be written.
     """
+    with atomic_write(path) as file:
+        file.write(_records(labels, dense, keys, has_floats))
+
+
+def write_raw_parts(path: Path, parts: Iterable[Samples], *, has_floats: bool) -> None:
+    """Write samples part by part. Every slot must have one key. See ``write_raw``."""
+    with atomic_write(path) as file:
+        for samples in parts:
+            bags = samples.bags
+            if (bags.sizes != 1).any():
+                raise ValueError(f"keys: expected one key per slot, got {bags.sizes[bags.sizes != 1][0]}")
+            file.write(_records(samples.labels, samples.dense, bags.keys.reshape(-1, bags.slots), has_floats))
+
+
+def _records(labels: Any, dense: Any, keys: Any, has_floats: bool) -> bytes:
     integers = np.asarray(keys)
     if integers.ndim != 2 or integers.dtype.kind not in "iu":
         raise ValueError(f"keys: expected integers [B, S], got {integers.dtype.name}{list(integers.shape)}")
     if integers.size and not 0 <= integers.min() <= integers.max() < 2**32:
         raise ValueError("keys: expected numbers from 0 to 4294967295")
     parts = [_part("labels", labels, len(integers), has_floats), _part("dense", dense, len(integers), has_floats)]
-    records = np.concatenate([*parts, integers.astype("<u4")], axis=1)
-    with atomic_write(path) as file:
-        file.write(records.tobytes())
+    return np.concatenate([*parts, integers.astype("<u4")], axis=1).tobytes()
 
 
 def _part(name: str, values: Any, rows: int, has_floats: bool) -> NDArray[np.uint32]:

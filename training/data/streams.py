@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from numpy.typing import DTypeLike
 
+from training.data.columns import read_hugectr_parquet
 from training.data.norm import read_norm
 from training.data.raw import read_raw
 from training.document import TrainingDocument
@@ -18,20 +19,22 @@ Item = TypeVar("Item")
 def read_hugectr(
     path: str | Path, document: TrainingDocument, key_dtype: DTypeLike, batch_size: int = 4096
 ) -> Iterator[Samples]:
-    """Yield the samples of Raw files if the document says so, else of Norm files.
+    """Yield the samples of files in the document's format: Norm, Raw or Parquet.
 
     Args:
         path: the file, or the file list.
-        document: its Data layer says how Raw files look.
+        document: its Data layer says what the files look like.
         key_dtype: of the keys of Norm files, uint32 or int64.
         batch_size: the samples of a batch. The last batch of a file may be smaller.
 
     Raises:
         DataError: a file is missing, cut short or damaged. The message names the file and the record.
     """
-    if document.data.format != "Raw":
-        return read_norm(path, key_dtype, batch_size)
     graph, data = document.graph, document.data
+    if data.format == "Norm":
+        return read_norm(path, key_dtype, batch_size)
+    if data.format == "Parquet":
+        return read_hugectr_parquet(path, slot_sizes=data.slot_sizes, batch_size=batch_size)
     return read_raw(
         path,
         graph.label_dim,

@@ -36,15 +36,12 @@ class DataReader:
             keeps_rest: in epoch mode, whether the last batch may be smaller. Otherwise it is left out.
 
         Raises:
-            ConfigError: the format has keys of another type, or cannot be read.
+            ConfigError: the format has keys of another type.
         """
-        graph, data_format = document.graph, document.data.format
-        if data_format == "Parquet":
-            raise ConfigError(graph.source, "layers[0].format", "Parquet cannot be read yet; Norm and Raw can")
-        if data_format == "Raw" and self.key_dtype is not np.uint32:
-            raise ConfigError(
-                graph.source, "layers[0].format", "keys of Raw files are uint32, so i64_input_key is wrong"
-            )
+        key_type = {"Raw": np.uint32, "Parquet": np.int64}.get(document.data.format, self.key_dtype)
+        if key_type is not self.key_dtype:
+            reason = f"keys of {document.data.format} files are {np.dtype(key_type)}, so i64_input_key is wrong"
+            raise ConfigError(document.graph.source, "layers[0].format", reason)
         self._document = document
         self._source = source
         self._batch_size = batch_size

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from kernels.host import KeyIndex
 from serving.errors import ConfigError, MissingExtraError, ModelFileError
 from training.ctr_model import CtrModel
+from training.data.keyset import read_keyset
 from training.embedding_table import EmbeddingTable, TableRows
 from training.errors import DataError
 from training.samples import Bags
@@ -39,7 +40,7 @@ class ModelOversubscriber:
             ConfigError: the folder cannot be written.
         """
         self._model = model
-        self._key_dtype = np.dtype(key_dtype)
+        self._key_dtype = key_dtype
         self._stores: list[_RowStore] = []
         try:
             path = tempfile.mkdtemp(prefix="hotrow-tables-", dir=folder)
@@ -70,7 +71,7 @@ class ModelOversubscriber:
         if len(files) != len(tables):
             reason = f"expected one file for each of the {len(tables)} tables, got {len(files)}"
             raise ConfigError("ModelOversubscriber.update", "keyset_file", reason)
-        keysets = [_read_keyset(Path(file), self._key_dtype) for file in files]
+        keysets = [read_keyset(Path(file), self._key_dtype) for file in files]
         self.write_back()
         self._keysets = []
         for table, store, keys in zip(tables, self._stores, keysets, strict=True):
@@ -123,17 +124,6 @@ def _table_of(table: EmbeddingTable, store: "_RowStore", keys: NDArray[np.int64]
     scratch.load(store.read(keys))
     scratch.load(table.select(keys))
     return scratch
-
-
-def _read_keyset(path: Path, dtype: np.dtype[Any]) -> NDArray[np.int64]:
-    try:
-        data = path.read_bytes()
-    except OSError as err:
-        raise DataError(path, (err.strerror or str(err)).lower()) from err
-    if len(data) % dtype.itemsize:
-        reason = f"expected a multiple of {dtype.itemsize} bytes ({dtype.name} keys), found {len(data):,} bytes"
-        raise DataError(path, reason)
-    return np.unique(np.frombuffer(data, dtype.newbyteorder("<")).astype(np.int64))
 
 
 class _RowStore:

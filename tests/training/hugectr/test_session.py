@@ -403,9 +403,10 @@ def test_arguments_of_the_session(graph, write_graph, tmp_path):
             Session(*arguments)
 
 
-def test_parquet_is_refused_until_it_can_be_read(graph, write_graph):
+def test_keys_of_parquet_files_are_int64(graph, write_graph):
     graph["layers"][0]["format"] = "Parquet"
-    with pytest.raises(ConfigError, match=r"layers\[0\].format: Parquet cannot be read yet"):
+
+    with pytest.raises(ConfigError, match=r"layers\[0\].format: keys of Parquet files are int64, so i64_input_key is"):
         Session(solver(), write_graph(graph))
 
 

@@ -1,0 +1,282 @@
+"""Parquet and CSV files: columns of any types, several files, and what is refused."""
+
+import csv
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.errors import ConfigError, MissingExtraError
+from training.data import (
+    ColumnMap,
+    read_csv,
+    read_hugectr_parquet,
+    read_norm,
+    read_parquet,
+    read_raw,
+    write_data_set,
+    write_file_list,
+)
+from training.data import columns as columns_module
+from training.errors import DataError
+from training.samples import Bags, Samples
+
+COLUMNS = ColumnMap(("click",), ("age", "price"), ("user", "tags"))
+
+
+def table(**changes):
+    return pa.table(
+        {
+            "tags": [[7, 8], [], None],
+            "click": pa.array([1, 0, 1], pa.int8()),
+            "unused": ["a", "b", "c"],
+            "price": pa.array([0.5, 1.5, 2.5], pa.float64()),
+            "age": pa.array([30, 40, 50], pa.uint16()),
+            "user": pa.array([1, None, 3], pa.int32()),
+        }
+        | changes
+    )
+
+
+def samples_of(parts):
+    return Samples.joined(list(parts))
+
+
+def same(found, expected):
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    np.testing.assert_array_equal(found.dense, expected.dense)
+    np.testing.assert_array_equal(found.bags.keys, expected.bags.keys)
+    np.testing.assert_array_equal(found.bags.row_ptrs, expected.bags.row_ptrs)
+
+
+def test_columns_of_any_type_become_samples(tmp_path):
+    pq.write_table(table(), tmp_path / "a.parquet")
+
+    found = samples_of(read_parquet(tmp_path / "a.parquet", COLUMNS))
+
+    assert found.labels.tolist() == [[1], [0], [1]]
+    assert found.dense.tolist() == [[30, 0.5], [40, 1.5], [50, 2.5]]
+    assert found.bags.keys.tolist() == [1, 7, 8, 3]
+    assert found.bags.row_ptrs.tolist() == [0, 1, 3, 3, 3, 4, 4]
+
+
+def test_a_folder_is_read_file_by_file_in_batches(tmp_path):
+    rows = np.arange(150_000)
+    for number in range(2):
+        data = {"click": rows % 2, "user": rows + number * len(rows)}
+        pq.write_table(pa.table(data), tmp_path / f"{number}.parquet", row_group_size=10_007)
+
+    parts = list(read_parquet(tmp_path, ColumnMap(("click",), (), ("user",)), batch_size=1000))
+
+    found = samples_of(parts)
+    assert max(len(part) for part in parts) == 1000
+    np.testing.assert_array_equal(found.bags.keys, np.arange(300_000))
+    assert found.dense.shape == (300_000, 0)
+
+
+def test_slot_sizes_make_keys_of_one_table(tmp_path):
+    pq.write_table(table(user=pa.array([0, 1, 3])), tmp_path / "a.parquet")
+
+    found = samples_of(read_parquet(tmp_path / "a.parquet", COLUMNS, slot_sizes=[4, 10]))
+
+    assert found.bags.keys.tolist() == [0, 11, 12, 1, 3]
+    with pytest.raises(DataError, match=r"a.parquet column tags record 0: expected a key from 0 to 7, found 8"):
+        list(read_parquet(tmp_path / "a.parquet", COLUMNS, slot_sizes=[4, 8]))
+    with pytest.raises(DataError, match=r"a.parquet column user record 2: expected a key from 0 to 2, found 3"):
+        list(read_parquet(tmp_path / "a.parquet", COLUMNS, slot_sizes=[3, 9]))
+    with pytest.raises(ValueError, match="slot_sizes: expected 2 numbers, got 1"):
+        list(read_parquet(tmp_path / "a.parquet", COLUMNS, slot_sizes=[3]))
+
+
+def test_a_slot_of_size_0_shares_the_keys_of_the_next_slot(tmp_path):
+    pq.write_table(table(user=pa.array([9, 1, 3])), tmp_path / "a.parquet")
+
+    found = samples_of(read_parquet(tmp_path / "a.parquet", COLUMNS, slot_sizes=[0, 10]))
+
+    assert found.bags.keys.tolist() == [9, 7, 8, 1, 3]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_csv_files(tmp_path, suffix):
+    opened = gzip.open if suffix.endswith("gz") else open
+    for number in range(2):
+        with opened(tmp_path / f"{number}.{suffix}", "wt", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["user", "name", "click", "price", "tags", "age"])
+            writer.writerows([[5, 'a "b", c', 1, 0.5, "", -3], ["", "d", 0, "1e3", -7, 4]])
+
+    found = samples_of(read_csv(tmp_path, COLUMNS))
+
+    assert found.labels.tolist() == [[1], [0]] * 2
+    assert found.dense.tolist() == [[-3, 0.5], [4, 1000]] * 2
+    assert found.bags.keys.tolist() == [5, -7] * 2
+    assert found.bags.row_ptrs.tolist() == [0, 1, 1, 1, 2, 3, 3, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"click": [1, 2, 0]}, "column click record 1: expected 0 or 1, found 2"),
+        ({"click": ["1", "0", "1"]}, "column click: expected numbers, found string"),
+        ({"age": [1.0, None, 2.0]}, "column age record 1: expected a number, found null"),
+        ({"price": [1.0, 2.0, float("nan")]}, "column price record 2: expected a finite number, found nan"),
+        ({"price": [1e39, 2.0, 3.0]}, "column price record 0: expected a finite number, found inf"),
+        ({"user": ["x", "y", "z"]}, "column user: expected integers, found string"),
+        ({"user": [1.0, 2.0, 3.0]}, "column user: expected integers, found double"),
+        ({"user": pa.array([2**64 - 1, 1, 1], pa.uint64())}, "column user: a key is not an int64"),
+        ({"tags": [[1], [None], [2]]}, "column tags: a list has a null"),
+        ({"tags": [["a"], [], []]}, "column tags: expected integers, found string"),
+    ],
+)
+def test_values_that_are_refused(tmp_path, change, message):
+    pq.write_table(table(**change), tmp_path / "a.parquet")
+
+    with pytest.raises(DataError, match=f"a.parquet {message}"):
+        list(read_parquet(tmp_path / "a.parquet", COLUMNS))
+
+
+def test_columns_that_are_missing_or_there_twice(tmp_path):
+    pq.write_table(table().rename_columns(["tags", "click", "click", "price", "ages", "user"]), tmp_path / "a.parquet")
+
+    for labels, dense, message in (
+        (("click",), (), "column click: is there twice"),
+        (("tags",), ("age",), "column age: missing; the file has tags, .*; did you mean ages?"),
+    ):
+        with pytest.raises(DataError, match=message):
+            list(read_parquet(tmp_path / "a.parquet", ColumnMap(labels, dense, ("user",))))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    pq.write_table(table(), tmp_path / "whole")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "whole").read_bytes()[:-9])
+    (tmp_path / "text.csv").write_text("click,age,price,user,tags\n1,2,3,4,5\n1,2,x,4,5\n", encoding="utf-8")
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(b"click,age\n" * 9)[:-12])
+    (tmp_path / "folder").mkdir()
+
+    for name in ("none.parquet", "none.csv"):
+        with pytest.raises(DataError, match=rf"{name}: no such file"):
+            list((read_csv if name.endswith("csv") else read_parquet)(tmp_path / name, COLUMNS))
+    with pytest.raises(DataError, match=r"cut.parquet: .*Parquet"):
+        list(read_parquet(tmp_path / "cut.parquet", COLUMNS))
+    with pytest.raises(DataError, match=r"text.csv: .*conversion error to float.*'x'"):
+        list(read_csv(tmp_path / "text.csv", COLUMNS))
+    with pytest.raises(DataError, match=r"cut.csv.gz: "):
+        list(read_csv(tmp_path / "cut.csv.gz", COLUMNS))
+    with pytest.raises(DataError, match=r"the folder has no files \*.parquet"):
+        list(read_parquet(tmp_path / "folder", COLUMNS))
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setattr(columns_module, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+
+    with pytest.raises(MissingExtraError, match=r"pyarrow.*parquet"):
+        list(read_csv("a.csv", COLUMNS))
+
+
+@st.composite
+def data_sets(draw):
+    slots, labels, dense = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(0, 3))
+    rows = draw(st.integers(1, 30))
+    sizes = np.array(draw(st.lists(st.integers(0, 3), min_size=rows * slots, max_size=rows * slots)))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    row_ptrs = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    bags = Bags(rng.integers(-(2**40), 2**40, row_ptrs[-1]), row_ptrs, slots)
+    numbers = rng.normal(size=(rows, dense)).astype(np.float32)
+    return Samples(rng.integers(0, 2, (rows, labels)).astype(np.float32), numbers, bags)
+
+
+@given(data_sets(), st.integers(1, 40), st.integers(1, 9))
+def test_what_is_written_is_read_in_every_format(tmp_path_factory, samples, samples_per_file, batch_size):
+    folder = tmp_path_factory.mktemp("data")
+    parts = [samples[first : first + 7] for first in range(0, len(samples), 7)]
+
+    for data_format, read in (("Parquet", read_hugectr_parquet), ("Norm", read_norm)):
+        path = folder / f"{data_format}.txt"
+        write_data_set(path, parts, data_format, samples_per_file=samples_per_file)
+        same(samples_of(read(path, batch_size=batch_size)), samples)
+
+
+@given(st.integers(1, 50), st.integers(1, 20))
+def test_raw_data_is_read_as_it_was_written(tmp_path_factory, rows, samples_per_file):
+    path = tmp_path_factory.mktemp("data") / "data.bin"
+    rng = np.random.default_rng(rows)
+    keys = np.stack([rng.integers(0, 10, rows), rng.integers(10, 15, rows)], axis=1)
+    samples = Samples(
+        rng.integers(0, 2, (rows, 1)).astype(np.float32),
+        rng.normal(size=(rows, 2)).astype(np.float32),
+        Bags.one_key_each(keys),
+    )
+
+    write_data_set(path, [samples], "Raw", slot_sizes=[10, 5], samples_per_file=samples_per_file)
+
+    same(samples_of(read_raw(path, 1, 2, 2, slot_sizes=[10, 5], has_floats=True)), samples)
+    assert np.fromfile(path, np.uint32).reshape(rows, 5)[:, 4].max() < 5
+
+
+def test_what_cannot_be_written(tmp_path):
+    [samples] = [
+        Samples(np.ones((1, 1), np.float32), np.ones((1, 1), np.float32), Bags(np.arange(2), np.array([0, 2]), 1))
+    ]
+
+    with pytest.raises(ValueError, match="expected one key per slot, got 2"):
+        write_data_set(tmp_path / "data.bin", [samples], "Raw")
+    with pytest.raises(ValueError, match="needs a suffix"):
+        write_data_set(tmp_path / "train", [samples], "Norm")
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+class TestHugectrsMetadata:
+    @pytest.fixture
+    def data(self, tmp_path):
+        samples = Samples(
+            np.ones((10, 1), np.float32), np.zeros((10, 1), np.float32), Bags.one_key_each(np.arange(20).reshape(10, 2))
+        )
+        write_data_set(tmp_path / "list.txt", [samples], "Parquet", samples_per_file=6)
+        return tmp_path
+
+    def edit(self, data, change):
+        path = data / "list" / "_metadata.json"
+        document = json.loads(path.read_text(encoding="utf-8"))
+        change(document)
+        path.write_text(json.dumps(document), encoding="utf-8")
+
+    def test_it_names_columns_and_rows(self, data):
+        document = json.loads((data / "list" / "_metadata.json").read_text(encoding="utf-8"))
+
+        assert document == {
+            "file_stats": [{"file_name": "0.parquet", "num_rows": 6}, {"file_name": "1.parquet", "num_rows": 4}],
+            "labels": [{"col_name": "label0", "index": 0}],
+            "conts": [{"col_name": "I1", "index": 1}],
+            "cats": [{"col_name": "C1", "index": 2}, {"col_name": "C2", "index": 3}],
+        }
+
+    def test_one_file_of_the_list_can_be_read(self, data):
+        assert len(samples_of(read_hugectr_parquet(data / "list" / "1.parquet"))) == 4
+
+    def test_another_number_of_rows(self, data):
+        self.edit(data, lambda document: document["file_stats"][1].update(num_rows=5))
+        with pytest.raises(DataError, match=r"1.parquet: 4 rows, but _metadata.json says 5"):
+            list(read_hugectr_parquet(data / "list.txt"))
+
+    def test_no_columns(self, data):
+        self.edit(data, lambda document: document.update(cats=[]))
+        with pytest.raises(ConfigError, match=r"_metadata.json: cats: expected a list of objects, got an empty list"):
+            list(read_hugectr_parquet(data / "list.txt"))
+        self.edit(data, lambda document: document.pop("labels"))
+        with pytest.raises(ConfigError, match=r"_metadata.json: labels: "):
+            list(read_hugectr_parquet(data / "list.txt"))
+
+    def test_no_metadata(self, data):
+        (data / "list" / "_metadata.json").unlink()
+        with pytest.raises(ConfigError, match=r"_metadata.json: no such file"):
+            list(read_hugectr_parquet(data / "list.txt"))
+
+    def test_a_file_that_is_missing(self, data):
+        write_file_list(data / "list.txt", [data / "list" / "7.parquet"])
+        with pytest.raises(DataError, match=r"7.parquet: no such file"):
+            list(read_hugectr_parquet(data / "list.txt"))

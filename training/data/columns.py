@@ -1,0 +1,334 @@
+"""Parquet and CSV files: one column per label, dense feature and slot. pyarrow reads them.
+
+A slot's column has integers, or in Parquet also lists of integers. A null is an empty slot. HugeCTR's Parquet data is a
+file list of such files, and ``_metadata.json`` in their folder names the columns (NVTabular writes it):
+
+    {"file_stats": [{"file_name": "0.parquet", "num_rows": 1000}, ...],
+     "labels": [{"col_name": "label", "index": 0}], "conts": [...], "cats": [...]}
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import MissingExtraError
+from serving.model.atomic import atomic_write
+from serving.model.strict_json import Fields, read_json
+from training.data.file_list import read_file_list
+from training.data.slot_sizes import slot_ranges
+from training.errors import DataError
+from training.samples import Bags, Samples
+
+_READ_ROWS = 65_536  # pyarrow is slow with small batches
+_READ_BYTES = 4 << 20
+METADATA = "_metadata.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMap:
+    """The columns of L labels, F dense features and S slots, by name."""
+
+    labels: tuple[str, ...]
+    dense: tuple[str, ...]
+    slots: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """All columns."""
+        return [*self.labels, *self.dense, *self.slots]
+
+
+def read_parquet(
+    path: str | Path, columns: ColumnMap, *, slot_sizes: Sequence[int] | None = None, batch_size: int = 4096
+) -> Iterator[Samples]:
+    """Yield the samples of a Parquet file, or of all ``*.parquet`` files of a folder in the order of their names.
+
+    Memory does not grow with the files, but holds a row group.
+
+    Args:
+        path: the file or the folder.
+        columns: which columns to read.
+        slot_sizes: S numbers, how many keys each slot has: keys begin at 0 in each slot, and the sizes of the slots
+            before are added. None: keys are used as they are.
+        batch_size: the samples of a batch. The last batch of a file may be smaller.
+
+    Raises:
+        DataError: a file is missing or damaged, has no such column, or a value is wrong. The message names the file,
+            the column and the row, counted from 0.
+        MissingExtraError: pyarrow is not installed.
+    """
+    for file in _files(Path(path), "*.parquet"):
+        yield from _read_parquet_file(file, columns, slot_sizes, batch_size)
+
+
+def read_csv(
+    path: str | Path, columns: ColumnMap, *, slot_sizes: Sequence[int] | None = None, batch_size: int = 4096
+) -> Iterator[Samples]:
+    """Yield the samples of a CSV file with a header, or of all ``*.csv`` and ``*.csv.gz`` files of a folder.
+
+    A file whose name ends in ``.gz`` or ``.zst`` is decompressed. See ``read_parquet``.
+    """
+    import_pyarrow()
+    for file in _files(Path(path), "*.csv*"):
+        yield from _read_csv_file(file, columns, slot_sizes, batch_size)
+
+
+def read_hugectr_parquet(
+    path: str | Path, *, slot_sizes: Sequence[int] | None = None, batch_size: int = 4096
+) -> Iterator[Samples]:
+    """Yield the samples of HugeCTR's Parquet data. See ``read_parquet``.
+
+    Args:
+        path: a file list, or one of its files. ``_metadata.json`` is in the folder of the files.
+        slot_sizes: as for ``read_parquet``.
+        batch_size: as for ``read_parquet``.
+
+    Raises:
+        ConfigError: ``_metadata.json`` is missing or wrong.
+        DataError: as for ``read_parquet``; or a file has another number of rows than ``_metadata.json`` says.
+    """
+    for file in read_file_list(Path(path)):
+        columns, rows = _read_metadata(file.parent / METADATA)
+        found = parquet_rows(file)
+        if found != rows.get(file.name, found):
+            raise DataError(file, f"{found:,} rows, but {METADATA} says {rows[file.name]:,}")
+        yield from _read_parquet_file(file, columns, slot_sizes, batch_size)
+
+
+def parquet_rows(path: Path) -> int:
+    """Return the number of rows of a file. Raise DataError if it is missing or damaged."""
+    with _opened_parquet(path) as file:
+        return int(file.metadata.num_rows)
+
+
+def write_parquet_files(folder: Path, parts: Iterable[Samples]) -> list[Path]:
+    """Write a Parquet file per part, and ``_metadata.json``. Return the files.
+
+    The columns are ``label0``, ..., ``I1``, ... and ``C1``, .... A slot with one key in every sample of a part is a
+    column of int64, every other slot one of lists.
+
+    Args:
+        folder: must exist.
+        parts: at least one.
+
+    Raises:
+        OSError: the disk refuses.
+        MissingExtraError: pyarrow is not installed.
+    """
+    pa = import_pyarrow()
+    rows, columns = {}, ColumnMap((), (), ())
+    for number, samples in enumerate(parts):
+        columns = ColumnMap(
+            tuple(f"label{index}" for index in range(samples.labels.shape[1])),
+            tuple(f"I{index + 1}" for index in range(samples.dense.shape[1])),
+            tuple(f"C{index + 1}" for index in range(samples.bags.slots)),
+        )
+        arrays = [pa.array(column) for column in (*samples.labels.T, *samples.dense.T)]
+        for bags in samples.bags.split([1] * samples.bags.slots):
+            has_one = (bags.sizes == 1).all()
+            offsets = bags.row_ptrs.astype(np.int32)
+            arrays.append(pa.array(bags.keys) if has_one else pa.ListArray.from_arrays(offsets, bags.keys))
+        with atomic_write(folder / f"{number}.parquet") as output:
+            pa.parquet.write_table(pa.table(arrays, names=columns.names), output)
+        rows[f"{number}.parquet"] = len(samples)
+    _write_metadata(folder / METADATA, columns, rows)
+    return [folder / name for name in rows]
+
+
+def import_pyarrow() -> Any:
+    """Return the module, or raise MissingExtraError if it is not installed."""
+    try:
+        for module in ("compute", "csv", "parquet"):
+            import_module(f"pyarrow.{module}")
+    except ImportError as err:
+        raise MissingExtraError("pyarrow", "parquet", "Parquet and CSV files") from err
+    return import_module("pyarrow")
+
+
+def _files(path: Path, pattern: str) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(path.glob(pattern))
+    if not files:
+        raise DataError(path, f"the folder has no files {pattern}")
+    return files
+
+
+def _read_metadata(path: Path) -> tuple[ColumnMap, dict[str, int]]:
+    """Return the columns, and the number of rows of each file."""
+    fields = Fields(read_json(path), str(path), "")
+    kinds = [kind for kind in ("labels", "conts", "cats") if kind != "conts" or fields.value(kind, [])]
+    names = {kind: tuple(entry.text("col_name") for entry in fields.objects(kind)) for kind in kinds}
+    rows = {entry.text("file_name"): entry.count("num_rows") for entry in fields.objects("file_stats")}
+    return ColumnMap(names["labels"], names.get("conts", ()), names["cats"]), rows
+
+
+def _write_metadata(path: Path, columns: ColumnMap, rows: dict[str, int]) -> None:
+    kinds = {"labels": columns.labels, "conts": columns.dense, "cats": columns.slots}
+    index = {name: number for number, name in enumerate(columns.names)}
+    document: dict[str, Any] = {
+        kind: [{"col_name": name, "index": index[name]} for name in names] for kind, names in kinds.items()
+    }
+    document["file_stats"] = [{"file_name": name, "num_rows": number} for name, number in rows.items()]
+    with atomic_write(path) as output:
+        output.write(json.dumps(document, indent=2).encode() + b"\n")
+
+
+def _opened_parquet(path: Path) -> Any:
+    pa = import_pyarrow()
+    try:
+        return pa.parquet.ParquetFile(path)
+    except (pa.ArrowException, OSError) as err:
+        raise _damaged(path, err) from err
+
+
+def _read_parquet_file(
+    path: Path, columns: ColumnMap, slot_sizes: Sequence[int] | None, batch_size: int
+) -> Iterator[Samples]:
+    pa = import_pyarrow()
+    with _opened_parquet(path) as file:
+        _check_names(path, columns, file.schema_arrow.names)
+        batches = file.iter_batches(_READ_ROWS, columns=columns.names)
+        yield from _cut(pa, path, batches, columns, slot_sizes, batch_size)
+
+
+def _read_csv_file(
+    path: Path, columns: ColumnMap, slot_sizes: Sequence[int] | None, batch_size: int
+) -> Iterator[Samples]:
+    pa = import_pyarrow()
+    types = {name: pa.float32() for name in (*columns.labels, *columns.dense)}
+    types |= {name: pa.int64() for name in columns.slots}
+    convert = pa.csv.ConvertOptions(column_types=types)
+    try:
+        file = pa.csv.open_csv(path, pa.csv.ReadOptions(block_size=_READ_BYTES), convert_options=convert)
+    except (pa.ArrowException, OSError) as err:
+        raise _damaged(path, err) from err
+    with file:
+        _check_names(path, columns, file.schema.names)
+        yield from _cut(pa, path, file, columns, slot_sizes, batch_size)
+
+
+def _damaged(path: Path, err: Exception) -> DataError:
+    if isinstance(err, OSError) and err.errno and not path.exists():
+        return DataError(path, "no such file or directory")
+    return DataError(path, str(err).strip().splitlines()[0])
+
+
+def _check_names(path: Path, columns: ColumnMap, found: list[str]) -> None:
+    for name in columns.names:
+        if found.count(name) != 1:
+            close = get_close_matches(name, found, n=1)
+            hint = f"; did you mean {close[0]}?" if close and close[0] != name else ""
+            reason = "is there twice" if name in found else f"missing; the file has {', '.join(found)}{hint}"
+            raise DataError(path, reason, column=name)
+
+
+def _cut(
+    pa: Any,
+    path: Path,
+    batches: Iterator[Any],
+    columns: ColumnMap,
+    slot_sizes: Sequence[int] | None,
+    batch_size: int,
+) -> Iterator[Samples]:
+    """Turn record batches into batches of samples."""
+    convert = _Converter(pa, path, columns, slot_sizes)
+    while True:
+        try:
+            batch = next(batches, None)
+        except (pa.ArrowException, OSError) as err:
+            raise _damaged(path, err) from err
+        if batch is None:
+            return
+        samples = convert(batch)
+        for first in range(0, len(samples), batch_size):
+            yield samples[first : first + batch_size]
+
+
+class _Converter:
+    """Makes samples of a file's record batches, one after another."""
+
+    def __init__(self, pa: Any, path: Path, columns: ColumnMap, slot_sizes: Sequence[int] | None) -> None:
+        self._pa = pa
+        self._path = path
+        self._columns = columns
+        self._ranges = None if slot_sizes is None else slot_ranges(slot_sizes, len(columns.slots))
+        self._first_row = 0
+
+    def __call__(self, batch: Any) -> Samples:
+        labels = self._numbers(batch, self._columns.labels)
+        self._refuse(self._columns.labels, labels, (labels != 0) & (labels != 1), "0 or 1")
+        dense = self._numbers(batch, self._columns.dense)
+        self._refuse(self._columns.dense, dense, ~np.isfinite(dense), "a finite number")
+        samples = Samples(labels, dense, self._bags(batch))
+        self._first_row += len(samples)
+        return samples
+
+    def _numbers(self, batch: Any, names: Sequence[str]) -> NDArray[np.float32]:
+        types = self._pa.types
+        numbers = np.empty((batch.num_rows, len(names)), np.float32)
+        for column, name in enumerate(names):
+            values = batch.column(name)
+            if not (types.is_integer(values.type) or types.is_floating(values.type) or types.is_boolean(values.type)):
+                raise DataError(self._path, f"expected numbers, found {values.type}", column=name)
+            if values.null_count:
+                row = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+                raise DataError(self._path, "expected a number, found null", column=name, record=self._first_row + row)
+            with np.errstate(over="ignore"):
+                numbers[:, column] = values.to_numpy(zero_copy_only=False)
+        return numbers
+
+    def _refuse(self, names: Sequence[str], values: Any, wrong: NDArray[np.bool_], expected: str) -> None:
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0].tolist()
+            reason = f"expected {expected}, found {values[row, column]:g}"
+            raise DataError(self._path, reason, column=names[column], record=self._first_row + row)
+
+    def _bags(self, batch: Any) -> Bags:
+        columns = [batch.column(name) for name in self._columns.slots]
+        if all(self._pa.types.is_integer(column.type) and not column.null_count for column in columns):
+            keys = np.empty((batch.num_rows, len(columns)), np.int64)
+            for slot, column in enumerate(columns):
+                keys[:, slot] = self._keys(slot, column, None)
+            return Bags.one_key_each(keys)
+        return Bags.side_by_side([self._slot(slot, column) for slot, column in enumerate(columns)])
+
+    def _slot(self, slot: int, column: Any) -> Bags:
+        pa = self._pa
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            sizes = pa.compute.fill_null(pa.compute.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+            values = column.flatten()
+            if values.null_count:
+                raise DataError(self._path, "a list has a null", column=self._columns.slots[slot])
+        else:
+            sizes = column.is_valid().to_numpy(zero_copy_only=False)
+            values = column.drop_null()
+        row_ptrs = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        return Bags(self._keys(slot, values, row_ptrs), row_ptrs, 1)
+
+    def _keys(self, slot: int, column: Any, row_ptrs: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """Return int64 keys. ``row_ptrs`` says which rows they belong to; None: one key per row."""
+        pa, name = self._pa, self._columns.slots[slot]
+        if not pa.types.is_integer(column.type):
+            raise DataError(self._path, f"expected integers, found {column.type}", column=name)
+        try:
+            keys: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid as err:
+            raise DataError(self._path, f"a key is not an int64: {err}", column=name) from err
+        if self._ranges is None:
+            return keys
+        offset, size = (int(of_slots[slot]) for of_slots in self._ranges)
+        wrong = np.flatnonzero((keys < 0) | (keys >= size))
+        if len(wrong):
+            at = int(wrong[0])
+            row = at if row_ptrs is None else int(np.searchsorted(row_ptrs, at, "right")) - 1
+            reason = f"expected a key from 0 to {size - 1}, found {keys[at]}"
+            raise DataError(self._path, reason, column=name, record=self._first_row + row)
+        return keys + offset
