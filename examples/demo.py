@@ -20,7 +20,7 @@ import numpy as np
 import tritonclient.http as triton
 from tqdm import tqdm
 
-from training.criteo_reader import read_criteo
+from training.data.criteo_reader import read_criteo
 from training.metrics import area_under_curve
 from training.samples import Samples
 from training.synthetic import generate

@@ -10,8 +10,8 @@ import numpy as np
 
 import serving
 from serving.batch import read_batch
-from training.criteo import encode_rows
 from training.ctr_model import CtrModel
+from training.data.criteo import encode_rows
 from training.document import open_document
 from training.export import export_model
 from training.synthetic import generate

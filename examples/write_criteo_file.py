@@ -6,7 +6,7 @@ Run: python examples/write_criteo_file.py FILE ROWS [SEED]
 import sys
 from pathlib import Path
 
-from training.criteo import write_lines
+from training.data.criteo import write_lines
 from training.synthetic import generate_blocks
 
 path, rows = Path(sys.argv[1]), int(sys.argv[2])

@@ -45,13 +45,20 @@ def _parser() -> argparse.ArgumentParser:
         "--data",
         type=Path,
         metavar="FILE",
-        help="Criteo data, tab-separated or CSV, plain or gzip; HugeCTR's Norm files or a list of them; Raw files if "
-        "the graph says so; or .npz with an array for each input of the graph",
+        help="Criteo data, tab-separated or CSV, plain or gzip; Parquet or CSV files with a column for each slot, or a "
+        "folder of them; HugeCTR's Norm and Parquet files or a list of them; Raw files if the graph says so; or .npz "
+        "with an array for each input of the graph",
     )
     source.add_argument("--describe", metavar="MODEL", help="print the arrays that a model reads, and do not train")
     source.add_argument("--synthetic", type=_whole(10), metavar="ROWS", help="generate samples with a known best AUC")
     parser.add_argument(
         "--eval-data", type=Path, metavar="FILE", help="evaluate on this file (default: on the last tenth of --data)"
+    )
+    parser.add_argument(
+        "--columns",
+        type=Path,
+        metavar="FILE",
+        help="a JSON file that names the columns of each input in Parquet or CSV data",
     )
     parser.add_argument("--key-type", choices=("I32", "I64"), default="I64", help="keys of Norm files (default: I64)")
     built_in = ", ".join(built_in_graphs())
@@ -65,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=_whole(1), default=1, metavar="N", help="passes over the data (default: 1)")
     parser.add_argument(
         "--batch-size", type=_whole(1), default=512, metavar="N", help="samples per step (default: 512)"
+    )
+    parser.add_argument(
+        "--window",
+        type=_whole(1),
+        default=1_000_000,
+        metavar="ROWS",
+        help="data with more rows is read from its file in every epoch, and shuffled within windows of this size "
+        "(default: 1000000)",
     )
     parser.add_argument(
         "--seed", type=_whole(0), default=0, metavar="N", help="the seed of all random numbers (default: 0)"

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from training.data.opening import default_columns
 from training.document import TrainingDocument
 
 
 def describe(document: TrainingDocument) -> Iterator[str]:
-    """Yield lines about the arrays of an ``.npz`` file; ``training.npz_reader`` reads them."""
+    """Yield lines about the arrays of an ``.npz`` file, and about the columns of Parquet and CSV files."""
     graph = document.graph
     yield f"{document.name} reads these arrays of an .npz file with B samples:"
     rows = [(label.name, _numbers(len(label.weights)), "each 0 or 1") for label in document.labels]
@@ -20,6 +21,11 @@ def describe(document: TrainingDocument) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, array, meaning in rows:
         yield f"  {name:{widths[0]}}  {array:{widths[1]}}  {meaning}"
+    columns = default_columns(document)
+    yield "or these columns of Parquet or CSV files, unless --columns names others:"
+    for kind, names in (("labels", columns.labels), ("numbers", columns.dense), ("keys", columns.slots)):
+        if names:
+            yield f"  {kind:{widths[0]}}  {', '.join(names)}"
 
 
 def _numbers(columns: int) -> str:

@@ -2,7 +2,7 @@
 
 from serving.errors import ConfigError
 from serving.model.graph import Graph
-from training.criteo import DENSE_FEATURES, SLOTS
+from training.data.criteo import DENSE_FEATURES, SLOTS
 from training.shoppers import generate_visits
 from training.synthetic import SyntheticSamples, generate
 

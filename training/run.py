@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,18 @@ from kernels.host import set_lookup_threads
 from serving.errors import ConfigError
 from serving.model.atomic import atomic_write
 from serving.model.version_writer import check_output
-from training.criteo_reader import read_criteo
 from training.ctr_model import CtrModel
-from training.data.norm import is_norm
-from training.data.streams import read_hugectr
+from training.data.opening import open_data
+from training.data.source import FileSource, SampleSource
+from training.data.streams import batches_of
 from training.describe import describe
 from training.document import TrainingDocument, open_document
 from training.errors import DataError
 from training.export import export_model
 from training.generator import generate_for
-from training.npz_reader import read_npz
+from training.sample_check import check_samples_fit
 from training.samples import Samples
-from training.trainer import EpochResult, check_samples_fit, train
+from training.trainer import EpochResult, train
 
 _CALIBRATION_SAMPLES = 512  # of the held-out samples, for the engine int8
 _KEY_DTYPES = {"I32": "uint32", "I64": "int64"}
@@ -51,11 +51,8 @@ def run(options: argparse.Namespace) -> Iterator[str]:
     if best_known:
         yield best_known
     model = _model(document, options.seed)
-    for data in (samples, evaluation):
-        check_samples_fit(document.graph, data)
-    yield from _few(document, evaluation)
     yield from _train(options, document, model, samples, evaluation)
-    calibration = evaluation[:_CALIBRATION_SAMPLES]
+    calibration = next(batches_of(evaluation.parts(), _CALIBRATION_SAMPLES, keeps_rest=True))
     path = export_model(model, document.document, options.output, name, calibration=calibration)
     yield f"model written to {path}"
     yield f"serve it: hotrow serve {options.output}"
@@ -78,44 +75,38 @@ def _model(document: TrainingDocument, seed: int) -> CtrModel:
         raise ConfigError(document.graph.source, "layers", reason) from err
 
 
-def _read(options: argparse.Namespace, document: TrainingDocument) -> tuple[Samples, Samples, str]:
+def _read(options: argparse.Namespace, document: TrainingDocument) -> tuple[SampleSource, SampleSource, str]:
     """Return the training samples, the evaluation samples, and a line about the best known AUC."""
     if options.synthetic is not None:
         data = generate_for(document.graph, options.synthetic, options.seed)
+        check_samples_fit(document.graph, data.samples)
         cut = _cut(options.synthetic)
         best = [data.best_known_auc(slice(cut, None), label) for label in range(document.graph.label_dim)]
         return data.samples[:cut], data.samples[cut:], f"best known AUC {_per_label(document, best)}"
-    key_dtype = _KEY_DTYPES[options.key_type]
-    samples = _read_file(options.data, document, key_dtype)
+    samples = _open(options, document, options.data)
     if options.eval_data is not None:
-        return samples, _read_file(options.eval_data, document, key_dtype), ""
+        return samples, _open(options, document, options.eval_data), ""
     if len(samples) < 2:
         raise DataError(options.data, "1 sample, expected at least 2: one to train on, one to evaluate on")
     return samples[: _cut(len(samples))], samples[_cut(len(samples)) :], ""
 
 
-def _read_file(path: Path, document: TrainingDocument, key_dtype: str) -> Samples:
-    if path.suffix == ".npz":
-        return read_npz(path, document)
-    if document.data.format == "Raw" or is_norm(path):
-        return _joined(path, read_hugectr(path, document, key_dtype))
-    return read_criteo(path, progress=True)
+def _open(options: argparse.Namespace, document: TrainingDocument, path: Path) -> Samples | FileSource:
+    return open_data(
+        path,
+        document,
+        key_dtype=_KEY_DTYPES[options.key_type],
+        columns=options.columns,
+        window_rows=options.window,
+        progress=True,
+    )
 
 
-def _joined(path: Path, batches: Iterable[Samples]) -> Samples:
-    parts = list(batches)
-    if not parts:
-        raise DataError(path, "no samples")
-    return Samples.joined(parts)
-
-
-def _few(document: TrainingDocument, evaluation: Samples) -> Iterator[str]:
-    """Warn of labels whose AUC would be mostly chance."""
-    for name, column in zip(document.label_columns, evaluation.labels.T, strict=True):
-        ones = int(column.sum())
-        zeros = len(column) - ones
-        if min(ones, zeros) < _FEW:
-            yield f"note: {ones} evaluation rows have {name} 1 and {zeros} have 0: too few for a reliable AUC"
+def _few(document: TrainingDocument, result: EpochResult, rows: int) -> Iterator[str]:
+    """Warn of labels whose AUC is mostly chance."""
+    for name, ones in zip(document.label_columns, result.evaluation_ones, strict=True):
+        if min(ones, rows - ones) < _FEW:
+            yield f"note: {ones} evaluation rows have {name} 1 and {rows - ones} have 0: too few for a reliable AUC"
 
 
 def _per_label(document: TrainingDocument, values: Sequence[float]) -> str:
@@ -152,7 +143,11 @@ def _cut(rows: int) -> int:
 
 
 def _train(
-    options: argparse.Namespace, document: TrainingDocument, model: CtrModel, samples: Samples, evaluation: Samples
+    options: argparse.Namespace,
+    document: TrainingDocument,
+    model: CtrModel,
+    samples: SampleSource,
+    evaluation: SampleSource,
 ) -> Iterator[str]:
     schedule = document.schedule
     if options.learning_rate is not None:
@@ -165,6 +160,7 @@ def _train(
         batch_size=options.batch_size,
         schedule=schedule,
         seed=options.seed,
+        window_rows=options.window,
         progress=True,
     )
     epochs: list[dict[str, Any]] = []
@@ -175,4 +171,6 @@ def _train(
         pace = f"epoch {result.epoch} of {options.epochs}: {len(samples):,} rows in {result.seconds:.1f} s"
         yield f"loss {result.loss:.4f}  ({pace})"
         auc, log_loss = _per_label(document, result.auc), _per_label(document, result.evaluation_loss)
+        if result.epoch == 1:
+            yield from _few(document, result, len(evaluation))
         yield f"AUC {auc}  (evaluation: {len(evaluation):,} rows, log loss {log_loss})"

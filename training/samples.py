@@ -1,6 +1,6 @@
 """Training data in memory: labeled samples with their keys in bags, as in a request."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Self
@@ -144,9 +144,15 @@ class Samples:
         """Select samples by slice or by int64 positions."""
         return type(self)(self.labels[rows], self.dense[rows], self.bags[rows])
 
+    def parts(self) -> Iterator[Self]:
+        """Yield all samples at once; see ``training.data.source.SampleSource``."""
+        yield self
+
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Concatenate samples. ``parts`` has at least one item."""
+        if len(parts) == 1:
+            return parts[0]
         return cls(
             labels=np.concatenate([part.labels for part in parts]),
             dense=np.concatenate([part.dense for part in parts]),

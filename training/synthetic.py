@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from training.criteo import DENSE_FEATURES, SLOTS, encode_categories, encode_counts
+from training.data.criteo import DENSE_FEATURES, SLOTS, encode_categories, encode_counts
 from training.keyed_random import keyed_uniform
 from training.metrics import area_under_curve
 from training.samples import Bags, Samples

@@ -12,9 +12,9 @@ from serving.model.manifest import verify_manifest
 from serving.opening import load_model
 from training import cli
 from training.built_in import built_in_graphs
-from training.criteo import write_lines
-from training.criteo_reader import read_criteo
 from training.data import write_file_list, write_norm, write_raw
+from training.data.criteo import write_lines
+from training.data.criteo_reader import read_criteo
 from training.synthetic import generate
 
 DATA = Path(os.environ.get("HOTROW_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

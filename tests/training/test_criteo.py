@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.criteo import COLUMNS, encode_row, encode_rows, parse_lines, write_lines
-from training.criteo_reader import read_criteo
+from training.data.criteo import COLUMNS, encode_row, encode_rows, parse_lines, write_lines
+from training.data.criteo_reader import read_criteo
 from training.errors import DataError
 from training.samples import Bags, Samples
 
@@ -278,6 +278,6 @@ def test_the_genuine_sample_reads_like_the_csv_module():
 
 
 def test_a_client_can_encode_rows_without_torch():
-    code = "import sys; sys.modules['torch'] = sys.modules['tqdm'] = None; import training.criteo"
+    code = "import sys; sys.modules['torch'] = sys.modules['tqdm'] = None; import training.data.criteo"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

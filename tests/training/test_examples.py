@@ -9,10 +9,10 @@ import pytest
 
 from serving.config import read_ps_config
 from training.built_in import built_in_graphs
-from training.criteo_reader import read_criteo
+from training.data.criteo_reader import read_criteo
+from training.data.npz import read_npz
 from training.document import open_document
 from training.generator import generate_for
-from training.npz_reader import read_npz
 from training.synthetic import generate
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from serving.model.dense_file import read_dense
 from serving.model.graph import parse_graph, read_graph
 from serving.model.manifest import verify_manifest
 from serving.opening import load_model
-from training.criteo import encode_rows
 from training.ctr_model import CtrModel
+from training.data.criteo import encode_rows
 from training.document import open_document
 from training.export import export_model
 from training.samples import Bags, Samples

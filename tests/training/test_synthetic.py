@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from training.criteo import write_lines
-from training.criteo_reader import read_criteo
 from training.ctr_model import CtrModel
+from training.data.criteo import write_lines
+from training.data.criteo_reader import read_criteo
 from training.document import open_document
 from training.embedding_table import EmbeddingTable
 from training.metrics import area_under_curve

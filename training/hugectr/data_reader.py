@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from serving.errors import ConfigError
-from training.data.streams import batches_of, read_ahead, read_hugectr
+from training.data.opening import read_hugectr
+from training.data.streams import batches_of, read_ahead
 from training.document import TrainingDocument
 from training.errors import DataError, SessionError
+from training.sample_check import check_samples_fit
 from training.samples import Samples
-from training.trainer import check_samples_fit
 
 
 class DataReader:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tqdm import tqdm
-
-from training.criteo import COLUMNS, parse_lines
+from training.data.criteo import COLUMNS, parse_lines
 from training.errors import DataError
 from training.samples import Samples
 
@@ -18,32 +16,25 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
-def read_criteo(path: Path, *, progress: bool = False) -> Samples:
+def read_criteo(path: Path) -> Samples:
     """Read a whole file into memory, 264 bytes per sample.
 
     Args:
         path: the file. Its first line determines the separator (a tab, else a comma) and may be a header. A header must
             name label, I1 ... I13 and C1 ... C26, in any order.
-        progress: show a progress bar if standard error is a terminal.
 
     Raises:
         DataError: the file is missing, empty or cut short, or a field does not fit its column. The message names the
             file, the line, the column, and what was expected.
     """
-    return Samples.joined(list(read_criteo_blocks(path, progress=progress)))
+    return Samples.joined(list(read_criteo_blocks(path)))
 
 
-def read_criteo_blocks(path: Path, *, progress: bool = False) -> Iterator[Samples]:
+def read_criteo_blocks(path: Path) -> Iterator[Samples]:
     """Yield a file's samples in blocks of some ten thousand. See ``read_criteo``."""
     try:
         with path.open("rb") as file:
-            size_bytes = path.stat().st_size
-            text: IO[bytes] = gzip.open(file) if _is_gzip(file) else file  # type: ignore[assignment]  # noqa: SIM115
-            bar = tqdm(total=size_bytes, unit="B", unit_scale=True, desc=path.name, disable=None if progress else True)
-            with bar:
-                for samples in _parse_blocks(path, text):
-                    bar.update(file.tell() - bar.n)
-                    yield samples
+            yield from _parse_blocks(path, _unzipped(file))
     except (OSError, EOFError, zlib.error) as err:
         raise DataError(path, _reason(err)) from err
 
@@ -54,10 +45,27 @@ def _reason(err: Exception) -> str:
     return f"the gzip file is cut short or damaged: {err}"
 
 
-def _is_gzip(file: IO[bytes]) -> bool:
+def is_criteo(path: Path) -> bool:
+    """Return whether the first line is Criteo's header, or data without a header."""
+    try:
+        with path.open("rb") as file:
+            line = _unzipped(file).readline(_BLOCK_BYTES).removeprefix(_UTF8_MARK)
+    except (OSError, EOFError, zlib.error):
+        return True  # its reader says what is wrong
+    names = _names(line)
+    return bool(set(names) & (set(COLUMNS) - {"label"})) or names[0] in ("", "0", "1")
+
+
+def _unzipped(file: IO[bytes]) -> IO[bytes]:
     magic = file.read(len(_GZIP_MAGIC))
     file.seek(0)
-    return magic == _GZIP_MAGIC
+    return gzip.open(file) if magic == _GZIP_MAGIC else file  # type: ignore[return-value]
+
+
+def _names(line: bytes) -> list[str]:
+    """Return the fields of a first line."""
+    separator = b"\t" if b"\t" in line else b","
+    return [name.strip().strip('"') for name in line.decode(errors="backslashreplace").split(separator.decode())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +79,7 @@ class _Layout:
     @classmethod
     def read(cls, path: Path, first_line: bytes) -> "_Layout":
         separator = b"\t" if b"\t" in first_line else b","
-        names = [
-            name.strip().strip('"') for name in first_line.decode(errors="backslashreplace").split(separator.decode())
-        ]
+        names = _names(first_line)
         if not set(names) & set(COLUMNS):
             return cls(separator, tuple(range(len(COLUMNS))), has_header=False)
         if sorted(names) != sorted(COLUMNS):

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.data.npz import read_npz
 from training.document import Label, open_document
 from training.errors import DataError
 from training.generator import generate_for
-from training.npz_reader import read_npz
 
 DIN, MMOE = open_document("din"), open_document("mmoe")
 BIG = np.iinfo(np.int64).max

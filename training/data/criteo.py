@@ -16,8 +16,8 @@ from typing import IO, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from training.data.fields import FieldBlock, UnevenLine, read_hex, read_numbers
 from training.errors import DataError
-from training.fields import FieldBlock, UnevenLine, read_hex, read_numbers
 from training.samples import Bags, Samples
 
 DENSE_FEATURES = 13

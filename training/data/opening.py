@@ -1,0 +1,159 @@
+"""Open a file of training data, whatever its format is."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from numpy.typing import DTypeLike
+from tqdm import tqdm
+
+from serving.errors import ConfigError
+from serving.model.strict_json import Fields, read_json
+from training.data.columns import METADATA, ColumnMap, read_csv, read_hugectr_parquet, read_parquet
+from training.data.criteo_reader import is_criteo, read_criteo_blocks
+from training.data.file_list import read_file_list
+from training.data.norm import is_norm, read_norm
+from training.data.npz import read_npz
+from training.data.raw import read_raw
+from training.data.source import FileSource
+from training.document import TrainingDocument
+from training.errors import DataError
+from training.sample_check import check_samples_fit
+from training.samples import Samples
+
+
+def open_data(
+    path: Path,
+    document: TrainingDocument,
+    *,
+    key_dtype: str = "int64",
+    columns: Path | None = None,
+    window_rows: int = 1_000_000,
+    progress: bool = False,
+) -> Samples | FileSource:
+    """Read a file once and check every sample.
+
+    Args:
+        path: Norm files or a list of them, Raw files if the document says so, Parquet or CSV files or a folder of them,
+            HugeCTR's Parquet data, Criteo's files, or ``.npz``.
+        document: what reads the samples.
+        key_dtype: of the keys of Norm files, uint32 or int64.
+        columns: a JSON file with the columns of Parquet and CSV files, see ``read_column_map``; None: their names are
+            those of ``default_columns``.
+        window_rows: the samples are kept in memory if there are at most as many.
+        progress: show a progress bar if standard error is a terminal.
+
+    Returns:
+        the samples, or a source that reads the file again.
+
+    Raises:
+        DataError: the file is missing, damaged or empty, or a value is wrong.
+        ConfigError: the samples do not fit the document, or ``columns`` cannot be used.
+        MissingExtraError: the format needs a package that is not installed.
+    """
+    if path.suffix == ".npz":
+        samples = read_npz(path, document)
+        check_samples_fit(document.graph, samples)
+        return samples
+    read = partial(_reader, path, document, key_dtype, columns)
+    rows, kept = 0, []
+    with tqdm(unit=" rows", desc=path.name, disable=None if progress else True) as bar:
+        for part in read():
+            check_samples_fit(document.graph, part, rows)
+            rows += len(part)
+            bar.update(len(part))
+            if rows <= window_rows:
+                kept.append(part)
+            else:
+                kept.clear()
+    if not rows:
+        raise DataError(path, "no samples")
+    return Samples.joined(kept) if rows <= window_rows else FileSource(read, rows)
+
+
+def read_hugectr(
+    path: str | Path, document: TrainingDocument, key_dtype: DTypeLike, batch_size: int = 4096
+) -> Iterator[Samples]:
+    """Yield the samples of files in the document's format: Norm, Raw or Parquet.
+
+    Args:
+        path: the file, or the file list.
+        document: its Data layer says what the files look like.
+        key_dtype: of the keys of Norm files, uint32 or int64.
+        batch_size: the samples of a batch. The last batch of a file may be smaller.
+
+    Raises:
+        DataError: a file is missing, cut short or damaged. The message names the file and the record.
+    """
+    graph, data = document.graph, document.data
+    if data.format == "Norm":
+        return read_norm(path, key_dtype, batch_size)
+    if data.format == "Parquet":
+        return read_hugectr_parquet(path, slot_sizes=data.slot_sizes, batch_size=batch_size)
+    return read_raw(
+        path,
+        graph.label_dim,
+        graph.dense_dim,
+        sum(entry.slots for entry in graph.sparse),
+        slot_sizes=data.slot_sizes,
+        has_floats=data.has_floats,
+        batch_size=batch_size,
+    )
+
+
+def default_columns(document: TrainingDocument) -> ColumnMap:
+    """Return the columns by the names of the inputs: ``label`` if there is one, else ``label_0``, ``label_1``, ...."""
+    graph = document.graph
+    labels = [_names(label.name, len(label.weights)) for label in document.labels]
+    slots = [_names(entry.top, entry.slots) for entry in graph.sparse]
+    return ColumnMap(sum(labels, ()), _names(graph.dense_top, graph.dense_dim), sum(slots, ()))
+
+
+def read_column_map(path: Path, document: TrainingDocument) -> ColumnMap:
+    """Read a JSON object: for each input of the graph the names of its columns, in their order.
+
+    Raises:
+        ConfigError: an input is missing or unknown, or has another number of columns.
+    """
+    graph = document.graph
+    labels = {label.name: len(label.weights) for label in document.labels}
+    dense = {graph.dense_top: graph.dense_dim} if graph.dense_dim else {}
+    slots = {entry.top: entry.slots for entry in graph.sparse}
+    fields = Fields(read_json(path), str(path), "", (*labels, *dense, *slots))
+
+    def columns(inputs: dict[str, int]) -> tuple[str, ...]:
+        names: list[str] = []
+        for name, count in inputs.items():
+            found = fields.texts(name)
+            if len(found) != count:
+                raise ConfigError(str(path), name, f"expected {count} columns, got {len(found)}")
+            names += found
+        return tuple(names)
+
+    return ColumnMap(columns(labels), columns(dense), columns(slots))
+
+
+def _names(name: str, count: int) -> tuple[str, ...]:
+    return (name,) if count == 1 else tuple(f"{name}_{index}" for index in range(count))
+
+
+def _reader(path: Path, document: TrainingDocument, key_dtype: str, columns: Path | None) -> Iterator[Samples]:
+    sizes = document.data.slot_sizes
+    if columns is None and _has_metadata(path):
+        return read_hugectr_parquet(path, slot_sizes=sizes)
+    if columns is None and (document.data.format == "Raw" or is_norm(path)):
+        return read_hugectr(path, document, key_dtype)
+    column_map = default_columns(document) if columns is None else read_column_map(columns, document)
+    if path.suffix == ".parquet" or (path.is_dir() and any(path.glob("*.parquet"))):
+        return read_parquet(path, column_map, slot_sizes=sizes)
+    if columns is not None or path.is_dir() or (".csv" in path.suffixes and not is_criteo(path)):
+        return read_csv(path, column_map, slot_sizes=sizes)
+    return read_criteo_blocks(path)
+
+
+def _has_metadata(path: Path) -> bool:
+    """Return whether these are HugeCTR's Parquet files: a file list, or one of its files."""
+    if not path.is_file() or path.suffix not in (".txt", ".parquet"):
+        return False
+    files = read_file_list(path) if path.suffix == ".txt" and is_norm(path) else [path]
+    return bool(files) and files[0].suffix == ".parquet" and (files[0].parent / METADATA).exists()
