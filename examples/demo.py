@@ -83,7 +83,7 @@ def train(options: argparse.Namespace, repository: Path) -> None:
     is_small = options.data and options.data.is_file() and options.data.stat().st_size < 10_000_000
     epochs = "10" if is_small else "1"
     arguments = ["--model", "dcn", "--output", str(repository), "--epochs", epochs]
-    command = [sys.executable, "-m", "training.cli", *source, *arguments]
+    command = [sys.executable, "-m", "serving.cli.main", "train", *source, *arguments]
     if subprocess.run(command).returncode:
         raise SystemExit("training failed; the line above says why")
 

@@ -1,4 +1,4 @@
-"""Write generated samples as the arrays that a model reads, for ``hotrow-train --data FILE``.
+"""Write generated samples as the arrays that a model reads, for ``hotrow train --data FILE``.
 
 Run: python examples/write_npz_file.py MODEL FILE ROWS [SEED]
 """
@@ -29,4 +29,4 @@ np.savez(path, **arrays)
 
 for name, array in arrays.items():
     print(f"{name}: {array.dtype} {list(array.shape)}")
-print(f"{rows:,} samples written to {path}: hotrow-train --model {model} --data {path} --output models")
+print(f"{rows:,} samples written to {path}: hotrow train --model {model} --data {path} --output models")

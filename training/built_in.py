@@ -1,6 +1,6 @@
 """The graphs that come with the package, described in docs/models.md.
 
-``hotrow-train --help`` lists them without PyTorch, so they are not in ``document``, which imports it.
+``hotrow train --help`` lists them without PyTorch, so they are not in ``document``, which imports it.
 """
 
 from importlib.resources import files

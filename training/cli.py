@@ -1,45 +1,23 @@
-"""``hotrow-train``: train a model from a file or from generated samples, and write it for ``hotrow serve``."""
+"""``hotrow train``: train a model from a file or from generated samples, and write it for ``hotrow serve``."""
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from training.built_in import built_in_graphs
 
-_EXIT_ERROR, _EXIT_INTERRUPTED = 2, 130
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit code: 0, 2 after an error, 130 after Ctrl-C."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if not options.describe and options.output is None:
-        parser.error("the following arguments are required: --output")
-    if options.eval_data and not options.data:
-        parser.error("--eval-data needs --data; generated samples are evaluated on their last tenth")
-    try:
-        from kernels.errors import HotrowError
-    except ImportError:  # Hugging Face also has a package `kernels`
-        print("hotrow-train: the package 'kernels' is not Hotrow's; run 'hotrow' to see what to do", file=sys.stderr)
-        return _EXIT_ERROR
-    try:
-        _run(options)
-    except HotrowError as err:
-        print(f"hotrow-train: {err}", file=sys.stderr)
-        return _EXIT_ERROR
-    except KeyboardInterrupt:
-        print("hotrow-train: interrupted", file=sys.stderr)
-        return _EXIT_INTERRUPTED
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hotrow-train",
+def add_parser(commands: Any) -> None:
+    """Add ``hotrow train`` to the ``hotrow`` parser's subparsers."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "train",
+        help="train a model and write it into a model repository",
         description="Train a CTR model and write it into a model repository.",
-        epilog="Example: hotrow-train --synthetic 200000 --output models && hotrow serve models",
+        epilog="Example: hotrow train --synthetic 200000 --output models && hotrow serve models",
     )
+    parser.set_defaults(run=partial(_run, parser), error_code=2)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--data",
@@ -91,16 +69,39 @@ def _parser() -> argparse.ArgumentParser:
         "--metrics", type=Path, metavar="FILE", help="write the results of every epoch to this JSON file"
     )
     parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw loss, AUC and calibration of every epoch, to .svg, .png or .pdf"
+    )
+    parser.add_argument(
+        "--patience",
+        type=_whole(1),
+        metavar="N",
+        help="stop after N epochs without a better log loss (default: never). The best epoch's model is written",
+    )
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="write checkpoints into this folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of --checkpoint")
+    parser.add_argument(
+        "--checkpoint-steps",
+        type=_whole(1),
+        default=10_000,
+        metavar="N",
+        help="write a checkpoint every N steps and after every epoch (default: 10000)",
+    )
+    parser.add_argument(
         "--threads",
         type=_whole(1),
         default=1,
         metavar="N",
         help="threads of one step (default: 1; with 1, the same seed gives the same model)",
     )
-    return parser
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if not options.describe and options.output is None:
+        parser.error("the following arguments are required: --output")
+    if options.resume and options.checkpoint is None:
+        parser.error("--resume needs --checkpoint")
+    if options.eval_data and not options.data:
+        parser.error("--eval-data needs --data; generated samples are evaluated on their last tenth")
     try:
         from training.run import run  # PyTorch takes a second to import, which --help does not need
     except ModuleNotFoundError as err:
@@ -111,6 +112,7 @@ def _run(options: argparse.Namespace) -> None:
         raise MissingExtraError(err.name, "train", "training") from err
     for line in run(options):
         print(line, flush=True)
+    return 0
 
 
 def _whole(least: int) -> Callable[[str], int]:
@@ -130,7 +132,3 @@ def _rate(text: str) -> float:
     if not 0 < rate < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return rate
-
-
-if __name__ == "__main__":
-    sys.exit(main())

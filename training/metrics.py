@@ -1,4 +1,4 @@
-"""The quality of predictions: AUC and log loss."""
+"""The quality of predictions: AUC, log loss and calibration."""
 
 import math
 
@@ -32,3 +32,22 @@ def log_loss(labels: NDArray[np.floating], logits: NDArray[np.floating]) -> floa
     """Compute the mean binary cross-entropy of logits [B] and labels [B], without overflow."""
     z = logits.astype(np.float64)
     return float(np.mean(np.maximum(z, 0) - z * labels + np.log1p(np.exp(-np.abs(z)))))
+
+
+def calibration(
+    labels: NDArray[np.floating], logits: NDArray[np.floating], groups: int = 10
+) -> tuple[tuple[float, float], ...]:
+    """Compare predictions with what happened, in groups of samples of about the same size.
+
+    Args:
+        labels: [B], each 0 or 1.
+        logits: [B], at least one.
+        groups: the number of groups, in the order of the predictions.
+
+    Returns:
+        for each group the mean predicted probability and the share of ones. A good model's are equal.
+    """
+    order = np.argsort(logits, kind="stable")
+    parts = [part for part in np.array_split(order, groups) if part.size]
+    probabilities = np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
+    return tuple((float(probabilities[part].mean()), float(labels[part].mean())) for part in parts)

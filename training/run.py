@@ -1,19 +1,23 @@
-"""One run of ``hotrow-train``: read or generate samples, train, evaluate, export."""
+"""One run of ``hotrow train``: read or generate samples, train, evaluate, export."""
 
 import argparse
 import dataclasses
 import json
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kernels.host import set_lookup_threads
-from serving.errors import ConfigError
+from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_write
 from serving.model.version_writer import check_output
+from training.best_epoch import BestEpoch
+from training.checkpoint import Checkpoints
 from training.ctr_model import CtrModel
 from training.data.opening import open_data
 from training.data.source import FileSource, SampleSource
@@ -23,9 +27,10 @@ from training.document import TrainingDocument, open_document
 from training.errors import DataError
 from training.export import export_model
 from training.generator import generate_for
+from training.plot import draw
 from training.sample_check import check_samples_fit
 from training.samples import Samples
-from training.trainer import EpochResult, train
+from training.trainer import EpochResult, Position, train
 
 _CALIBRATION_SAMPLES = 512  # of the held-out samples, for the engine int8
 _KEY_DTYPES = {"I32": "uint32", "I64": "int64"}
@@ -51,7 +56,8 @@ def run(options: argparse.Namespace) -> Iterator[str]:
     if best_known:
         yield best_known
     model = _model(document, options.seed)
-    yield from _train(options, document, model, samples, evaluation)
+    with ExitStack() as stack:
+        yield from _Run(options, document, model, samples, evaluation, stack).lines()
     calibration = next(batches_of(evaluation.parts(), _CALIBRATION_SAMPLES, keeps_rest=True))
     path = export_model(model, document.document, options.output, name, calibration=calibration)
     yield f"model written to {path}"
@@ -134,7 +140,15 @@ def _described(document: TrainingDocument, result: EpochResult) -> dict[str, Any
         return {name: value if math.isfinite(value) else None for name, value in named}
 
     auc, log_loss = by_label(result.auc), by_label(result.evaluation_loss)
-    return {"epoch": result.epoch, "loss": result.loss, "auc": auc, "log_loss": log_loss, "seconds": result.seconds}
+    groups = dict(zip(document.label_columns, result.calibration, strict=True))
+    return {
+        "epoch": result.epoch,
+        "loss": result.loss,
+        "auc": auc,
+        "log_loss": log_loss,
+        "calibration": groups,
+        "seconds": result.seconds,
+    }
 
 
 def _cut(rows: int) -> int:
@@ -142,35 +156,120 @@ def _cut(rows: int) -> int:
     return rows - max(1, rows // _HELD_OUT)
 
 
-def _train(
-    options: argparse.Namespace,
-    document: TrainingDocument,
-    model: CtrModel,
-    samples: SampleSource,
-    evaluation: SampleSource,
+class _Run:
+    """The epochs of one run, with its checkpoints, its best epoch and its reports."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        document: TrainingDocument,
+        model: CtrModel,
+        samples: SampleSource,
+        evaluation: SampleSource,
+        stack: ExitStack,
+    ) -> None:
+        """Take what is trained. Check everything that can fail, and continue from a checkpoint if asked to."""
+        self._options = options
+        self._document = document
+        self._model = model
+        self._samples = samples
+        self._evaluation = evaluation
+        self._position = Position()
+        self._epochs: list[dict[str, Any]] = []
+        self._checkpoints: Checkpoints | None = None
+        if options.checkpoint is not None:
+            self._checkpoints = Checkpoints(options.checkpoint, model, document.optimizer, self._settings())
+            if options.resume:
+                self._position, self._epochs = self._checkpoints.load()
+            else:
+                self._checkpoints.check_empty()
+        self._best: BestEpoch | None = None
+        if options.epochs > 1:
+            folder = options.checkpoint or _temporary(options.output, stack)
+            self._best = BestEpoch(folder / "best", model, document.optimizer, resumes=options.resume)
+        self._report()
+
+    def lines(self) -> Iterator[str]:
+        options, document, position = self._options, self._document, self._position
+        if options.resume:
+            yield f"resumed at step {position.step:,}, in epoch {position.epoch}"
+        schedule = document.schedule
+        if options.learning_rate is not None:
+            schedule = dataclasses.replace(schedule, base=options.learning_rate)
+        results = train(
+            self._model,
+            self._samples,
+            self._evaluation,
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            schedule=schedule,
+            seed=options.seed,
+            window_rows=options.window,
+            progress=True,
+            begin=position,
+            save=None if self._checkpoints is None else self._save,
+            save_steps=options.checkpoint_steps,
+        )
+        for result in results:
+            self._epochs.append(_described(document, result))
+            if self._best is not None:
+                self._best.offer(result)
+            self._report()
+            yield from _epoch_lines(document, result, options.epochs, len(self._samples), len(self._evaluation))
+            if self._is_enough(result.epoch):
+                yield f"stopped: {options.patience} epochs without a better log loss"
+                break
+        if self._best is not None and self._best.epoch != self._epochs[-1]["epoch"]:
+            self._best.restore()
+            yield f"the model of epoch {self._best.epoch} is written, whose log loss is the best"
+
+    def _is_enough(self, epoch: int) -> bool:
+        options = self._options
+        if self._best is None or options.patience is None or epoch == options.epochs:
+            return False
+        return bool(epoch - self._best.epoch >= options.patience)
+
+    def _save(self, position: Position) -> None:
+        assert self._checkpoints is not None
+        self._checkpoints.save(position, self._epochs)
+
+    def _report(self) -> None:
+        _write_metrics(self._options.metrics, self._document, self._epochs)
+        if self._options.plot is not None:
+            draw(self._options.plot, self._epochs)
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what a resumed training must not change."""
+        options = self._options
+        paths = {"data": options.data, "eval_data": options.eval_data, "columns": options.columns}
+        return {
+            "graph": self._document.document,
+            "rows": [len(self._samples), len(self._evaluation)],
+            "synthetic": options.synthetic,
+            **{name: None if path is None else str(path.resolve()) for name, path in paths.items()},
+            "key_type": options.key_type,
+            "window": options.window,
+            "batch_size": options.batch_size,
+            "learning_rate": options.learning_rate,
+            "seed": options.seed,
+        }
+
+
+def _temporary(output: Path, stack: ExitStack) -> Path:
+    """Return a hidden folder next to the models, which is removed at the end."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".hotrow-train-", dir=output)))
+    except OSError as err:
+        raise OutputError(f"{output}: cannot be written: {(err.strerror or str(err)).lower()}") from err
+
+
+def _epoch_lines(
+    document: TrainingDocument, result: EpochResult, epochs: int, rows: int, evaluation_rows: int
 ) -> Iterator[str]:
-    schedule = document.schedule
-    if options.learning_rate is not None:
-        schedule = dataclasses.replace(schedule, base=options.learning_rate)
-    results = train(
-        model,
-        samples,
-        evaluation,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        schedule=schedule,
-        seed=options.seed,
-        window_rows=options.window,
-        progress=True,
-    )
-    epochs: list[dict[str, Any]] = []
-    _write_metrics(options.metrics, document, epochs)  # an error comes before the training
-    for result in results:
-        epochs.append(_described(document, result))
-        _write_metrics(options.metrics, document, epochs)
-        pace = f"epoch {result.epoch} of {options.epochs}: {len(samples):,} rows in {result.seconds:.1f} s"
-        yield f"loss {result.loss:.4f}  ({pace})"
-        auc, log_loss = _per_label(document, result.auc), _per_label(document, result.evaluation_loss)
-        if result.epoch == 1:
-            yield from _few(document, result, len(evaluation))
-        yield f"AUC {auc}  (evaluation: {len(evaluation):,} rows, log loss {log_loss})"
+    pace = f"epoch {result.epoch} of {epochs}: {rows:,} rows in {result.seconds:.1f} s"
+    yield f"loss {result.loss:.4f}  ({pace})"
+    auc, log_loss = _per_label(document, result.auc), _per_label(document, result.evaluation_loss)
+    if result.epoch == 1:
+        yield from _few(document, result, evaluation_rows)
+    yield f"AUC {auc}  (evaluation: {evaluation_rows:,} rows, log loss {log_loss})"

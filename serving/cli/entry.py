@@ -1,7 +1,8 @@
-"""The console script ``hotrow``: Ctrl-C ends it quietly, even during an import."""
+"""The console scripts ``hotrow`` and ``hotrow-train``: Ctrl-C ends them quietly, even during an import."""
 
 import signal
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
 _INTERRUPTED = 130
@@ -17,14 +18,19 @@ class _Interrupts:
         raise KeyboardInterrupt
 
 
-def run() -> int:
-    """Run the command line of the process and return its exit code. See ``serving.cli.main.main``."""
+def run_train() -> int:
+    """Run ``hotrow train`` with the words of the process, and return its exit code."""
+    return run(["train", *sys.argv[1:]])
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code. See ``serving.cli.main.main``."""
     interrupts = _Interrupts()
     signal.signal(signal.SIGINT, interrupts)
     try:
         from serving.cli.main import main  # slow to import
 
-        code = main()
+        code = main(arguments)
     except BaseException:
         # An interrupted import may raise another error later.
         if not interrupts.came:

@@ -1,8 +1,10 @@
 """The ``hotrow`` command."""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from kernels.errors import HotrowError
     from serving.errors import told
 
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     try:
         code: int = options.run(options)
     except HotrowError as err:
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     # Only after the check that `kernels` is ours.
     from serving.cli import (
         check,
@@ -80,7 +82,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     for command in commands_in_order:
         command.add_parser(commands)
-    return parser
+    import_module("training.cli").add_parser(commands)  # by name, because serving must not depend on training
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        chosen = commands.choices[options.command]
+        close = get_close_matches(unknown[0].partition("=")[0], re.findall(r"--[a-z-]+", chosen.format_help()), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        chosen.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return options
 
 
 def _shadowing_package() -> str:

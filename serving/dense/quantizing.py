@@ -28,7 +28,7 @@ Floats = NDArray[np.float32]
 LEAST_OPSET = 11  # has DynamicQuantizeLinear, the newest operator used here
 
 # How much of the difference between columns moves to the weights. Among 0.65, 0.8 and 0.9 this value has the smallest
-# mean error on held-out samples for most of the graphs that come with hotrow-train.
+# mean error on held-out samples for most of the graphs that come with hotrow train.
 _MIGRATION = 0.65
 
 

@@ -284,7 +284,7 @@ def test_the_example_of_the_guide_prints_the_output_of_the_guide(tmp_path):
             [sys.executable, *arguments], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
         ).stdout
 
-    run("-m", "training.cli", *train.split()[1:])
+    run("-m", "serving.cli.main", *train.split()[1:])
     run("-c", record)
     prompt, _, shown = command.partition("\n")
     assert prompt.startswith("$ hotrow plan ")

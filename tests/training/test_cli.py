@@ -10,6 +10,7 @@ import pytest
 
 from serving.model.manifest import verify_manifest
 from serving.opening import load_model
+from tests.training.command import hotrow_train
 from training import cli
 from training.built_in import built_in_graphs
 from training.data import write_file_list, write_norm, write_raw
@@ -32,7 +33,7 @@ def write_criteo(path, rows, seed=0):
 
 
 def test_generated_samples_become_a_served_model(tmp_path, capsys):
-    code = cli.main(["--synthetic", "3000", "--epochs", "2", "--output", str(tmp_path), "--batch-size", "100"])
+    code = hotrow_train(["--synthetic", "3000", "--epochs", "2", "--output", str(tmp_path), "--batch-size", "100"])
 
     output = capsys.readouterr().out
     assert code == 0
@@ -51,7 +52,7 @@ def test_a_network_larger_than_memory_is_refused_with_its_size(tmp_path, capsys,
     graph = tmp_path / "huge.json"
     graph.write_text(json.dumps(document))
 
-    assert cli.main(["--synthetic", "100", "--model", str(graph), "--output", str(tmp_path / "out")]) == 2
+    assert hotrow_train(["--synthetic", "100", "--model", str(graph), "--output", str(tmp_path / "out")]) == 2
 
     assert re.search(r"huge\.json: layers: the weights of the dense network take [\d,]+ bytes", capsys.readouterr().err)
 
@@ -61,7 +62,7 @@ def test_a_criteo_file_and_a_users_graph_become_a_model(tmp_path, capsys, docume
     graph = tmp_path / "mine.json"
     graph.write_text(json.dumps(document))
 
-    code = cli.main(
+    code = hotrow_train(
         ["--data", str(train), "--eval-data", str(held_out), "--model", str(graph), "--output", str(tmp_path / "out")]
     )
 
@@ -76,7 +77,7 @@ def test_a_criteo_file_and_a_users_graph_become_a_model(tmp_path, capsys, docume
 def test_without_evaluation_data_the_last_tenth_is_held_out(tmp_path, capsys):
     path = write_criteo(tmp_path / "train.txt", 205)
 
-    assert cli.main(["--data", str(path), "--output", str(tmp_path), "--name", "mine"]) == 0
+    assert hotrow_train(["--data", str(path), "--output", str(tmp_path), "--name", "mine"]) == 0
 
     output = capsys.readouterr().out
     assert "185 rows in" in output
@@ -87,7 +88,7 @@ def test_without_evaluation_data_the_last_tenth_is_held_out(tmp_path, capsys):
 
 def test_the_same_command_writes_the_same_model_twice(tmp_path):
     for name in ("one", "two"):
-        assert cli.main(["--synthetic", "300", "--seed", "5", "--output", str(tmp_path), "--name", name]) == 0
+        assert hotrow_train(["--synthetic", "300", "--seed", "5", "--output", str(tmp_path), "--name", name]) == 0
 
     for file in ("dense.model", "sparse_embedding1/key", "sparse_embedding1/emb_vector"):
         assert (tmp_path / "one" / "1" / file).read_bytes() == (tmp_path / "two" / "1" / file).read_bytes()
@@ -97,7 +98,7 @@ def test_the_learning_rate_option_replaces_the_graphs_rate(tmp_path, capsys):
     losses = []
     for rate in ("0.0001", "0.01"):
         options = ["--epochs", "2", "--batch-size", "50", "--learning-rate", rate, "--output", str(tmp_path)]
-        assert cli.main(["--synthetic", "1000", *options]) == 0
+        assert hotrow_train(["--synthetic", "1000", *options]) == 0
         losses.append(figures(capsys.readouterr().out, "loss")[-1])
 
     assert losses[1] < losses[0] - 0.05
@@ -108,7 +109,7 @@ def test_the_genuine_sample_trains_and_serves(tmp_path, capsys):
     if not path.exists():
         pytest.skip(f"no real data: {path} is absent (HOTROW_TEST_DATA)")
 
-    assert cli.main(["--data", str(path), "--output", str(tmp_path), "--epochs", "3"]) == 0
+    assert hotrow_train(["--data", str(path), "--output", str(tmp_path), "--epochs", "3"]) == 0
 
     losses = figures(capsys.readouterr().out, "loss")
     assert losses[2] < losses[0]
@@ -120,7 +121,7 @@ def test_the_genuine_sample_trains_and_serves(tmp_path, capsys):
 
 
 def test_generated_samples_of_two_labels_are_reported_by_label(tmp_path, capsys):
-    assert cli.main(["--synthetic", "2000", "--model", "mmoe", "--output", str(tmp_path)]) == 0
+    assert hotrow_train(["--synthetic", "2000", "--model", "mmoe", "--output", str(tmp_path)]) == 0
 
     output = capsys.readouterr().out
     assert re.search(r"^best known AUC click 0\.\d{4}, purchase 0\.\d{4}$", output, re.MULTILINE)
@@ -138,7 +139,7 @@ def test_a_users_arrays_become_a_model(tmp_path, capsys):
     data = ["--data", str(tmp_path / "train.npz"), "--eval-data", str(tmp_path / "eval.npz")]
 
     options = ["--epochs", "30", "--batch-size", "20", "--output", str(tmp_path / "out")]
-    assert cli.main([*data, "--model", "ncf", *options]) == 0
+    assert hotrow_train([*data, "--model", "ncf", *options]) == 0
 
     assert figures(capsys.readouterr().out, "AUC")[-1] > 0.99
     with load_model(tmp_path / "out" / "ncf") as session:
@@ -186,11 +187,11 @@ def test_an_error_is_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, ar
     ncf["layers"][3].update(leading_dim=48)
     Path("other.json").write_text(json.dumps(ncf), encoding="utf-8")
 
-    code = cli.main(arguments)
+    code = hotrow_train(arguments)
 
     errors = capsys.readouterr().err
     assert code == 2
-    assert errors.startswith("hotrow-train: ")
+    assert errors.startswith("hotrow train: ")
     assert errors.count("\n") == 1
     assert message in errors
 
@@ -214,25 +215,29 @@ def test_an_error_is_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, ar
 def test_a_wrong_option_is_refused_with_exit_code_2(tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
+        hotrow_train(arguments)
 
     assert caught.value.code == 2
-    assert "hotrow-train: error:" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "hotrow train: error:" in errors
+    assert ("did you mean --seed?" in errors) == ("--sed" in arguments)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c_is_quiet(tmp_path, monkeypatch, capsys):
-    def interrupted(options):
+    def interrupted(*_arguments):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_run", interrupted)
 
-    assert cli.main(["--synthetic", "10", "--output", str(tmp_path)]) == 130
-    assert capsys.readouterr().err == "hotrow-train: interrupted\n"
+    assert hotrow_train(["--synthetic", "10", "--output", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "hotrow train: interrupted\n"
 
 
 def test_help_needs_no_torch_and_a_missing_torch_names_the_extra(tmp_path):
-    hide_torch = "import sys; sys.modules['torch'] = None; from training.cli import main; sys.exit(main(sys.argv[1:]))"
+    hide_torch = (
+        "import sys; sys.modules['torch'] = None; from serving.cli.entry import run_train; sys.exit(run_train())"
+    )
 
     shown = subprocess.run([sys.executable, "-c", hide_torch, "--help"], capture_output=True, text=True, check=False)
     refused = subprocess.run(
@@ -246,7 +251,7 @@ def test_help_needs_no_torch_and_a_missing_torch_names_the_extra(tmp_path):
     assert "--synthetic ROWS" in shown.stdout
     assert f"({', '.join(built_in_graphs())}; default: dcn)" in " ".join(shown.stdout.split())
     assert refused.returncode == 2
-    assert refused.stderr == "hotrow-train: training needs the package 'torch': pip install 'hotrow[train]'\n"
+    assert refused.stderr == "hotrow train: training needs the package 'torch': pip install 'hotrow[train]'\n"
 
 
 @pytest.mark.parametrize(("dtype", "key_type"), [("uint32", "I32"), ("int64", "I64")])
@@ -264,7 +269,7 @@ def test_norm_files_give_the_model_that_arrays_give(tmp_path, capsys, document, 
     shown = []
     for data, options in (("data.npz", ()), ("list.txt", ("--key-type", key_type))):
         arguments = ["--data", str(tmp_path / data), "--model", str(graph), "--output", str(tmp_path / data[:4])]
-        assert cli.main([*arguments, *options]) == 0
+        assert hotrow_train([*arguments, *options]) == 0
         shown.append(figures(capsys.readouterr().out, "loss"))
 
     assert shown[0] == shown[1]
@@ -280,7 +285,7 @@ def test_a_graph_of_raw_files_is_trained_on_one(tmp_path, capsys, document):
     keys = rng.integers(0, 50, (400, 26))
     write_raw(tmp_path / "data.raw", rng.integers(0, 2, (400, 1)), rng.integers(0, 9, (400, 13)), keys)
 
-    assert cli.main(["--data", str(tmp_path / "data.raw"), "--model", str(graph), "--output", str(tmp_path)]) == 0
+    assert hotrow_train(["--data", str(tmp_path / "data.raw"), "--model", str(graph), "--output", str(tmp_path)]) == 0
 
     assert figures(capsys.readouterr().out, "AUC")
 
@@ -300,7 +305,7 @@ def test_a_wrong_description_of_files_is_refused(tmp_path, capsys, document, cha
     graph = tmp_path / "graph.json"
     graph.write_text(json.dumps(document))
 
-    assert cli.main(["--data", str(graph), "--model", str(graph), "--output", str(tmp_path / "out")]) == 2
+    assert hotrow_train(["--data", str(graph), "--model", str(graph), "--output", str(tmp_path / "out")]) == 2
 
     assert re.search(message, capsys.readouterr().err)
 
@@ -308,14 +313,14 @@ def test_a_wrong_description_of_files_is_refused(tmp_path, capsys, document, cha
 def test_files_without_samples_are_refused(tmp_path, capsys):
     (tmp_path / "list.txt").write_text("0\n")
 
-    assert cli.main(["--data", str(tmp_path / "list.txt"), "--output", str(tmp_path / "out")]) == 2
+    assert hotrow_train(["--data", str(tmp_path / "list.txt"), "--output", str(tmp_path / "out")]) == 2
 
     assert "list.txt: no samples" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("model", ["dcn", "din", "mmoe"])
 def test_a_description_names_the_arrays_that_a_model_reads(tmp_path, capsys, model):
-    assert cli.main(["--describe", model]) == 0
+    assert hotrow_train(["--describe", model]) == 0
     described = re.findall(r"^  (\S+) +(?:numbers|integers) \[", capsys.readouterr().out, flags=re.MULTILINE)
 
     script = Path(__file__).parents[2] / "examples" / "write_npz_file.py"
@@ -329,7 +334,7 @@ def test_the_results_of_every_epoch_are_in_a_file(tmp_path, capsys):
     file = tmp_path / "metrics.json"
     arguments = ["--synthetic", "3000", "--model", "mmoe", "--epochs", "2", "--output", str(tmp_path / "out")]
 
-    assert cli.main([*arguments, "--metrics", str(file)]) == 0
+    assert hotrow_train([*arguments, "--metrics", str(file)]) == 0
 
     output = capsys.readouterr().out
     written = json.loads(file.read_text())
@@ -344,9 +349,9 @@ def test_the_results_of_every_epoch_are_in_a_file(tmp_path, capsys):
 
 
 def test_an_auc_of_few_rows_is_announced_as_unreliable(tmp_path, capsys):
-    assert cli.main(["--synthetic", "200", "--output", str(tmp_path)]) == 0
+    assert hotrow_train(["--synthetic", "200", "--output", str(tmp_path)]) == 0
     few = capsys.readouterr().out
-    assert cli.main(["--synthetic", "3000", "--output", str(tmp_path)]) == 0
+    assert hotrow_train(["--synthetic", "3000", "--output", str(tmp_path)]) == 0
 
     assert re.search(
         r"^note: \d+ evaluation rows have label 1 and \d+ have 0: too few for a reliable AUC$", few, re.MULTILINE
@@ -356,7 +361,7 @@ def test_an_auc_of_few_rows_is_announced_as_unreliable(tmp_path, capsys):
 
 def test_without_an_output_nothing_is_trained(capsys):
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["--synthetic", "100"])
+        hotrow_train(["--synthetic", "100"])
 
     assert "the following arguments are required: --output" in capsys.readouterr().err
 
@@ -364,16 +369,16 @@ def test_without_an_output_nothing_is_trained(capsys):
 def test_metrics_that_cannot_be_written_are_refused_before_the_training(tmp_path, capsys):
     file = tmp_path / "none" / "metrics.json"
 
-    assert cli.main(["--synthetic", "100", "--output", str(tmp_path / "out"), "--metrics", str(file)]) == 2
+    assert hotrow_train(["--synthetic", "100", "--output", str(tmp_path / "out"), "--metrics", str(file)]) == 2
 
     shown = capsys.readouterr()
-    assert f"hotrow-train: {file}: cannot be written: no such file or directory\n" in shown.err
+    assert f"hotrow train: {file}: cannot be written: no such file or directory\n" in shown.err
     assert "loss" not in shown.out
 
 
 def test_files_with_other_labels_than_the_graph_are_refused(tmp_path, capsys):
     write_norm(tmp_path / "data", np.ones((20, 1)), np.ones((20, 2)), np.ones((20, 4, 1), int).tolist())
 
-    assert cli.main(["--data", str(tmp_path / "data"), "--model", "mmoe", "--output", str(tmp_path / "out")]) == 2
+    assert hotrow_train(["--data", str(tmp_path / "data"), "--model", "mmoe", "--output", str(tmp_path / "out")]) == 2
 
     assert "the graph reads 2 labels, but the data has 1" in capsys.readouterr().err

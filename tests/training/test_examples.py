@@ -67,7 +67,7 @@ def test_the_example_writes_the_arrays_that_a_model_reads(tmp_path, monkeypatch,
     np.testing.assert_array_equal(read.dense, written.dense)
     np.testing.assert_array_equal(read.bags.keys, written.bags.keys)
     np.testing.assert_array_equal(read.bags.row_ptrs, written.bags.row_ptrs)
-    assert f"hotrow-train --model {model} --data {tmp_path / 'train.npz'}" in capsys.readouterr().out
+    assert f"hotrow train --model {model} --data {tmp_path / 'train.npz'}" in capsys.readouterr().out
 
 
 def test_the_repository_in_the_source_tree_has_tiers_and_no_model(tmp_path):

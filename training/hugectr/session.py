@@ -20,9 +20,9 @@ from training.embedding_table import TableRows
 from training.errors import DivergedError, SessionError
 from training.hugectr.data_reader import DataReader, DataReader32, DataReader64
 from training.hugectr.model_oversubscriber import ModelOversubscriber
-from training.hugectr.parameter_files import read_dense_states, read_table, write_dense_states, write_table
 from training.hugectr.solver import SolverParser
 from training.metrics import area_under_curve
+from training.parameter_files import read_dense_states, read_table, write_dense_states, write_table
 
 _log = logging.getLogger(__name__)
 Metrics = list[tuple[str, float]]

@@ -1,0 +1,49 @@
+"""The results of a training as a picture, drawn by matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from serving.errors import MissingExtraError, OutputError
+
+
+def draw(file: Path, epochs: Sequence[dict[str, Any]]) -> None:
+    """Draw loss and AUC of every epoch, and the calibration of the last. The file's suffix says its format.
+
+    Args:
+        file: an existing file is replaced.
+        epochs: as ``--metrics`` writes them; may be empty.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OutputError: the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as err:
+        raise MissingExtraError("matplotlib", "plot", "--plot") from err
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    losses, areas, calibration = figure.subplots(1, 3)
+    numbers = [epoch["epoch"] for epoch in epochs]
+    losses.plot(numbers, [epoch["loss"] for epoch in epochs], marker="o", label="training")
+    calibration.plot([0, 1], [0, 1], color="gray", linestyle=":", label="perfect")
+    for label, groups in epochs[-1]["calibration"].items() if epochs else ():
+        losses.plot(numbers, [epoch["log_loss"][label] for epoch in epochs], marker="o", label=f"evaluation, {label}")
+        areas.plot(numbers, [epoch["auc"][label] or 0.5 for epoch in epochs], marker="o", label=label)
+        calibration.plot(*zip(*groups, strict=True), marker="o", label=label)
+    for axes, title, x, y in (
+        (losses, "log loss", "epoch", "mean"),
+        (areas, "AUC", "epoch", "area"),
+        (calibration, "calibration of the last epoch", "mean prediction", "share of ones"),
+    ):
+        axes.set(title=title, xlabel=x, ylabel=y)
+        axes.grid(visible=True, alpha=0.3)
+        if axes.lines:
+            axes.legend()
+    for axes in (losses, areas):
+        axes.locator_params(axis="x", integer=True)
+    try:
+        figure.savefig(file)
+    except (OSError, ValueError) as err:  # ValueError: an unknown suffix
+        reason = (err.strerror or str(err)).lower() if isinstance(err, OSError) else str(err)
+        raise OutputError(f"{file}: cannot be written: {reason}") from err
