@@ -49,7 +49,7 @@ def test_a_server_answers_samples_with_a_list_of_keys_per_slot(trained, start):
 
 def test_a_server_answers_the_request_on_the_page(trained, start):
     repository, _ = trained
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     blocks = re.findall(r"^```json\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
     [block] = [block for block in blocks if "samples" in block]
 

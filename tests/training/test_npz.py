@@ -83,7 +83,7 @@ def test_a_label_of_several_columns_is_one_array(tmp_path):
 
 def test_the_pages_example_is_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     block = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)[0]
 
     exec(block, {})
