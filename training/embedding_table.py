@@ -38,7 +38,7 @@ class TableRows:
     Attributes:
         keys: int64[V].
         parts: float32[V, P, D]. Part 0 is the vector; the other parts are the states of the table's rule.
-        last_steps: int64[V], the step of each row's last update; only "LazyGlobal" keeps it.
+        last_steps: int64[V], the step of each row's last update; 0: none is known.
         slot_ids: uint64[V], the slot in which each key was first seen.
     """
 
@@ -107,6 +107,11 @@ class EmbeddingTable:
         used = slice(len(self))
         return TableRows(self._index.keys(), self._parts[used], self._last_steps[used].numpy(), self._slot_ids[used])
 
+    def changed_since(self, step: int) -> TableRows:
+        """Return copies of the rows that were updated after a step, and of those whose last update is not known."""
+        last_steps = self._last_steps[: len(self)].numpy()
+        return self.dump()[np.flatnonzero((last_steps > step) | (last_steps == 0))]
+
     def select(self, keys: NDArray[np.int64]) -> TableRows:
         """Return copies of the rows of those keys that have one."""
         places = self._index.find(keys)
@@ -144,6 +149,7 @@ class EmbeddingTable:
         rows, sums = sum_gradients(touched.rows, touched.bags.row_ptrs, combiner, of_bags, self._heads)
         if self._update_type == "Local" or not self._rule.moves_always:
             move_rows(self._parts, *self._rule.factors(learning_rate, step), rows, sums)
+            self._last_steps.numpy()[rows] = step
             return
         weights, *states = torch.from_numpy(self._parts[: len(self)]).unbind(dim=1)
         move = Move(weights, states, torch.from_numpy(sums), learning_rate, step)

@@ -1,4 +1,4 @@
-"""Write a trained model into a model repository."""
+"""Write a trained model into a model repository, or only the rows that changed."""
 
 import json
 from functools import partial
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from serving.dense.onnx import build_onnx
+from serving.errors import OutputError
+from serving.model.atomic import atomic_directory
 from serving.model.dense_file import write_dense
 from serving.model.graph import inference_document, parse_graph
 from serving.model.sparse_file import write_sparse_directory
@@ -46,6 +48,36 @@ def export_model(
     """
     write_files = partial(_write_files, model=model, document=document, calibration=calibration)
     return write_version(repository, name, model.graph, write_files, version)
+
+
+def export_delta(model: CtrModel, folder: str | Path, since_step: int) -> dict[str, int]:
+    """Write the rows that changed after a step, one folder ``<folder>/<table>`` per table, for ``hotrow load``.
+
+    With the update type "Global" every row changes in every step. The dense weights are not in the delta.
+
+    Args:
+        model: the trained model.
+        folder: is complete or absent, and replaces an existing one as a whole. A table without changed rows has no
+            folder.
+        since_step: ``model.step`` at the last export.
+
+    Returns:
+        the number of rows of each table.
+
+    Raises:
+        OutputError: the file system refuses.
+    """
+    rows = {}
+    try:
+        with atomic_directory(folder) as temporary:
+            for embedding, table in zip(model.graph.embeddings, model.tables, strict=True):
+                changed = table.changed_since(since_step)
+                rows[embedding.table] = len(changed)
+                if len(changed):
+                    write_sparse_directory(temporary / embedding.table, changed.keys, changed.parts[:, 0])
+    except OSError as err:
+        raise OutputError(f"{folder}: cannot be written: {(err.strerror or str(err)).lower()}") from err
+    return rows
 
 
 def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibration: Samples | None) -> None:

@@ -301,19 +301,20 @@ def update_rows(
         update_type: see above.
         move: its weights and states are [V, ...], its gradient is [U, ...].
         rows: int64[U], the distinct rows that have a gradient.
-        last_steps: int64[V], the step of each row's last update; only "LazyGlobal" reads and changes it.
+        last_steps: int64[V], the step of each row's last update; is changed.
     """
     if update_type == "Global" and rule.moves_always:
         gradient = torch.zeros_like(move.weights).index_copy_(0, rows, move.gradient)
         rule.update(Move(move.weights, move.states, gradient, move.learning_rate, move.step))
+        last_steps[: len(gradient)] = move.step
         return
     tables = (move.weights, *move.states)
     weights, *states = (table.index_select(0, rows) for table in tables)
     of_rows = Move(weights, states, move.gradient, move.learning_rate, move.step)
     if update_type == "LazyGlobal":
         rule.update_lazily(of_rows, last_steps[rows])
-        last_steps[rows] = move.step
     else:
         rule.update(of_rows)
+    last_steps[rows] = move.step
     for table, changed in zip(tables, (weights, *states), strict=True):
         table.index_copy_(0, rows, changed)

@@ -3,16 +3,19 @@ import json
 import numpy as np
 import pytest
 
+from serving import ParameterServer, load_table
+from serving.config import read_repository
 from serving.dense.network import NumpyNetwork, open_network
 from serving.errors import ConfigError, OutputError
 from serving.model.dense_file import read_dense
 from serving.model.graph import parse_graph, read_graph
 from serving.model.manifest import verify_manifest
+from serving.model.sparse_file import open_sparse
 from serving.opening import load_model
 from training.ctr_model import CtrModel
 from training.data.criteo import encode_rows
 from training.document import open_document
-from training.export import export_model
+from training.export import export_delta, export_model
 from training.samples import Bags, Samples
 from training.synthetic import generate
 
@@ -160,3 +163,62 @@ def test_a_table_with_the_name_of_a_file_is_refused(document, tmp_path):
 
     with pytest.raises(ConfigError, match=r"a table cannot be called 'model\.py'"):
         export_model(model, document, tmp_path, "two")
+
+
+@pytest.mark.parametrize("update_type", ["Local", "LazyGlobal", "Global"])
+def test_a_delta_has_the_rows_that_changed(document, tmp_path, update_type):
+    first, second = (generate(300, seed=seed).samples for seed in (0, 1))
+    model = CtrModel(parse_graph(document, "graph.json"), seed=0, update_type=update_type)
+    for start in range(0, 300, 100):
+        model.train_batch(first[start : start + 100], 0.01)
+    published = [dict(zip(*map(list, table.rows()), strict=True)) for table in model.tables]
+    published = [{key: vector.copy() for key, vector in rows.items()} for rows in published]
+    mark = model.step
+    for start in range(0, 300, 100):
+        model.train_batch(second[start : start + 100], 0.01)
+
+    counts = export_delta(model, tmp_path / "delta", mark)
+
+    for t, (embedding, table) in enumerate(zip(model.graph.embeddings, model.tables, strict=True)):
+        [(keys, vectors)] = open_sparse(tmp_path / "delta" / embedding.table, embedding.dim).batches(10**6)
+        assert counts[embedding.table] == len(keys)
+        touched = set(model.bags(second)[t].keys.tolist())
+        assert set(keys.tolist()) == (set(table.rows()[0].tolist()) if update_type == "Global" else touched)
+        published[t].update(zip(keys.tolist(), vectors, strict=True))
+        for key, vector in zip(*table.rows(), strict=True):
+            np.testing.assert_array_equal(published[t][key], vector)
+
+
+def test_without_changes_a_delta_is_empty_and_replaces_an_older_one(trained, tmp_path):
+    assert all(export_delta(trained, tmp_path / "delta", 0).values())
+
+    assert set(export_delta(trained, tmp_path / "delta", trained.step).values()) == {0}
+
+    assert list((tmp_path / "delta").iterdir()) == []
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError, match="file: cannot be written: not a directory"):
+        export_delta(trained, tmp_path / "file", 0)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_delta_is_loaded_into_the_tiers_of_a_served_model(trained, version, document, tmp_path):
+    config = {
+        "supportlonglong": True,
+        "models": [],
+        "persistent_db": {"type": "rocks_db", "path": str(tmp_path / "db")},
+    }
+    (tmp_path / "models" / "ps.json").write_text(json.dumps(config))
+    mark = trained.step
+    trained.train_batch(generate(100, seed=9).samples, 0.01)
+    with ParameterServer.from_config(read_repository(tmp_path / "models")):
+        pass  # the first start loads the model's files
+
+    for table in export_delta(trained, tmp_path / "delta", mark):
+        load_table(tmp_path / "models", f"two@1.{table}", tmp_path / "delta" / table, False)
+
+    with ParameterServer.from_config(read_repository(tmp_path / "models")) as server:
+        for embedding, table in zip(trained.graph.embeddings, trained.tables, strict=True):
+            keys, vectors = table.rows()
+            found, is_known = server.lookup(f"two@1.{embedding.table}", keys)
+            np.testing.assert_array_equal(found, vectors)
+            assert is_known.all()
