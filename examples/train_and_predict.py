@@ -29,7 +29,7 @@ print(f"best known AUC {data.best_known_auc(tail):.4f}")
 
 # The model's graph and optimizer are in HugeCTR's JSON.
 dcn = open_document("dcn")
-model = CtrModel(dcn.graph, seed=0, rule=dcn.rule, update_type=dcn.update_type)
+model = CtrModel(dcn.graph, seed=0, rule=dcn.rule, tables=dcn.tables)
 options = {"epochs": 1, "batch_size": 256, "schedule": dcn.schedule, "seed": 0}
 for epoch in train(model, data.samples[: rows - held_out], data.samples[tail], **options):
     print(f"loss {epoch.loss:.4f}")

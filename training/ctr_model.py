@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from serving.dense.network import run_graph
-from serving.model.dense_file import Weights
+from serving.model.dense_file import Weights, weight_key
 from serving.model.graph import Graph
+from training.document import TableOptimizer
 from training.embedding_table import EmbeddingTable, TouchedRows
 from training.initial_weights import initial_statistics, initial_weights
+from training.regularizer import Regularizer
 from training.samples import Bags, Samples
 from training.update_rules import AdamRule, Move, UpdateRule, UpdateType
 
@@ -33,7 +35,9 @@ class CtrModel:
         seed: int,
         rule: UpdateRule | None = None,
         update_type: UpdateType = "Local",
+        tables: Sequence[TableOptimizer] | None = None,
         label_weights: Sequence[float] | None = None,
+        regularizers: Sequence[Regularizer] = (),
     ) -> None:
         """Draw the first weights.
 
@@ -42,14 +46,18 @@ class CtrModel:
             seed: determines the first weights and the dropout.
             rule: the optimizer. The default is Adam with HugeCTR's parameters.
             update_type: what happens to the rows of a table without a gradient; see ``update_rows``.
+            tables: the optimizer of each table. The default is ``rule`` and ``update_type`` for each.
             label_weights: L numbers, the weight of each label's loss in the sum. The default is 1 for each.
+            regularizers: are added to the loss. They read the dense weights.
         """
         self.graph = graph
         self._rule = rule or AdamRule()
+        optimizers = tables or [TableOptimizer(self._rule, update_type)] * len(graph.embeddings)
         self.tables = [
-            EmbeddingTable(embedding, seed=seed + t, rule=self._rule, update_type=update_type)
-            for t, embedding in enumerate(graph.embeddings)
+            EmbeddingTable(embedding, seed=seed + t, rule=optimizer.rule, update_type=optimizer.update_type)
+            for t, (embedding, optimizer) in enumerate(zip(graph.embeddings, optimizers, strict=True))
         ]
+        self._regularizers = regularizers
         self._label_weights = torch.tensor(label_weights or [1.0] * graph.label_dim)
         self._weights = {**initial_weights(graph, seed), **initial_statistics(graph)}
         self._states = {
@@ -68,7 +76,8 @@ class CtrModel:
             learning_rate: the learning rate of this step.
 
         Returns:
-            the loss before the step: the mean over samples of the sum over labels of weighted binary cross-entropies.
+            the loss before the step: the mean over samples of the sum over labels of weighted binary cross-entropies,
+            and the terms of the regularizers.
 
         Raises:
             ReservedKeyError: a key is one of the four reserved values. Nothing is learned from the batch.
@@ -80,6 +89,8 @@ class CtrModel:
         )
         losses = binary_cross_entropy_with_logits(logits, torch.from_numpy(samples.labels), reduction="none")
         loss = losses.mean(dim=0) @ self._label_weights
+        for regularizer in self._regularizers:
+            loss = loss + regularizer.term(self._learned(), len(samples))
         loss.backward()
         self._update(touched, learning_rate)
         return float(loss.detach())
@@ -142,6 +153,10 @@ class CtrModel:
         tensors.update(zip((embedding.top for embedding in self.graph.embeddings), pooled, strict=True))
         logits: torch.Tensor = run_graph(self.graph, weights or self._weights, tensors, overrides)[self.graph.logits]
         return logits
+
+    def _learned(self) -> list[torch.Tensor]:
+        """Return the dense weights without the statistics."""
+        return [self._weights[weight_key(spec)] for spec in self.graph.weights]
 
     def _dropout_seed(self) -> int:
         """Depend on the seed and the step alone, so a resumed training drops the same elements."""

@@ -11,6 +11,7 @@ from serving.model.graph import Graph, parse_graph
 from serving.model.strict_json import Fields, read_json
 from training.built_in import built_in_graphs
 from training.learning_rate import LearningRateSchedule
+from training.regularizer import Regularizer
 from training.update_rules import AdamRule, MomentumSgdRule, NesterovRule, SgdRule, UpdateRule, UpdateType
 
 _SCHEDULE_KEYS = ("learning_rate", "warmup_steps", "decay_start", "decay_steps", "decay_power", "end_lr")
@@ -24,6 +25,7 @@ _OPTIMIZERS: dict[str, tuple[type[UpdateRule], str, tuple[str, ...]]] = {
 _UPDATE_TYPES: dict[str, UpdateType] = {"Local": "Local", "Global": "Global", "LazyGlobal": "LazyGlobal"}
 _DEFAULT_LEARNING_RATE = 0.001
 DataFormat: TypeAlias = Literal["Norm", "Raw", "Parquet"]
+_REGULARIZERS: dict[str, Literal["L1", "L2"]] = {"L1": "L1", "L2": "L2"}
 _FORMATS: dict[str, DataFormat] = {"Norm": "Norm", "Raw": "Raw", "Parquet": "Parquet"}
 
 
@@ -38,6 +40,19 @@ class Label:
 
     name: str
     weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptimizer:
+    """How the rows of one table move.
+
+    Attributes:
+        rule: the formula.
+        update_type: how rows move in a step that does not read them.
+    """
+
+    rule: UpdateRule
+    update_type: UpdateType
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +84,10 @@ class TrainingDocument:
         graph: its layers.
         labels: the labels, in graph order.
         optimizer: the type of the optimizer, as the JSON spells it.
-        rule: the optimizer.
+        rule: the formula of the dense weights.
         schedule: the learning rates.
-        update_type: how rows move in a step that does not read them.
+        tables: the optimizer of each table: the document's, or the one in its embedding layer.
+        regularizers: those of the losses.
         data: its files, which only HugeCTR's formats need.
     """
 
@@ -82,7 +98,8 @@ class TrainingDocument:
     optimizer: str
     rule: UpdateRule
     schedule: LearningRateSchedule
-    update_type: UpdateType
+    tables: tuple[TableOptimizer, ...]
+    regularizers: tuple[Regularizer, ...]
     data: DataFiles
 
     @property
@@ -125,9 +142,14 @@ def read_document(path: Path) -> TrainingDocument:
     document = read_json(path)
     graph = parse_graph(document, str(path))
     root = Fields(document, str(path), "")
-    labels = _read_losses(root)
+    labels, regularizers = _read_losses(root)
     data = _read_data(next(root.objects("layers")), sum(entry.slots for entry in graph.sparse))
-    return TrainingDocument(path.stem, document, graph, labels, *_read_optimizer(root), data)
+    optimizer, schedule = _read_optimizer(root)
+    name = root.object("optimizer").text("type") if "optimizer" in root else "Adam"
+    tables = _read_table_optimizers(root, graph, optimizer, schedule)
+    return TrainingDocument(
+        path.stem, document, graph, labels, name, optimizer.rule, schedule, tables, regularizers, data
+    )
 
 
 def _read_data(data: Fields, slots: int) -> DataFiles:
@@ -141,11 +163,12 @@ def _read_data(data: Fields, slots: int) -> DataFiles:
     return DataFiles(form, source, eval_source, sizes, data.boolean("float_label_dense", False))
 
 
-def _read_optimizer(root: Fields) -> tuple[str, UpdateRule, LearningRateSchedule, UpdateType]:
-    if "optimizer" not in root:
-        return "Adam", AdamRule(), LearningRateSchedule(_DEFAULT_LEARNING_RATE), "Local"
-    rule_type, clause, keys = root.object("optimizer").choice("type", _OPTIMIZERS)
-    optimizer = root.object("optimizer", ("type", "update_type", clause))
+def _read_optimizer(fields: Fields) -> tuple[TableOptimizer, LearningRateSchedule]:
+    """Read the clause ``optimizer`` of the document or of a layer."""
+    if "optimizer" not in fields:
+        return TableOptimizer(AdamRule(), "Local"), LearningRateSchedule(_DEFAULT_LEARNING_RATE)
+    rule_type, clause, keys = fields.object("optimizer").choice("type", _OPTIMIZERS)
+    optimizer = fields.object("optimizer", ("type", "update_type", clause))
     update_type = optimizer.choice("update_type", _UPDATE_TYPES, "Local")
     hparam = optimizer.object(clause, (*_SCHEDULE_KEYS, *keys))
     try:
@@ -160,16 +183,29 @@ def _read_optimizer(root: Fields) -> tuple[str, UpdateRule, LearningRateSchedule
         )
     except ValueError as err:
         raise hparam.error(str(err)) from err
-    return root.object("optimizer").text("type"), rule, schedule, update_type
+    return TableOptimizer(rule, update_type), schedule
 
 
-def _read_losses(root: Fields) -> tuple[Label, ...]:
-    """Read the labels and their weights. Refuse settings that training does not have, instead of ignoring them."""
+def _read_table_optimizers(
+    root: Fields, graph: Graph, optimizer: TableOptimizer, schedule: LearningRateSchedule
+) -> tuple[TableOptimizer, ...]:
+    tables = {embedding.top: optimizer for embedding in graph.embeddings}
+    for layer in root.objects("layers"):
+        if "optimizer" not in layer:
+            continue
+        if "top" not in layer or layer.value("top") not in tables:
+            raise layer.error("only embedding layers have an optimizer of their own", "optimizer")
+        own, own_schedule = _read_optimizer(layer)
+        if own_schedule != schedule:
+            reason = "its learning rates must be those of the document's optimizer, because a step has one rate"
+            raise layer.error(reason, "optimizer")
+        tables[layer.text("top")] = own
+    return tuple(tables.values())
+
+
+def _read_losses(root: Fields) -> tuple[tuple[Label, ...], tuple[Regularizer, ...]]:
+    """Read the labels with their weights, and the regularizers."""
     layers = list(root.objects("layers"))
-    for layer in layers:
-        for key in ("optimizer", "regularizer"):
-            if key in layer:
-                raise layer.error(f"training has no {key} for a single layer", key)
     if layers[-1].text("type") != "BinaryCrossEntropyLoss":
         raise layers[-1].error("a training graph ends in BinaryCrossEntropyLoss", "type")
     losses = [layer for layer in layers if layer.text("type").endswith("Loss")]
@@ -184,7 +220,15 @@ def _read_losses(root: Fields) -> tuple[Label, ...]:
         if loss.texts("bottom")[1] != label:
             raise loss.error(f"expected the losses in the order of the labels, so {label!r} here", "bottom")
         labels.append(Label(label, _read_target_weight(loss, count)))
-    return tuple(labels)
+    return tuple(labels), tuple(_read_regularizer(loss) for loss in losses if "regularizer" in loss)
+
+
+def _read_regularizer(loss: Fields) -> Regularizer:
+    kind = loss.choice("regularizer", _REGULARIZERS)
+    factor = loss.number("lambda")
+    if factor < 0:
+        raise loss.error(f"expected a number of at least 0, got {factor:g}", "lambda")
+    return Regularizer(kind, factor)
 
 
 def _read_target_weight(loss: Fields, columns: int) -> tuple[float, ...]:

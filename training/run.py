@@ -70,8 +70,9 @@ def _model(document: TrainingDocument, seed: int) -> CtrModel:
             document.graph,
             seed=seed,
             rule=document.rule,
-            update_type=document.update_type,
+            tables=document.tables,
             label_weights=document.label_weights,
+            regularizers=document.regularizers,
         )
     except RuntimeError as err:  # PyTorch raises this instead of MemoryError
         if "allocate memory" not in str(err):

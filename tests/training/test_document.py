@@ -2,6 +2,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from serving.errors import ConfigError
@@ -9,6 +10,7 @@ from training.ctr_model import CtrModel
 from training.document import open_document
 from training.generator import generate_for
 from training.learning_rate import LearningRateSchedule
+from training.synthetic import generate
 from training.trainer import train
 from training.update_rules import AdamRule, MomentumSgdRule, NesterovRule, SgdRule
 
@@ -27,7 +29,7 @@ def test_a_built_in_model_is_opened_by_its_name():
     assert dcn.name == "dcn"
     assert dcn.graph.dense_dim == 13
     assert [entry.slots for entry in dcn.graph.sparse] == [26]
-    assert dcn.update_type == "Local"
+    assert dcn.tables[0].update_type == "Local"
     assert dcn.schedule == LearningRateSchedule(0.001)
 
 
@@ -39,7 +41,7 @@ def test_hugectrs_own_training_graph_is_read_with_its_optimizer():
     document = open_document(str(path))
 
     assert document.name == "dcn_train"
-    assert document.update_type == "Global"
+    assert document.tables[0].update_type == "Global"
     assert document.rule == AdamRule(0.9, 0.999, 1e-7)
     assert document.schedule == LearningRateSchedule(0.001)
 
@@ -70,7 +72,7 @@ def test_a_schedule_is_read_from_the_optimizer(tmp_path, document):
 
     assert read.schedule == LearningRateSchedule(2, 3, 4, 5, 3, 0.5)
     assert read.rule == AdamRule(0.5, 0.25, 1e-3)
-    assert read.update_type == "Local"
+    assert read.tables[0].update_type == "Local"
 
 
 @pytest.mark.parametrize(
@@ -88,10 +90,10 @@ def test_every_optimizer_and_update_type_is_read_and_learns(
     hparam = {"learning_rate": 0.05, **parameters}
     document["optimizer"] = {"type": kind, "update_type": update_type, clause: hparam}
     read = opened(tmp_path, document)
-    assert (read.rule, read.update_type, read.schedule.base) == (rule, update_type, 0.05)
+    assert (read.rule, read.tables[0].update_type, read.schedule.base) == (rule, update_type, 0.05)
 
     samples = generate_for(read.graph, 2_000, seed=0).samples
-    model = CtrModel(read.graph, seed=0, rule=read.rule, update_type=read.update_type)
+    model = CtrModel(read.graph, seed=0, rule=read.rule, tables=read.tables)
     first, last = train(model, samples, samples, epochs=2, batch_size=50, schedule=read.schedule, seed=0)
     assert last.loss < first.loss
 
@@ -133,14 +135,67 @@ def test_a_wrong_optimizer_is_refused_with_its_path(tmp_path, document, optimize
     assert str(caught.value).startswith(str(tmp_path / "mine.json"))
 
 
-def test_settings_that_training_does_not_have_are_refused(tmp_path, document):
-    document["layers"][1]["optimizer"] = {"type": "SGD"}
-    with pytest.raises(ConfigError, match=r"layers\[1\].optimizer"):
+def test_an_embedding_layer_may_have_an_optimizer_of_its_own(tmp_path, document):
+    document["optimizer"] = {"type": "Adam", "adam_hparam": {"learning_rate": 0.01}}
+    document["layers"][1]["optimizer"] = {
+        "type": "Nesterov",
+        "update_type": "Global",
+        "nesterov_hparam": {"learning_rate": 0.01, "momentum_factor": 0.5},
+    }
+    read = opened(tmp_path, document)
+
+    assert [(type(table.rule), table.update_type) for table in read.tables] == [
+        (NesterovRule, "Global"),
+        (AdamRule, "Local"),
+    ]
+    own = CtrModel(read.graph, seed=0, rule=read.rule, tables=read.tables)
+    plain = CtrModel(read.graph, seed=0, rule=read.tables[0].rule, update_type="Global")
+    samples = generate(100, seed=0).samples
+    for model in (own, plain):
+        model.train_batch(samples, 0.01)
+    np.testing.assert_array_equal(own.tables[0].rows()[1], plain.tables[0].rows()[1])
+    assert (own.tables[1].rows()[1] != plain.tables[1].rows()[1]).any()
+
+    document["layers"][1]["optimizer"]["nesterov_hparam"]["learning_rate"] = 0.02
+    with pytest.raises(ConfigError, match=r"layers\[1\].optimizer: its learning rates must be those of the document's"):
         opened(tmp_path, document)
 
-    del document["layers"][1]["optimizer"]
-    document["layers"][-1].update(regularizer="L2", **{"lambda": 0.1})
-    with pytest.raises(ConfigError, match=r"layers\[11\].regularizer"):
+
+@pytest.mark.parametrize(("kind", "power", "divisor"), [("L1", 1, 1), ("L2", 2, 2)])
+def test_a_regularizer_adds_its_term_to_the_loss_and_its_gradient_to_the_weights(
+    tmp_path, document, kind, power, divisor
+):
+    """SGD shows the gradient: L2 adds lambda / B * w, L1 adds lambda / B * sign(w)."""
+    document["optimizer"] = {"type": "SGD", "sgd_hparam": {"learning_rate": 1.0}}
+    document["layers"] = [layer for layer in document["layers"] if layer["type"] != "Dropout"]
+    document["layers"][-2]["bottom"] = "relu1"
+    samples = generate(50, seed=0).samples
+    factor, found = 3.0, []
+    for settings in ({}, {"regularizer": kind, "lambda": factor}):
+        document["layers"][-1].update(settings)
+        read = opened(tmp_path, document)
+        model = CtrModel(read.graph, seed=0, rule=read.rule, regularizers=read.regularizers)
+        before = model.dense_weights()
+        loss = model.train_batch(samples, 1.0)
+        found.append((loss, before, model.dense_weights()))
+
+    (plain_loss, before, plain), (loss, _, penalized) = found
+    total = sum(float((np.abs(weight.astype(np.float64)) ** power).sum()) for weight in before.values())
+    assert loss - plain_loss == pytest.approx(factor / (divisor * 50) * total, rel=1e-4)
+    for name, weight in before.items():
+        gradient = np.sign(weight) if kind == "L1" else weight
+        np.testing.assert_allclose(plain[name] - penalized[name], factor / 50 * gradient, atol=1e-5)
+
+
+def test_settings_that_training_does_not_have_are_refused(tmp_path, document):
+    document["layers"][-1].update(regularizer="L3", **{"lambda": 0.1})
+    with pytest.raises(ConfigError, match=r"layers\[11\].regularizer: "):
+        opened(tmp_path, document)
+    document["layers"][-1].update(regularizer="L2", **{"lambda": -0.1})
+    with pytest.raises(ConfigError, match=r"layers\[11\].lambda: expected a number of at least 0, got -0.1"):
+        opened(tmp_path, document)
+    del document["layers"][-1]["lambda"]
+    with pytest.raises(ConfigError, match=r"layers\[11\].lambda: "):
         opened(tmp_path, document)
 
     document["layers"][-1] = {"name": "p", "type": "Sigmoid", "bottom": "fc2", "top": "p"}

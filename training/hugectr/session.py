@@ -76,8 +76,9 @@ class Session:
             document.graph,
             seed=solver_config.seed,
             rule=document.rule,
-            update_type=document.update_type,
+            tables=document.tables,
             label_weights=document.label_weights,
+            regularizers=document.regularizers,
         )
         self._oversubscriber = (
             ModelOversubscriber(self._model, temp_embedding_dir or ".", reader_type.key_dtype)
