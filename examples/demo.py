@@ -21,9 +21,9 @@ import tritonclient.http as triton
 from tqdm import tqdm
 
 from training.data.criteo_reader import read_criteo
-from training.metrics import area_under_curve
+from training.model.metrics import area_under_curve
 from training.samples import Samples
-from training.synthetic import generate
+from training.synthetic.criteo_like import generate
 
 SAMPLES_PER_REQUEST, FEWEST_REQUESTS, MOST_REQUESTS = 64, 10, 500
 MARK = ".hotrow-demo"  # the demo deletes a folder only if this file is in it

@@ -10,12 +10,12 @@ import numpy as np
 
 import serving
 from serving.batch import read_batch
-from training.ctr_model import CtrModel
 from training.data.criteo import encode_rows
-from training.document import open_document
-from training.export import export_model
-from training.synthetic import generate
-from training.trainer import train
+from training.model.ctr_model import CtrModel
+from training.model.document import open_document
+from training.model.export import export_model
+from training.model.trainer import train
+from training.synthetic.criteo_like import generate
 
 parser = argparse.ArgumentParser(description="Train a small DCN, write it, open it, and predict.")
 parser.add_argument("repository", type=Path, nargs="?", default="model_repository", help="default: %(default)s")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from training.data.criteo import write_lines
-from training.synthetic import generate_blocks
+from training.synthetic.criteo_like import generate_blocks
 
 path, rows = Path(sys.argv[1]), int(sys.argv[2])
 seed = int(sys.argv[3]) if len(sys.argv) > 3 else 0

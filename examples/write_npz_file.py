@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 
-from training.document import open_document
-from training.generator import generate_for
+from training.model.document import open_document
+from training.synthetic.generator import generate_for
 
 model, path, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
 seed = int(sys.argv[4]) if len(sys.argv) > 4 else 0

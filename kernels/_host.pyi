@@ -386,75 +386,195 @@ def decode_norm(
         take. Then what is wrong with the next record; empty if nothing is, or if it is not whole.
     """
 
-def gather_pooled(
-    table: npt.NDArray[np.float32],
-    rows: npt.NDArray[np.int64],
-    row_ptrs: npt.NDArray[np.int32] | npt.NDArray[np.int64],
-    combiner: str,
-    absent: float,
-    out: npt.NDArray[np.float32],
-) -> None:
-    """Pool bags of rows of a table in training.
+class TrainingTable:
+    """The rows of one embedding table in training: int64 key -> float32[D] weights and the states of their optimizer.
+
+    A table is dynamic, or has fixed rows. In a dynamic table a key gets a row when training has looked it up
+    ``admit_after`` times; until then it counts as absent. With ``max_rows``, a new row replaces the row that training
+    has not looked up for the longest time, and a call cannot have more distinct keys. With ``fixed_rows``, key k is row
+    k, and all rows exist. First weights depend only on the key and ``seed``.
+
+    Every method may be called from any thread; calls take turns.
 
     Args:
-        table: float32[C, P, D], C-contiguous: each row's weights, then the states of the update rule. Only part 0 is
-            read.
-        rows: int64[N], row numbers below C. -1 counts as a vector of ``absent``.
-        row_ptrs: the CSR offsets of R bags.
-        combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``.
-        absent: see ``rows``.
-        out: float32[R, D], C-contiguous; must not overlap ``table``.
+        name: for messages.
+        dim: D, 1 to 65,536.
+        row_dtype: of the weights, ``"fp32"``, ``"fp16"`` or ``"bf16"``. They are computed in float32, and rounded to
+            the nearest value. States are float32.
+        initial_states: the value of each state of a new row.
+        initializer: ``("uniform", low, high)``, ``("normal", mean, std)`` or ``("constant", value, 0)``.
+        seed: of the first weights.
+        fixed_rows: V, or None for a dynamic table.
+        max_rows: the most rows, or None.
+        admit_after: at least 1.
+        default_value: every float of an absent key's vector.
+        max_norm: rows with a larger L2 norm are scaled to it when they are read; None: none are.
 
     Raises:
-        TypeError: an array has another dtype.
-        ValueError: an array has another shape, a row number is out of range, or the combiner is unknown.
+        ValueError: a number is out of range, a name is unknown, or a table with fixed rows has another bound.
+        MemoryError: the system refuses the memory.
     """
 
-def sum_gradients(
-    rows: npt.NDArray[np.int64],
-    row_ptrs: npt.NDArray[np.int32] | npt.NDArray[np.int64],
-    combiner: str,
-    gradient: npt.NDArray[np.float32],
-    heads: npt.NDArray[np.int32],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Turn the gradient of pooled bags into the gradient of each distinct row.
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        *,
+        row_dtype: RowDtype = "fp32",
+        initial_states: Sequence[float] = (),
+        initializer: tuple[str, float, float] = ("uniform", -0.05, 0.05),
+        seed: int = 0,
+        fixed_rows: int | None = None,
+        max_rows: int | None = None,
+        admit_after: int = 1,
+        default_value: float = 0.0,
+        max_norm: float | None = None,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def initial_states(self) -> list[float]: ...
+    @property
+    def step(self) -> int:
+        """The last step in which a row was updated; 0: none."""
 
-    The sums have the same bits whatever the number of threads.
+    def __len__(self) -> int: ...
+    def find(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the row numbers int64[N] of ``keys``, -1 for absent keys. Nothing is counted."""
+
+    def changed_rows(self, since: int = -1) -> npt.NDArray[np.int64]:
+        """Return the numbers of the rows whose last update was after a step, or is not known. -1: of all rows.
+
+        Numbers ascend. With ``max_rows`` the row that was looked up least recently comes first.
+        """
+
+    def read(
+        self, rows: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+        """Return copies of rows: their keys, float32[N, 1 + states, D], the steps of their last updates, their slots.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+
+    def write(
+        self,
+        keys: npt.NDArray[np.int64],
+        parts: npt.NDArray[np.float32],
+        last_steps: npt.NDArray[np.int64],
+        slots: npt.NDArray[np.uint64],
+    ) -> None:
+        """Insert or overwrite rows, in the form that ``read`` returns. With ``max_rows``, the last was used last.
+
+        Raises:
+            IndexError: the table has fixed rows, and a key is none of them.
+            ValueError: an array has another shape, or there are more keys than ``max_rows``.
+        """
+
+    def clear(self) -> None:
+        """Remove all rows and sightings. Fixed rows get their first weights again."""
+
+    def set_states(self, initial_states: Sequence[float]) -> None:
+        """Give every row these states in place of those that it has."""
+
+    def sightings(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the keys that have no row yet, and how often each was looked up."""
+
+    def write_sightings(self, keys: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
+        """Undo ``sightings``, in a table that has none."""
+
+class ArrayRows:
+    """Rows in an array, for ``look_up_bags``. Key k is row k.
 
     Args:
-        rows: int64[N], see ``gather_pooled``; no -1, and N at most 2^31 - 1.
-        row_ptrs: see ``gather_pooled``.
-        combiner: see ``gather_pooled``.
-        gradient: float32[R, D], C-contiguous.
-        heads: int32[C], scratch: all -1 before and after. One call at a time may use it.
+        rows: float32[V, D], C-contiguous. It is not copied.
+        name: for messages.
+        max_norm: as in ``TrainingTable``.
+    """
+
+    def __init__(self, rows: npt.NDArray[np.float32], name: str, max_norm: float | None = None) -> None: ...
+
+class BagLookup:
+    """Bags of keys that were looked up in one table, and their rows. Made by ``look_up_bags``."""
+
+    @property
+    def table(self) -> TrainingTable | ArrayRows: ...
+
+def look_up_bags(
+    tables: Sequence[TrainingTable | ArrayRows],
+    keys: Sequence[npt.NDArray[np.int64]],
+    row_ptrs: Sequence[npt.NDArray[np.int32] | npt.NDArray[np.int64] | None],
+    combiners: Sequence[str],
+    weights: Sequence[npt.NDArray[np.float32] | None],
+    slots: Sequence[int],
+    trains: bool,
+) -> list[tuple[BagLookup, npt.NDArray[np.float32]]]:
+    """Find the rows of several lookups, and pool them, in one call without the GIL.
+
+    Args:
+        tables: of each lookup. A table may have several lookups.
+        keys: of each lookup, int64[N].
+        row_ptrs: the CSR offsets of each lookup's R bags; None: one key per bag.
+        combiners: of each lookup; see ``HostTable.fetch_pooled``.
+        weights: of each lookup, float32[N] or None; see ``HostTable.fetch_pooled``.
+        slots: S of each lookup. Bag r is slot ``r % S`` of its sample.
+        trains: keys are counted and get rows. Otherwise tables do not change.
 
     Returns:
-        int64[U], the distinct rows in the order of their first appearance, and float32[U, D].
+        of each lookup what the functions below need, and the pooled bags float32[R, D]. An absent key counts as a
+        vector of the default value.
 
     Raises:
-        TypeError: see ``gather_pooled``.
-        ValueError: see ``gather_pooled``.
+        ReservedKeyError: a key is reserved. No table has changed.
+        IndexError: a key is none of a table's fixed rows or of an array's rows. Other tables may have new rows.
+        ValueError: an argument has another shape; or a table has ``max_rows``, and fewer than this call's distinct
+            keys.
+        TypeError: an argument has another type.
     """
 
-def move_rows(
-    table: npt.NDArray[np.float32],
+def sum_row_gradients(
+    lookups: Sequence[BagLookup], gradients: Sequence[npt.NDArray[np.float32]]
+) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+    """Turn the gradients float32[R, D] of pooled bags into those of the rows.
+
+    Returns:
+        of each lookup int64[U], the distinct keys with a row, in the order of their first places, and float32[U, D].
+    """
+
+def weight_gradients(
+    lookups: Sequence[BagLookup], gradients: Sequence[npt.NDArray[np.float32]]
+) -> list[npt.NDArray[np.float32]]:
+    """Turn the gradients float32[R, D] of pooled bags into those of the weights, float32[N] of each lookup."""
+
+def update_tables(
+    lookups: Sequence[BagLookup],
+    gradients: Sequence[npt.NDArray[np.float32]],
     rule: str,
-    factors: Sequence[float],
-    rows: npt.NDArray[np.int64],
-    gradient: npt.NDArray[np.float32],
+    update_type: str,
+    learning_rate: float,
+    step: int,
+    parameters: tuple[float, float, float],
+    scaler: float = 1.0,
 ) -> None:
-    """Move rows by their gradients, as ``UpdateRule.update`` of ``training.update_rules`` does.
+    """Sum the gradients of each row over all lookups, and move the rows, in one call without the GIL.
+
+    The bits do not depend on the number of threads. A row that was replaced since its lookup is left out.
 
     Args:
-        table: see ``gather_pooled``; changed in place.
+        lookups: of tables.
+        gradients: of the pooled bags of each lookup, float32[R, D].
         rule: ``"sgd"``, ``"momentum_sgd"``, ``"nesterov"``, ``"adam"``, ``"ada_grad"`` or ``"ftrl"``.
-        factors: the learning rate, and three parameters of the rule; see ``UpdateRule.factors``.
-        rows: int64[U], distinct.
-        gradient: float32[U, D], C-contiguous.
+        update_type: ``"Local"``, ``"Global"`` or ``"LazyGlobal"``; see ``training.optimizers``.
+        learning_rate: of this step.
+        step: counted from 1.
+        parameters: of the rule; see ``UpdateRule.parameters`` of ``training.optimizers.rules``.
+        scaler: gradients are divided by it.
 
     Raises:
-        TypeError: see ``gather_pooled``.
-        ValueError: see ``gather_pooled``, the rule is unknown, or the table has another number of parts than the rule.
+        ValueError: a name is unknown, a gradient has another shape, or a table has other states than the rule.
+        TypeError: a lookup is one of an array.
     """
 
 def lookup_threads() -> int:

@@ -17,28 +17,34 @@ import numpy.typing as npt
 
 from kernels import _host
 from kernels._host import (
+    ArrayRows,
+    BagLookup,
     PooledLookup,
     RequestPacker,
+    TrainingTable,
     decode_norm,
     decode_rows,
     encode_rows,
     fetch_tables,
     first_outside,
-    gather_pooled,
+    look_up_bags,
     lookup_threads,
-    move_rows,
     pack_rows,
     pool_rows,
     round_rows,
     row_bytes,
     set_lookup_threads,
     split_by_table,
-    sum_gradients,
+    sum_row_gradients,
+    update_tables,
+    weight_gradients,
 )
 from kernels.system_cores import usable_cores
 from kernels.system_memory import check_memory
 
 __all__ = [
+    "ArrayRows",
+    "BagLookup",
     "HostTable",
     "HostTableStats",
     "KeyIndex",
@@ -46,21 +52,23 @@ __all__ = [
     "PooledLookup",
     "RequestPacker",
     "RowDtype",
+    "TrainingTable",
     "decode_norm",
     "decode_rows",
     "encode_rows",
     "fetch_tables",
     "first_outside",
-    "gather_pooled",
+    "look_up_bags",
     "lookup_threads",
-    "move_rows",
     "pack_rows",
     "pool_rows",
     "round_rows",
     "row_bytes",
     "set_lookup_threads",
     "split_by_table",
-    "sum_gradients",
+    "sum_row_gradients",
+    "update_tables",
+    "weight_gradients",
 ]
 
 _DEFAULT_MOST_LOOKUP_THREADS = 8

@@ -47,6 +47,11 @@ class Bags:
         return cls(keys[is_key], _offsets(is_key.astype(np.int64)), keys.shape[1])
 
     @property
+    def has_one_key_each(self) -> bool:
+        """Whether the bags were made without offsets, because each has one key."""
+        return self._row_ptrs is None
+
+    @property
     def row_ptrs(self) -> Ints:
         """int64[B * S + 1], CSR offsets of the bags, from 0 to N."""
         return np.arange(self.keys.size + 1, dtype=np.int64) if self._row_ptrs is None else self._row_ptrs

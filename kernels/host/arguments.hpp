@@ -23,7 +23,7 @@ inline void release_gil_unless(bool tiny, std::optional<GilRelease>& release) {
   if (!tiny) release.emplace();
 }
 
-enum class Dtype { kInt64, kInt32, kFloat32, kBool, kUint8 };
+enum class Dtype { kInt64, kInt32, kUint64, kFloat32, kBool, kUint8 };
 
 // A C-contiguous array borrowed from Python. It holds the array until it is destroyed; create and destroy it with the
 // GIL.
@@ -51,6 +51,7 @@ class Array {
     switch (dtype) {
       case Dtype::kInt64: return bytes == 8 && (code == "l" || code == "q");
       case Dtype::kInt32: return bytes == 4 && (code == "i" || code == "l");
+      case Dtype::kUint64: return bytes == 8 && (code == "L" || code == "Q");
       case Dtype::kFloat32: return code == "f";
       case Dtype::kBool: return code == "?";
       case Dtype::kUint8: return code == "B";

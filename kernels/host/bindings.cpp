@@ -22,9 +22,9 @@
 #include "row_codec.hpp"
 #include "shared_area.hpp"
 #include "snapshot_bindings.hpp"
-#include "row_training_bindings.hpp"
 #include "split_bindings.hpp"
 #include "table_reads.hpp"
+#include "training_bindings.hpp"
 
 namespace hotrow {
 namespace {
@@ -272,7 +272,7 @@ NB_MODULE(_host, module) {
   bind_request_packer(module);
   bind_row_codec(module);
   bind_split(module);
-  bind_row_training(module);
+  bind_training(module);
   bind_norm_records(module);
   module.def("lookup_threads", [] { return CorePool::shared().threads(); });
   module.def("set_lookup_threads", &set_lookup_threads, nb::arg("threads"));

@@ -13,6 +13,7 @@ struct PythonNames {
   nb::object bool_ = nb::module_::import_("numpy").attr("dtype")("bool");
   nb::object int32 = nb::module_::import_("numpy").attr("dtype")("int32");
   nb::object int64 = nb::module_::import_("numpy").attr("dtype")("int64");
+  nb::object uint64 = nb::module_::import_("numpy").attr("dtype")("uint64");
   nb::object uint8 = nb::module_::import_("numpy").attr("dtype")("uint8");
   nb::object float32 = nb::module_::import_("numpy").attr("dtype")("float32");
   nb::object reserved_key_error = nb::module_::import_("kernels.errors").attr("ReservedKeyError");

@@ -82,7 +82,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     for command in commands_in_order:
         command.add_parser(commands)
-    import_module("training.cli").add_parser(commands)  # by name, because serving must not depend on training
+    import_module("training.command.cli").add_parser(commands)  # by name, because serving must not depend on training
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         chosen = commands.choices[options.command]

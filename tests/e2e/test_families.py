@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from training.ctr_model import CtrModel
-from training.document import open_document
-from training.export import export_model
-from training.generator import generate_for
-from training.trainer import predict_logits, train
+from training.model.ctr_model import CtrModel
+from training.model.document import open_document
+from training.model.export import export_model
+from training.model.trainer import predict_logits, train
+from training.synthetic.generator import generate_for
 
 
 @pytest.fixture(scope="module")

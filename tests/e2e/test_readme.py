@@ -22,7 +22,7 @@ PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.
 OWN_TESTS = {
     "gpu_cache.md": "tests/gpu_cache/test_package.py",
     "importing.md": "tests/e2e/test_importing.py",
-    "models.md": "tests/training/test_families.py",
+    "models.md": "tests/training/model/test_families.py",
     "planning.md": "tests/serving/test_planner_cli.py",
     "triton.md": "tests/e2e/test_triton.py",
 }

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from serving.model.graph import parse_graph
-from training.ctr_model import CtrModel
-from training.learning_rate import LearningRateSchedule
-from training.synthetic import generate
-from training.trainer import train
+from training.model.ctr_model import CtrModel
+from training.model.trainer import train
+from training.optimizers.learning_rate import LearningRateSchedule
+from training.synthetic.criteo_like import generate
 
 TWO_TABLES = {
     "layers": [

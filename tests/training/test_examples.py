@@ -11,9 +11,9 @@ from serving.config import read_ps_config
 from training.built_in import built_in_graphs
 from training.data.criteo_reader import read_criteo
 from training.data.npz import read_npz
-from training.document import open_document
-from training.generator import generate_for
-from training.synthetic import generate
+from training.model.document import open_document
+from training.synthetic.criteo_like import generate
+from training.synthetic.generator import generate_for
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from serving.model.graph import SparseInput
 from serving.model.numpy_faults import UNREADABLE, explain
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
-from training.document import TrainingDocument
 from training.errors import DataError
+from training.model.document import TrainingDocument
 from training.samples import Bags, Samples
 
 _NO_KEY = -1

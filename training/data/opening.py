@@ -16,9 +16,9 @@ from training.data.norm import is_norm, read_norm
 from training.data.npz import read_npz
 from training.data.raw import read_raw
 from training.data.source import FileSource
-from training.document import TrainingDocument
 from training.errors import DataError
-from training.sample_check import check_samples_fit
+from training.model.document import TrainingDocument
+from training.model.sample_check import check_samples_fit
 from training.samples import Samples
 
 

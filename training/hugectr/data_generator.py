@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from serving.errors import ConfigError
 from training.data.convert import write_data_set
 from training.data.slot_sizes import slot_ranges
-from training.keyed_random import keyed_uniform
 from training.samples import Bags, Samples
+from training.synthetic.keyed_random import keyed_uniform
 
 _PART_SAMPLES = 8192
 

@@ -10,9 +10,9 @@ from numpy.typing import DTypeLike
 from serving.errors import ConfigError
 from training.data.opening import read_hugectr
 from training.data.streams import batches_of, read_ahead
-from training.document import TrainingDocument
 from training.errors import DataError, SessionError
-from training.sample_check import check_samples_fit
+from training.model.document import TrainingDocument
+from training.model.sample_check import check_samples_fit
 from training.samples import Samples
 
 

@@ -3,8 +3,8 @@
 from os import PathLike
 from pathlib import Path
 
-from training.document import read_document
-from training.learning_rate import LearningRateSchedule
+from training.model.document import read_document
+from training.optimizers.learning_rate import LearningRateSchedule
 
 
 class LearningRateScheduler:

@@ -14,10 +14,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from kernels.host import KeyIndex
 from serving.errors import ConfigError, MissingExtraError, ModelFileError
-from training.ctr_model import CtrModel
 from training.data.keyset import read_keyset
-from training.embedding_table import EmbeddingTable, TableRows
+from training.embedding.table import EmbeddingTable, TableRows
 from training.errors import DataError
+from training.model.ctr_model import CtrModel
 from training.samples import Bags
 
 _CHUNK_ROWS = 65_536
@@ -106,7 +106,8 @@ class ModelOversubscriber:
     def write_back(self) -> None:
         """Write all rows of the tables to disk. The tables do not change."""
         for table, store in zip(self._model.tables, self._stores, strict=True):
-            store.write(table.dump())
+            for part in table.dump():
+                store.write(part)
 
     def rows(self, table: int) -> Iterator[TableRows]:
         """Yield all rows of a table on disk, part by part, in the order of RocksDB."""
@@ -136,7 +137,7 @@ class _RowStore:
             raise MissingExtraError("rocksdict", "rocksdb", "use_model_oversubscriber") from err
         self._path = path
         self._rocksdict: Any = rocksdict
-        self._dtype = np.dtype([*_ROW_FIELDS, ("parts", "<f4", table.parts_shape)])
+        self._dtype = np.dtype([*_ROW_FIELDS, ("parts", "<f4", (1 + len(table.initial_states), table.config.dim))])
         with self._errors():
             self._rows = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True))
 

@@ -14,15 +14,15 @@ from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
 from serving.model.dense_file import read_dense, write_dense
 from serving.model.sparse_file import KeyType
-from training.ctr_model import CtrModel
-from training.document import read_document
-from training.embedding_table import TableRows
+from training.embedding.table import TableRows
 from training.errors import DivergedError, SessionError
 from training.hugectr.data_reader import DataReader, DataReader32, DataReader64
 from training.hugectr.model_oversubscriber import ModelOversubscriber
 from training.hugectr.solver import SolverParser
-from training.metrics import area_under_curve
-from training.parameter_files import read_dense_states, read_table, write_dense_states, write_table
+from training.model.ctr_model import CtrModel
+from training.model.document import read_document
+from training.model.metrics import area_under_curve
+from training.model.parameter_files import read_dense_states, read_table, write_dense_states, write_table
 
 _log = logging.getLogger(__name__)
 Metrics = list[tuple[str, float]]
@@ -287,7 +287,7 @@ class Session:
     def _rows(self, table: int) -> Iterator[TableRows]:
         if self._oversubscriber is not None:
             return self._oversubscriber.rows(table)
-        return iter([self._model.tables[table].dump()])
+        return self._model.tables[table].dump()
 
     def _load(self) -> None:
         """Load the files that the solver names."""

@@ -1,0 +1,262 @@
+"""Checkpoints, the best epoch, early stopping and the picture of a run."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.training.command.running import hotrow_train
+from tests.training.command.test_cli import write_criteo
+from training.model.metrics import calibration
+
+ROOT = Path(__file__).parents[3]
+
+
+def arguments(folder, *more, epochs=2, rows=2000):
+    return [
+        *("--synthetic", str(rows), "--model", "wdl", "--batch-size", "100", "--epochs", str(epochs)),
+        *("--output", str(folder), "--checkpoint", str(folder / "checkpoints"), "--checkpoint-steps", "7", *more),
+    ]
+
+
+def model_files(repository, version=1):
+    folder = repository / "wdl" / str(version)
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    }
+
+
+def start(folder, *more, **options):
+    """Start the command in a process of its own."""
+    command = [sys.executable, "-m", "serving.cli.main", "train", *arguments(folder, *more, **options)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition, process):
+    until = time.monotonic() + 100
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_a_killed_training_resumes_to_the_same_model(tmp_path, capsys):
+    """Two kills, at any moment: the resumed training writes the model that an undisturbed one writes."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    metrics = tmp_path / "metrics.json"
+    assert hotrow_train(arguments(whole, "--metrics", str(metrics), epochs=3, rows=6000)) == 0
+    expected = json.loads(metrics.read_text())["epochs"]
+    checkpoints = killed / "checkpoints"
+
+    def newest():
+        return max((int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*")), default=0)
+
+    for resume, at_step in (((), 21), (("--resume",), 91)):
+        process = start(killed, *resume, epochs=3, rows=6000)
+        wait_for(lambda at_step=at_step: newest() >= at_step, process)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+        assert not (killed / "wdl").exists()
+    capsys.readouterr()
+    metrics.unlink()
+
+    assert hotrow_train(arguments(killed, "--resume", "--metrics", str(metrics), epochs=3, rows=6000)) == 0
+
+    assert re.search(r"^resumed at step \d+, in epoch [23]$", capsys.readouterr().out, re.MULTILINE)
+    assert model_files(killed) == model_files(whole)
+    written = json.loads(metrics.read_text())["epochs"]
+    for epoch in (*expected, *written):
+        del epoch["seconds"]
+    assert written == expected
+
+
+def test_more_epochs_go_on_from_the_end(tmp_path, capsys):
+    assert hotrow_train(arguments(tmp_path / "a", epochs=3)) == 0
+    assert hotrow_train(arguments(tmp_path / "b", epochs=2)) == 0
+
+    assert hotrow_train(arguments(tmp_path / "b", "--resume", epochs=3)) == 0
+
+    assert model_files(tmp_path / "b", 2) == model_files(tmp_path / "a")
+    assert "resumed at step 36, in epoch 3" in capsys.readouterr().out
+
+
+def test_data_from_a_file_resumes_within_a_window(tmp_path):
+    path = write_criteo(tmp_path / "train.txt", 1500)
+
+    def options(folder, *more):
+        return [
+            *("--data", str(path), "--window", "200", "--batch-size", "50", "--output", str(tmp_path / folder)),
+            *("--checkpoint", str(tmp_path / folder / "c"), "--checkpoint-steps", "5", "--model", "wdl", *more),
+        ]
+
+    assert hotrow_train(options("whole")) == 0
+    assert hotrow_train(options("again")) == 0
+    newest = max((tmp_path / "again" / "c").glob("step-*"))
+    document = json.loads((newest / "checkpoint.json").read_text())
+    assert document["position"]["step"] == 27
+    assert hotrow_train(options("again", "--resume")) == 0
+
+    assert model_files(tmp_path / "again", 2) == model_files(tmp_path / "whole")
+
+
+def test_only_the_newest_checkpoint_is_kept_and_nothing_else_is_touched(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "step-mine").mkdir(parents=True)
+    (checkpoints / "step-3").mkdir()
+    (checkpoints / "notes").write_text("kept")
+
+    assert hotrow_train(arguments(tmp_path, epochs=1)) == 0
+
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["notes", "step-18", "step-3", "step-mine"]
+
+
+def test_a_checkpoint_is_never_replaced_by_a_new_training(tmp_path, capsys):
+    assert hotrow_train(arguments(tmp_path)) == 0
+
+    assert hotrow_train(arguments(tmp_path)) == 2
+
+    assert (
+        "step-36: a checkpoint of an earlier training; continue it with --resume or delete it"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--batch-size", "200"], "settings.batch_size: the checkpoint was made with 100, and now it is 200"),
+        (["--seed", "3"], "settings.seed: the checkpoint was made with 0, and now it is 3"),
+        (["--synthetic", "2010"], "settings.rows: the checkpoint was made with [1800, 200], and now it is [1809, 201]"),
+        (["--learning-rate", "0.5"], "settings.learning_rate: the checkpoint was made with null, and now it is 0.5"),
+        (["--model", "dcn"], "settings.graph: the checkpoint was made with another value, and now it is this graph"),
+    ],
+)
+def test_other_settings_cannot_resume(tmp_path, capsys, more, message):
+    assert hotrow_train(arguments(tmp_path, epochs=1)) == 0
+
+    assert hotrow_train(arguments(tmp_path, "--resume", *more)) == 2
+
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_checkpoint_nothing_starts_from_zero(tmp_path, capsys):
+    assert hotrow_train(arguments(tmp_path, "--resume")) == 2
+
+    shown = capsys.readouterr()
+    assert "checkpoints: no checkpoint, so nothing can be resumed" in shown.err
+    assert "loss" not in shown.out
+    with pytest.raises(SystemExit, match="2"):
+        hotrow_train(["--synthetic", "100", "--output", str(tmp_path), "--resume"])
+    assert "--resume needs --checkpoint" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path, capsys):
+    assert hotrow_train(arguments(tmp_path, epochs=1)) == 0
+    states = tmp_path / "checkpoints" / "step-18" / "0.states"
+    states.write_bytes(states.read_bytes()[:-4])
+
+    assert hotrow_train(arguments(tmp_path, "--resume")) == 2
+
+    assert "0.states: expected" in capsys.readouterr().err
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, capsys):
+    assert hotrow_train(arguments(tmp_path, epochs=1)) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        assert hotrow_train(arguments(tmp_path, "--resume", epochs=2)) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert "cannot be written: file too large" in capsys.readouterr().err.lower()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def losses(text):
+    return [float(found) for found in re.findall(r"log loss ([\d.]+)\)$", text, re.MULTILINE)]
+
+
+def overfit(output, epochs, *more):
+    """Few samples and a high rate: a later epoch is worse."""
+    return [
+        *("--synthetic", "400", "--model", "wdl", "--batch-size", "20", "--learning-rate", "0.01"),
+        *("--epochs", str(epochs), "--output", str(output), *more),
+    ]
+
+
+def test_the_best_epoch_is_written(tmp_path, capsys):
+    assert hotrow_train(overfit(tmp_path / "a", 6)) == 0
+    output = capsys.readouterr().out
+    best = losses(output).index(min(losses(output))) + 1
+    assert best < 6
+    assert f"the model of epoch {best} is written, whose log loss is the best" in output
+
+    assert hotrow_train(overfit(tmp_path / "b", best)) == 0
+
+    assert model_files(tmp_path / "a") == model_files(tmp_path / "b")
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["ps.json", "wdl"]
+
+
+def test_patience_stops_a_training_that_gets_worse(tmp_path, capsys):
+    assert hotrow_train(overfit(tmp_path, 20, "--patience", "2")) == 0
+
+    output = capsys.readouterr().out
+    found = losses(output)
+    best = found.index(min(found))
+    assert len(found) == best + 3 < 20
+    assert "stopped: 2 epochs without a better log loss" in output
+
+
+def test_the_best_epoch_survives_a_resume(tmp_path, capsys):
+    checkpoint = ("--checkpoint", str(tmp_path / "c"))
+    assert hotrow_train(overfit(tmp_path / "a", 6)) == 0
+    assert hotrow_train(overfit(tmp_path / "b", 5, *checkpoint)) == 0
+
+    assert hotrow_train(overfit(tmp_path / "b", 6, *checkpoint, "--resume")) == 0
+
+    assert model_files(tmp_path / "b", 2) == model_files(tmp_path / "a")
+
+
+def test_a_picture_of_the_epochs(tmp_path, capsys):
+    picture = tmp_path / "run.svg"
+    options = ["--synthetic", "1000", "--model", "mmoe", "--output", str(tmp_path / "out"), "--plot"]
+
+    assert hotrow_train([*options, str(picture)]) == 0
+    text = picture.read_text()
+    assert "<svg" in text
+    for words in ("log loss", "AUC", "calibration of the last epoch", "evaluation, click", "purchase"):
+        assert words in text
+
+    capsys.readouterr()
+    for file, reason in ((tmp_path / "none" / "run.svg", "no such file"), (tmp_path / "run.doc", "doc")):
+        assert hotrow_train([*options, str(file)]) == 2
+        shown = capsys.readouterr()
+        assert f"{file}: cannot be written: " in shown.err
+        assert reason in shown.err
+        assert "loss" not in shown.out
+
+
+def test_calibration_compares_predictions_with_what_happened():
+    import numpy as np
+
+    logits = np.log(np.repeat([0.1, 0.5, 0.9], 100) / (1 - np.repeat([0.1, 0.5, 0.9], 100)))
+    labels = np.concatenate([np.arange(100) < 10, np.arange(100) < 80, np.arange(100) < 90]).astype(np.float32)
+
+    found = calibration(labels, logits, groups=3)
+
+    np.testing.assert_allclose(found, [(0.1, 0.1), (0.5, 0.8), (0.9, 0.9)], atol=1e-6)
+    assert len(calibration(labels[:4], logits[:4])) == 4

@@ -1,0 +1,364 @@
+"""EmbeddingBagCollection in PyTorch programs, against modules and operations of PyTorch."""
+
+import copy
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from kernels.errors import ReservedKeyError
+from tests.training.embedding.oracle import flat, pool
+from training import EmbeddingBagCollection, EmbeddingBagConfig
+from training.embedding import Constant, Normal
+from training.optimizers import SGD, AdaGrad, Adam, Ftrl, MomentumSGD, Nesterov
+from training.samples import Bags
+
+EVERY = [SGD, MomentumSGD, Nesterov, Adam, AdaGrad, Ftrl]
+BAGS = st.lists(st.lists(st.integers(-3, 8), max_size=4), min_size=1, max_size=6)
+
+
+def jagged(bags):
+    keys, offsets = flat(bags)
+    return torch.tensor(keys, dtype=torch.int64), torch.tensor(offsets)
+
+
+def vectors_of(table):
+    return dict(zip(*(part.tolist() for part in table.rows()), strict=True))
+
+
+def test_one_adam_step_moves_rows_as_in_hugectrs_worked_example():
+    # HugeCTR's TensorFlow plugin: learning rate 0.1, gradient ones; keys 0 and 1 are read four times, 2 and 6 twice.
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(4)})
+    optimizer = Adam(tables.parameters(), lr=0.1, beta1=0.9, beta2=0.99, epsilon=1e-3)
+    pooled = tables({"t": jagged([[0], [1], [2, 6], [0], [1], [], [0], [1], [6], [0], [1], [2]])})["t"]
+    before = vectors_of(tables.tables["t"])
+
+    pooled.sum().backward()
+    optimizer.step()
+
+    after = vectors_of(tables.tables["t"])
+    for key, expected in {0: 0.09975063, 1: 0.09975063, 2: 0.09950249, 6: 0.09950249}.items():
+        decrease = np.subtract(before[key], after[key])
+        np.testing.assert_allclose(decrease, expected, atol=2e-8)  # float32 of numbers below 0.2
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+@pytest.mark.parametrize("update_type", ["Local", "Global", "LazyGlobal"])
+@pytest.mark.parametrize("optimizer", EVERY)
+def test_tables_learn_what_embedding_bags_of_pytorch_learn(optimizer, update_type, combiner):
+    config = EmbeddingBagConfig(4, combiner)
+    ours = EmbeddingBagCollection({"a": config, "b": config}, seed=3)
+    ours({name: torch.arange(20) for name in "ab"})  # so that all rows exist
+    theirs = nn.ModuleDict(
+        {
+            name: nn.EmbeddingBag.from_pretrained(
+                torch.tensor(table.rows()[1]), freeze=False, mode=combiner, sparse=True, include_last_offset=True
+            )
+            for name, table in ours.tables.items()
+        }
+    )
+    stepping = [optimizer(net.parameters(), lr=0.1, update_type=update_type) for net in (ours, theirs)]
+    rng = np.random.default_rng(0)
+
+    for _ in range(8):
+        bags = {name: jagged([rng.integers(0, 20, rng.integers(0, 4)).tolist() for _ in range(5)]) for name in "ab"}
+        pooled = [ours(bags), {name: theirs[name](*bags[name]) for name in "ab"}]
+        for one, net in zip(pooled, stepping, strict=True):
+            net.zero_grad()
+            sum((tensor - 1).square().sum() for tensor in one.values()).backward()
+            net.step()
+
+    for name, table in ours.tables.items():
+        np.testing.assert_allclose(table.rows()[1], theirs[name].weight.detach(), rtol=1e-3, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(bags=BAGS, combiner=st.sampled_from(["sum", "mean", "sqrtn"]), max_norm=st.sampled_from([None, 0.08]))
+def test_weights_get_the_gradient_of_plain_pytorch(bags, combiner, max_norm):
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(3, combiner, max_norm=max_norm)})
+    keys, offsets = jagged(bags)
+    weights = torch.rand(len(keys), generator=torch.Generator().manual_seed(0)) + 0.1
+    weights.requires_grad_()
+    pooled = tables({"t": (keys, offsets, weights)})["t"]
+    (pooled * torch.arange(3)).sum().backward()
+
+    known = vectors_of(tables.tables["t"])
+    rows = torch.tensor([known[key] for key in keys.tolist()], dtype=torch.float64).reshape(-1, 3)
+    places = torch.arange(len(keys)).split((offsets[1:] - offsets[:-1]).tolist())
+    doubles = weights.detach().double().requires_grad_()
+    expected = pool(
+        rows, [place.tolist() for place in places], [doubles[place] for place in places], combiner, max_norm
+    )
+    (expected * torch.arange(3)).sum().backward()
+
+    torch.testing.assert_close(pooled.double(), expected, rtol=1e-4, atol=1e-6)
+    if len(keys):
+        torch.testing.assert_close(weights.grad.double(), doubles.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_every_form_of_bags_gives_the_same_vectors():
+    config = EmbeddingBagConfig(4)
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(4, features=tuple("abcdefg"))}, seed=1)
+    bags = [[5, 6], [7], [], [8, 5]]
+    keys, offsets = jagged(bags)
+    nested = torch.nested.nested_tensor_from_jagged(keys, offsets)
+    features = {
+        "a": (keys, offsets),
+        "b": (keys, offsets, torch.ones(5)),
+        "c": (keys.int(), offsets.int()),
+        "d": torch.tensor([[5, 6], [7, -1], [-1, -1], [5, 8]]),
+        "e": nested,
+        "f": TorchRecJagged(keys, offsets),
+    }
+
+    pooled = tables(features | {"g": torch.tensor([6, -1, 8])})
+    of_samples = EmbeddingBagCollection({"t": config}, seed=1)({"t": Bags(keys.numpy(), offsets.numpy(), 2)})["t"]
+
+    for feature in "bcdef":
+        torch.testing.assert_close(pooled[feature], pooled["a"], rtol=0, atol=0)
+    assert of_samples.shape == (2, 2, 4)
+    torch.testing.assert_close(of_samples.reshape(4, 4), pooled["a"], rtol=0, atol=0)
+    assert pooled["g"].shape == (3, 4)
+    assert not pooled["g"][1].any()
+
+
+class TorchRecJagged:
+    """What TorchRec's JaggedTensor offers."""
+
+    def __init__(self, values, offsets):
+        self._values, self._offsets = values, offsets
+
+    def values(self):
+        return self._values
+
+    def offsets(self):
+        return self._offsets
+
+    def weights_or_none(self):
+        return None
+
+
+def test_features_of_one_table_share_its_rows_and_move_them_once():
+    tables = EmbeddingBagCollection({"item": EmbeddingBagConfig(2, features=("viewed", "bought"))})
+    optimizer = Adam(tables.parameters(), lr=0.1)
+    pooled = tables({"viewed": torch.tensor([1, 2]), "bought": torch.tensor([2])})
+    before = vectors_of(tables.tables["item"])
+
+    sum(one.sum() for one in pooled.values()).backward()
+    optimizer.step()
+
+    after = vectors_of(tables.tables["item"])
+    assert set(after) == {1, 2}
+    for key in (1, 2):  # the first step of Adam does not depend on the size of the gradient
+        np.testing.assert_allclose(np.subtract(before[key], after[key]), 0.1, rtol=1e-5)
+
+
+def test_gradients_of_several_backward_passes_are_added_until_a_step():
+    one, other = (EmbeddingBagCollection({"t": EmbeddingBagConfig(2)}) for _ in range(2))
+    steps = [SGD(net.parameters(), lr=1.0) for net in (one, other)]
+
+    for keys in ([1, 2], [2, 3]):
+        one({"t": torch.tensor(keys)})["t"].sum().backward()
+    other({"t": torch.tensor([1, 2, 2, 3])})["t"].sum().backward()
+    for step in steps:
+        step.step()
+        step.step()  # without a new gradient nothing moves
+
+    assert vectors_of(one.tables["t"]) == vectors_of(other.tables["t"])
+
+
+@pytest.mark.parametrize("zero", ["optimizer", "module"])
+def test_zero_grad_drops_gradients(zero):
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
+    optimizer = SGD(tables.parameters(), lr=1.0)
+    tables({"t": torch.tensor([1])})["t"].sum().backward()
+    optimizer.step()
+    before = vectors_of(tables.tables["t"])
+    optimizer.zero_grad()
+
+    tables({"t": torch.tensor([1])})["t"].sum().backward()
+    (optimizer if zero == "optimizer" else tables).zero_grad()
+    tables({"t": torch.tensor([2])})["t"].sum().backward()
+    optimizer.step()
+
+    assert vectors_of(tables.tables["t"])[1] == before[1]
+
+
+def test_a_table_that_no_optimizer_of_hotrow_updates_is_reported_once():
+    tables = EmbeddingBagCollection({"user": EmbeddingBagConfig(2)})
+    optimizer = torch.optim.SGD(tables.parameters(), lr=1.0)
+    tables({"user": torch.tensor([1])})["user"].sum().backward()
+    optimizer.step()
+
+    optimizer.zero_grad()
+    with pytest.warns(UserWarning, match="no optimizer of training.optimizers has updated the tables user"):
+        tables({"user": torch.tensor([1])})["user"].sum().backward()
+    optimizer.zero_grad()
+    tables({"user": torch.tensor([1])})
+
+
+@pytest.mark.parametrize("use", ["eval", "no_grad"])
+def test_evaluation_never_makes_rows_and_unknown_keys_have_the_default_vector(use):
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2, "mean", default_value=2.5)})
+    tables({"t": torch.tensor([1])})
+    known = vectors_of(tables.tables["t"])
+    if use == "eval":
+        tables.eval()
+
+    with torch.set_grad_enabled(use == "eval"):
+        pooled = tables({"t": jagged([[98, 99], [], [1, 99]])})["t"]
+
+    assert vectors_of(tables.tables["t"]) == known
+    assert not pooled.requires_grad
+    np.testing.assert_allclose(pooled, [[2.5, 2.5], [0, 0], (np.array(known[1]) + 2.5) / 2], rtol=1e-6)
+
+
+def test_admission_eviction_fixed_rows_and_row_types_are_per_table():
+    tables = EmbeddingBagCollection(
+        {
+            "rare": EmbeddingBagConfig(2, admit_after=2),
+            "bounded": EmbeddingBagConfig(2, max_rows=2, initializer=Constant(7)),
+            "fixed": EmbeddingBagConfig(2, rows=10, initializer=Normal(0, 1)),
+            "narrow": EmbeddingBagConfig(2, row_dtype="bf16", initializer=Constant(1 / 3)),
+        }
+    )
+    for key in range(4):
+        pooled = tables({name: torch.tensor([key // 2 if name == "rare" else key]) for name in tables.tables})
+
+    assert {name: len(table) for name, table in tables.tables.items()} == {
+        "rare": 2,
+        "bounded": 2,
+        "fixed": 10,
+        "narrow": 4,
+    }
+    assert set(vectors_of(tables.tables["bounded"])) == {2, 3}
+    assert pooled["narrow"].tolist() == [[torch.tensor(1 / 3).bfloat16().item()] * 2]
+
+
+def test_a_whole_model_trains_in_one_optimizer_and_moves_to_another_device_type():
+    torch.manual_seed(0)
+    tables = EmbeddingBagCollection({"user": EmbeddingBagConfig(4), "item": EmbeddingBagConfig(4)})
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    model = nn.ModuleList([tables, net])
+    optimizer = Adam(model.parameters(), lr=0.01)
+    users = torch.arange(50)
+    model.to(torch.float64).to(torch.float32)  # PyTorch replaces what is in parameters, not the parameters
+
+    losses = []
+    for _ in range(60):
+        pooled = tables({"user": users, "item": users % 7})
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            net(torch.cat(list(pooled.values()), dim=1))[:, 0], (users % 7 > 3).float()
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    assert losses[-1] < losses[0] / 3
+
+
+@pytest.mark.parametrize("optimizer", EVERY)
+def test_training_resumes_from_a_saved_state_as_if_it_had_never_stopped(optimizer, tmp_path):
+    def train(net, stepping, seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(6):
+            pooled = net({name: torch.tensor(rng.integers(0, 30, 8)) for name in ("a", "b")})
+            stepping.zero_grad()
+            sum((one - 1).square().sum() for one in pooled.values()).backward()
+            stepping.step()
+
+    def make():
+        net = EmbeddingBagCollection(
+            {"a": EmbeddingBagConfig(3, admit_after=2), "b": EmbeddingBagConfig(3, max_rows=12)}, seed=5
+        )
+        return net, optimizer(net.parameters(), lr=0.05, update_type="LazyGlobal")
+
+    net, whole = make()
+    train(net, whole, 0)
+    torch.save((net.state_dict(), whole.state_dict()), tmp_path / "saved")
+    train(net, whole, 1)
+
+    resumed, again = make()
+    train(resumed, again, 9)  # what it has learned is replaced
+    rows, state = torch.load(tmp_path / "saved", weights_only=True)
+    resumed.load_state_dict(rows)
+    again.load_state_dict(state)
+    train(resumed, again, 1)
+
+    for name in ("a", "b"):
+        assert vectors_of(resumed.tables[name]) == vectors_of(net.tables[name])
+
+
+def test_a_dump_has_the_rows_that_changed_since_a_mark():
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
+    optimizer = SGD(tables.parameters(), lr=1.0)
+
+    def step(keys):
+        optimizer.zero_grad()
+        tables({"t": torch.tensor(keys)})["t"].sum().backward()
+        optimizer.step()
+
+    step([1, 2, 3])
+    mark = tables.tables["t"].step
+    step([2, 9])
+
+    [part] = tables.tables["t"].dump(since=mark)
+    assert part.keys.tolist() == [2, 9]
+    other = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)}).tables["t"]
+    other.load(part)
+    assert vectors_of(other) == {key: vectors_of(tables.tables["t"])[key] for key in (2, 9)}
+
+
+def test_a_copy_of_a_module_has_its_own_rows():
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
+    tables({"t": torch.tensor([1, 2])})
+    before = vectors_of(tables.tables["t"])
+
+    copied = copy.deepcopy(tables)
+    optimizer = SGD(tables.parameters(), lr=1.0)
+    tables({"t": torch.tensor([1, 3])})["t"].sum().backward()
+    optimizer.step()
+
+    assert vectors_of(copied.tables["t"]) == before
+    assert vectors_of(tables.tables["t"])[1] != before[1]
+
+
+TABLES = EmbeddingBagCollection({"t": EmbeddingBagConfig(2), "fixed": EmbeddingBagConfig(2, rows=3)})
+KEYS, OFFSETS = torch.tensor([1, 2]), torch.tensor([0, 2])
+
+
+@pytest.mark.parametrize(
+    ("error", "features", "message"),
+    [
+        (KeyError, {"user": KEYS}, "no table reads the feature 'user'; the features are t, fixed"),
+        (TypeError, {"t": [1, 2]}, "feature 't': expected a tensor of keys [B] or [B, n], (keys, offsets), "),
+        (TypeError, {"t": KEYS.float()}, "feature 't': expected keys of int64 or int32, got float32[2]"),
+        (ValueError, {"t": KEYS.reshape(1, 1, 2)}, "feature 't': expected keys with 1 or 2 dimensions, got int64[1, 1"),
+        (TypeError, {"t": (KEYS, [0, 2])}, "feature 't': expected offsets of int64 or int32, got list"),
+        (ValueError, {"t": (KEYS, OFFSETS[:0])}, "feature 't': expected at least one offset, got none"),
+        (ValueError, {"t": (KEYS, OFFSETS[1:])}, "table 't': row_ptrs: the first offset must be 0, got 2"),
+        (ValueError, {"t": (KEYS, torch.tensor([0, 1]))}, "table 't': row_ptrs: the last offset must be"),
+        (ValueError, {"t": (KEYS, OFFSETS, KEYS)}, "feature 't': expected a weight for each of 2 keys, got int64[2]"),
+        (ValueError, {"t": (KEYS, OFFSETS, torch.ones(1))}, "expected a weight for each of 2 keys, got float32[1]"),
+        (IndexError, {"fixed": torch.tensor([0, 3])}, "table 'fixed': expected keys from 0 to 2, got 3 at position 1"),
+        (ReservedKeyError, {"t": torch.tensor([1, 2**63 - 1])}, "key 9223372036854775807 at position 1 is reserved"),
+    ],
+)
+def test_wrong_bags_are_refused_by_name(error, features, message):
+    with pytest.raises(error, match=re.escape(message)):
+        TABLES(features)
+    assert len(TABLES.tables["t"]) == 0
+
+
+def test_wrong_tables_and_states_are_refused():
+    with pytest.raises(ValueError, match="feature 'x': expected one table that reads it, got 'a' and 'b'"):
+        EmbeddingBagCollection({name: EmbeddingBagConfig(2, features=("x",)) for name in "ab"})
+    with pytest.raises(ValueError, match="table 'a': dim: expected 1 to"):
+        EmbeddingBagCollection({"a": EmbeddingBagConfig(0)})
+    with pytest.raises(ValueError, match="expected the rows of t, fixed, got those of other"):
+        TABLES.set_extra_state({"other": {}})

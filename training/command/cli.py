@@ -1,0 +1,134 @@
+"""``hotrow train``: train a model from a file or from generated samples, and write it for ``hotrow serve``."""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from training.built_in import built_in_graphs
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``hotrow train`` to the ``hotrow`` parser's subparsers."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "train",
+        help="train a model and write it into a model repository",
+        description="Train a CTR model and write it into a model repository.",
+        epilog="Example: hotrow train --synthetic 200000 --output models && hotrow serve models",
+    )
+    parser.set_defaults(run=partial(_run, parser), error_code=2)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="Criteo data, tab-separated or CSV, plain or gzip; Parquet or CSV files with a column for each slot, or a "
+        "folder of them; HugeCTR's Norm and Parquet files or a list of them; Raw files if the graph says so; or .npz "
+        "with an array for each input of the graph",
+    )
+    source.add_argument("--describe", metavar="MODEL", help="print the arrays that a model reads, and do not train")
+    source.add_argument("--synthetic", type=_whole(10), metavar="ROWS", help="generate samples with a known best AUC")
+    parser.add_argument(
+        "--eval-data", type=Path, metavar="FILE", help="evaluate on this file (default: on the last tenth of --data)"
+    )
+    parser.add_argument(
+        "--columns",
+        type=Path,
+        metavar="FILE",
+        help="a JSON file that names the columns of each input in Parquet or CSV data",
+    )
+    parser.add_argument("--key-type", choices=("I32", "I64"), default="I64", help="keys of Norm files (default: I64)")
+    built_in = ", ".join(built_in_graphs())
+    parser.add_argument(
+        "--model",
+        default="dcn",
+        help=f"a built-in model ({built_in}; default: dcn), or the JSON file of a HugeCTR training graph",
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="the model repository")
+    parser.add_argument("--name", help="the model's name in the repository (default: the graph file's name)")
+    parser.add_argument("--epochs", type=_whole(1), default=1, metavar="N", help="passes over the data (default: 1)")
+    parser.add_argument(
+        "--batch-size", type=_whole(1), default=512, metavar="N", help="samples per step (default: 512)"
+    )
+    parser.add_argument(
+        "--window",
+        type=_whole(1),
+        default=1_000_000,
+        metavar="ROWS",
+        help="data with more rows is read from its file in every epoch, and shuffled within windows of this size "
+        "(default: 1000000)",
+    )
+    parser.add_argument(
+        "--seed", type=_whole(0), default=0, metavar="N", help="the seed of all random numbers (default: 0)"
+    )
+    parser.add_argument(
+        "--learning-rate", type=_rate, metavar="X", help="replaces the graph's learning rate after its warm-up"
+    )
+    parser.add_argument(
+        "--metrics", type=Path, metavar="FILE", help="write the results of every epoch to this JSON file"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw loss, AUC and calibration of every epoch, to .svg, .png or .pdf"
+    )
+    parser.add_argument(
+        "--patience",
+        type=_whole(1),
+        metavar="N",
+        help="stop after N epochs without a better log loss (default: never). The best epoch's model is written",
+    )
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="write checkpoints into this folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of --checkpoint")
+    parser.add_argument(
+        "--checkpoint-steps",
+        type=_whole(1),
+        default=10_000,
+        metavar="N",
+        help="write a checkpoint every N steps and after every epoch (default: 10000)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=_whole(1),
+        default=1,
+        metavar="N",
+        help="threads of one step (default: 1; with 1, the same seed gives the same model)",
+    )
+
+
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if not options.describe and options.output is None:
+        parser.error("the following arguments are required: --output")
+    if options.resume and options.checkpoint is None:
+        parser.error("--resume needs --checkpoint")
+    if options.eval_data and not options.data:
+        parser.error("--eval-data needs --data; generated samples are evaluated on their last tenth")
+    try:
+        from training.command.run import run  # PyTorch takes a second to import, which --help does not need
+    except ModuleNotFoundError as err:
+        if err.name not in ("torch", "tqdm"):
+            raise
+        from serving.errors import MissingExtraError
+
+        raise MissingExtraError(err.name, "train", "training") from err
+    for line in run(options):
+        print(line, flush=True)
+    return 0
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) < 2**63:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
+        return int(text)
+
+    return number
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = -1.0
+    if not 0 < rate < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return rate

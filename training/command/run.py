@@ -1,0 +1,276 @@
+"""One run of ``hotrow train``: read or generate samples, train, evaluate, export."""
+
+import argparse
+import dataclasses
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.host import set_lookup_threads
+from serving.errors import ConfigError, OutputError
+from serving.model.atomic import atomic_write
+from serving.model.version_writer import check_output
+from training.command.best_epoch import BestEpoch
+from training.command.checkpoint import Checkpoints
+from training.command.describe import describe
+from training.command.plot import draw
+from training.data.opening import open_data
+from training.data.source import FileSource, SampleSource
+from training.data.streams import batches_of
+from training.errors import DataError
+from training.model.ctr_model import CtrModel
+from training.model.document import TrainingDocument, open_document
+from training.model.export import export_model
+from training.model.sample_check import check_samples_fit
+from training.model.trainer import EpochResult, Position, train
+from training.samples import Samples
+from training.synthetic.generator import generate_for
+
+_CALIBRATION_SAMPLES = 512  # of the held-out samples, for the engine int8
+_KEY_DTYPES = {"I32": "uint32", "I64": "int64"}
+_FEW = 30  # with fewer rows of a class, the standard error of an AUC is about 0.05 or more
+_HELD_OUT = 10  # the last tenth of the samples is held out for evaluation
+
+
+def run(options: argparse.Namespace) -> Iterator[str]:
+    """Train as the command line says, and yield lines for the user.
+
+    Raises:
+        HotrowError: the graph, the data or the output folder cannot be used. No version was written.
+    """
+    if options.describe:
+        yield from describe(open_document(options.describe))
+        return
+    document = open_document(options.model)
+    name = options.name or document.name
+    check_output(options.output, name, document.graph)
+    torch.set_num_threads(options.threads)
+    set_lookup_threads(options.threads)
+    samples, evaluation, best_known = _read(options, document)
+    if best_known:
+        yield best_known
+    model = _model(document, options.seed)
+    with ExitStack() as stack:
+        yield from _Run(options, document, model, samples, evaluation, stack).lines()
+    calibration = next(batches_of(evaluation.parts(), _CALIBRATION_SAMPLES, keeps_rest=True))
+    path = export_model(model, document.document, options.output, name, calibration=calibration)
+    yield f"model written to {path}"
+    yield f"serve it: hotrow serve {options.output}"
+
+
+def _model(document: TrainingDocument, seed: int) -> CtrModel:
+    try:
+        return CtrModel(
+            document.graph,
+            seed=seed,
+            rule=document.rule,
+            tables=document.tables,
+            label_weights=document.label_weights,
+            regularizers=document.regularizers,
+        )
+    except RuntimeError as err:  # PyTorch raises this instead of MemoryError
+        if "allocate memory" not in str(err):
+            raise
+        size_bytes = 4 * sum(math.prod(spec.shape) for spec in document.graph.weights)
+        reason = f"the weights of the dense network take {size_bytes:,} bytes, more than the machine has"
+        raise ConfigError(document.graph.source, "layers", reason) from err
+
+
+def _read(options: argparse.Namespace, document: TrainingDocument) -> tuple[SampleSource, SampleSource, str]:
+    """Return the training samples, the evaluation samples, and a line about the best known AUC."""
+    if options.synthetic is not None:
+        data = generate_for(document.graph, options.synthetic, options.seed)
+        check_samples_fit(document.graph, data.samples)
+        cut = _cut(options.synthetic)
+        best = [data.best_known_auc(slice(cut, None), label) for label in range(document.graph.label_dim)]
+        return data.samples[:cut], data.samples[cut:], f"best known AUC {_per_label(document, best)}"
+    samples = _open(options, document, options.data)
+    if options.eval_data is not None:
+        return samples, _open(options, document, options.eval_data), ""
+    if len(samples) < 2:
+        raise DataError(options.data, "1 sample, expected at least 2: one to train on, one to evaluate on")
+    return samples[: _cut(len(samples))], samples[_cut(len(samples)) :], ""
+
+
+def _open(options: argparse.Namespace, document: TrainingDocument, path: Path) -> Samples | FileSource:
+    return open_data(
+        path,
+        document,
+        key_dtype=_KEY_DTYPES[options.key_type],
+        columns=options.columns,
+        window_rows=options.window,
+        progress=True,
+    )
+
+
+def _few(document: TrainingDocument, result: EpochResult, rows: int) -> Iterator[str]:
+    """Warn of labels whose AUC is mostly chance."""
+    for name, ones in zip(document.label_columns, result.evaluation_ones, strict=True):
+        if min(ones, rows - ones) < _FEW:
+            yield f"note: {ones} evaluation rows have {name} 1 and {rows - ones} have 0: too few for a reliable AUC"
+
+
+def _per_label(document: TrainingDocument, values: Sequence[float]) -> str:
+    """Return one number, or several with the labels' names: ``click 0.7500, buy 0.8000``."""
+    if len(values) == 1:
+        return f"{values[0]:.4f}"
+    return ", ".join(f"{name} {value:.4f}" for name, value in zip(document.label_columns, values, strict=True))
+
+
+def _write_metrics(path: Path | None, document: TrainingDocument, epochs: Sequence[dict[str, Any]]) -> None:
+    if path is None:
+        return
+    try:
+        with atomic_write(path) as file:
+            file.write(json.dumps({"model": document.name, "epochs": epochs}, indent=2).encode() + b"\n")
+    except OSError as err:
+        raise ConfigError(str(path), "", f"cannot be written: {(err.strerror or str(err)).lower()}") from err
+
+
+def _described(document: TrainingDocument, result: EpochResult) -> dict[str, Any]:
+    """Return the figures of an epoch for JSON, which has no NaN."""
+
+    def by_label(values: Sequence[float]) -> dict[str, float | None]:
+        named = zip(document.label_columns, values, strict=True)
+        return {name: value if math.isfinite(value) else None for name, value in named}
+
+    auc, log_loss = by_label(result.auc), by_label(result.evaluation_loss)
+    groups = dict(zip(document.label_columns, result.calibration, strict=True))
+    return {
+        "epoch": result.epoch,
+        "loss": result.loss,
+        "auc": auc,
+        "log_loss": log_loss,
+        "calibration": groups,
+        "seconds": result.seconds,
+    }
+
+
+def _cut(rows: int) -> int:
+    """Return where the held-out samples begin. There is at least one."""
+    return rows - max(1, rows // _HELD_OUT)
+
+
+class _Run:
+    """The epochs of one run, with its checkpoints, its best epoch and its reports."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        document: TrainingDocument,
+        model: CtrModel,
+        samples: SampleSource,
+        evaluation: SampleSource,
+        stack: ExitStack,
+    ) -> None:
+        """Take what is trained. Check everything that can fail, and continue from a checkpoint if asked to."""
+        self._options = options
+        self._document = document
+        self._model = model
+        self._samples = samples
+        self._evaluation = evaluation
+        self._position = Position()
+        self._epochs: list[dict[str, Any]] = []
+        self._checkpoints: Checkpoints | None = None
+        if options.checkpoint is not None:
+            self._checkpoints = Checkpoints(options.checkpoint, model, document.optimizer, self._settings())
+            if options.resume:
+                self._position, self._epochs = self._checkpoints.load()
+            else:
+                self._checkpoints.check_empty()
+        self._best: BestEpoch | None = None
+        if options.epochs > 1:
+            folder = options.checkpoint or _temporary(options.output, stack)
+            self._best = BestEpoch(folder / "best", model, document.optimizer, resumes=options.resume)
+        self._report()
+
+    def lines(self) -> Iterator[str]:
+        options, document, position = self._options, self._document, self._position
+        if options.resume:
+            yield f"resumed at step {position.step:,}, in epoch {position.epoch}"
+        schedule = document.schedule
+        if options.learning_rate is not None:
+            schedule = dataclasses.replace(schedule, base=options.learning_rate)
+        results = train(
+            self._model,
+            self._samples,
+            self._evaluation,
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            schedule=schedule,
+            seed=options.seed,
+            window_rows=options.window,
+            progress=True,
+            begin=position,
+            save=None if self._checkpoints is None else self._save,
+            save_steps=options.checkpoint_steps,
+        )
+        for result in results:
+            self._epochs.append(_described(document, result))
+            if self._best is not None:
+                self._best.offer(result)
+            self._report()
+            yield from _epoch_lines(document, result, options.epochs, len(self._samples), len(self._evaluation))
+            if self._is_enough(result.epoch):
+                yield f"stopped: {options.patience} epochs without a better log loss"
+                break
+        if self._best is not None and self._best.epoch != self._epochs[-1]["epoch"]:
+            self._best.restore()
+            yield f"the model of epoch {self._best.epoch} is written, whose log loss is the best"
+
+    def _is_enough(self, epoch: int) -> bool:
+        options = self._options
+        if self._best is None or options.patience is None or epoch == options.epochs:
+            return False
+        return bool(epoch - self._best.epoch >= options.patience)
+
+    def _save(self, position: Position) -> None:
+        assert self._checkpoints is not None
+        self._checkpoints.save(position, self._epochs)
+
+    def _report(self) -> None:
+        _write_metrics(self._options.metrics, self._document, self._epochs)
+        if self._options.plot is not None:
+            draw(self._options.plot, self._epochs)
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what a resumed training must not change."""
+        options = self._options
+        paths = {"data": options.data, "eval_data": options.eval_data, "columns": options.columns}
+        return {
+            "graph": self._document.document,
+            "rows": [len(self._samples), len(self._evaluation)],
+            "synthetic": options.synthetic,
+            **{name: None if path is None else str(path.resolve()) for name, path in paths.items()},
+            "key_type": options.key_type,
+            "window": options.window,
+            "batch_size": options.batch_size,
+            "learning_rate": options.learning_rate,
+            "seed": options.seed,
+        }
+
+
+def _temporary(output: Path, stack: ExitStack) -> Path:
+    """Return a hidden folder next to the models, which is removed at the end."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".hotrow-train-", dir=output)))
+    except OSError as err:
+        raise OutputError(f"{output}: cannot be written: {(err.strerror or str(err)).lower()}") from err
+
+
+def _epoch_lines(
+    document: TrainingDocument, result: EpochResult, epochs: int, rows: int, evaluation_rows: int
+) -> Iterator[str]:
+    pace = f"epoch {result.epoch} of {epochs}: {rows:,} rows in {result.seconds:.1f} s"
+    yield f"loss {result.loss:.4f}  ({pace})"
+    auc, log_loss = _per_label(document, result.auc), _per_label(document, result.evaluation_loss)
+    if result.epoch == 1:
+        yield from _few(document, result, evaluation_rows)
+    yield f"AUC {auc}  (evaluation: {evaluation_rows:,} rows, log loss {log_loss})"

@@ -1,0 +1,15 @@
+"""Embedding tables in training: ``EmbeddingBagCollection`` is a module of PyTorch with many of them."""
+
+from training.embedding.collection import EmbeddingBagCollection
+from training.embedding.config import Constant, EmbeddingBagConfig, Normal, Uniform
+from training.embedding.table import EmbeddingTable, TableRows
+
+__all__ = [
+    "Constant",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "EmbeddingTable",
+    "Normal",
+    "TableRows",
+    "Uniform",
+]

@@ -1,0 +1,162 @@
+"""Many embedding tables as one module of PyTorch."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.embedding.config import EmbeddingBagConfig
+from training.embedding.gradients import PooledBags, TableParameter
+from training.embedding.inputs import read_feature
+from training.embedding.lookups import LocalLookups
+from training.embedding.table import EmbeddingTable, TableRows
+from training.samples import Bags
+
+
+class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
+    """Embedding tables that look up bags of keys and combine each bag into one vector.
+
+    One native call looks up the bags of all tables, and one updates their rows. Tables are in RAM; keys, weights and
+    vectors may be on any device. An optimizer of ``training.optimizers`` must update the tables: it keeps its states in
+    their rows, so ``state_dict()`` of the collection has them too.
+
+        tables = EmbeddingBagCollection({"user": EmbeddingBagConfig(16), "tags": EmbeddingBagConfig(16, "mean")})
+        optimizer = training.optimizers.Adam(tables.parameters(), lr=0.01)
+        vectors = tables({"user": users, "tags": (tags, offsets)})
+
+    In training mode with gradients enabled, ``forward`` makes rows of new keys. Otherwise nothing changes.
+
+    Attributes:
+        tables: the tables by name.
+    """
+
+    def __init__(self, tables: Mapping[str, EmbeddingBagConfig], *, seed: int = 0) -> None:
+        """Make the tables.
+
+        Args:
+            tables: what each table is like, by name.
+            seed: of the first weights. The tables draw different weights.
+
+        Raises:
+            ValueError: a value is out of range, or two tables have a feature of the same name.
+        """
+        super().__init__()
+        self._seed = seed
+        self.tables = {
+            name: EmbeddingTable(name, config, seed=seed + number)
+            for number, (name, config) in enumerate(tables.items())
+        }
+        self._table_of: dict[str, str] = {}
+        for name, config in tables.items():
+            for feature in config.features or (name,):
+                if feature in self._table_of:
+                    both = f"{self._table_of[feature]!r} and {name!r}"
+                    raise ValueError(f"feature {feature!r}: expected one table that reads it, got {both}")
+                self._table_of[feature] = name
+        for number, table in enumerate(self.tables.values()):  # a table's name may have dots, a parameter's may not
+            self.register_parameter(f"table_{number}", TableParameter(table))
+        self._parameter_of = dict(zip(self.tables, self.parameters(), strict=True))
+        self._has_warned = False
+
+    def forward(self, features: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Look up and combine bags.
+
+        Args:
+            features: the bags of each feature, R of them, in one of these forms:
+
+                - keys [R], one per bag, or keys [R, n], where -1 is padding;
+                - ``(keys, offsets)`` or ``(keys, offsets, weights)``: keys [N], and R + 1 offsets from 0 to N, such
+                  that bag r has the keys ``offsets[r]`` to ``offsets[r + 1]``;
+                - a jagged tensor of ``torch.nested`` or of TorchRec;
+                - ``training.samples.Bags``.
+
+                A feature may be missing.
+
+        Returns:
+            float32[R, D] of each feature, on the device of its keys; [B, S, D] for ``Bags``.
+
+        Raises:
+            KeyError: no table reads a feature.
+            TypeError: a feature, or one of its tensors, is of another type.
+            ValueError: a tensor has another shape; or the distinct keys are more than ``max_rows``.
+            IndexError: a key is none of a table's fixed rows.
+            ReservedKeyError: a key is one of the four reserved values.
+        """
+        for feature in features:
+            if feature not in self._table_of:
+                raise KeyError(f"no table reads the feature {feature!r}; the features are {', '.join(self._table_of)}")
+        trains = self.training and torch.is_grad_enabled()
+        bags = {feature: read_feature(feature, value) for feature, value in features.items()}
+        parameters = [self._parameter_of[self._table_of[feature]] for feature in bags]
+        lookups = LocalLookups([parameter.table for parameter in parameters], list(bags.values()), trains)
+        shapes = [(*one.shape, lookup.shape[1]) for one, lookup in zip(bags.values(), lookups.pooled, strict=True)]
+        devices = [one.device for one in bags.values()]
+        if trains:
+            self._drop_gradients()
+            weights = [one.weights for one in bags.values()]
+            pooled = PooledBags.apply(lookups, lookups.pooled, devices, *parameters, *weights)
+        else:
+            pooled = [torch.from_numpy(one).to(device) for one, device in zip(lookups.pooled, devices, strict=True)]
+        return {feature: one.reshape(shape) for feature, one, shape in zip(bags, pooled, shapes, strict=True)}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "EmbeddingBagCollection":
+        """Copy the tables with all rows. Gradients are not copied."""
+        copied = type(self)({name: table.config for name, table in self.tables.items()}, seed=self._seed)
+        copied.set_extra_state(self.get_extra_state())
+        copied.train(self.training)
+        return copied
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return all rows with their states, for ``state_dict``."""
+        return {name: _table_state(table) for name, table in self.tables.items()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Undo ``get_extra_state``. Rows that are not in ``state`` are removed."""
+        if set(state) != set(self.tables):
+            raise ValueError(f"expected the rows of {', '.join(self.tables)}, got those of {', '.join(state)}")
+        for name, table in self.tables.items():
+            _load_table_state(table, state[name])
+
+    def _drop_gradients(self) -> None:
+        """Forget gradients that ``zero_grad`` has dropped."""
+        dropped = [name for name, parameter in self._parameter_of.items() if parameter.drop()]
+        never = [name for name in dropped if not self.tables[name].step]
+        if never and not self._has_warned:
+            self._has_warned = True
+            names = ", ".join(never)
+            warnings.warn(f"no optimizer of training.optimizers has updated the tables {names}", stacklevel=3)
+
+
+def pool(tables: Sequence[EmbeddingTable], features: Mapping[str, Bags]) -> dict[str, torch.Tensor]:
+    """Look up and combine the bags of each feature in its own table, float32[B, S, D]. Nothing changes."""
+    bags = [read_feature(feature, value) for feature, value in features.items()]
+    pooled = LocalLookups(tables, bags, trains=False).pooled
+    return {
+        feature: torch.from_numpy(one).reshape(*of_feature.shape, one.shape[1])
+        for feature, of_feature, one in zip(features, bags, pooled, strict=True)
+    }
+
+
+def _table_state(table: EmbeddingTable) -> dict[str, Any]:
+    rows = TableRows(*table.native.read(table.native.changed_rows()))
+    keys, counts = table.native.sightings()
+    return {
+        "initial_states": list(table.initial_states),
+        "keys": torch.from_numpy(rows.keys),
+        "parts": torch.from_numpy(rows.parts),
+        "last_steps": torch.from_numpy(rows.last_steps),
+        "slot_ids": torch.from_numpy(rows.slot_ids.astype(np.int64)),
+        "sighted_keys": torch.from_numpy(keys),
+        "sightings": torch.from_numpy(counts),
+    }
+
+
+def _load_table_state(table: EmbeddingTable, state: dict[str, Any]) -> None:
+    table.clear()
+    table.use_states(state["initial_states"])
+    names = ("keys", "parts", "last_steps", "slot_ids", "sighted_keys", "sightings")
+    keys, parts, last_steps, slot_ids, sighted, counts = (state[name].numpy() for name in names)
+    table.load(TableRows(keys, parts, last_steps, slot_ids.astype(np.uint64)))
+    table.native.write_sightings(sighted, counts)

@@ -1,0 +1,79 @@
+"""What one embedding table is like."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Combiner = Literal["sum", "mean", "sqrtn"]
+RowDtype = Literal["fp32", "fp16", "bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """First weights drawn uniformly from [low, high)."""
+
+    low: float
+    high: float
+
+    @property
+    def native(self) -> tuple[str, float, float]:
+        """The argument of ``kernels.host.TrainingTable``."""
+        return "uniform", self.low, self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """First weights drawn from a normal distribution."""
+
+    mean: float
+    std: float
+
+    @property
+    def native(self) -> tuple[str, float, float]:
+        """The argument of ``kernels.host.TrainingTable``."""
+        return "normal", self.mean, self.std
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """First weights that are all equal."""
+
+    value: float
+
+    @property
+    def native(self) -> tuple[str, float, float]:
+        """The argument of ``kernels.host.TrainingTable``."""
+        return "constant", self.value, 0.0
+
+
+Initializer = Uniform | Normal | Constant
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingBagConfig:
+    """One table of an ``EmbeddingBagCollection``.
+
+    Attributes:
+        dim: D, the floats of a row.
+        combiner: how the rows of a bag become one vector. ``"mean"`` and ``"sqrtn"`` divide the sum by the number of
+            keys and by its square root. With weights they divide by the sum of the weights, and by the root of the sum
+            of their squares.
+        features: the inputs that read the table. By default the one input with the table's name.
+        rows: V: the keys are 0 to V - 1, and all rows exist. None: a row is made when training first sees its key.
+        row_dtype: of the weights in memory. Optimizer states are always float32.
+        initializer: the first weights, which depend only on the key and the seed.
+        admit_after: a key gets a row when training has seen it this often. Until then it counts as absent.
+        max_rows: the most rows. A new row then replaces the row that training has not read for the longest time.
+        max_norm: rows with a larger L2 norm are scaled to it when they are read. The gradient follows the scaling.
+        default_value: every float of an absent key's vector.
+    """
+
+    dim: int
+    combiner: Combiner = "sum"
+    features: tuple[str, ...] = ()
+    rows: int | None = None
+    row_dtype: RowDtype = "fp32"
+    initializer: Initializer = field(default=Uniform(-0.05, 0.05))
+    admit_after: int = 1
+    max_rows: int | None = None
+    max_norm: float | None = None
+    default_value: float = 0.0

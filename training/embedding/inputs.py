@@ -1,0 +1,98 @@
+"""The bags of keys that a caller of ``EmbeddingBagCollection`` passes, in any of its forms."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from training.samples import Bags
+
+_PADDING = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureBags:
+    """R bags of keys.
+
+    Attributes:
+        keys: int64[N].
+        row_ptrs: int64[R + 1], or None for one key per bag.
+        weights: float32[N] on any device, or None.
+        slots: S. Bag r is slot r % S of its sample.
+        shape: of the bags: (R,), or (B, S) for ``Bags``.
+        device: of the keys.
+    """
+
+    keys: NDArray[np.int64]
+    row_ptrs: NDArray[np.int64] | None
+    weights: torch.Tensor | None
+    slots: int
+    shape: tuple[int, ...]
+    device: torch.device
+
+
+def read_feature(name: str, value: Any) -> FeatureBags:
+    """Read the bags of one input; see ``EmbeddingBagCollection.forward`` for the forms.
+
+    Raises:
+        TypeError: the value, or one of its tensors, is of another type.
+        ValueError: a tensor has another shape.
+    """
+    if isinstance(value, Bags):
+        row_ptrs = None if value.has_one_key_each else value.row_ptrs
+        return FeatureBags(value.keys, row_ptrs, None, value.slots, (len(value), value.slots), torch.device("cpu"))
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        return _read_dense(name, value)
+    if isinstance(value, tuple) and len(value) in (2, 3):
+        return _read_jagged(name, *value)
+    if hasattr(value, "values") and hasattr(value, "offsets"):  # torch.nested, or TorchRec's JaggedTensor
+        weights = value.weights_or_none() if hasattr(value, "weights_or_none") else None
+        return _read_jagged(name, value.values(), value.offsets(), weights)
+    raise TypeError(
+        f"feature {name!r}: expected a tensor of keys [B] or [B, n], (keys, offsets), (keys, offsets, weights), or "
+        f"a jagged tensor, got {type(value).__name__}"
+    )
+
+
+def _read_dense(name: str, keys: torch.Tensor) -> FeatureBags:
+    _require_integers(name, "keys", keys, (1, 2))
+    bags = keys.shape[0]
+    is_key = keys != _PADDING
+    counts = is_key.reshape(bags, -1).sum(dim=1)
+    row_ptrs = None
+    if keys.dim() == 2 or not bool(is_key.all()):
+        row_ptrs = np.concatenate([[0], counts.cpu().numpy().cumsum()]).astype(np.int64)
+    return FeatureBags(_int64(keys[is_key]), row_ptrs, None, 1, (bags,), keys.device)
+
+
+def _read_jagged(name: str, keys: Any, offsets: Any, weights: Any = None) -> FeatureBags:
+    _require_integers(name, "keys", keys, (1,))
+    _require_integers(name, "offsets", offsets, (1,))
+    if not len(offsets):
+        raise ValueError(f"feature {name!r}: expected at least one offset, got none")
+    if weights is not None and (
+        not isinstance(weights, torch.Tensor) or weights.shape != keys.shape or not weights.is_floating_point()
+    ):
+        raise ValueError(f"feature {name!r}: expected a weight for each of {len(keys)} keys, got {_shown(weights)}")
+    return FeatureBags(_int64(keys), _int64(offsets), weights, 1, (len(offsets) - 1,), keys.device)
+
+
+def _require_integers(name: str, what: str, tensor: Any, dims: tuple[int, ...]) -> None:
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"feature {name!r}: expected {what} of int64 or int32, got {_shown(tensor)}")
+    if tensor.dim() not in dims:
+        wanted = " or ".join(map(str, dims))
+        raise ValueError(f"feature {name!r}: expected {what} with {wanted} dimensions, got {_shown(tensor)}")
+
+
+def _int64(tensor: torch.Tensor) -> NDArray[np.int64]:
+    numbers: NDArray[np.int64] = tensor.detach().to("cpu", torch.int64).contiguous().numpy()
+    return numbers
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,61 @@
+"""The lookups of one forward pass, and how their gradients find their rows again."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.host import BagLookup, look_up_bags, weight_gradients
+from training.embedding.inputs import FeatureBags
+from training.embedding.table import EmbeddingTable
+
+Floats = NDArray[np.float32]
+
+
+class Lookups(Protocol):
+    """Lookups that a backward pass follows.
+
+    Attributes:
+        pooled: float32[R, D] of each lookup.
+    """
+
+    pooled: list[Floats]
+
+    def row_gradients(self, gradients: Sequence[Floats]) -> Sequence[tuple[BagLookup, Floats]]:
+        """Turn the gradients of ``pooled`` into the gradients that the tables of this process get, one per lookup."""
+
+    def weight_gradients(self, number: int, gradient: Floats) -> Floats:
+        """Return the gradient float32[N] of the weights of a lookup that has weights."""
+
+
+class LocalLookups:
+    """Lookups in the tables of this process. See ``Lookups``."""
+
+    def __init__(self, tables: Sequence[EmbeddingTable], bags: Sequence[FeatureBags], trains: bool) -> None:
+        """Look up the bags of each table. With ``trains``, keys get rows."""
+        answers = look_up_bags(
+            [table.native for table in tables],
+            [one.keys for one in bags],
+            [one.row_ptrs for one in bags],
+            [table.config.combiner for table in tables],
+            [None if one.weights is None else _floats(one.weights) for one in bags],
+            [one.slots for one in bags],
+            trains,
+        )
+        self._lookups: list[BagLookup] = [lookup for lookup, _ in answers]
+        self.pooled: list[Floats] = [pooled for _, pooled in answers]
+
+    def row_gradients(self, gradients: Sequence[Floats]) -> Sequence[tuple[BagLookup, Floats]]:
+        """See ``Lookups``."""
+        return list(zip(self._lookups, gradients, strict=True))
+
+    def weight_gradients(self, number: int, gradient: Floats) -> Floats:
+        """See ``Lookups``."""
+        return weight_gradients([self._lookups[number]], [gradient])[0]
+
+
+def _floats(tensor: torch.Tensor) -> Floats:
+    floats: Floats = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+    return floats

@@ -1,0 +1,143 @@
+"""One embedding table in training: rows by key, with the states of their optimizer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.host import TrainingTable
+from training.embedding.config import EmbeddingBagConfig
+
+_PART_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Everything that a table knows of V of its rows.
+
+    Attributes:
+        keys: int64[V].
+        parts: float32[V, P, D]. Part 0 is the vector; the other parts are the states of the optimizer.
+        last_steps: int64[V], the step of each row's last update; 0: none is known.
+        slot_ids: uint64[V], the slot in which each key was first seen.
+    """
+
+    keys: NDArray[np.int64]
+    parts: NDArray[np.float32]
+    last_steps: NDArray[np.int64]
+    slot_ids: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        """Return V."""
+        return len(self.keys)
+
+    def __getitem__(self, some: slice | NDArray[np.int64] | NDArray[np.bool_]) -> Self:
+        """Select rows by slice, by int64 positions or by bool[V]."""
+        return type(self)(self.keys[some], self.parts[some], self.last_steps[some], self.slot_ids[some])
+
+
+class EmbeddingTable:
+    """The rows of one table, in RAM that grows. Every method may be called from any thread.
+
+    Attributes:
+        name: the table's name.
+        config: what the table is like.
+        native: the rows, for the functions of ``kernels.host``.
+    """
+
+    def __init__(
+        self, name: str, config: EmbeddingBagConfig, *, seed: int = 0, initial_states: Sequence[float] = ()
+    ) -> None:
+        """Make a table, without rows unless ``config`` says how many it has.
+
+        Args:
+            name: its name.
+            config: what it is like.
+            seed: of the first weights.
+            initial_states: the value of each state of a new row. An optimizer sets them, see ``use_states``.
+
+        Raises:
+            ValueError: a value of ``config`` is out of range.
+        """
+        self.name = name
+        self.config = config
+        self._seed = seed
+        self.native = TrainingTable(
+            name,
+            config.dim,
+            row_dtype=config.row_dtype,
+            initial_states=initial_states,
+            initializer=config.initializer.native,
+            seed=seed,
+            fixed_rows=config.rows,
+            max_rows=config.max_rows,
+            admit_after=config.admit_after,
+            default_value=config.default_value,
+            max_norm=config.max_norm,
+        )
+
+    def __len__(self) -> int:
+        """Return V, the number of rows."""
+        return len(self.native)
+
+    @property
+    def step(self) -> int:
+        """The last step in which a row was updated; 0: none. It marks a moment for ``dump``."""
+        return self.native.step
+
+    @property
+    def initial_states(self) -> tuple[float, ...]:
+        """The value of each state of a new row."""
+        return tuple(self.native.initial_states)
+
+    def use_states(self, initial_states: Sequence[float]) -> None:
+        """Give rows these states, unless they have states with the same first values."""
+        if not np.array_equal(np.array(initial_states, np.float32), np.array(self.initial_states, np.float32)):
+            self.native.set_states(initial_states)
+
+    def empty_copy(self) -> Self:
+        """Return a table of the same kind without trained rows."""
+        return type(self)(self.name, self.config, seed=self._seed, initial_states=self.initial_states)
+
+    def rows(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return copies of every key and its vector, int64[V] and float32[V, D], in the order of ``dump``."""
+        keys, parts, _, _ = self.native.read(self.native.changed_rows())
+        return keys, parts[:, 0]
+
+    def dump(self, since: int = -1) -> Iterator[TableRows]:
+        """Yield copies of the rows, part by part. Training must not go on meanwhile.
+
+        The rows are in the order of their first appearance. With ``max_rows``, the row that was read least recently is
+        the first.
+
+        Args:
+            since: only rows whose last update was in a step after this one, or is not known. -1: all rows.
+        """
+        rows = self.native.changed_rows(since)
+        for first in range(0, len(rows), _PART_ROWS):
+            yield TableRows(*self.native.read(rows[first : first + _PART_ROWS]))
+
+    def select(self, keys: NDArray[np.int64]) -> TableRows:
+        """Return copies of the rows of those keys that have one."""
+        rows = self.native.find(keys)
+        return TableRows(*self.native.read(rows[rows >= 0]))
+
+    def load(self, rows: TableRows) -> None:
+        """Add rows. Rows that the table has are replaced.
+
+        Raises:
+            IndexError: the table has fixed rows, and a key is none of them.
+            ValueError: the rows have another shape, or are more than ``max_rows``.
+        """
+        self.native.write(
+            np.ascontiguousarray(rows.keys),
+            np.ascontiguousarray(rows.parts),
+            np.ascontiguousarray(rows.last_steps),
+            np.ascontiguousarray(rows.slot_ids),
+        )
+
+    def clear(self) -> None:
+        """Remove all rows. Fixed rows get their first weights again."""
+        self.native.clear()

@@ -1,0 +1,107 @@
+"""Write a trained model into a model repository, or only the rows that changed."""
+
+import json
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.dense.onnx import build_onnx
+from serving.errors import OutputError
+from serving.model.atomic import atomic_directory
+from serving.model.dense_file import write_dense
+from serving.model.graph import inference_document, parse_graph
+from serving.model.sparse_writer import write_sparse_batches
+from serving.model.version_writer import CALIBRATION_FILE, DENSE_FILE, GRAPH_FILE, ONNX_FILE, write_version
+from training.embedding.table import TableRows
+from training.model.ctr_model import CtrModel
+from training.samples import Samples
+
+_MAX_BATCHSIZE = 1024
+_HIT_RATE_THRESHOLD = 0.5
+
+
+def export_model(
+    model: CtrModel,
+    document: dict[str, Any],
+    repository: Path,
+    name: str,
+    version: int | None = None,
+    calibration: Samples | None = None,
+) -> Path:
+    """Write ``<repository>/<name>/<version>/``, complete or absent.
+
+    Args:
+        model: the trained model.
+        document: the JSON of its training graph. ``graph.json`` is its inference form.
+        repository: the model repository, which is created if it does not exist.
+        name: the model's name: letters, digits, ``_`` and ``-``.
+        version: at least 1. The default is one more than the newest version.
+        calibration: samples that the model was not trained on. The engine int8 measures its error on them.
+
+    Returns:
+        the version's folder.
+
+    Raises:
+        OutputError: the name or the version cannot be used, or the file system refuses.
+        ConfigError: a table has the name of one of the version's files.
+    """
+    write_files = partial(_write_files, model=model, document=document, calibration=calibration)
+    return write_version(repository, name, model.graph, write_files, version)
+
+
+def export_delta(model: CtrModel, folder: str | Path, since_step: int) -> dict[str, int]:
+    """Write the rows that changed after a step, one folder ``<folder>/<table>`` per table, for ``hotrow load``.
+
+    With the update type "Global" every row changes in every step. The dense weights are not in the delta.
+
+    Args:
+        model: the trained model.
+        folder: is complete or absent, and replaces an existing one as a whole. A table without changed rows has no
+            folder.
+        since_step: ``model.step`` at the last export.
+
+    Returns:
+        the number of rows of each table.
+
+    Raises:
+        OutputError: the file system refuses.
+    """
+    rows = {}
+    try:
+        with atomic_directory(folder) as temporary:
+            for embedding, table in zip(model.graph.embeddings, model.tables, strict=True):
+                rows[embedding.table] = len(table.native.changed_rows(since_step))
+                if rows[embedding.table]:
+                    _write_rows(temporary / embedding.table, table.dump(since_step))
+    except OSError as err:
+        raise OutputError(f"{folder}: cannot be written: {(err.strerror or str(err)).lower()}") from err
+    return rows
+
+
+def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibration: Samples | None) -> None:
+    inference = {
+        "max_batchsize": _MAX_BATCHSIZE,
+        "hit_rate_threshold": _HIT_RATE_THRESHOLD,
+        "input_key_type": "I64",
+        "dense_model_file": DENSE_FILE,
+        "sparse_model_file": [embedding.table for embedding in model.graph.embeddings],
+    }
+    layers = inference_document(document)["layers"]
+    graph = parse_graph({"inference": inference, "layers": layers}, str(folder / GRAPH_FILE))
+    weights = model.dense_weights()
+    text = json.dumps({"inference": inference, "layers": layers}, indent=2) + "\n"
+    (folder / GRAPH_FILE).write_text(text, encoding="utf-8")
+    write_dense(folder / DENSE_FILE, graph, weights)
+    (folder / ONNX_FILE).write_bytes(build_onnx(graph, weights))
+    for embedding, table in zip(graph.embeddings, model.tables, strict=True):
+        _write_rows(folder / embedding.table, table.dump())
+    if calibration is not None:
+        bags = calibration.bags
+        np.savez(folder / CALIBRATION_FILE, DES=calibration.dense, CATCOLUMN=bags.keys, ROWINDEX=bags.row_ptrs)
+
+
+def _write_rows(folder: Path, parts: Iterable[TableRows]) -> None:
+    write_sparse_batches(folder, ((part.keys, part.parts[:, 0]) for part in parts))

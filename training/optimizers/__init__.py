@@ -1,0 +1,168 @@
+"""HugeCTR's optimizers for PyTorch: ``torch.optim.Optimizer`` with dense and sparse gradients, on CPU or CUDA.
+
+They also update the tables of an ``EmbeddingBagCollection``, whose parameters they get like any others, and keep their
+states in the rows of the tables.
+
+A sparse gradient, such as that of ``torch.nn.Embedding(sparse=True)``, has rows, as a table has. What happens to the
+rows without a gradient is the update type; see ``training.optimizers.rules.update_rows``. With a dense gradient every
+row has one.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any, ClassVar, get_args
+
+import torch
+
+from training.embedding.gradients import TableParameter
+from training.optimizers.rules import (
+    AdaGradRule,
+    AdamRule,
+    FtrlRule,
+    MomentumSgdRule,
+    Move,
+    NesterovRule,
+    SgdRule,
+    UpdateRule,
+    UpdateType,
+    update_rows,
+)
+from training.optimizers.tables import step_tables
+
+Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
+
+
+class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
+    """An optimizer that applies one rule.
+
+    Attributes:
+        rule_type: the rule. Its parameters and ``lr`` are options of each parameter group.
+    """
+
+    rule_type: ClassVar[type[UpdateRule]]
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.001,
+        *parameters: float,
+        update_type: UpdateType = "Local",
+        scaler: float = 1.0,
+        **named: float,
+    ) -> None:
+        """Optimize ``params``.
+
+        Args:
+            params: tensors, or parameter groups as in ``torch.optim``.
+            lr: the learning rate, at least 0.
+            parameters: the parameters of ``rule_type``, in its order.
+            update_type: what happens to rows without a gradient.
+            scaler: the loss was multiplied by this number, so gradients are divided by it.
+            named: the parameters of ``rule_type``, by name.
+
+        Raises:
+            ValueError: a number is out of range, or the update type is unknown.
+        """
+        if not 0 <= lr < math.inf:
+            raise ValueError(f"lr must be at least 0, got {lr}")
+        if not 0 < scaler < math.inf:
+            raise ValueError(f"scaler must be above 0, got {scaler}")
+        if update_type not in get_args(UpdateType):
+            raise ValueError(f"update_type must be one of {', '.join(get_args(UpdateType))}, got {update_type!r}")
+        defaults = asdict(self.rule_type(*parameters, **named))
+        self._parameters = tuple(defaults)
+        self._update_type = update_type
+        self._scaler = scaler
+        super().__init__(params, {"lr": lr, **defaults})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters. The rows of tables get the rule's states; see ``torch.optim.Optimizer.add_param_group``."""
+        super().add_param_group(param_group)
+        rule = self._rule(self.param_groups[-1])
+        for parameter in self.param_groups[-1]["params"]:
+            if isinstance(parameter, TableParameter):
+                parameter.table.use_states(rule.initial_states)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; ``closure`` computes the loss again, which is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            rule = self._rule(group)
+            tables: dict[int, list[TableParameter]] = defaultdict(list)  # by step
+            for weights in group["params"]:
+                if weights.grad is None:
+                    continue
+                if isinstance(weights, TableParameter):
+                    tables[self._count_step(weights)].append(weights)
+                else:
+                    self._update(rule, weights, group["lr"])
+            for step, parameters in tables.items():
+                step_tables(parameters, rule, self._update_type, group["lr"], step, self._scaler)
+        return loss
+
+    def _rule(self, group: dict[str, Any]) -> UpdateRule:
+        return self.rule_type(**{name: group[name] for name in self._parameters})
+
+    def _count_step(self, parameter: TableParameter) -> int:
+        """Return the number of this step, which begins after the last step that changed the table."""
+        state = self.state[parameter]
+        state["step"] = 1 + state.get("step", parameter.table.step)
+        return int(state["step"])
+
+    def _update(self, rule: UpdateRule, weights: torch.Tensor, learning_rate: float) -> None:
+        gradient, state = weights.grad, self.state[weights]
+        assert gradient is not None
+        if not state:
+            state["step"] = 0
+            state["states"] = [torch.full_like(weights, value) for value in rule.initial_states]
+        state["step"] += 1
+        if not gradient.is_sparse:
+            rule.update(Move(weights, state["states"], gradient / self._scaler, learning_rate, state["step"]))
+            return
+        if "last_steps" not in state:  # of the weights' dtype, because torch loads every state in this dtype
+            state["last_steps"] = weights.new_zeros(len(weights))
+        gradient = gradient.coalesce()
+        move = Move(weights, state["states"], gradient.values() / self._scaler, learning_rate, state["step"])
+        update_rows(rule, self._update_type, move, gradient.indices()[0], state["last_steps"])
+
+
+class SGD(RuleOptimizer):
+    """See ``SgdRule``."""
+
+    rule_type = SgdRule
+
+
+class MomentumSGD(RuleOptimizer):
+    """See ``MomentumSgdRule``."""
+
+    rule_type = MomentumSgdRule
+
+
+class Nesterov(RuleOptimizer):
+    """See ``NesterovRule``."""
+
+    rule_type = NesterovRule
+
+
+class Adam(RuleOptimizer):
+    """See ``AdamRule``."""
+
+    rule_type = AdamRule
+
+
+class AdaGrad(RuleOptimizer):
+    """See ``AdaGradRule``."""
+
+    rule_type = AdaGradRule
+
+
+class Ftrl(RuleOptimizer):
+    """See ``FtrlRule``."""
+
+    rule_type = FtrlRule

@@ -1,0 +1,31 @@
+"""One step of an optimizer on the rows of tables."""
+
+from collections.abc import Iterable
+
+from kernels.host import update_tables
+from training.embedding.gradients import TableParameter
+from training.optimizers.rules import UpdateRule, UpdateType
+
+
+def step_tables(
+    parameters: Iterable[TableParameter],
+    rule: UpdateRule,
+    update_type: UpdateType,
+    learning_rate: float,
+    step: int,
+    scaler: float = 1.0,
+) -> None:
+    """Update the rows of tables with the gradients that their parameters hold. They must have the rule's states.
+
+    Args:
+        parameters: those with a gradient change; the others stay.
+        rule: the formula.
+        update_type: what happens to rows without a gradient.
+        learning_rate: of this step.
+        step: counted from 1.
+        scaler: gradients are divided by it.
+    """
+    taken = [one for parameter in parameters for one in parameter.take()]
+    if taken:
+        lookups, gradients = zip(*taken, strict=True)
+        update_tables(lookups, gradients, rule.name, update_type, learning_rate, step, rule.parameters, scaler)
