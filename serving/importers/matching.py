@@ -45,7 +45,7 @@ def match_tables(network: ImportedNetwork, tables: Mapping[str, str | Path], che
         ModelFileError: a source cannot be read, or is not a table.
         MissingExtraError: a source needs PyTorch, which is not installed.
     """
-    source, names = str(network.path), [entry.name for entry in network.inputs]
+    source, names = network.source, [entry.name for entry in network.inputs]
     for name in tables:
         if name not in names:
             raise ConfigError(source, f"table {name!r}", f"the network has no input of this name{hint(name, names)}")

@@ -39,13 +39,13 @@ class ImportedNetwork:
     """A dense network as an ONNX model.
 
     Attributes:
-        path: its file.
+        source: its file or its module, for messages.
         inputs: all float32, in the model's order.
         label_dim: L.
         model: the ``onnx.ModelProto``, including weights from files next to it.
     """
 
-    path: Path
+    source: str
     inputs: tuple[NetworkInput, ...]
     label_dim: int
     model: Any
@@ -55,7 +55,7 @@ class ImportedNetwork:
         try:
             return serialized(self.model)
         except ValueError as err:
-            raise ModelFileError(self.path, str(err)) from err
+            raise ModelFileError(self.source, str(err)) from err
 
 
 def read_network(path: Path, logits: bool = False) -> ImportedNetwork:
@@ -66,26 +66,30 @@ def read_network(path: Path, logits: bool = False) -> ImportedNetwork:
         ModelFileError: it is not an ONNX file, its inputs or output are not those of a dense network, or no node reads
             one of its inputs.
     """
-    model = _load(path)
+    return check_network(str(path), _load(path), logits)
+
+
+def check_network(source: str, model: Any, logits: bool) -> ImportedNetwork:
+    """Return an ``onnx.ModelProto`` as a dense network. See ``read_network``. ``source`` names it in messages."""
     graph = model.graph
     if len(graph.output) != 1:
         names = ", ".join(repr(output.name) for output in graph.output)
         raise ModelFileError(
-            path,
+            source,
             f"expected one output, the probabilities, found {len(graph.output)}: {names}; "
             "concatenate them into one, [B, L]",
         )
     inputs = tuple(
-        NetworkInput(entry.name, _sizes(path, "input", entry, (1, 2)))
+        NetworkInput(entry.name, _sizes(source, "input", entry, (1, 2)))
         for entry in graph.input
         if entry.name in input_names(graph)
     )
-    refuse_unread_inputs(graph, path)
-    label_dim = _sizes(path, "output", graph.output[0], (0, 1))
+    refuse_unread_inputs(graph, source)
+    label_dim = _sizes(source, "output", graph.output[0], (0, 1))
     if logits:
-        _refuse_probabilities(path, graph)
+        _refuse_probabilities(source, graph)
         _append_sigmoid(graph)
-    return ImportedNetwork(path, inputs, label_dim[0] if label_dim else 1, model)
+    return ImportedNetwork(source, inputs, label_dim[0] if label_dim else 1, model)
 
 
 def try_network(graph: Graph, network: ImportedNetwork, tables: Sequence[TableRows]) -> None:
@@ -95,16 +99,16 @@ def try_network(graph: Graph, network: ImportedNetwork, tables: Sequence[TableRo
         MissingExtraError: ONNX Runtime is not installed.
         ModelFileError: the network cannot be opened or run, or its answers are not probabilities.
     """
-    opened = OnnxNetwork(graph, network.content(), source=str(network.path))
+    opened = OnnxNetwork(graph, network.content(), source=network.source)
     first_rows = [
         rows.read(0, min(rows.rows, rows_tried(embedding.slots)))
         for rows, embedding in zip(tables, graph.embeddings, strict=True)
     ]
-    answer = answer_to(graph, opened, first_rows, str(network.path))
+    answer = answer_to(graph, opened, first_rows, network.source)
     if (answer < 0).any() or (answer > 1).any():
         shown = [float(f"{value:.6g}") for value in answer.reshape(-1)[:3]]
         advice = "if they are logits, use --logits (logits=True), which adds a Sigmoid"
-        raise ModelFileError(network.path, f"answers such as {shown} are not probabilities; {advice}")
+        raise ModelFileError(network.source, f"answers such as {shown} are not probabilities; {advice}")
 
 
 def rows_tried(slots: int) -> int:
@@ -146,12 +150,12 @@ def _load(path: Path) -> Any:
         raise ModelFileError(path, f"not an ONNX network: {err}") from err
 
 
-def _sizes(path: Path, kind: str, entry: Any, ranks: tuple[int, int]) -> tuple[int, ...]:
+def _sizes(source: str, kind: str, entry: Any, ranks: tuple[int, int]) -> tuple[int, ...]:
     """Return the sizes after B of a float32 input or output, which must have one of ``ranks`` such sizes."""
     import onnx
 
     if not isinstance(entry.name, str):  # protobuf returns bytes if the name is not UTF-8
-        raise ModelFileError(path, f"{kind} {entry.name!r}: expected a name in UTF-8")
+        raise ModelFileError(source, f"{kind} {entry.name!r}: expected a name in UTF-8")
     tensor = entry.type.tensor_type
     dtypes = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
     dtype = dtypes.get(tensor.elem_type, f"of type {tensor.elem_type}")
@@ -159,15 +163,15 @@ def _sizes(path: Path, kind: str, entry: Any, ranks: tuple[int, int]) -> tuple[i
     came = f"{kind} {entry.name!r} is {dtype} [{', '.join(map(str, shape))}]"
     if tensor.elem_type != onnx.TensorProto.FLOAT or len(shape) - 1 not in ranks:
         expected = "[B, F], [B, S, D] or [B, S * D]" if kind == "input" else "[B, L]"
-        raise ModelFileError(path, f"{came}, expected float {expected}")
+        raise ModelFileError(source, f"{came}, expected float {expected}")
     sizes = tuple(size for size in shape[1:] if isinstance(size, int) and size > 0)
     if isinstance(shape[0], int) or len(sizes) < len(shape) - 1:
         advice = "export it with dynamic_shapes that free only the first dimension"
-        raise ModelFileError(path, f"{came}, expected a free number of samples and fixed sizes after it: {advice}")
+        raise ModelFileError(source, f"{came}, expected a free number of samples and fixed sizes after it: {advice}")
     return sizes
 
 
-def _refuse_probabilities(path: Path, graph: Any) -> None:
+def _refuse_probabilities(source: str, graph: Any) -> None:
     """Raise ModelFileError if the output is already a probability: a second Sigmoid would go unnoticed."""
     maker = {name: node for node in graph.node for name in node.output}
     name = graph.output[0].name
@@ -176,7 +180,7 @@ def _refuse_probabilities(path: Path, graph: Any) -> None:
     if name in maker and maker[name].op_type in _SQUASHING:
         kind = maker[name].op_type
         reason = f"ends in a {kind}, so its answers are not logits; remove --logits (logits=True)"
-        raise ModelFileError(path, f"output {graph.output[0].name!r} {reason}")
+        raise ModelFileError(source, f"output {graph.output[0].name!r} {reason}")
 
 
 def _append_sigmoid(graph: Any) -> None:

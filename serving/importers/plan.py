@@ -7,7 +7,7 @@ from typing import Any
 
 from serving.errors import ConfigError
 from serving.importers.checkpoint import show_names
-from serving.importers.matching import hint, match_tables
+from serving.importers.matching import Matching, hint, match_tables
 from serving.importers.network import ImportedNetwork, NetworkInput, read_network, try_network
 from serving.importers.rows import TableRows
 from serving.model.graph import parse_graph
@@ -78,12 +78,12 @@ class ImportPlan:
 
     def graph(self) -> Graph:
         """Return ``document()`` as a ``Graph``."""
-        return parse_graph(self.document(), str(self.network.path), inputs_only=True)
+        return parse_graph(self.document(), self.network.source, inputs_only=True)
 
     def describe(self) -> Iterator[str]:
         """Return lines for the user: what a request must contain, in order, and where the rows come from."""
         dense = f"{self.dense.sizes[0]} dense features ({self.dense.name})" if self.dense else "no dense features"
-        yield f"network {self.network.path}: {dense}, answers [B, {self.network.label_dim}]"
+        yield f"network {self.network.source}: {dense}, answers [B, {self.network.label_dim}]"
         for table in self.tables:
             keys = "row numbers are the keys" if table.rows.keys is None else "with keys"
             yield (
@@ -121,29 +121,36 @@ def plan_import(
         ModelFileError: a file cannot be read, or does not hold what is needed.
         MissingExtraError: a package is not installed.
     """
-    if not 1 <= max_batchsize <= _LARGEST:
-        raise ConfigError(str(network), "max_batchsize", f"expected 1 to {_LARGEST}, got {max_batchsize!r}")
     imported = read_network(Path(network), logits)
     matching = match_tables(imported, tables or {}, checkpoint)
     own = combiners or {}
     for name in own.keys() - matching.rows.keys():
         raise ConfigError(str(network), "combiner", f"no table is called {name!r}{hint(name, matching.rows)}")
-    inputs = {entry.name: entry for entry in imported.inputs}
+    return plan_matched(imported, matching, {name: own.get(name, combiner) for name in matching.rows}, max_batchsize)
+
+
+def plan_matched(
+    network: ImportedNetwork, matching: Matching, combiners: Mapping[str, Combiner], max_batchsize: int
+) -> ImportPlan:
+    """Check that a network and the tables of its inputs fit. See ``plan_import``. ``combiners`` has every table."""
+    if not 1 <= max_batchsize <= _LARGEST:
+        raise ConfigError(network.source, "max_batchsize", f"expected 1 to {_LARGEST}, got {max_batchsize!r}")
+    inputs = {entry.name: entry for entry in network.inputs}
     planned = tuple(
-        PlannedTable(name, rows, _slots(str(network), inputs[name], rows), own.get(name, combiner))
+        PlannedTable(name, rows, _slots(network.source, inputs[name], rows), combiners[name])
         for name, rows in matching.rows.items()
     )
-    plan = ImportPlan(imported, matching.dense, planned, max_batchsize, matching.unused)
+    plan = ImportPlan(network, matching.dense, planned, max_batchsize, matching.unused)
     graph = _checked_graph(plan)
     for table in planned:
         table.rows.check_keys()
-    try_network(graph, imported, [table.rows for table in planned])
+    try_network(graph, network, [table.rows for table in planned])
     return plan
 
 
 def _checked_graph(plan: ImportPlan) -> Graph:
     """Return the plan's graph. Errors about names are about the inputs, because the user wrote those."""
-    source = str(plan.network.path)
+    source = plan.network.source
     for table in plan.tables:
         if not TABLE_NAME.fullmatch(table.name):
             reason = "a table has the name of its input, which needs 1 to 120 letters, digits, '_', '-' and '.'"

@@ -50,26 +50,29 @@ class TorchFile:
 
     def rows(self, name: str) -> TableRows:
         """See ``Checkpoint.rows``."""
-        import torch
+        return rows_of_tensor(f"{self.path}#{name}", self._tensors[name].detach())
 
-        tensor = self._tensors[name].detach()
-        source = f"{self.path}#{name}"
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        # a subclass may hold only a part of the tensor, or compute its values
-        is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
-        is_float = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
-        if not is_plain:
-            found = f"{type(tensor).__name__}, {tensor.layout}, on {tensor.device}: {dtype} {list(tensor.shape)}"
-            raise ModelFileError(source, f"expected a plain tensor whose values are all in the file, got {found}")
-        check_matrix(source, dtype, is_float, tensor.shape)
-        if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
-            raise ModelFileError(source, "expected a tensor that stores every value, got one expanded from fewer")
 
-        def read(begin: int, end: int) -> Vectors:
-            vectors: Vectors = tensor[begin:end].to(torch.float32, copy=True).contiguous().numpy()
-            return vectors
+def rows_of_tensor(source: str, tensor: Any) -> TableRows:
+    """Return the rows of a detached tensor. Raise ModelFileError if it is not a table."""
+    import torch
 
-        return TableRows(source, tensor.shape[0], tensor.shape[1], None, read)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    # a subclass may hold only a part of the tensor, or compute its values
+    is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    is_float = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if not is_plain:
+        found = f"{type(tensor).__name__}, {tensor.layout}, on {tensor.device}: {dtype} {list(tensor.shape)}"
+        raise ModelFileError(source, f"expected a plain tensor whose values are in RAM or all in the file, got {found}")
+    check_matrix(source, dtype, is_float, tensor.shape)
+    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+        raise ModelFileError(source, "expected a tensor that stores every value, got one expanded from fewer")
+
+    def read(begin: int, end: int) -> Vectors:
+        vectors: Vectors = tensor[begin:end].to(torch.float32, copy=True).contiguous().numpy()
+        return vectors
+
+    return TableRows(source, tensor.shape[0], tensor.shape[1], None, read)
 
 
 def _load(path: Path) -> Any:

@@ -16,7 +16,7 @@ from serving.opening import open_session
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore
 
-_ANSWER = "OUTPUT0"
+ANSWER = "OUTPUT0"
 _NO_KEY = -1  # pads CATCOLUMN where there is no ROWINDEX
 
 
@@ -33,11 +33,11 @@ class ExpectedAnswers:
     """Samples and their right answers.
 
     Attributes:
-        path: the ``.npz``.
+        source: the ``.npz``, or what the samples are, for messages.
         arrays: its arrays: ``CATCOLUMN`` and ``OUTPUT0``, and ``DES`` and ``ROWINDEX`` if the file has them.
     """
 
-    path: Path
+    source: str
     arrays: dict[str, NDArray[Any]]
 
     def compare(self, folder: Path, name: str, tolerance: float) -> Comparison:
@@ -54,14 +54,14 @@ class ExpectedAnswers:
                 with open_session(server, config) as session:
                     answer = session.predict_batch(batch)
         except RequestError as err:
-            raise ModelFileError(self.path, str(err)) from err
+            raise ModelFileError(self.source, str(err)) from err
         difference = self._largest_difference(answer.probabilities, tolerance, answer.defaulted_keys)
         return Comparison(batch.samples, difference, answer.defaulted_keys)
 
     def _batch(self, config: ModelConfig) -> Batch:
         """Return all samples as one request; the model's ``max_batchsize`` is no limit here."""
         if config.dense_dim and DENSE not in self.arrays:
-            raise ModelFileError(self.path, f"missing: {DENSE}, [B, {config.dense_dim}]")
+            raise ModelFileError(self.source, f"missing: {DENSE}, [B, {config.dense_dim}]")
         keys, row_ptrs = self.arrays[KEYS], self.arrays.get(ROW_PTRS)
         if row_ptrs is None:
             keys, row_ptrs = self._without_padding(keys, sum(table.slots for table in config.tables))
@@ -72,24 +72,24 @@ class ExpectedAnswers:
         """Return the keys of [B, S] or [B, S, nnz] without -1, and their offsets."""
         if keys.ndim not in (2, 3) or keys.shape[1] != slots:
             expected = f"[B, {slots}] or [B, {slots}, nnz] as there is no {ROW_PTRS}"
-            raise ModelFileError(self.path, f"{KEYS}: expected {expected}, got {list(keys.shape)}")
+            raise ModelFileError(self.source, f"{KEYS}: expected {expected}, got {list(keys.shape)}")
         is_key = keys != _NO_KEY
         counts = is_key.reshape(len(keys) * slots, -1).sum(axis=1) if is_key.size else np.zeros(len(keys) * slots, int)
         return keys[is_key], np.concatenate([[0], np.cumsum(counts)])
 
     def _largest_difference(self, got: NDArray[np.float32], tolerance: float, defaulted_keys: int) -> float:
-        expected = self.arrays[_ANSWER]
+        expected = self.arrays[ANSWER]
         shapes = [got.shape, got.shape[:1]] if got.shape[1] == 1 else [got.shape]
         if expected.dtype.kind not in "fiu" or expected.shape not in shapes:
             came = f"{expected.dtype} {list(expected.shape)}"
-            raise ModelFileError(self.path, f"{_ANSWER}: expected numbers {list(got.shape)}, got {came}")
+            raise ModelFileError(self.source, f"{ANSWER}: expected numbers {list(got.shape)}, got {came}")
         expected = expected.reshape(got.shape).astype(np.float64)
         differences = np.nan_to_num(np.abs(got - expected), nan=np.inf).max(axis=1)
         worst = int(np.argmax(differences))
         if differences[worst] > tolerance:
             wrong = int(np.count_nonzero(differences > tolerance))
             raise ModelFileError(
-                self.path,
+                self.source,
                 f"sample {worst}: expected {_shown(expected[worst])}, got {_shown(got[worst])}, a difference of "
                 f"{differences[worst]:.3g}; samples that differ by more than {tolerance:g}: {wrong} of "
                 f"{len(got)}; keys in no table: {defaulted_keys}",
@@ -104,11 +104,11 @@ def read_expected_answers(path: Path) -> ExpectedAnswers:
         ModelFileError: the file cannot be read, an array is missing, or an array's name is unknown.
     """
     arrays = arrays_in(path)
-    missing = [name for name in (KEYS, _ANSWER) if name not in arrays]
-    if missing or not arrays.keys() <= {DENSE, KEYS, ROW_PTRS, _ANSWER}:
-        reason = f"expected the arrays {DENSE}, {KEYS}, {ROW_PTRS} and {_ANSWER}, found {', '.join(arrays) or 'none'}"
+    missing = [name for name in (KEYS, ANSWER) if name not in arrays]
+    if missing or not arrays.keys() <= {DENSE, KEYS, ROW_PTRS, ANSWER}:
+        reason = f"expected the arrays {DENSE}, {KEYS}, {ROW_PTRS} and {ANSWER}, found {', '.join(arrays) or 'none'}"
         raise ModelFileError(path, f"missing: {', '.join(missing)}; {reason}" if missing else reason)
-    return ExpectedAnswers(path, arrays)
+    return ExpectedAnswers(str(path), arrays)
 
 
 def _shown(answer: NDArray[Any]) -> list[float]:
