@@ -1,0 +1,152 @@
+"""Turn a PyTorch module into a version of a model. ``from_torch`` is the public call.
+
+1. Run the module on the example, and record its calls of tables.
+2. Run it on keys that say where they come from, with given vectors in place of the tables. This shows which input feeds
+   each slot, that keys reach the tables unchanged, and that they have no other effect.
+3. Run it on random requests, and keep the answers.
+4. Export it with inputs in place of the tables. This is the dense network.
+5. Plan and write a version, as for a network and tables in files. It must give the same answers before it appears.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from inspect import BoundArguments
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from serving.batch import DENSE, KEYS, ROW_PTRS
+from serving.errors import ConfigError
+from serving.importers.matching import Matching
+from serving.importers.network import check_network
+from serving.importers.plan import ImportPlan, plan_matched
+from serving.importers.pytorch import ImportedModule
+from serving.importers.pytorch.dense import export_dense
+from serving.importers.pytorch.inputs import Inputs
+from serving.importers.pytorch.runs import Runner
+from serving.importers.pytorch.tables import Tables
+from serving.importers.torch_file import rows_of_tensor
+from serving.importers.verifying import ANSWER, Comparison, ExpectedAnswers
+from serving.importers.writing import write_model
+from serving.model.version_writer import check_target
+
+_SAMPLES = 64  # of the random requests
+
+
+def convert(
+    module: nn.Module,
+    example: tuple[Any, ...] | Mapping[str, Any],
+    repository: Path,
+    name: str,
+    logits: bool,
+    tolerance: float,
+    max_batchsize: int,
+) -> ImportedModule:
+    """See ``from_torch``."""
+    if not isinstance(module, nn.Module):
+        raise ConfigError("from_torch", "module", f"expected a torch.nn.Module, got {type(module).__name__}")
+    check_target(repository, name)
+    module = getattr(module, "_orig_mod", module)  # of torch.compile
+    source = type(module).__name__
+    bound = _bound(source, module, example)
+    _check_tensors(source, module)
+    with _eval_mode(module):
+        tables = Tables(source, module)
+        with tables.watched() as lookups:
+            module(*bound.args, **bound.kwargs)
+        if not lookups:
+            raise ConfigError(source, "", "expected forward to call an nn.EmbeddingBag or nn.Embedding, it calls none")
+        inputs = Inputs(source, bound, lookups)
+        slots = {table: len(of_table) for table, of_table in tables.slots(lookups, inputs.samples).items()}
+        runner = Runner(source, module, tables, inputs, slots)
+        sources = runner.trace()
+        expected = _expected_answers(runner, sources.limits, logits)
+        plan = _plan(runner, logits, max_batchsize)
+    found: list[Comparison] = []
+    path = write_model(
+        plan, repository, name, check=lambda folder: found.append(expected.compare(folder, name, tolerance))
+    )
+    in_order = tuple((table, feature) for table, features in sources.slots.items() for feature in features)
+    return ImportedModule(path, found[0], tuple(inputs.dense), in_order)
+
+
+def _bound(source: str, module: nn.Module, example: object) -> BoundArguments:
+    """Return the example as arguments of forward."""
+    signature = inspect.signature(module.forward)
+    try:
+        if isinstance(example, tuple):
+            return signature.bind(*_copied(example))
+        if isinstance(example, Mapping):
+            return signature.bind(**_copied(dict(example)))
+    except TypeError as err:
+        raise ConfigError(source, "example", f"does not fit forward{signature}: {err}") from err
+    expected = "a tuple of positional arguments or a dictionary of keyword arguments"
+    raise ConfigError(source, "example", f"expected {expected}, got {type(example).__name__}")
+
+
+def _copied(example: Any) -> Any:
+    """Return the example with a tensor of its own for each input, because inputs are told apart by their memory."""
+    return pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, example)
+
+
+def _check_tensors(source: str, module: nn.Module) -> None:
+    """Refuse a module that is not float32 on the CPU."""
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if tensor.device.type != "cpu" or (tensor.is_floating_point() and tensor.dtype != torch.float32):
+            came = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
+            raise ConfigError(source, name, f"expected float32 on the CPU, got {came}; call module.float().cpu() first")
+
+
+@contextmanager
+def _eval_mode(module: nn.Module) -> Iterator[None]:
+    """Run a block in eval mode and without gradients, then restore the modes of all submodules."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def _expected_answers(runner: Runner, limits: Mapping[int, int], logits: bool) -> ExpectedAnswers:
+    """Return random requests and the module's answers."""
+    run = runner.ask(_SAMPLES, limits)
+    answers = run.answer.double()
+    if logits:
+        answers = answers.sigmoid()
+    strange = ~((answers >= 0) & (answers <= 1))
+    if strange.any():
+        shown = [float(f"{value:.6g}") for value in answers[strange][:3].tolist()]
+        reason = f"answers such as {shown} are not probabilities; if they are logits, use logits=True"
+        raise ConfigError(runner.source, "", reason)
+    bags = [slot[sample] for sample in range(_SAMPLES) for slots in run.slots.values() for slot in slots]
+    arrays = {
+        KEYS: np.concatenate(bags),
+        ROW_PTRS: np.cumsum([0, *(bag.size for bag in bags)]),
+        ANSWER: answers.numpy(),
+    }
+    if runner.inputs.width:
+        arrays[DENSE] = run.dense
+    return ExpectedAnswers(f"random requests to {runner.source}", arrays)
+
+
+def _plan(runner: Runner, logits: bool, max_batchsize: int) -> ImportPlan:
+    """Export the dense network, and join it with the tables."""
+    source, tables, slots = runner.source, runner.tables, runner.slots
+    dense_name = "dense"
+    while dense_name in slots:
+        dense_name += "_"
+    model = export_dense(source, runner.module, tables, runner.inputs, slots, dense_name)
+    network = check_network(f"the dense network of {source}", model, logits)
+    rows = {table: rows_of_tensor(f"{source}.{table}", tables.weight(table)) for table in slots}
+    dense = next((entry for entry in network.inputs if entry.name == dense_name), None)
+    combiners = {table: tables.combiner(table) for table in slots}
+    return plan_matched(network, Matching(rows, dense, ()), combiners, max_batchsize)

@@ -1,0 +1,169 @@
+"""The embedding tables of a module: find them, and see or replace their lookups while the module runs."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, count
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from serving.errors import ConfigError
+from serving.model.records import Combiner
+
+# the last part of a table's path in TorchRec's EmbeddingBagCollection is the table's own name
+_TORCHREC = re.compile(r"(?:^|.*\.)embedding_bags\.([^.]+)")
+
+#: Advice for keys that come with no request.
+CONSTANT_KEYS = "for constant keys, index the table's weight instead"
+#: The keys of one slot, one array per sample.
+Slot = list[NDArray[np.int64]]
+
+
+class Lookup(NamedTuple):
+    """One call of a table: its keys, where each bag begins if it was called with offsets, and if they end with N."""
+
+    table: str
+    keys: Tensor
+    offsets: Tensor | None
+    with_last_offset: bool
+
+
+class Tables:
+    """The ``nn.EmbeddingBag`` and ``nn.Embedding`` in a module, by the names that they get as tables."""
+
+    def __init__(self, source: str, module: nn.Module) -> None:
+        """Find them. ``source`` names the module in messages."""
+        self._source = source
+        self._modules: dict[str, nn.Module] = {}
+        for path, part in module.named_modules():
+            if isinstance(part, nn.EmbeddingBag | nn.Embedding):
+                self._modules[_free_name(path or type(part).__name__, self._modules)] = part
+
+    def weight(self, table: str) -> Tensor:
+        """Return a table's rows, [V, D]."""
+        weight: Tensor = self._modules[table].weight.detach()
+        return weight
+
+    def combiner(self, table: str) -> Combiner:
+        """Return how a table pools."""
+        return "mean" if getattr(self._modules[table], "mode", "sum") == "mean" else "sum"
+
+    @contextmanager
+    def watched(self, vectors: Mapping[str, Tensor] | None = None) -> Iterator[list[Lookup]]:
+        """Record the lookups of a run of the module into the list that this returns.
+
+        Args:
+            vectors: [B, S, D] by table: the answers to the table's next S slots. None: the tables answer themselves.
+        """
+        lookups: list[Lookup] = []
+        replaced: list[nn.Module] = []
+        answers = None if vectors is None else _Answers(self._source, vectors)
+        try:
+            for name, table in self._modules.items():
+                if "forward" in vars(table):
+                    raise ConfigError(self._source, name, "its forward was replaced; expected PyTorch's own")
+                table.forward = partial(self._look_up, name, table.forward, lookups, answers)
+                replaced.append(table)
+            yield lookups
+        finally:
+            for table in replaced:
+                del table.forward
+
+    def slots(self, lookups: Sequence[Lookup], samples: int) -> dict[str, list[Slot]]:
+        """Return the slots of each table in order of the calls.
+
+        Raises:
+            ConfigError: a call had another number of samples.
+        """
+        slots: dict[str, list[Slot]] = {}
+        for lookup in lookups:
+            slots.setdefault(lookup.table, []).extend(self._slots(lookup, samples))
+        return slots
+
+    def _look_up(
+        self,
+        name: str,
+        original: Any,
+        lookups: list[Lookup],
+        answers: "_Answers | None",
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Any:
+        """Record a lookup and answer it. This stands in for ``forward`` of a table."""
+        table = self._modules[name]
+        refusal = _refusal(table)
+        if per_sample_weights is not None:
+            refusal = "is called with per_sample_weights, but Hotrow's keys have no weights"
+        if refusal:
+            raise ConfigError(self._source, name, refusal)
+        lookups.append(Lookup(name, input, offsets, getattr(table, "include_last_offset", False)))
+        if answers is not None:
+            return answers.take(name, input.shape[1:] if isinstance(table, nn.Embedding) else None)
+        return original(input) if offsets is None else original(input, offsets)
+
+    def _slots(self, lookup: Lookup, samples: int) -> list[Slot]:
+        table = self._modules[lookup.table]
+        keys = lookup.keys.numpy().astype(np.int64)
+        if lookup.offsets is not None:
+            begins = lookup.offsets.tolist()
+            ends = begins[1:] if lookup.with_last_offset else [*begins[1:], len(keys)]
+            bags = [keys[begin:end] for begin, end in zip(begins, ends, strict=False)]
+        else:
+            bags = list(keys)
+        if len(bags) != samples:
+            expected, came = "keys [B] or [B, n]", f"{list(keys.shape)}"
+            if isinstance(table, nn.EmbeddingBag):
+                expected, came = "a bag for each sample", f"{len(bags)} bags"
+            reason = f"expected {expected} with B = {samples}, got {came}; {CONSTANT_KEYS}"
+            raise ConfigError(self._source, lookup.table, reason)
+        if isinstance(table, nn.Embedding):
+            return [[key[None] for key in column] for column in keys.reshape(samples, -1).T]
+        if table.padding_idx is not None:  # such keys are not pooled
+            bags = [bag[bag != table.padding_idx] for bag in bags]
+        return [bags]
+
+
+class _Answers:
+    """Vectors for the lookups of one run."""
+
+    def __init__(self, source: str, vectors: Mapping[str, Tensor]) -> None:
+        self._source = source
+        self._vectors = vectors
+        self._used = dict.fromkeys(vectors, 0)
+
+    def take(self, table: str, sizes: Sequence[int] | None) -> Tensor:
+        """Return the next vectors: [B, D] of one bag per sample, or [B, *sizes, D] of single keys."""
+        if table not in self._vectors:
+            raise ConfigError(self._source, table, "is called, but was not called with the example")
+        vectors, first = self._vectors[table], self._used[table]
+        self._used[table] += 1 if sizes is None else prod(sizes)
+        if self._used[table] > vectors.shape[1]:
+            raise ConfigError(self._source, table, f"looks up more slots than the {vectors.shape[1]} of the example")
+        taken = vectors[:, first : self._used[table]]
+        return taken[:, 0] if sizes is None else taken.reshape(-1, *sizes, vectors.shape[2])
+
+
+def _refusal(table: nn.Module) -> str:
+    """Return why a table cannot be imported, or an empty text."""
+    if type(table).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward):
+        return f"{type(table).__name__} has its own forward; expected nn.EmbeddingBag or nn.Embedding"
+    if getattr(table, "mode", "sum") == "max":
+        return "pools with mode='max'; expected 'sum' or 'mean'"
+    if table.max_norm is not None:
+        return f"has max_norm={table.max_norm}, which changes rows at each call; scale the rows once and set it to None"
+    return ""
+
+
+def _free_name(path: str, taken: Mapping[str, nn.Module]) -> str:
+    """Return a table's name: its path, or TorchRec's own name."""
+    in_torchrec = _TORCHREC.fullmatch(path)
+    names = [in_torchrec[1], path] if in_torchrec else [path]
+    names = [re.sub(r"[^A-Za-z0-9_.-]", "_", name) for name in names]
+    more = (f"{names[-1]}_{number}" for number in count(2))
+    return next(name for name in chain(names, more) if name not in taken)

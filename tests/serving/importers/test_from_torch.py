@@ -1,0 +1,162 @@
+"""`from_torch`: what the served version answers, next to the module itself."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from serving.errors import MissingExtraError
+from serving.importers import from_torch
+from serving.opening import load_model
+from tests.serving.importers.torch_modules import Head, draw_bags, request, with_offsets
+
+B = 50
+
+
+@pytest.fixture(autouse=True)
+def _same_weights():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(3)
+
+
+def answer(path, dense, keys, row_ptrs):
+    with load_model(path) as session:
+        return session.predict(dense, keys, row_ptrs)
+
+
+def expected(module, *arguments):
+    with torch.no_grad():
+        answer = module.eval()(*arguments).numpy()
+    assert np.ptp(answer) > 0.01  # equal answers for all samples would prove nothing
+    return answer
+
+
+class Bags(nn.Module):
+    """A table that two features share, a mean with padding, and three inputs of dense features."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleDict(
+            {
+                "ads": nn.EmbeddingBag(40, 4, mode="sum"),
+                "user id": nn.EmbeddingBag(30, 3, mode="mean", include_last_offset=True, padding_idx=0),
+            }
+        )
+        nn.init.normal_(self.tables["user id"].weight)  # the row of the padding too
+        self.head = Head(4 + 3 + 4 + 2 + 1 + 6, labels=2)
+
+    def forward(self, prices, batch, *, age, history=None):
+        shown, clicked = (self.tables["ads"](*batch[name]) for name in ("shown", "clicked"))
+        users = self.tables["user id"](*batch["users"])
+        return torch.sigmoid(self.head(shown, users, clicked, prices, age[:, None], history))
+
+
+def test_bags_with_several_dense_inputs_are_served(tmp_path, rng):
+    one = (torch.tensor([1, 2, 3]), torch.tensor([0, 1]))  # two inputs of the example may be one tensor
+    batch = {"shown": one, "clicked": one, "users": (torch.tensor([1, 2]), torch.tensor([0, 1, 2]))}
+    example = {"prices": torch.zeros(2, 2), "batch": batch, "age": torch.zeros(2), "history": torch.zeros(2, 2, 3)}
+    module = Bags()
+
+    imported = from_torch(module, example, tmp_path / "models", "ctr", max_batchsize=77)
+
+    assert imported.path == tmp_path / "models" / "ctr" / "1"
+    assert imported.dense == ("prices", "age", "history")
+    assert imported.slots == (
+        ("tables.ads", "batch['shown'][0]"),
+        ("tables.ads", "batch['clicked'][0]"),
+        ("tables.user_id", "batch['users'][0]"),
+    )
+    assert imported.comparison.samples == 64
+    assert imported.comparison.difference < 1e-6
+    assert imported.comparison.defaulted_keys == 0
+    shown, clicked, users = draw_bags(rng, 40, B), draw_bags(rng, 40, B), draw_bags(rng, 30, B)
+    dense = torch.from_numpy(rng.normal(size=(B, 9)).astype(np.float32))
+    batch = {"shown": with_offsets(shown), "clicked": with_offsets(clicked), "users": with_offsets(users, True)}
+    with torch.no_grad():
+        answers = module.eval()(dense[:, :2], batch, age=dense[:, 2], history=dense[:, 3:].reshape(B, 2, 3))
+    without_padding = [[key for key in bag if key] for bag in users]
+    served = answer(imported.path, dense.numpy(), *request(shown, clicked, without_padding))
+    np.testing.assert_allclose(served, answers.numpy(), atol=1e-6)
+    with load_model(imported.path) as session:
+        assert session.config.max_batchsize == 77
+
+
+class Columns(nn.Module):
+    """Single keys in columns, a bag of a fixed number of keys, names that ONNX uses too, and logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.sigmoid = nn.Embedding(20, 4)
+        self.dense = nn.Embedding(10, 2, padding_idx=0)
+        self.mul = nn.EmbeddingBag(30, 3)
+        self.position = nn.Parameter(torch.randn(3, 4))
+        self.head = nn.Sequential(Head(3 * 4 + 2 + 3 + 1))
+
+    def forward(self, ids, day, numbers):
+        vectors = self.sigmoid(ids[:, [3, 0, 1]]) * torch.sigmoid(self.position)
+        parts = torch.cat([vectors.view(ids.shape[0], -1), self.dense(day), self.mul(ids[:, 2:])], dim=1)
+        return self.head[0](parts, numbers).squeeze(1)
+
+
+def test_single_keys_are_served_and_logits_become_probabilities(tmp_path, rng):
+    module = Columns().train()
+    module.sigmoid.eval()
+    example = (torch.zeros(1, 5, dtype=torch.int32), torch.tensor([3]), torch.zeros(1, 1))
+
+    imported = from_torch(module, example, tmp_path, "ctr", logits=True)
+
+    in_training = [name for name, part in module.named_modules() if not part.training]
+    assert in_training == ["sigmoid"]
+    assert all("forward" not in vars(part) for part in module.modules())
+    assert imported.slots == (
+        *(("sigmoid", f"ids[:, {column}]") for column in (3, 0, 1)),
+        ("dense", "day"),
+        ("mul", "ids[:, 2] ids[:, 3] ids[:, 4]"),
+    )
+    ids, day = rng.integers(0, 20, (B, 5)), rng.integers(0, 10, B)
+    numbers = rng.normal(size=(B, 1)).astype(np.float32)
+    logits = expected(module, torch.from_numpy(ids).int(), torch.from_numpy(day), torch.from_numpy(numbers))
+    slots = [ids[:, [column]].tolist() for column in (3, 0, 1)]
+    served = answer(imported.path, numbers, *request(*slots, day[:, None].tolist(), ids[:, 2:].tolist()))
+    np.testing.assert_allclose(served[:, 0], 1 / (1 + np.exp(-logits)), atol=1e-6)
+
+
+def test_a_table_without_a_network_is_served_and_imports_are_repeatable(tmp_path, rng):
+    module = nn.EmbeddingBag(20, 1, mode="sum")
+    example = (torch.zeros(2, 3, dtype=torch.int64),)
+    state = torch.random.get_rng_state()
+
+    imported = from_torch(module, example, tmp_path, "ctr", logits=True)
+    again = from_torch(torch.compile(module, backend="eager"), example, tmp_path, "ctr", logits=True)
+
+    assert again.path == tmp_path / "ctr" / "2"
+    assert again.comparison == imported.comparison
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert (imported.dense, imported.slots) == (again.dense, again.slots) == ((), (("EmbeddingBag", "input"),))
+    ids = rng.integers(0, 20, (B, 3))
+    logits = expected(module, torch.from_numpy(ids))
+    served = answer(imported.path, None, *request(ids.tolist()))
+    np.testing.assert_allclose(served, 1 / (1 + np.exp(-logits)), atol=1e-6)
+
+
+def test_importing_the_package_does_not_import_pytorch():
+    code = "import sys, serving.importers; print('torch' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("package", ["torch", "onnx", "onnxscript"])
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+
+    with pytest.raises(MissingExtraError, match=rf"needs the package '{package}': pip install 'hotrow\[train\]'"):
+        from_torch(nn.EmbeddingBag(20, 1), (torch.zeros(2, 3, dtype=torch.int64),), tmp_path, "ctr")

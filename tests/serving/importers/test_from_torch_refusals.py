@@ -1,0 +1,240 @@
+"""What `from_torch` refuses. Messages name the table or the input, nothing is written, and the module is as before."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from serving.errors import ConfigError, ModelFileError, OutputError
+from serving.importers import from_torch
+
+IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+ONE = torch.ones(2, 1)
+
+
+class Model(nn.Module):
+    """Looks up three keys per sample in one table. Each test changes one part."""
+
+    def __init__(self, table=None, look_up=None, answer=None):
+        super().__init__()
+        self.user = table or nn.Embedding(20, 4)
+        self.other = nn.Embedding(20, 4)
+        self.look_up = look_up or (lambda table, ids: table(ids).mean(1))
+        self.answer = answer or torch.sigmoid
+
+    def forward(self, ids, dense=0.0, ignored=None):
+        return self.answer(self.look_up(self.user, ids).sum(1, keepdim=True) + dense)
+
+
+class Bags(nn.Module):
+    """Looks up one bag per sample."""
+
+    def __init__(self, offsets_of=lambda offsets: offsets, **more):
+        super().__init__()
+        self.tables = nn.ModuleDict({"user": nn.EmbeddingBag(20, 1, **more)})
+        self.offsets_of = offsets_of
+
+    def forward(self, ids, offsets=None, weights=None):
+        return torch.sigmoid(self.tables["user"](ids, self.offsets_of(offsets), weights))
+
+
+class Hashing(nn.Embedding):
+    def forward(self, ids):
+        return super().forward(ids % 20)
+
+
+class Choosing(Model):
+    """Calls another table if there are many samples."""
+
+    def forward(self, ids):
+        return torch.sigmoid((self.user if len(ids) == 2 else self.other)(ids).sum((1, 2)))
+
+
+class Ignoring(Model):
+    """Does not use what it looks up in a table."""
+
+    def forward(self, ids):
+        self.other(ids)
+        return super().forward(ids)
+
+
+COMPUTED = "Model: user: forward computes keys of this table, but a request's keys go straight to the table"
+OTHER_ANSWER = "Model: with other keys and the same rows, forward gives another answer; expected keys to matter by"
+FORMS = "float32 [B, ...] for dense features, int64 or int32 [B, ...] for keys, or a KeyedJaggedTensor"
+ANSWERS = "Model: expected forward to return one tensor, float32 [B] or [B, L] with B = 11"
+NO_CALL = "expected forward to call an nn.EmbeddingBag or nn.Embedding, it calls none"
+TABLES = {
+    "max": (Bags(mode="max"), (IDS,), "Bags: tables.user: pools with mode='max'; expected 'sum' or 'mean'"),
+    "max_norm": (Model(nn.Embedding(20, 4, max_norm=0.1)), (IDS,), "Model: user: has max_norm=0.1, which changes rows"),
+    "weights per key": (
+        Bags(mode="sum"),
+        {"ids": IDS, "weights": torch.ones(2, 3)},
+        "Bags: tables.user: is called with per_sample_weights, but Hotrow's keys have no weights",
+    ),
+    "a subclass": (Model(Hashing(20, 4)), (IDS,), "Model: user: Hashing has its own forward; expected nn.EmbeddingBag"),
+    "no table": (nn.Linear(1, 1), (ONE,), f"Linear: {NO_CALL}"),
+    "a function": (
+        Model(look_up=lambda table, ids: functional.embedding(ids, table.weight).sum(1)),
+        (IDS,),
+        f"Model: {NO_CALL}",
+    ),
+    "another table": (Choosing(), (IDS,), "Choosing: other: is called, but was not called with the example"),
+    "more calls": (
+        Model(look_up=lambda table, ids: sum(table(ids).mean(1) for _ in range(len(ids) - 1))),
+        (IDS,),
+        "Model: user: looks up more slots than the 3 of the example",
+    ),
+    "fewer calls": (
+        Model(look_up=lambda table, ids: sum(table(ids).mean(1) for _ in range(2 if len(ids) == 2 else 1))),
+        (IDS,),
+        "look up as many slots as with the example, {'user': 6}, got {'user': 3} with B = 11",
+    ),
+}
+KEYS = {
+    "a hash": (Model(look_up=lambda table, ids: table(ids % 20).mean(1)), (IDS,), COMPUTED),
+    "a limit": (Model(look_up=lambda table, ids: table(ids.clamp(max=19)).mean(1)), (IDS,), COMPUTED),
+    "other samples": (Model(look_up=lambda table, ids: table(ids.flip(0)).mean(1)), (IDS,), COMPUTED),
+    "keys twice in a bag": (
+        Model(nn.EmbeddingBag(20, 4), lambda table, ids: table(torch.cat([ids, ids], dim=1))),
+        (IDS,),
+        COMPUTED,
+    ),
+    "a mapping": (
+        Model(look_up=lambda table, ids: table(torch.arange(20)[ids]).mean(1)),
+        (IDS,),
+        "Model: forward fails on inputs of the example's form with B = 11: index",
+    ),
+    "constant keys": (
+        Model(look_up=lambda table, ids: table(ids).mean(1) + table(torch.arange(3)).mean(0)),
+        (IDS,),
+        "user: expected keys [B] or [B, n] with B = 2, got [3]; for constant keys, index the table's weight instead",
+    ),
+    "[n, B]": (Model(look_up=lambda table, ids: table(ids.T).mean(0)), (IDS,), "with B = 2, got [3, 2]; for constant"),
+    "[B, B]": (
+        Model(look_up=lambda table, ids: table(ids.T).mean(0)),
+        (IDS[:, :2],),
+        "Model: user: looks up more slots than the 2 of the example",
+    ),
+    "more bags": (
+        Model(
+            nn.EmbeddingBag(20, 4),
+            lambda table, ids: table(ids.flatten(), torch.arange(ids.numel())).view(-1, 3, 4).mean(1),
+        ),
+        (IDS,),
+        "Model: user: expected a bag for each sample with B = 2, got 6 bags",
+    ),
+    "a mask": (
+        Model(look_up=lambda table, ids: (table(ids) * (ids != 0)[..., None]).sum(1)),
+        (IDS,),
+        OTHER_ANSWER,
+    ),
+    "random numbers": (Model(answer=torch.rand_like), (IDS,), OTHER_ANSWER),
+}
+INPUTS = {
+    "B": (
+        Model(),
+        (IDS, torch.ones(3, 1)[:2].T),
+        "example: expected the same B in all inputs, got 2 in 'ids', 1 in 'd",
+    ),
+    "lengths": (
+        Bags(lambda lengths: lengths.cumsum(0) - lengths),
+        (IDS[0], torch.tensor([1, 2])),
+        "got 3 in 'ids', 2 in 'offsets'; keys [N] need their offsets as another input",
+    ),
+    "float64": (Model(), (IDS, 0, ONE.double()), f"Model: ignored: expected {FORMS}, got float64 [2, 1]"),
+    "one number": (Model(), (IDS, torch.tensor(1.0)), f"Model: dense: expected {FORMS}, got float32 []"),
+    "no number": (Model(), (IDS, 0, torch.ones(2, 0)), f"Model: ignored: expected {FORMS}, got float32 [2, 0]"),
+    "an object": (Model(), (IDS, 0, [object()]), f"Model: ignored[0]: expected {FORMS}, got object"),
+    "integers": (
+        Model(),
+        (IDS, ONE.long()),
+        "dense: its keys reach no table; if it is a dense feature, pass it as flo",
+    ),
+    "a tensor": (
+        Model(),
+        IDS,
+        "example: expected a tuple of positional arguments or a dictionary of keyword arguments",
+    ),
+    "too many": (
+        Model(),
+        (IDS, 0, 0, 0),
+        "Model: example: does not fit forward(ids, dense=0.0, ignored=None): too many",
+    ),
+    "a wrong name": (Model(), {"id": IDS}, "does not fit forward(ids, dense=0.0, ignored=None): missing a required"),
+}
+ANSWERS_AND_MODULES = {
+    "logits": (Model(answer=lambda one: one - 9), (IDS,), "are not probabilities; if they are logits, use logits=True"),
+    "nan": (Model(answer=lambda one: one * torch.nan), (IDS,), "answers such as [nan, nan, nan] are not probabilities"),
+    "two answers": (Model(answer=lambda one: (one, one)), (IDS,), f"{ANSWERS}, got tuple"),
+    "[B, 1, 1]": (Model(answer=lambda one: one[:, None]), (IDS,), f"{ANSWERS}, got float32 [11, 1, 1]"),
+    "an integer": (Model(answer=lambda one: one.long()), (IDS,), f"{ANSWERS}, got int64 [11, 1]"),
+    "a branch": (
+        Model(answer=lambda one: torch.sigmoid(one if one.sum() > 0 else one + 1)),
+        (IDS,),
+        "Model: PyTorch cannot export the dense network to ONNX: ",
+    ),
+    "an ignored input": (Model(), (IDS, 0, ONE), "Model: ignored: has no effect on the answer; remove it from forward"),
+    "an ignored table": (Ignoring(), (IDS,), "Ignoring: other: has no effect on the answer; remove it from forward"),
+    "float16": (
+        Model().half(),
+        (IDS,),
+        "user.weight: expected float32 on the CPU, got float16 on cpu; call module.floa",
+    ),
+    "meta": (
+        Model().to("meta"),
+        (IDS,),
+        "user.weight: expected float32 on the CPU, got float32 on meta; call module.fl",
+    ),
+    "no module": (torch.sigmoid, (IDS,), "from_torch: module: expected a torch.nn.Module, got builtin_function_or_met"),
+}
+REFUSED = {**TABLES, **KEYS, **INPUTS, **ANSWERS_AND_MODULES}
+
+
+@pytest.mark.parametrize(("module", "example", "message"), REFUSED.values(), ids=REFUSED)
+def test_it_is_refused(tmp_path, module, example, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        from_torch(module, example, tmp_path, "ctr")
+
+    assert list(tmp_path.iterdir()) == []
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    assert all(part.training and "forward" not in vars(part) for part in parts)
+
+
+def test_a_replaced_forward_is_refused_and_kept(tmp_path):
+    module = Model()
+    module.other.forward = replaced = lambda ids: ids
+
+    with pytest.raises(ConfigError, match="Model: other: its forward was replaced; expected PyTorch's own"):
+        from_torch(module, (IDS,), tmp_path, "ctr")
+
+    assert module.other.forward is replaced
+    assert "forward" not in vars(module.user)
+
+
+def test_an_error_of_forward_on_the_example_is_not_changed(tmp_path):
+    with pytest.raises(IndexError):
+        from_torch(Model(), (IDS + 20,), tmp_path, "ctr")
+
+
+def test_other_answers_of_the_version_are_refused_and_no_version_is_left(tmp_path):
+    module = Model(answer=lambda one: torch.sigmoid(one + 1 if torch.compiler.is_exporting() else one))
+
+    with pytest.raises(ModelFileError, match=r"random requests to Model: sample \d+: expected .* more than 1e-05: 64"):
+        from_torch(module, (IDS,), tmp_path, "ctr")
+
+    assert list(tmp_path.iterdir()) == []
+    assert from_torch(module, (IDS,), tmp_path, "ctr", tolerance=0.9).comparison.difference > 0.1
+
+
+def test_probabilities_are_refused_as_logits(tmp_path):
+    with pytest.raises(
+        ModelFileError, match=r"the dense network of Model: .* ends in a Sigmoid, so its answers are not"
+    ):
+        from_torch(Model(), (IDS,), tmp_path, "ctr", logits=True)
+
+
+def test_a_name_that_cannot_be_used_is_refused_first(tmp_path):
+    with pytest.raises(OutputError, match="model name 'a b'"):
+        from_torch(nn.Linear(1, 1), (IDS,), tmp_path, "a b")
