@@ -139,6 +139,13 @@ def test_the_python_calls_do_the_same(session):
 
 
 @pytest.mark.slow
+def test_one_call_does_the_same(session):
+    names, folder = session
+
+    check_answers(folder / names["imported"].path, names["model"], 1)
+
+
+@pytest.mark.slow
 def test_the_first_command_shown_runs(session, capsys):
     _, folder = session
     [command] = [line for block in blocks("") for line in block.splitlines() if line.endswith("--name ctr")]
