@@ -10,7 +10,7 @@ namespace hotrow {
 namespace {
 
 constexpr size_t kChunk = 1024;  // rows or bags that one thread takes at a time
-constexpr size_t kAhead = 8;     // rows whose memory is asked for before their turn
+constexpr size_t kAhead = 24;    // rows whose memory is asked for before their turn
 
 // Call work(group, first, last) for each chunk of each group of sizes[group] items, from several threads.
 template <class Work>
@@ -36,14 +36,14 @@ class Scratch {
   std::unique_ptr<float[]> floats_;
 };
 
-void pool_bags(const Pooling& pooling, size_t first, size_t last) {
+inline void pool_bags_anywhere(const Pooling& pooling, size_t first, size_t last) {
   const TrainedRows& table = pooling.table;
   const RowBags& bags = pooling.bags;
   const size_t dim = table.dim, n = bags.size(), bytes = row_bytes(table.type, table.dim);
   Scratch scratch(dim);
   for (size_t bag = first; bag < last; ++bag) {
     float* __restrict sum = pooling.out + bag * dim;
-    std::fill_n(sum, dim, 0.0f);
+    for (size_t d = 0; d < dim; ++d) sum[d] = 0;
     for (size_t i = bags.begin(bag); i < bags.end(bag); ++i) {
       if (i + kAhead < n && bags.rows[i + kAhead] >= 0) table.prefetch(bags.rows[i + kAhead], bytes);
       const float weight = bags.weight(i);
@@ -64,6 +64,23 @@ void pool_bags(const Pooling& pooling, size_t first, size_t last) {
   }
 }
 
+#if defined(__x86_64__)
+// Compile a function and all that it calls for AVX2. Its operations round one by one, so the bits stay the same.
+#define HOTROW_AVX2 __attribute__((target("avx2"), flatten))
+HOTROW_AVX2 void pool_bags_avx2(const Pooling& pooling, size_t first, size_t last) {
+  pool_bags_anywhere(pooling, first, last);
+}
+#endif
+
+bool has_avx2() { return &lookup_loops() != &portable_loops(); }
+
+void pool_bags(const Pooling& pooling, size_t first, size_t last) {
+#if defined(__x86_64__)
+  if (has_avx2()) return pool_bags_avx2(pooling, first, last);
+#endif
+  pool_bags_anywhere(pooling, first, last);
+}
+
 float dot(const float* one, const float* other, size_t dim) {
   double sum = 0;
   for (size_t d = 0; d < dim; ++d) sum += static_cast<double>(one[d]) * other[d];
@@ -71,7 +88,7 @@ float dot(const float* one, const float* other, size_t dim) {
 }
 
 template <class RowMover>
-void move_row(const TrainingTable& table, const TrainedRows& view, int64_t row, const float* gradient, float* scratch,
+inline void move_row(const TrainingTable& table, const TrainedRows& view, int64_t row, const float* gradient, float* scratch,
               const RuleStep& step, const RowMover& mover) {
   float* weights =
       view.type == RowType::kFp32 ? reinterpret_cast<float*>(view.row(row)) : const_cast<float*>(view.read(row, scratch));
@@ -80,6 +97,43 @@ void move_row(const TrainingTable& table, const TrainedRows& view, int64_t row, 
   else
     mover.move(weights, view.states(row), gradient, view.dim);
   if (view.type != RowType::kFp32) view.write(row, weights);
+}
+
+// Move the distinct rows from `first` to `last`.
+template <class RowMover>
+inline void move_distinct_anywhere(TrainingTable& table, const RowGradients& gradients, size_t first, size_t last,
+                                   const RuleStep& step, const RowMover& mover) {
+  const TrainedRows view = table.view();
+  const std::vector<int64_t>& rows = gradients.rows();
+  Scratch sum(view.dim), weights(view.dim);
+  for (size_t place = first; place < last; ++place) {
+    if (place + kAhead < last) {
+      view.prefetch(rows[place + kAhead], view.stride_bytes);
+      table.prefetch_last_step(rows[place + kAhead]);
+    }
+    gradients.sum(view, place, sum.get());
+    if (step.scaler != 1)
+      for (size_t d = 0; d < view.dim; ++d) sum.get()[d] /= static_cast<float>(step.scaler);
+    move_row(table, view, rows[place], sum.get(), weights.get(), step, mover);
+    table.set_last_step(rows[place], step.step);
+  }
+}
+
+#if defined(__x86_64__)
+template <class RowMover>
+HOTROW_AVX2 void move_distinct_avx2(TrainingTable& table, const RowGradients& gradients, size_t first, size_t last,
+                                    const RuleStep& step, const RowMover& mover) {
+  move_distinct_anywhere(table, gradients, first, last, step, mover);
+}
+#endif
+
+template <class RowMover>
+void move_distinct(TrainingTable& table, const RowGradients& gradients, size_t first, size_t last, const RuleStep& step,
+                   const RowMover& mover) {
+#if defined(__x86_64__)
+  if (has_avx2()) return move_distinct_avx2(table, gradients, first, last, step, mover);
+#endif
+  move_distinct_anywhere(table, gradients, first, last, step, mover);
 }
 
 }  // namespace
@@ -117,13 +171,18 @@ RowGradients::RowGradients(const std::vector<BagGradient>& lookups, size_t dim) 
   size_t size = 16;
   while (size < 2 * n) size *= 2;
   std::vector<Entry> entries(size);
-  for (const auto& [bags, gradient] : lookups)
+  const auto home = [&](int64_t row) {
+    return static_cast<size_t>((static_cast<uint64_t>(row) + 1) * 0x9E3779B97F4A7C15u >> 32) & (size - 1);
+  };
+  for (const auto& [bags, gradient] : lookups) {
+    const size_t count = bags.size();
     for (size_t bag = 0; bag < bags.count; ++bag) {
       const float divisor = bags.divisor(bag);
       for (size_t i = bags.begin(bag); i < bags.end(bag); ++i) {
+        if (i + kAhead < count) __builtin_prefetch(&entries[home(bags.rows[i + kAhead])], 1);
         if (bags.rows[i] < 0) continue;
         const auto row_after = static_cast<uint32_t>(bags.rows[i] + 1);
-        size_t at = (row_after * 0x9E3779B97F4A7C15u >> 32) & (size - 1);
+        size_t at = home(bags.rows[i]);
         while (entries[at].row_after && entries[at].row_after != row_after) at = (at + 1) & (size - 1);
         if (!entries[at].row_after) {
           entries[at] = {row_after, static_cast<int32_t>(rows_.size())};
@@ -135,10 +194,11 @@ RowGradients::RowGradients(const std::vector<BagGradient>& lookups, size_t dim) 
         last = static_cast<int32_t>(places_.size() - 1);
       }
     }
+  }
 }
 
 void RowGradients::sum(const TrainedRows& table, size_t place, float* __restrict sum) const {
-  std::fill_n(sum, dim_, 0.0f);
+  for (size_t d = 0; d < dim_; ++d) sum[d] = 0;
   for (int32_t at = last_[place]; at >= 0;) {
     const auto [gradient, share, earlier] = places_[static_cast<size_t>(at)];
     if (earlier >= 0) __builtin_prefetch(&places_[static_cast<size_t>(earlier)]);
@@ -211,22 +271,9 @@ void update(const std::vector<TableUpdate>& updates, const RuleStep& step) {
   }
   with_mover(step, [&](const auto& mover) {
     in_chunks(distinct, [&](size_t t, size_t first, size_t last) {
-      TrainingTable& table = *updates[t].table;
-      const TrainedRows view = table.view();
-      const std::vector<int64_t>& rows = gradients[t]->rows();
-      Scratch sum(view.dim), weights(view.dim);
-      for (size_t place = first; place < last; ++place) {
-        if (place + kAhead < last) {
-          view.prefetch(rows[place + kAhead], view.stride_bytes);
-          table.prefetch_last_step(rows[place + kAhead]);
-        }
-        gradients[t]->sum(view, place, sum.get());
-        if (step.scaler != 1)
-          for (size_t d = 0; d < view.dim; ++d) sum.get()[d] /= static_cast<float>(step.scaler);
-        move_row(table, view, rows[place], sum.get(), weights.get(), step, mover);
-        table.set_last_step(rows[place], step.step);
-        if (is_global) is_moved[t][static_cast<size_t>(rows[place])] = 1;
-      }
+      move_distinct(*updates[t].table, *gradients[t], first, last, step, mover);
+      for (size_t place = first; is_global && place < last; ++place)
+        is_moved[t][static_cast<size_t>(gradients[t]->rows()[place])] = 1;
     });
     in_chunks(all, [&](size_t t, size_t first, size_t last) {
       TrainingTable& table = *updates[t].table;
