@@ -508,7 +508,7 @@ def look_up_bags(
     row_ptrs: Sequence[npt.NDArray[np.int32] | npt.NDArray[np.int64] | None],
     combiners: Sequence[str],
     weights: Sequence[npt.NDArray[np.float32] | None],
-    slots: Sequence[int],
+    slots: Sequence[int | npt.NDArray[np.int64]],
     trains: bool,
 ) -> list[tuple[BagLookup, npt.NDArray[np.float32]]]:
     """Find the rows of several lookups, and pool them, in one call without the GIL.
@@ -519,7 +519,7 @@ def look_up_bags(
         row_ptrs: the CSR offsets of each lookup's R bags; None: one key per bag.
         combiners: of each lookup; see ``HostTable.fetch_pooled``.
         weights: of each lookup, float32[N] or None; see ``HostTable.fetch_pooled``.
-        slots: S of each lookup. Bag r is slot ``r % S`` of its sample.
+        slots: S of each lookup: bag r is slot ``r % S`` of its sample. Or the slot of each key, int64[N].
         trains: keys are counted and get rows. Otherwise tables do not change.
 
     Returns:

@@ -104,13 +104,16 @@ class TableLocks {
 class BagLookup {
  public:
   BagLookup(nb::object source, nb::handle keys_in, nb::handle row_ptrs, const std::string& combiner, nb::handle weights,
-            size_t slots)
-      : source_(std::move(source)), combiner_(parse_combiner(combiner)), slots_(slots) {
+            nb::handle slots)
+      : source_(std::move(source)), combiner_(parse_combiner(combiner)) {
     if (!nb::try_cast(source_, table_) && !nb::try_cast(source_, array_))
       throw nb::type_error(("tables: expected a TrainingTable or ArrayRows, got " +
                             std::string(nb::type_name(source_.type()).c_str()))
                                .c_str());
-    naming(name(), [&] { take(keys_in, row_ptrs, weights); });
+    naming(name(), [&] {
+      take(keys_in, row_ptrs, weights);
+      take_slots(slots);
+    });
   }
 
   TrainingTable* table() const { return table_; }
@@ -137,8 +140,8 @@ class BagLookup {
   void find_or_insert() {
     if (!table_) return array_->require(keys_);
     rows_.resize(keys_.size());
-    const KeySlots of_keys{row_ptrs_ ? row_ptrs_->begin() : nullptr, slots_};
-    table_->find_or_insert(keys_.data(), keys_.size(), of_keys, rows_.data());
+    const KeySlots slots{slot_of_key_ ? slot_of_key_.get() : nullptr, row_ptrs_ ? row_ptrs_->begin() : nullptr, slots_};
+    table_->find_or_insert(keys_.data(), keys_.size(), slots, rows_.data());
     generation_ = table_->generation();
   }
   // A row that has been replaced since is absent now.
@@ -163,6 +166,17 @@ class BagLookup {
     weights_.emplace(array.data<const float>(), array.data<const float>() + keys.count());
   }
 
+  void take_slots(nb::handle slots) {
+    if (nb::isinstance<nb::int_>(slots)) {
+      slots_ = in_range("slots", nb::cast<int64_t>(slots), INT32_MAX);
+      return;
+    }
+    const Array array(slots, "slots", "an int or int64[N]", Array::kCopy);
+    array.require(Dtype::kInt64, 1);
+    array.require_shape(keys_.size());
+    slot_of_key_ = array.copy<int64_t>();
+  }
+
   nb::object source_;
   TrainingTable* table_ = nullptr;
   const ArrayRows* array_ = nullptr;
@@ -170,7 +184,8 @@ class BagLookup {
   std::optional<RowPtrs> row_ptrs_;
   size_t count_;
   Combiner combiner_;
-  size_t slots_;
+  size_t slots_ = 1;
+  std::unique_ptr<int64_t[]> slot_of_key_;
   std::optional<std::vector<float>> weights_;
   uint64_t generation_ = 0;
 };
@@ -210,17 +225,16 @@ void find_rows(const std::vector<BagLookup*>& lookups, const Find& find) {
 }
 
 nb::list look_up(const nb::sequence& tables, const nb::sequence& keys, const nb::sequence& row_ptrs,
-                 const std::vector<std::string>& combiners, const nb::sequence& weights, const std::vector<size_t>& slots,
+                 const std::vector<std::string>& combiners, const nb::sequence& weights, const nb::sequence& slots,
                  bool trains) {
   const size_t count = nb::len(tables);
   if (nb::len(keys) != count || nb::len(row_ptrs) != count || combiners.size() != count || nb::len(weights) != count ||
-      slots.size() != count)
+      nb::len(slots) != count)
     throw nb::value_error("expected keys, row_ptrs, combiners, weights and slots of the same tables");
   nb::list answers;
   std::vector<BagLookup*> lookups;
   std::vector<std::unique_ptr<Array>> out;
   for (size_t t = 0; t < count; ++t) {
-    if (slots[t] < 1) throw nb::value_error("slots: expected at least 1, got 0");
     nb::object lookup = nb::cast(BagLookup(tables[t], keys[t], row_ptrs[t], combiners[t], weights[t], slots[t]));
     lookups.push_back(nb::cast<BagLookup*>(lookup));
     nb::object pooled =

@@ -95,7 +95,7 @@ void TrainingTable::find_or_insert(const int64_t* keys, size_t n, const KeySlots
       while (slots.row_ptrs[bag + 1] <= static_cast<int64_t>(i)) ++bag;
     else
       bag = i;
-    rows[i] = add(keys[i], static_cast<int64_t>(bag % slots.slots));
+    rows[i] = add(keys[i], slots.of_keys ? slots.of_keys[i] : static_cast<int64_t>(bag % slots.slots));
   }
 }
 

@@ -59,6 +59,7 @@ struct CallBeyondRows {
 
 // In which slot of its sample each key of a batch is.
 struct KeySlots {
+  const int64_t* of_keys;   // nullptr: bag r is slot r % slots
   const int64_t* row_ptrs;  // nullptr: one key per bag
   size_t slots;
 };

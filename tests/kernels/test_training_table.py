@@ -207,9 +207,10 @@ def test_a_row_keeps_the_slot_in_which_its_key_was_first_seen():
 
     look_up_bags([table], [array([9, 5, 5, 6, 7, 9])], [row_ptrs], ["sum"], [None], [3], True)
     look_up_bags([table], [array([8, 9])], [None], ["sum"], [None], [2], True)
+    look_up_bags([table], [array([8, 4])], [None], ["sum"], [None], [array([7, 5])], True)
 
     keys, _, _, slots = table.read(table.changed_rows())
-    assert dict(zip(keys.tolist(), slots.tolist(), strict=True)) == {9: 0, 5: 0, 6: 0, 7: 1, 8: 0}
+    assert dict(zip(keys.tolist(), slots.tolist(), strict=True)) == {9: 0, 5: 0, 6: 0, 7: 1, 8: 0, 4: 5}
 
 
 def test_a_cleared_table_is_empty():

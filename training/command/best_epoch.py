@@ -46,12 +46,17 @@ class BestEpoch:
         if loss >= self._loss:
             return
         self.epoch, self._loss = result.epoch, loss
+        if not self._model.processes.is_first:
+            self._model.send_rows()
+            self._model.processes.from_first(None)  # wait until the files are there
+            return
         try:
             with atomic_directory(self._folder) as folder:
                 save_model(folder, self._model, self._optimizer)
                 (folder / _FILE).write_text(json.dumps({"epoch": self.epoch, "loss": loss}), encoding="utf-8")
         except OSError as err:
             raise OutputError(f"{self._folder}: cannot be written: {(err.strerror or str(err)).lower()}") from err
+        self._model.processes.from_first(None)
 
     def restore(self) -> None:
         """Put the model of the best epoch back."""

@@ -43,11 +43,15 @@ class Checkpoints:
             raise OutputError(f"{found}: a checkpoint of an earlier training; continue it with --resume or delete it")
 
     def save(self, position: Position, results: list[dict[str, Any]]) -> None:
-        """Write a checkpoint, and then delete the earlier ones.
+        """Write a checkpoint, and then delete the earlier ones. Of several processes, the first writes.
 
         Raises:
             OutputError: the disk refuses.
         """
+        if not self._model.processes.is_first:
+            self._model.send_rows()
+            self._model.processes.from_first(None)  # wait until the checkpoint is there
+            return
         document = {"settings": self._settings, "position": dataclasses.asdict(position), "results": results}
         try:
             with atomic_directory(self._folder / f"step-{position.step}") as folder:
@@ -60,6 +64,7 @@ class Checkpoints:
         for step, path in self._all():
             if step < position.step:
                 shutil.rmtree(path, ignore_errors=True)
+        self._model.processes.from_first(None)
 
     def load(self) -> tuple[Position, list[dict[str, Any]]]:
         """Read the newest checkpoint into the model, and return the position and the results of the epochs.
@@ -93,7 +98,7 @@ class Checkpoints:
 
 
 def save_model(folder: Path, model: CtrModel, optimizer: str) -> None:
-    """Write the weights, the tables and the optimizer's states into an empty folder.
+    """Write the weights, the tables and the optimizer's states into an empty folder, in the first process.
 
     Raises:
         ModelFileError: the disk refuses.
@@ -101,8 +106,8 @@ def save_model(folder: Path, model: CtrModel, optimizer: str) -> None:
     graph = model.graph
     write_dense(folder / "dense.model", graph, model.dense_weights())
     write_dense_states(folder / "dense.states", graph, model.dense_states(), optimizer, model.step)
-    for t, (embedding, table) in enumerate(zip(graph.embeddings, model.tables, strict=True)):
-        write_table(folder / f"{t}.sparse", folder / f"{t}.states", embedding, "I64", table.dump())
+    for t, embedding in enumerate(graph.embeddings):
+        write_table(folder / f"{t}.sparse", folder / f"{t}.states", embedding, "I64", model.dump(t))
 
 
 def load_model(folder: Path, model: CtrModel, optimizer: str) -> None:
@@ -118,7 +123,7 @@ def load_model(folder: Path, model: CtrModel, optimizer: str) -> None:
         table.clear()
         paths = (folder / f"{t}.sparse", folder / f"{t}.states")
         for rows in read_table(*paths, embedding, "I64", table.initial_states):
-            table.load(rows)
+            model.load(t, rows)
 
 
 def _shown(name: str, value: Any) -> str:

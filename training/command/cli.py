@@ -87,6 +87,12 @@ def add_parser(commands: Any) -> None:
         help="write a checkpoint every N steps and after every epoch (default: 10000)",
     )
     parser.add_argument(
+        "--sharding",
+        choices=("key", "table"),
+        default="key",
+        help="under torchrun, spread rows over the processes by key, or whole tables (default: key)",
+    )
+    parser.add_argument(
         "--threads",
         type=_whole(1),
         default=1,

@@ -29,6 +29,7 @@ from training.model.document import TrainingDocument, open_document
 from training.model.export import export_model
 from training.model.sample_check import check_samples_fit
 from training.model.trainer import EpochResult, Position, train
+from training.processes import Processes, start_processes
 from training.samples import Samples
 from training.synthetic.generator import generate_for
 
@@ -39,7 +40,19 @@ _HELD_OUT = 10  # the last tenth of the samples is held out for evaluation
 
 
 def run(options: argparse.Namespace) -> Iterator[str]:
-    """Train as the command line says, and yield lines for the user.
+    """Train as the command line says, and yield lines for the user. Under torchrun, only the first process yields any.
+
+    Raises:
+        HotrowError: the graph, the data or the output folder cannot be used. No version was written.
+    """
+    processes = start_processes()
+    for line in _lines(options, processes):
+        if processes.is_first:
+            yield line
+
+
+def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
+    """Train, in every process.
 
     Raises:
         HotrowError: the graph, the data or the output folder cannot be used. No version was written.
@@ -52,10 +65,10 @@ def run(options: argparse.Namespace) -> Iterator[str]:
     check_output(options.output, name, document.graph)
     torch.set_num_threads(options.threads)
     set_lookup_threads(options.threads)
-    samples, evaluation, best_known = _read(options, document)
+    samples, evaluation, best_known = _read(options, document, processes)
     if best_known:
         yield best_known
-    model = _model(document, options.seed)
+    model = _model(document, options, processes)
     with ExitStack() as stack:
         yield from _Run(options, document, model, samples, evaluation, stack).lines()
     calibration = next(batches_of(evaluation.parts(), _CALIBRATION_SAMPLES, keeps_rest=True))
@@ -64,15 +77,17 @@ def run(options: argparse.Namespace) -> Iterator[str]:
     yield f"serve it: hotrow serve {options.output}"
 
 
-def _model(document: TrainingDocument, seed: int) -> CtrModel:
+def _model(document: TrainingDocument, options: argparse.Namespace, processes: Processes) -> CtrModel:
     try:
         return CtrModel(
             document.graph,
-            seed=seed,
+            seed=options.seed,
             rule=document.rule,
             tables=document.tables,
             label_weights=document.label_weights,
             regularizers=document.regularizers,
+            processes=processes,
+            sharding=options.sharding,
         )
     except RuntimeError as err:  # PyTorch raises this instead of MemoryError
         if "allocate memory" not in str(err):
@@ -82,7 +97,9 @@ def _model(document: TrainingDocument, seed: int) -> CtrModel:
         raise ConfigError(document.graph.source, "layers", reason) from err
 
 
-def _read(options: argparse.Namespace, document: TrainingDocument) -> tuple[SampleSource, SampleSource, str]:
+def _read(
+    options: argparse.Namespace, document: TrainingDocument, processes: Processes
+) -> tuple[SampleSource, SampleSource, str]:
     """Return the training samples, the evaluation samples, and a line about the best known AUC."""
     if options.synthetic is not None:
         data = generate_for(document.graph, options.synthetic, options.seed)
@@ -90,22 +107,24 @@ def _read(options: argparse.Namespace, document: TrainingDocument) -> tuple[Samp
         cut = _cut(options.synthetic)
         best = [data.best_known_auc(slice(cut, None), label) for label in range(document.graph.label_dim)]
         return data.samples[:cut], data.samples[cut:], f"best known AUC {_per_label(document, best)}"
-    samples = _open(options, document, options.data)
+    samples = _open(options, document, options.data, processes)
     if options.eval_data is not None:
-        return samples, _open(options, document, options.eval_data), ""
+        return samples, _open(options, document, options.eval_data, processes), ""
     if len(samples) < 2:
         raise DataError(options.data, "1 sample, expected at least 2: one to train on, one to evaluate on")
     return samples[: _cut(len(samples))], samples[_cut(len(samples)) :], ""
 
 
-def _open(options: argparse.Namespace, document: TrainingDocument, path: Path) -> Samples | FileSource:
+def _open(
+    options: argparse.Namespace, document: TrainingDocument, path: Path, processes: Processes
+) -> Samples | FileSource:
     return open_data(
         path,
         document,
         key_dtype=_KEY_DTYPES[options.key_type],
         columns=options.columns,
         window_rows=options.window,
-        progress=True,
+        progress=processes.is_first,
     )
 
 
@@ -186,7 +205,7 @@ class _Run:
                 self._checkpoints.check_empty()
         self._best: BestEpoch | None = None
         if options.epochs > 1:
-            folder = options.checkpoint or _temporary(options.output, stack)
+            folder = options.checkpoint or _temporary(options.output, stack, model.processes)
             self._best = BestEpoch(folder / "best", model, document.optimizer, resumes=options.resume)
         self._report()
 
@@ -206,7 +225,7 @@ class _Run:
             schedule=schedule,
             seed=options.seed,
             window_rows=options.window,
-            progress=True,
+            progress=self._model.processes.is_first,
             begin=position,
             save=None if self._checkpoints is None else self._save,
             save_steps=options.checkpoint_steps,
@@ -235,6 +254,8 @@ class _Run:
         self._checkpoints.save(position, self._epochs)
 
     def _report(self) -> None:
+        if not self._model.processes.is_first:
+            return
         _write_metrics(self._options.metrics, self._document, self._epochs)
         if self._options.plot is not None:
             draw(self._options.plot, self._epochs)
@@ -256,11 +277,14 @@ class _Run:
         }
 
 
-def _temporary(output: Path, stack: ExitStack) -> Path:
-    """Return a hidden folder next to the models, which is removed at the end."""
+def _temporary(output: Path, stack: ExitStack, processes: Processes) -> Path:
+    """Return a hidden folder next to the models, the same for all processes, which is removed at the end."""
+    folder = ""
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".hotrow-train-", dir=output)))
+        if processes.is_first:
+            output.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".hotrow-train-", dir=output))
+        return Path(processes.from_first(folder))
     except OSError as err:
         raise OutputError(f"{output}: cannot be written: {(err.strerror or str(err)).lower()}") from err
 

@@ -2,16 +2,20 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
 
 from training.embedding.config import EmbeddingBagConfig
+from training.embedding.exchange import OwnedTable, Sharding, SharedLookups
 from training.embedding.gradients import PooledBags, TableParameter
-from training.embedding.inputs import read_feature
-from training.embedding.lookups import LocalLookups
+from training.embedding.inputs import FeatureBags, read_feature
+from training.embedding.lookups import LocalLookups, Lookups
 from training.embedding.table import EmbeddingTable, TableRows
+from training.processes import Processes
 from training.samples import Bags
 
 
@@ -26,24 +30,43 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         optimizer = training.optimizers.Adam(tables.parameters(), lr=0.01)
         vectors = tables({"user": users, "tags": (tags, offsets)})
 
+    With a ``process_group``, every process calls ``forward``, and ``backward`` for its answer, the same number of times
+    and with the same features. A row gets the mean of its gradients in all processes, as ``DistributedDataParallel``
+    does for the other parameters. Each process saves its own rows.
+
     In training mode with gradients enabled, ``forward`` makes rows of new keys. Otherwise nothing changes.
 
     Attributes:
         tables: the tables by name.
     """
 
-    def __init__(self, tables: Mapping[str, EmbeddingBagConfig], *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, EmbeddingBagConfig],
+        *,
+        seed: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+        sharding: Sharding = "key",
+    ) -> None:
         """Make the tables.
 
         Args:
             tables: what each table is like, by name.
             seed: of the first weights. The tables draw different weights.
+            process_group: the processes over which rows are spread. Its backend sends tensors of the CPU: "gloo", or
+                "cpu:gloo,cuda:nccl". None: this process has all rows.
+            sharding: ``"key"``: process ``key % processes`` has the row of a key. ``"table"``: each process has whole
+                tables, one after the other.
 
         Raises:
             ValueError: a value is out of range, or two tables have a feature of the same name.
         """
+        if sharding not in get_args(Sharding):
+            raise ValueError(f"sharding: expected 'key' or 'table', got {sharding!r}")
         super().__init__()
         self._seed = seed
+        self._sharding = sharding
+        self._processes = Processes(process_group)
         self.tables = {
             name: EmbeddingTable(name, config, seed=seed + number)
             for number, (name, config) in enumerate(tables.items())
@@ -90,7 +113,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         trains = self.training and torch.is_grad_enabled()
         bags = {feature: read_feature(feature, value) for feature, value in features.items()}
         parameters = [self._parameter_of[self._table_of[feature]] for feature in bags]
-        lookups = LocalLookups([parameter.table for parameter in parameters], list(bags.values()), trains)
+        lookups = self._look_up([parameter.table for parameter in parameters], list(bags.values()), trains)
         shapes = [(*one.shape, lookup.shape[1]) for one, lookup in zip(bags.values(), lookups.pooled, strict=True)]
         devices = [one.device for one in bags.values()]
         if trains:
@@ -101,9 +124,31 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             pooled = [torch.from_numpy(one).to(device) for one, device in zip(lookups.pooled, devices, strict=True)]
         return {feature: one.reshape(shape) for feature, one, shape in zip(bags, pooled, shapes, strict=True)}
 
+    def owner_of(self, table: str, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of the process that has the row of each key, int64[N]."""
+        if self._sharding == "key":
+            return keys % self._processes.size
+        return np.full(keys.size, list(self.tables).index(table) % self._processes.size)
+
+    def _look_up(self, tables: Sequence[EmbeddingTable], bags: Sequence[FeatureBags], trains: bool) -> Lookups:
+        if self._processes.size == 1:
+            return LocalLookups(tables, bags, trains)
+        names = list(self.tables)
+        owners = [names.index(table.name) % self._processes.size for table in tables]
+        owned = [
+            OwnedTable(table, owner if self._sharding == "table" else None)
+            for table, owner in zip(tables, owners, strict=True)
+        ]
+        return SharedLookups(self._processes, owned, bags, trains)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "EmbeddingBagCollection":
         """Copy the tables with all rows. Gradients are not copied."""
-        copied = type(self)({name: table.config for name, table in self.tables.items()}, seed=self._seed)
+        copied = type(self)(
+            {name: table.config for name, table in self.tables.items()},
+            seed=self._seed,
+            process_group=self._processes.group,
+            sharding=self._sharding,
+        )
         copied.set_extra_state(self.get_extra_state())
         copied.train(self.training)
         return copied

@@ -32,6 +32,11 @@ class FeatureBags:
     shape: tuple[int, ...]
     device: torch.device
 
+    def slots_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the slots in which the keys at some places are."""
+        bags = places if self.row_ptrs is None else np.searchsorted(self.row_ptrs, places, "right") - 1
+        return bags % self.slots
+
 
 def read_feature(name: str, value: Any) -> FeatureBags:
     """Read the bags of one input; see ``EmbeddingBagCollection.forward`` for the forms.

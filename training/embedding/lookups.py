@@ -40,7 +40,7 @@ class LocalLookups:
             [one.keys for one in bags],
             [one.row_ptrs for one in bags],
             [table.config.combiner for table in tables],
-            [None if one.weights is None else _floats(one.weights) for one in bags],
+            [weights_of(one) for one in bags],
             [one.slots for one in bags],
             trains,
         )
@@ -56,6 +56,9 @@ class LocalLookups:
         return weight_gradients([self._lookups[number]], [gradient])[0]
 
 
-def _floats(tensor: torch.Tensor) -> Floats:
-    floats: Floats = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+def weights_of(bags: FeatureBags) -> Floats | None:
+    """Return the weights as an array."""
+    if bags.weights is None:
+        return None
+    floats: Floats = bags.weights.detach().to("cpu", torch.float32).contiguous().numpy()
     return floats

@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from serving.dense.primitives import sigmoid
@@ -23,13 +24,17 @@ from training.model.ctr_model import CtrModel
 from training.model.document import read_document
 from training.model.metrics import area_under_curve
 from training.model.parameter_files import read_dense_states, read_table, write_dense_states, write_table
+from training.processes import start_processes
 
 _log = logging.getLogger(__name__)
 Metrics = list[tuple[str, float]]
 
 
 class Session:
-    """The tables, the dense network and the data of one training. Not thread-safe."""
+    """The tables, the dense network and the data of one training. Not thread-safe.
+
+    Under torchrun, every process makes the same calls. Each works on its share of every batch, and the first writes.
+    """
 
     def __init__(
         self,
@@ -71,7 +76,11 @@ class Session:
             repeats=not is_epoch_mode,
             keeps_rest=True,
         )
-        _log.warning("training runs on the CPU in float32: vvgpu, mixed precision and CUDA graphs have no effect")
+        self._processes = start_processes()
+        if use_model_oversubscriber and self._processes.size > 1:
+            raise ConfigError("Session", "use_model_oversubscriber", "needs one process")
+        if self._processes.is_first:
+            _log.warning("training runs on the CPU in float32: vvgpu, mixed precision and CUDA graphs have no effect")
         self._model = CtrModel(
             document.graph,
             seed=solver_config.seed,
@@ -79,6 +88,7 @@ class Session:
             tables=document.tables,
             label_weights=document.label_weights,
             regularizers=document.regularizers,
+            processes=self._processes,
         )
         self._oversubscriber = (
             ModelOversubscriber(self._model, temp_embedding_dir or ".", reader_type.key_dtype)
@@ -231,7 +241,7 @@ class Session:
             if not self.eval():
                 break
         self._evaluation_data.rewind()
-        if export_predictions_out_file:
+        if export_predictions_out_file and self._processes.is_first:
             probabilities = [np.asarray(sigmoid(logits)) for logits in self._logits]
             _write_numbers(Path(export_predictions_out_file), probabilities)
             _write_numbers(Path(export_labels_out_file), self._labels)
@@ -240,8 +250,8 @@ class Session:
     def get_params_num(self) -> int:
         """Return the number of floats: the dense weights, and the rows that the tables in memory have now."""
         dense = sum(math.prod(spec.shape) for spec in self._document.graph.weights)
-        tables = zip(self._model.tables, self._document.graph.embeddings, strict=True)
-        return dense + sum(len(table) * embedding.dim for table, embedding in tables)
+        rows = sum(len(table) * table.config.dim for table in self._model.tables)
+        return dense + int(self._processes.total(torch.tensor(rows)))
 
     def init_params(self, model_file: str) -> None:
         """Load the dense weights from a dense model file. "" keeps those that there are.
@@ -271,6 +281,10 @@ class Session:
             reason = f"expected a whole number of at least 1, got {iter!r}"
             raise ConfigError("Session.download_params_to_files", "iter", reason)
         model, graph = self._model, self._document.graph
+        if not self._processes.is_first:
+            model.send_rows()
+            self._processes.from_first(None)  # wait until the files are there
+            return
         write_dense(f"{prefix}_dense_{iter}.model", graph, model.dense_weights())
         states_path = Path(f"{prefix}_opt_dense_{iter}.model")
         write_dense_states(states_path, graph, model.dense_states(), self._document.optimizer, model.step)
@@ -279,6 +293,7 @@ class Session:
         for t, embedding in enumerate(graph.embeddings):
             path, states_path = Path(f"{prefix}{t}_sparse_{iter}.model"), Path(f"{prefix}{t}_opt_sparse_{iter}.model")
             write_table(path, states_path, embedding, self._key_type, self._rows(t))
+        self._processes.from_first(None)
 
     @property
     def _key_type(self) -> KeyType:
@@ -287,7 +302,7 @@ class Session:
     def _rows(self, table: int) -> Iterator[TableRows]:
         if self._oversubscriber is not None:
             return self._oversubscriber.rows(table)
-        return self._model.tables[table].dump()
+        return self._model.dump(table)
 
     def _load(self) -> None:
         """Load the files that the solver names."""
@@ -310,7 +325,7 @@ class Session:
                 if self._oversubscriber is not None:
                     self._oversubscriber.add(t, rows)
                 else:
-                    table.load(rows)
+                    model.load(t, rows)
 
 
 def _write_numbers(path: Path, batches: Iterable[NDArray[np.float32]]) -> None:

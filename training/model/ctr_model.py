@@ -1,7 +1,8 @@
 """A CTR model in training: embedding tables, and a dense network that runs serving's layers."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,23 +15,29 @@ from serving.model.dense_file import Weights, weight_key
 from serving.model.graph import Graph
 from training.embedding.collection import EmbeddingBagCollection, pool
 from training.embedding.config import EmbeddingBagConfig
+from training.embedding.exchange import Sharding
 from training.embedding.gradients import TableParameter
-from training.embedding.table import EmbeddingTable
+from training.embedding.table import EmbeddingTable, TableRows
 from training.model.document import TableOptimizer
 from training.model.initial_weights import initial_statistics, initial_weights
 from training.optimizers.regularizer import Regularizer
 from training.optimizers.rules import AdamRule, Move, UpdateRule, UpdateType
 from training.optimizers.tables import step_tables
+from training.processes import Processes
 from training.samples import Bags, Samples
 
 
 class CtrModel:
     """The tables and dense weights of one graph, with their optimizer state. Not thread-safe.
 
+    In several processes, each has the dense weights and its share of the rows. All processes call the same methods with
+    the same samples; each works on its share of them. The result is that of one process, up to the rounding of sums.
+
     Attributes:
         graph: the structure.
-        tables: one per embedding layer.
+        tables: one per embedding layer, with the rows of this process.
         step: the number of steps so far.
+        processes: those that train together.
     """
 
     def __init__(
@@ -43,6 +50,8 @@ class CtrModel:
         tables: Sequence[TableOptimizer] | None = None,
         label_weights: Sequence[float] | None = None,
         regularizers: Sequence[Regularizer] = (),
+        processes: Processes | None = None,
+        sharding: Sharding = "key",
     ) -> None:
         """Draw the first weights.
 
@@ -54,15 +63,20 @@ class CtrModel:
             tables: the optimizer of each table. The default is ``rule`` and ``update_type`` for each.
             label_weights: L numbers, the weight of each label's loss in the sum. The default is 1 for each.
             regularizers: are added to the loss. They read the dense weights.
+            processes: those that train together. The default is this process alone.
+            sharding: how the rows are spread over the processes; see ``EmbeddingBagCollection``.
         """
         self.graph = graph
+        self.processes = processes or Processes()
         self._rule = rule or AdamRule()
         optimizers = tables or [TableOptimizer(self._rule, update_type)] * len(graph.embeddings)
         configs = {
             embedding.top: EmbeddingBagConfig(embedding.dim, embedding.combiner, default_value=embedding.default_value)
             for embedding in graph.embeddings
         }
-        self._collection = EmbeddingBagCollection(configs, seed=seed)
+        self._collection = EmbeddingBagCollection(
+            configs, seed=seed, process_group=self.processes.group, sharding=sharding
+        )
         self.tables = list(self._collection.tables.values())
         self._parameters_of: dict[TableOptimizer, list[TableParameter]] = defaultdict(list)
         for table, optimizer, parameter in zip(self.tables, optimizers, self._collection.parameters(), strict=True):
@@ -94,15 +108,18 @@ class CtrModel:
             ReservedKeyError: a key is one of the four reserved values. Nothing is learned from the batch.
         """
         self._dropout_generator.manual_seed(self._dropout_seed())
-        pooled = self._collection(dict(zip(self._collection.tables, self.bags(samples), strict=True)))
-        logits = self._run(samples.dense, pooled, {"Dropout": self._dropout, "BatchNorm": _batch_norm})
-        losses = binary_cross_entropy_with_logits(logits, torch.from_numpy(samples.labels), reduction="none")
-        loss = losses.mean(dim=0) @ self._label_weights
-        for regularizer in self._regularizers:
-            loss = loss + regularizer.term(self._learned(), len(samples))
-        loss.backward()
+        total, share = len(samples), self.processes.share_of(len(samples))
+        mine = samples if self.processes.size == 1 else samples[share]
+        pooled = self._collection(dict(zip(self._collection.tables, self.bags(mine), strict=True)))
+        batch = {"Dropout": partial(self._dropout, total, share), "BatchNorm": partial(self._batch_norm, total)}
+        logits = self._run(mine.dense, pooled, batch)
+        losses = binary_cross_entropy_with_logits(logits, torch.from_numpy(mine.labels), reduction="none")
+        loss = losses.sum(dim=0) @ self._label_weights / total
+        terms = sum((one.term(self._learned(), total) for one in self._regularizers), torch.zeros(()))
+        # Gradients become means over the processes, and the loss of the batch is the sum of their losses.
+        (loss * self.processes.size + terms).backward()
         self._update(learning_rate)
-        return float(loss.detach())
+        return float(self.processes.total(loss.detach()) + terms.detach())
 
     def logits(
         self,
@@ -120,10 +137,14 @@ class CtrModel:
         weights = self._weights
         if dense_weights is not None:
             weights = {key: torch.from_numpy(weight) for key, weight in dense_weights.items()}
-        bags = dict(zip(self._collection.tables, self.bags(samples), strict=True))
+        logits = torch.zeros(len(samples), self.graph.label_dim)
+        share = self.processes.share_of(len(samples))
+        mine = samples if self.processes.size == 1 else samples[share]
+        bags = dict(zip(self._collection.tables, self.bags(mine), strict=True))
         with torch.no_grad():
             pooled = self._collection(bags) if tables is None else pool(tables, bags)
-            result: NDArray[np.float32] = self._run(samples.dense, pooled, {}, weights).numpy()
+            logits[share] = self._run(mine.dense, pooled, {}, weights)
+            result: NDArray[np.float32] = self.processes.total(logits).numpy()
         return result
 
     def dense_weights(self) -> Weights:
@@ -142,6 +163,27 @@ class CtrModel:
             {key: states[state].numpy() for key, states in self._states.items()}
             for state in range(len(self._rule.initial_states))
         ]
+
+    def dump(self, table: int, since: int = -1) -> Iterator[TableRows]:
+        """Yield the rows of a table, part by part, in the first process. Other processes send theirs and yield none.
+
+        Args:
+            table: the number of the embedding layer.
+            since: see ``EmbeddingTable.dump``.
+        """
+        return self.processes.to_first(self.tables[table].dump(since))
+
+    def send_rows(self, since: int = -1) -> None:
+        """Send all rows to the first process, which is in ``dump`` of one table after the other."""
+        for table in range(len(self.tables)):
+            for _ in self.dump(table, since):
+                pass
+
+    def load(self, table: int, rows: TableRows) -> None:
+        """Add rows to a table. Each process takes those that it owns. Rows that the table has are replaced."""
+        owners = self._collection.owner_of(self.tables[table].name, rows.keys)
+        mine = owners == self.processes.rank
+        self.tables[table].load(rows if mine.all() else rows[mine])
 
     def bags(self, samples: Samples) -> list[Bags]:
         """Return the keys that each embedding layer looks up.
@@ -172,35 +214,47 @@ class CtrModel:
         return int(np.random.SeedSequence([self._seed, self.step]).generate_state(1, np.uint64)[0])
 
     def _dropout(
-        self, params: Mapping[str, Any], bottoms: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]
+        self,
+        total: int,
+        share: slice,
+        params: Mapping[str, Any],
+        bottoms: Sequence[torch.Tensor],
+        weights: Mapping[str, torch.Tensor],
     ) -> list[torch.Tensor]:
         """Drop elements and scale up the rest. Serving runs this layer as the identity."""
         keep_ratio = 1 - params["rate"]
-        kept = torch.rand(bottoms[0].shape, generator=self._dropout_generator) < keep_ratio
-        return [bottoms[0] * kept / keep_ratio]
+        drawn = torch.rand((total, *bottoms[0].shape[1:]), generator=self._dropout_generator)
+        return [bottoms[0] * (drawn[share] < keep_ratio) / keep_ratio]
+
+    def _batch_norm(
+        self,
+        total: int,
+        params: Mapping[str, Any],
+        bottoms: Sequence[torch.Tensor],
+        weights: Mapping[str, torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Normalize by the batch's mean and variance, and update the running statistics for serving."""
+        x = bottoms[0]
+        if total == 1:  # one sample has no variance to learn from
+            mean, variance = weights["mean"], weights["var"]
+        else:
+            mean = self.processes.total(x.sum(dim=0)) / total
+            variance = self.processes.total((x - mean).square().sum(dim=0)) / total
+            with torch.no_grad():
+                unbiased = variance * (total / (total - 1))
+                weights["mean"].lerp_(mean, params["factor"])
+                weights["var"].lerp_(unbiased, params["factor"])
+        return [(x - mean) / torch.sqrt(variance + params["eps"]) * weights["gamma"] + weights["beta"]]
 
     def _update(self, learning_rate: float) -> None:
         self.step += 1
         for optimizer, parameters in self._parameters_of.items():
             step_tables(parameters, optimizer.rule, optimizer.update_type, learning_rate, self.step)
+        for parameter in self._collection.parameters():
+            parameter.grad = None
+        self.processes.average_([weight.grad for weight in self._weights.values() if weight.grad is not None])
         with torch.no_grad():
             for key, weight in self._weights.items():
                 if weight.grad is not None:
                     self._rule.update(Move(weight, self._states[key], weight.grad, learning_rate, self.step))
                     weight.grad = None
-
-
-def _batch_norm(
-    params: Mapping[str, Any], bottoms: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]
-) -> list[torch.Tensor]:
-    """Normalize by this batch's mean and variance, and update the running statistics for serving."""
-    x = bottoms[0]
-    if x.shape[0] == 1:  # one sample has no variance to learn from
-        mean, variance = weights["mean"], weights["var"]
-    else:
-        mean, variance = x.mean(dim=0), x.var(dim=0, correction=0)
-        with torch.no_grad():
-            unbiased = variance * (x.shape[0] / (x.shape[0] - 1))
-            weights["mean"].lerp_(mean, params["factor"])
-            weights["var"].lerp_(unbiased, params["factor"])
-    return [(x - mean) / torch.sqrt(variance + params["eps"]) * weights["gamma"] + weights["beta"]]

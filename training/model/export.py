@@ -1,6 +1,7 @@
 """Write a trained model into a model repository, or only the rows that changed."""
 
 import json
+import shutil
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ def export_model(
     version: int | None = None,
     calibration: Samples | None = None,
 ) -> Path:
-    """Write ``<repository>/<name>/<version>/``, complete or absent.
+    """Write ``<repository>/<name>/<version>/``, complete or absent. Of several processes, the first writes.
 
     Args:
         model: the trained model.
@@ -48,8 +49,15 @@ def export_model(
         OutputError: the name or the version cannot be used, or the file system refuses.
         ConfigError: a table has the name of one of the version's files.
     """
-    write_files = partial(_write_files, model=model, document=document, calibration=calibration)
-    return write_version(repository, name, model.graph, write_files, version)
+    path = None
+    if model.processes.is_first:
+        write_files = partial(_write_files, model=model, document=document, calibration=calibration)
+        path = write_version(repository, name, model.graph, write_files, version)
+    else:
+        model.send_rows()
+    path = model.processes.from_first(path)
+    assert path is not None
+    return path
 
 
 def export_delta(model: CtrModel, folder: str | Path, since_step: int) -> dict[str, int]:
@@ -69,16 +77,20 @@ def export_delta(model: CtrModel, folder: str | Path, since_step: int) -> dict[s
     Raises:
         OutputError: the file system refuses.
     """
-    rows = {}
+    rows: dict[str, int] = {}
+    if not model.processes.is_first:
+        model.send_rows(since_step)
+        return model.processes.from_first(rows)
     try:
         with atomic_directory(folder) as temporary:
-            for embedding, table in zip(model.graph.embeddings, model.tables, strict=True):
-                rows[embedding.table] = len(table.native.changed_rows(since_step))
-                if rows[embedding.table]:
-                    _write_rows(temporary / embedding.table, table.dump(since_step))
+            for number, embedding in enumerate(model.graph.embeddings):
+                table = temporary / embedding.table
+                rows[embedding.table] = _write_rows(table, model.dump(number, since_step))
+                if not rows[embedding.table]:
+                    shutil.rmtree(table)
     except OSError as err:
         raise OutputError(f"{folder}: cannot be written: {(err.strerror or str(err)).lower()}") from err
-    return rows
+    return model.processes.from_first(rows)
 
 
 def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibration: Samples | None) -> None:
@@ -96,12 +108,14 @@ def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibr
     (folder / GRAPH_FILE).write_text(text, encoding="utf-8")
     write_dense(folder / DENSE_FILE, graph, weights)
     (folder / ONNX_FILE).write_bytes(build_onnx(graph, weights))
-    for embedding, table in zip(graph.embeddings, model.tables, strict=True):
-        _write_rows(folder / embedding.table, table.dump())
+    for number, embedding in enumerate(graph.embeddings):
+        _write_rows(folder / embedding.table, model.dump(number))
     if calibration is not None:
         bags = calibration.bags
         np.savez(folder / CALIBRATION_FILE, DES=calibration.dense, CATCOLUMN=bags.keys, ROWINDEX=bags.row_ptrs)
 
 
-def _write_rows(folder: Path, parts: Iterable[TableRows]) -> None:
+def _write_rows(folder: Path, parts: Iterable[TableRows]) -> int:
+    """Write a table in HugeCTR's directory format, and return the number of its rows."""
     write_sparse_batches(folder, ((part.keys, part.parts[:, 0]) for part in parts))
+    return (folder / "key").stat().st_size // np.dtype(np.int64).itemsize

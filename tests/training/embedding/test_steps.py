@@ -260,7 +260,8 @@ def update(lookup=None, gradient=None, rule="sgd", update_type="Local", step=1):
         (ValueError, lambda: call(combiners=["max"]), "combiner: expected 'sum', 'mean' or 'sqrtn', got 'max'"),
         (ValueError, lambda: call(weights=[np.ones(3, np.float32)]), "weights: expected float32[N] of shape [2]"),
         (TypeError, lambda: call(weights=[np.ones(2)]), "weights: expected float32[N], got float64[2]"),
-        (ValueError, lambda: call(slots=[0]), "slots: expected at least 1, got 0"),
+        (ValueError, lambda: call(slots=[0]), "table 'weights': slots: expected 1 to 2147483647, got 0"),
+        (ValueError, lambda: call(slots=[KEYS[:1]]), "slots: expected an int or int64[N] of shape [2], got int64[1]"),
         (TypeError, lambda: ArrayRows(np.zeros((4, 2)), "w"), "rows: expected float32[V, D], got float64[4, 2]"),
         (ValueError, lambda: ArrayRows(np.zeros((4, 2), np.float32), "w", -1.0), "max_norm: expected a number above 0"),
         (

@@ -152,7 +152,7 @@ def test_hugectrs_inference_serves_what_was_written(graph, write_graph):
     np.testing.assert_array_equal(data.labels[:, 0], labels)
     ordered = (predictions[labels == 1][:, None] > predictions[labels == 0]).mean()
     ties = (predictions[labels == 1][:, None] == predictions[labels == 0]).mean()
-    assert area == pytest.approx(ordered + ties / 2)
+    assert area == pytest.approx(ordered + ties / 2, abs=1e-4)  # two logits may have the same probability in float32
 
 
 def test_evaluation_covers_the_data_or_max_eval_batches_and_begins_again(graph, write_graph):

@@ -116,7 +116,7 @@ def test_dropout_keeps_the_expected_value():
     dcn = open_document("dcn")
     model = CtrModel(dcn.graph, seed=0)
 
-    (dropped,) = model._dropout({"rate": 0.25}, [torch.ones(400, 400)], {})
+    (dropped,) = model._dropout(400, slice(None), {"rate": 0.25}, [torch.ones(400, 400)], {})
 
     assert dropped.unique().tolist() == [0.0, pytest.approx(4 / 3)]
     assert float(dropped.mean()) == pytest.approx(1.0, abs=0.01)

@@ -1,0 +1,102 @@
+"""Training in several real processes, which torchrun starts, against the same training in one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.model.dense_file import read_dense
+from serving.model.graph import parse_graph
+from serving.model.sparse_file import open_sparse
+from tests.training.hugectr.conftest import GRAPH, write_data
+
+ROOT = Path(__file__).parents[3]
+BIN = Path(sys.executable).parent
+
+
+def run(*command, processes=1, cwd):
+    """Run a command, in several processes if asked to, and return its output."""
+    start = [] if processes == 1 else [BIN / "torchrun", "--standalone", "--nproc-per-node", str(processes)]
+    if processes > 1:
+        command = ("--no-python", *command)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*start, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rows_of(path, dim, row_layout="distributed", key_type="I64"):
+    """The rows of a sparse model by key."""
+    model = open_sparse(path, dim, key_type, row_layout)
+    keys, vectors = (np.concatenate(part) for part in zip(*model.batches(1000), strict=True))
+    order = np.argsort(keys)
+    return keys[order], vectors[order], None if model.slot_ids is None else np.array(model.slot_ids)[order]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_lookups_in_shared_tables_are_those_of_one_process(processes, tmp_path):
+    out = run(sys.executable, "-m", "tests.training.processes.compare", processes=processes, cwd=tmp_path)
+
+    for rank in range(processes):
+        assert f"rank {rank} of {processes}: all equal" in out
+
+
+@pytest.mark.slow
+def test_hotrow_train_in_two_processes_learns_what_one_learns_and_either_resumes_the_other(tmp_path):
+    train = (BIN / "hotrow", "train", "--synthetic", "2000", "--model", "deepfm", "--batch-size", "100")
+    files = {}
+    for name, processes, more in (
+        ("one", 1, ["--epochs", "2"]),
+        ("two", 2, ["--epochs", "1", "--checkpoint", "saved"]),
+        ("resumed", 1, ["--epochs", "2", "--checkpoint", "saved", "--resume"]),
+    ):
+        files[name] = tmp_path / f"{name}.json"
+        out = run(*train, "--output", name, "--metrics", files[name], *more, processes=processes, cwd=tmp_path)
+        assert out.count("model written to") == 1
+
+    one, two, resumed = (json.loads(file.read_text())["epochs"] for file in files.values())
+    for ours, theirs in ((two[0], one[0]), (resumed[1], one[1])):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert ours["auc"]["label"] == pytest.approx(theirs["auc"]["label"], abs=1e-3)
+    folders = [tmp_path / name / "deepfm" / "1" / "sparse_embedding1" for name in ("one", "resumed")]
+    (keys, vectors, _), (others, expected, _) = (rows_of(folder, 17) for folder in folders)
+    np.testing.assert_array_equal(keys, others)
+    np.testing.assert_allclose(vectors, expected, atol=1e-3)
+
+
+@pytest.mark.long
+def test_a_session_of_hugectr_in_two_processes_writes_the_files_of_one_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_data("uint32")
+    # not Adam, which makes large moves of rounding errors: BatchNorm cancels the gradient of the bias before it
+    momentum = {"type": "MomentumSGD", "momentum_sgd_hparam": {"learning_rate": 0.05}}
+    Path("graph.json").write_text(json.dumps({**GRAPH, "optimizer": momentum}), encoding="utf-8")
+    session = (sys.executable, "-m", "tests.training.processes.train_session")
+
+    alone = run(*session, "one", cwd=tmp_path)
+    together = run(*session, "two", processes=2, cwd=tmp_path)
+    files = [f"two{name}_1.model" for name in ("0_sparse", "1_sparse", "0_opt_sparse", "1_opt_sparse", "_dense")]
+    again = run(*session, "again", *files, "two_opt_dense_1.model", processes=2, cwd=tmp_path)
+
+    assert alone.startswith("floats ")
+    assert together.count(alone.strip()) == again.count(alone.strip()) == 2
+    for table, (dim, layout) in enumerate([(1, "distributed"), (4, "localized")]):
+        ours, theirs = (rows_of(f"{name}{table}_sparse_1.model", dim, layout, "I32") for name in ("two", "one"))
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        np.testing.assert_allclose(ours[1], theirs[1], atol=1e-5)
+        if layout == "localized":
+            np.testing.assert_array_equal(ours[2], theirs[2])
+    graph = parse_graph(GRAPH, "graph.json")
+    ours, theirs = (read_dense(f"{name}_dense_1.model", graph) for name in ("two", "one"))
+    for key, weight in theirs.items():
+        np.testing.assert_allclose(ours[key], weight, atol=1e-5)
+    ours, theirs = (np.loadtxt(f"{name}_predictions.txt") for name in ("two", "one"))
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert Path("two_labels.txt").read_bytes() == Path("one_labels.txt").read_bytes()

@@ -1,0 +1,194 @@
+"""DeepRec's feature columns: tables of dynamic ids, and one lookup for all of them."""
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import torch
+
+from training.deeprec.sparse_tensor import read_ids
+from training.embedding.collection import EmbeddingBagCollection
+from training.embedding.config import Combiner, Constant, EmbeddingBagConfig, Initializer, Normal
+from training.embedding.gradients import PooledBags, TableParameter
+from training.embedding.lookups import LocalLookups
+from training.embedding.table import EmbeddingTable
+
+Fusion = Literal["v1", "v2"]
+
+
+@dataclass(frozen=True, slots=True)
+class CategoricalColumn:
+    """A feature of ids.
+
+    Attributes:
+        key: the feature's name.
+    """
+
+    key: str
+
+
+class EmbeddingColumn(torch.nn.Module):  # type: ignore[misc]
+    """A feature and its table. The table makes a row when training first sees an id.
+
+    Train it with an optimizer of ``training.optimizers`` or with ``FtrlOptimizer``. ``state_dict()`` has the rows and
+    the states of the optimizer.
+
+    Attributes:
+        key: the feature's name.
+        name: of the table.
+    """
+
+    def __init__(self, key: str, config: EmbeddingBagConfig) -> None:
+        """Make a table. Its first weights depend on the id, the name and ``torch.manual_seed``."""
+        super().__init__()
+        self.key = key
+        self.name = f"{key}_embedding"
+        seed = (torch.initial_seed() + zlib.crc32(self.name.encode())) % 2**63
+        self.tables = EmbeddingBagCollection({self.name: config}, seed=seed)
+
+    @property
+    def parameter(self) -> TableParameter:
+        """The table among the parameters of a model."""
+        parameter: TableParameter = next(self.parameters())
+        return parameter
+
+    @property
+    def table(self) -> EmbeddingTable:
+        """The rows."""
+        return self.tables.tables[self.name]
+
+
+def categorical_column_with_embedding(key: str, dtype: torch.dtype = torch.int64) -> CategoricalColumn:
+    """Return a feature whose ids are any integers of at least 0.
+
+    Args:
+        key: the feature's name.
+        dtype: of the ids, int64 or int32. Tables have int64 ids.
+
+    Raises:
+        ValueError: ids cannot be of this type.
+    """
+    if dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"feature {key!r}: expected the dtype torch.int64 or torch.int32, got {dtype!r}")
+    return CategoricalColumn(key)
+
+
+def sparse_column_with_embedding(column_name: str, dtype: torch.dtype = torch.int64) -> CategoricalColumn:
+    """Return what ``categorical_column_with_embedding`` returns."""
+    return categorical_column_with_embedding(column_name, dtype)
+
+
+def embedding_column(
+    categorical_column: CategoricalColumn | None = None,
+    dimension: int | None = None,
+    combiner: Combiner = "mean",
+    initializer: Initializer | None = None,
+    max_norm: float | None = None,
+    do_fusion: Fusion | None = None,
+    *,
+    sparse_id_column: CategoricalColumn | None = None,
+) -> EmbeddingColumn:
+    """Make the table of a feature.
+
+    Args:
+        categorical_column: the feature.
+        dimension: D, the floats of a vector.
+        combiner: "sum", "mean" or "sqrtn".
+        initializer: of the first weights: ``ones_initializer()`` or an initializer of ``training.embedding``. The
+            default is ``Normal(0, 1 / sqrt(D))``.
+        max_norm: vectors with a larger L2 norm are scaled to it when they are read. The gradient follows the scaling.
+        do_fusion: has no effect: every lookup is fused.
+        sparse_id_column: the feature, instead of ``categorical_column``.
+
+    Raises:
+        TypeError: there is no feature, or there are two.
+        ValueError: a value is missing or out of range.
+    """
+    given = [column for column in (categorical_column, sparse_id_column) if column is not None]
+    if len(given) != 1 or not isinstance(given[0], CategoricalColumn):
+        raise TypeError("expected either categorical_column or sparse_id_column, a column of a feature")
+    [column] = given
+    if dimension is None or dimension < 1:
+        raise ValueError(f"feature {column.key!r}: expected a dimension of at least 1, got {dimension}")
+    if combiner not in get_args(Combiner):
+        raise ValueError(f"feature {column.key!r}: expected the combiner 'sum', 'mean' or 'sqrtn', got {combiner!r}")
+    if do_fusion not in (None, *get_args(Fusion)):
+        raise ValueError(f"feature {column.key!r}: expected do_fusion None, 'v1' or 'v2', got {do_fusion!r}")
+    config = EmbeddingBagConfig(
+        dimension, combiner, initializer=initializer or Normal(0.0, dimension**-0.5), max_norm=max_norm
+    )
+    return EmbeddingColumn(column.key, config)
+
+
+def ones_initializer(dtype: torch.dtype = torch.float32) -> Constant:
+    """Return the initializer of vectors of ones.
+
+    Raises:
+        ValueError: vectors cannot be of this type.
+    """
+    if dtype != torch.float32:
+        raise ValueError(f"ones_initializer: expected the dtype torch.float32, got {dtype!r}")
+    return Constant(1.0)
+
+
+def input_layer(features: Mapping[str, Any], feature_columns: Iterable[EmbeddingColumn]) -> torch.Tensor:
+    """Look up the ids of each column, and join the columns' vectors in the order of their names.
+
+    One native call looks up all columns. Ids below 0 are dropped. The vectors of a row are combined; a row without an
+    id has a vector of 0. In training mode with gradients enabled, new ids get a row. Otherwise their vector is 0.
+
+    Args:
+        features: rows of ids by feature: a ``SparseTensor``, ``(indices, values, dense_shape)`` or a sparse COO tensor
+            of PyTorch.
+        feature_columns: the columns, all in the same mode.
+
+    Returns:
+        float32[R, sum of D], on the device of the ids.
+
+    Raises:
+        KeyError: a feature is missing.
+        TypeError: the ids of a feature are of another type.
+        ValueError: features have another shape, or columns have the same name or another mode.
+        ReservedKeyError: an id is one of the two largest int64.
+    """
+    columns = sorted(feature_columns, key=lambda column: column.name)
+    _check(columns, features)
+    ids = [read_ids(f"feature {column.key!r}", features[column.key]) for column in columns]
+    bags = [one.without_invalid(drops_weights=False).bags(default_id=None) for one in ids]
+    rows = {column.key: one.shape[0] for column, one in zip(columns, bags, strict=True)}
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"features: expected the same number of rows in each, got {rows}")
+    trains = columns[0].training and torch.is_grad_enabled()
+    lookups = LocalLookups([column.table for column in columns], bags, trains)
+    devices = [one.device for one in bags]
+    if trains:
+        parameters = [column.parameter for column in columns]
+        for parameter in parameters:
+            parameter.drop()
+        vectors = PooledBags.apply(lookups, lookups.pooled, devices, *parameters, *[None] * len(columns))
+    else:
+        vectors = [torch.from_numpy(one).to(device) for one, device in zip(lookups.pooled, devices, strict=True)]
+    return torch.cat(tuple(vectors), dim=1)
+
+
+def input_from_feature_columns(
+    columns_to_tensors: Mapping[str, Any], feature_columns: Iterable[EmbeddingColumn]
+) -> torch.Tensor:
+    """Return what ``input_layer`` returns."""
+    return input_layer(columns_to_tensors, feature_columns)
+
+
+def _check(columns: Sequence[EmbeddingColumn], features: Mapping[str, Any]) -> None:
+    if not columns:
+        raise ValueError("feature_columns: expected at least one column, got none")
+    for one, other in pairwise(columns):
+        if one.name == other.name:
+            raise ValueError(f"feature_columns: expected columns of different names, got two called {one.name!r}")
+    if len({column.training for column in columns}) > 1:
+        modes = ", ".join(f"{column.name} in {'training' if column.training else 'eval'} mode" for column in columns)
+        raise ValueError(f"feature_columns: expected columns in the same mode, got {modes}")
+    for column in columns:
+        if column.key not in features:
+            raise KeyError(f"no ids of the feature {column.key!r}; there are those of {', '.join(features) or 'none'}")

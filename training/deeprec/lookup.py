@@ -1,0 +1,287 @@
+"""DeepRec's fused lookups in tensors: one native pass over the ids, and one back."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.host import ArrayRows, first_outside, look_up_bags, sum_row_gradients, weight_gradients
+from training.deeprec.partition import Part, PartitionStrategy, shares, split
+from training.deeprec.sparse_tensor import read_ids, shown
+from training.embedding.config import Combiner
+from training.embedding.inputs import FeatureBags
+
+FusionVersion = Literal["v1", "v2"]
+Params: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
+
+
+def fused_embedding_lookup_sparse(
+    params: Params,
+    sp_ids: Any,
+    sparse_weights: None = None,
+    partition_strategy: PartitionStrategy | None = None,
+    name: str | None = None,
+    combiner: Combiner | None = None,
+    max_norm: float | None = None,
+    default_id: int | None = None,
+    prune_invalid_ids: bool = False,
+    fill_empty_row: bool = True,
+    blocknums: None = None,
+) -> torch.Tensor:
+    """Look up ids as ``fused_embedding_lookup_sparse_v2`` does, without weights.
+
+    Args:
+        params: see ``fused_embedding_lookup_sparse_v2``, also for the arguments below.
+        sp_ids: rows of ids.
+        sparse_weights: must be None.
+        partition_strategy: "div" or "mod".
+        name: of the lookup.
+        combiner: how the vectors of a row become one vector.
+        max_norm: the largest norm of a vector.
+        default_id: the id of rows without an id.
+        prune_invalid_ids: what the other function calls ``prune``.
+        fill_empty_row: rows without an id get ``default_id``.
+        blocknums: must be None.
+
+    Returns:
+        float32[R, D].
+
+    Raises:
+        ValueError: there are weights, or what the other function raises.
+    """
+    name = name or "fused_embedding_lookup_sparse"
+    if sparse_weights is not None:
+        reason = "version v1 has no weights; use fused_embedding_lookup_sparse_v2"
+        raise ValueError(f"{name}: expected no sparse_weights: {reason}")
+    return fused_embedding_lookup_sparse_v2(
+        params,
+        sp_ids,
+        None,
+        partition_strategy,
+        name,
+        combiner,
+        max_norm,
+        default_id,
+        prune_invalid_ids,
+        fill_empty_row,
+        blocknums,
+    )
+
+
+def fused_embedding_lookup_sparse_v2(
+    params: Params,
+    sp_ids: Any,
+    sparse_weights: Any = None,
+    partition_strategy: PartitionStrategy | None = None,
+    name: str | None = None,
+    combiner: Combiner | None = None,
+    max_norm: float | None = None,
+    default_id: int | None = None,
+    prune: bool = False,
+    fill_empty_row: bool = True,
+    blocknums: None = None,
+) -> torch.Tensor:
+    """Look up ids, and combine the vectors of each row into one vector.
+
+    A backward pass gives each tensor of ``params`` a sparse gradient, and the weights a dense one.
+
+    Args:
+        params: the vectors, float32[V, D], whole or as a list of partitions. The ids are 0 to V - 1.
+        sp_ids: rows of ids: a ``SparseTensor``, ``(indices, values, dense_shape)`` or a sparse COO tensor of PyTorch.
+        sparse_weights: of the ids: a ``SparseTensor`` with their indices, or float[N].
+        partition_strategy: which ids are in partition p of n. "div": ranges of ids, one after the other. "mod": ids
+            with ``id % n == p``. The first ``V % n`` partitions have one vector more. With one tensor it has no effect.
+        name: of the lookup, for messages.
+        combiner: "sum", "mean" (the default) or "sqrtn". With weights the sum is weighted. "mean" then divides by the
+            sum of the weights, and "sqrtn" by the root of the sum of their squares. If this is 0, the result is 0.
+        max_norm: vectors with a larger L2 norm are scaled to it. The gradient follows the scaling.
+        default_id: the id of rows without an id. None: id 0.
+        prune: ids below 0 are dropped first, and ids with a weight of 0 or less unless ``combiner`` is "sum".
+        fill_empty_row: rows without an id get ``default_id`` with weight 1. Otherwise their result is 0.
+        blocknums: must be None.
+
+    Returns:
+        float32[R, D], on the device of ``params``.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: an argument is out of range or of another shape, or ``blocknums`` is given.
+        IndexError: an id is not in the table.
+    """
+    name = name or "fused_embedding_lookup_sparse_v2"
+    if blocknums is not None:
+        reason = "it is for elastic dimensions (DynamicEmbeddingVariable), which no fused lookup of DeepRec supports"
+        raise ValueError(f"{name}: expected no blocknums: {reason}")
+    combiner = combiner or "mean"
+    if combiner not in get_args(Combiner):
+        raise ValueError(f"{name}: expected the combiner 'sum', 'mean' or 'sqrtn', got {combiner!r}")
+    tensors = _checked(name, params)
+    rows = sum(map(len, tensors))
+    ids = read_ids(name, sp_ids, sparse_weights)
+    if prune:
+        ids = ids.without_invalid(drops_weights=combiner != "sum")
+    bags = ids.bags(_checked_default(name, default_id, rows) if fill_empty_row else None)
+    _require_rows(name, bags, rows)
+    parts = split(name, bags, [len(tensor) for tensor in tensors], partition_strategy)
+    weights = bags.weights
+    if len(parts) > 1 and combiner != "sum":  # a partition does not know the weights of a bag's other ids
+        weights, combiner = shares(bags, combiner), "sum"
+    pooled: torch.Tensor = _FusedLookup.apply(name, parts, combiner, max_norm, weights, *tensors)
+    return pooled
+
+
+def fused_safe_embedding_lookup_sparse(
+    embedding_weights: Params,
+    sparse_ids: Any,
+    sparse_weights: Any = None,
+    combiner: Combiner = "mean",
+    default_id: int | None = None,
+    name: str | None = None,
+    partition_strategy: PartitionStrategy = "div",
+    max_norm: float | None = None,
+    prune: bool = True,
+    blocknums: None = None,
+    fusion_version: FusionVersion = "v2",
+) -> torch.Tensor:
+    """Look up ids that may be invalid, and combine the vectors of each row into one vector.
+
+    Args:
+        embedding_weights: ``params`` of ``fused_embedding_lookup_sparse_v2``, which explains the arguments.
+        sparse_ids: rows of ids.
+        sparse_weights: of the ids. Version v1 has none.
+        combiner: how the vectors of a row become one vector.
+        default_id: the id of rows without an id. None: the result of such a row is 0.
+        name: of the lookup.
+        partition_strategy: "div" or "mod".
+        max_norm: the largest norm of a vector.
+        prune: invalid ids are dropped.
+        blocknums: must be None.
+        fusion_version: "v1" or "v2". Both give the same numbers.
+
+    Returns:
+        float32[R, D].
+
+    Raises:
+        TypeError: see ``fused_embedding_lookup_sparse_v2``.
+        ValueError: see there; or the version is unknown.
+        IndexError: an id is not in the table.
+    """
+    name = name or "fused_safe_embedding_lookup_sparse"
+    if fusion_version not in get_args(FusionVersion):
+        raise ValueError(f"{name}: expected the fusion_version 'v1' or 'v2', got {fusion_version!r}")
+    look_up = fused_embedding_lookup_sparse if fusion_version == "v1" else fused_embedding_lookup_sparse_v2
+    return look_up(
+        embedding_weights,
+        sparse_ids,
+        sparse_weights,
+        partition_strategy,
+        name,
+        combiner,
+        max_norm,
+        default_id,
+        prune,
+        default_id is not None,
+        blocknums,
+    )
+
+
+class _FusedLookup(torch.autograd.Function):  # type: ignore[misc]
+    """The native pass over the ids, and the one back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str,
+        parts: Sequence[Part],
+        combiner: Combiner,
+        max_norm: float | None,
+        weights: torch.Tensor | None,
+        *tensors: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the combined vectors of each bag."""
+        tables = [ArrayRows(_floats(tensor), name, max_norm) for tensor in tensors]
+        of_ids = None if weights is None else _floats(weights)
+        answers = look_up_bags(
+            tables,
+            [part.keys for part in parts],
+            [part.row_ptrs for part in parts],
+            [combiner] * len(parts),
+            [None if of_ids is None else of_ids[part.places] for part in parts],
+            [1] * len(parts),
+            trains=False,
+        )
+        ctx.parts, ctx.lookups = parts, [lookup for lookup, _ in answers]
+        ctx.save_for_backward(weights, *tensors)
+        (_, pooled), *others = answers
+        for _, one in others:
+            pooled += one
+        return torch.from_numpy(pooled).to(tensors[0].device)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        """Return sparse gradients of the tensors, and the gradient of the weights."""
+        weights, *tensors = ctx.saved_tensors
+        of_bags = [_floats(gradient)] * len(tensors)
+        _, _, _, _, needs_weights, *needs = ctx.needs_input_grad
+        of_tensors: list[torch.Tensor | None] = [None] * len(tensors)
+        if any(needs):
+            sums = sum_row_gradients(ctx.lookups, of_bags)
+            of_tensors = [
+                _sparse(*of_rows, tensor) if is_needed else None
+                for of_rows, tensor, is_needed in zip(sums, tensors, needs, strict=True)
+            ]
+        of_weights = None
+        if needs_weights:
+            of_weights = np.empty(len(weights), np.float32)
+            for part, of_part in zip(ctx.parts, weight_gradients(ctx.lookups, of_bags), strict=True):
+                of_weights[part.places] = of_part
+            of_weights = torch.from_numpy(of_weights).to(weights)
+        return None, None, None, None, of_weights, *of_tensors
+
+
+def _checked(name: str, params: Params) -> list[torch.Tensor]:
+    """Return the partitions, or raise an error if they are none of one table."""
+    is_list = isinstance(params, Iterable) and not isinstance(params, torch.Tensor)
+    tensors = list(params) if is_list else [params]
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tensor.layout != torch.strided:
+            raise TypeError(f"{name}: expected vectors as float32 tensors, got {shown(tensor)}")
+        if tensor.dim() != 2 or tensor.shape[1] != tensors[0].shape[-1] or not tensor.shape[1]:
+            shapes = ", ".join(f"{list(one.shape)}" for one in tensors)
+            raise ValueError(f"{name}: expected vectors [V, D] with one D of at least 1, got {shapes}")
+    if not sum(map(len, tensors)):
+        raise ValueError(f"{name}: expected at least one vector, got none")
+    return tensors
+
+
+def _checked_default(name: str, default_id: int | None, rows: int) -> int:
+    if default_id is None:
+        return 0
+    if not isinstance(default_id, int) or isinstance(default_id, bool):
+        raise TypeError(f"{name}: expected default_id as an int, got {type(default_id).__name__}")
+    if not 0 <= default_id < rows:
+        raise IndexError(f"{name}: expected a default_id from 0 to {rows - 1}, got {default_id}")
+    return default_id
+
+
+def _require_rows(name: str, bags: FeatureBags, rows: int) -> None:
+    place = first_outside(bags.keys, 0, rows - 1)
+    if place < len(bags.keys):
+        assert bags.row_ptrs is not None
+        row = int(np.searchsorted(bags.row_ptrs, place, side="right")) - 1
+        raise IndexError(f"{name}: expected ids from 0 to {rows - 1}, got {bags.keys[place]} in row {row}")
+
+
+def _floats(tensor: torch.Tensor) -> NDArray[np.float32]:
+    floats: NDArray[np.float32] = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+    return floats
+
+
+def _sparse(rows: NDArray[np.int64], values: NDArray[np.float32], like: torch.Tensor) -> torch.Tensor:
+    """Return a sparse gradient of some rows of a tensor."""
+    indices = torch.from_numpy(rows)[None]
+    gradient = torch.sparse_coo_tensor(indices, torch.from_numpy(values), like.shape, check_invariants=False)
+    return gradient.to(like.device)

@@ -1,0 +1,44 @@
+"""Checks of the plugin's arguments. ``place`` says in a message which call they are for."""
+
+from collections.abc import Iterable
+from operator import index
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_INTEGERS = (np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.uint32))
+
+
+def whole(place: str, name: str, value: Any, least: int) -> int:
+    """Return an int. A tensor of one element counts as a number."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{place}: expected {name} as an int, got {shown(value)}") from None
+    if number < least:
+        raise ValueError(f"{place}: expected {name} of at least {least}, got {number}")
+    return number
+
+
+def one_of(place: str, name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Refuse a value that is not one of ``choices``."""
+    choices = list(choices)
+    if value not in choices:
+        raise ValueError(f"{place}: expected {name} as one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def integers(place: str, name: str, value: Any) -> NDArray[np.int64]:
+    """Return the numbers of a tensor or an array, of any shape."""
+    array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+    if not isinstance(array, np.ndarray) or array.dtype not in _INTEGERS:
+        raise TypeError(f"{place}: expected {name} as a tensor or an array of int64, got {shown(value)}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def shown(value: Any) -> str:
+    """Return a value's type and shape, for a message."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,63 @@
+"""What ``create_embedding`` makes from its arguments."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from training.embedding.table import EmbeddingTable, TableRows
+from training.embedding_plugin.arguments import one_of, shown
+from training.embedding_plugin.embedding import Optimizer
+from training.optimizers.rules import AdamRule, MomentumSgdRule, NesterovRule, SgdRule, UpdateRule, UpdateType
+
+OptimizerType = Literal["Adam", "MomentumSGD", "Nesterov", "SGD"]
+_SCALERS = (1.0, 128.0, 256.0, 512.0, 1024.0)
+_RULES: dict[str, tuple[type[UpdateRule], tuple[str, ...]]] = {
+    "Adam": (AdamRule, ("learning_rate", "beta1", "beta2", "epsilon")),
+    "MomentumSGD": (MomentumSgdRule, ("learning_rate", "momentum_factor")),
+    "Nesterov": (NesterovRule, ("learning_rate", "momentum_factor")),
+    "SGD": (SgdRule, ("learning_rate",)),
+}
+
+
+def optimizer_of(
+    place: str, name: str, parameters: Sequence[float], update_type: UpdateType, scaler: float
+) -> Optimizer:
+    """Return the optimizer of this name. ``parameters`` are ``opt_hparams``.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    one_of(place, "optimizer_type", name, _RULES)
+    one_of(place, "update_type", update_type, get_args(UpdateType))
+    one_of(place, "scaler", scaler, _SCALERS)
+    rule_type, names = _RULES[name]
+    if len(parameters) != len(names):
+        expected = f"opt_hparams of {name} as [{', '.join(names)}]"
+        raise ValueError(f"{place}: expected {expected}, got {list(parameters)}")
+    learning_rate, *rest = map(float, parameters)
+    if not 0 <= learning_rate < float("inf"):
+        raise ValueError(f"{place}: expected a learning rate of at least 0, got {learning_rate}")
+    return Optimizer(rule_type(*rest), learning_rate, update_type, float(scaler))
+
+
+def first_rows(place: str, init_value: Any, table: EmbeddingTable, slots: int, vocabulary: int) -> TableRows:
+    """Return the rows of ``init_value`` with their first states.
+
+    Raises:
+        TypeError: it is not a float32 matrix.
+        ValueError: it has another shape.
+    """
+    dim = table.config.dim
+    array = init_value.detach().cpu().numpy() if isinstance(init_value, torch.Tensor) else init_value
+    if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+        raise TypeError(f"{place}: expected init_value as a bool or a float32 matrix, got {shown(init_value)}")
+    if array.ndim != 2 or array.shape[1] != dim or len(array) > vocabulary:
+        expected = f"init_value [V, {dim}] with V of at most {vocabulary:,}, the vocabulary of all GPUs"
+        raise ValueError(f"{place}: expected {expected}, got {list(array.shape)}")
+    keys = np.arange(len(array))
+    parts = np.empty((len(array), 1 + len(table.initial_states), dim), np.float32)
+    parts[:, 0] = array
+    parts[:, 1:] = np.array(table.initial_states, np.float32)[:, None]
+    return TableRows(keys, parts, np.zeros_like(keys), (keys % slots).astype(np.uint64))

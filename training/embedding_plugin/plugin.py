@@ -1,0 +1,214 @@
+"""The state of the plugin: ``init`` makes it, ``reset`` drops it, and it has the embeddings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count
+from os import PathLike
+from typing import Any, Literal, get_args
+
+import torch
+
+from serving.model.sparse_rows import KeyType, RowLayout
+from training.embedding.config import EmbeddingBagConfig
+from training.embedding.table import EmbeddingTable
+from training.embedding_plugin.arguments import one_of, shown, whole
+from training.embedding_plugin.creating import OptimizerType, first_rows, optimizer_of
+from training.embedding_plugin.embedding import Embedding, Limits
+from training.errors import SessionError
+from training.optimizers.rules import UpdateType
+
+_KEY_TYPES: dict[str, KeyType] = {"int64": "I64", "uint32": "I32"}
+_VALUE_TYPES = {"float": torch.float32, "half": torch.float16}
+
+
+@dataclass
+class Plugin:
+    """The arguments of ``init``, and the embeddings by name."""
+
+    replicas: int
+    seed: int
+    key_type: KeyType
+    value_type: torch.dtype
+    batch_size: int
+    batch_size_eval: int
+    embeddings: dict[str, Embedding] = field(default_factory=dict)
+
+    def samples(self, is_training: bool) -> int:
+        """Return the number of samples of one replica."""
+        return (self.batch_size if is_training else self.batch_size_eval) // self.replicas
+
+
+_plugin: Plugin | None = None
+
+
+def init(
+    visible_gpus: Sequence[int],
+    seed: int = 0,
+    key_type: Literal["int64", "uint32"] = "int64",
+    value_type: Literal["float", "half"] = "float",
+    batch_size: int = 1,
+    batch_size_eval: int = 1,
+) -> None:
+    """Begin. Every other call, except ``reset``, comes after this one.
+
+    Args:
+        visible_gpus: one number for each replica. A replica gets an equal part of each batch. No GPU is used.
+        seed: of the first weights. Every embedding draws others.
+        key_type: "uint32" refuses other keys. Tensors of keys may be int64 either way.
+        value_type: of the vectors that ``fprop`` returns. "half" is float16. Rows are float32 either way.
+        batch_size: the samples of a batch of the training.
+        batch_size_eval: the samples of a batch of an evaluation.
+
+    Raises:
+        SessionError: ``init`` was called before, without ``reset``.
+        TypeError: a number is not an int.
+        ValueError: a value is out of range, or a batch cannot be divided between the replicas.
+    """
+    global _plugin
+    if _plugin is not None:
+        raise SessionError("init was called before; call reset first, which drops all embeddings")
+    gpus = [whole("init", "visible_gpus", gpu, 0) for gpu in visible_gpus]
+    if not gpus or len(set(gpus)) < len(gpus):
+        raise ValueError(f"init: expected visible_gpus as different numbers, at least one, got {gpus}")
+    one_of("init", "key_type", key_type, _KEY_TYPES)
+    one_of("init", "value_type", value_type, _VALUE_TYPES)
+    for name, size in (("batch_size", batch_size), ("batch_size_eval", batch_size_eval)):
+        if whole("init", name, size, 1) % len(gpus):
+            raise ValueError(f"init: expected {name} as a multiple of {len(gpus)}, the number of GPUs, got {size}")
+    seed = whole("init", "seed", seed, 0)
+    _plugin = Plugin(
+        len(gpus), seed, _KEY_TYPES[key_type], _VALUE_TYPES[value_type], int(batch_size), int(batch_size_eval)
+    )
+
+
+def reset() -> None:
+    """Drop all embeddings. ``init`` may be called again. Calls without an ``init`` before do nothing."""
+    global _plugin
+    _plugin = None
+
+
+def create_embedding(
+    init_value: Any,
+    name_: str = "hugectr_embedding",
+    embedding_type: RowLayout = "localized",
+    optimizer_type: OptimizerType = "Adam",
+    max_vocabulary_size_per_gpu: int = 1,
+    slot_size_array: Sequence[int] = (),
+    opt_hparams: Sequence[float] = (0.001,),
+    update_type: UpdateType = "Local",
+    atomic_update: bool = True,
+    scaler: float = 1.0,
+    slot_num: int = 1,
+    max_nnz: int = 1,
+    max_feature_num: int = 1000,
+    embedding_vec_size: int = 1,
+    combiner: Literal["sum", "mean"] = "sum",
+) -> str:
+    """Make an embedding.
+
+    Args:
+        init_value: float32[V, D], the rows of the keys 0 to V - 1. A bool: no rows. A key without a row gets one when
+            training first sees it, with weights that depend on the key and the seed.
+        name_: its name. If there is such an embedding, the name gets a number: ``hugectr_embedding_1``.
+        embedding_type: "localized" or "distributed". The vectors are the same. A localized embedding saves the slot of
+            each key. A key of ``init_value`` is in slot ``key % slot_num``.
+        optimizer_type: "Adam", "MomentumSGD", "Nesterov" or "SGD".
+        max_vocabulary_size_per_gpu: the most distinct keys of each GPU. Only their sum over all GPUs matters.
+        slot_size_array: the most distinct keys of each slot, in place of ``max_vocabulary_size_per_gpu``. Only their
+            sum matters.
+        opt_hparams: [learning rate, beta1, beta2, epsilon] for Adam, [learning rate, momentum factor] for MomentumSGD
+            and Nesterov, [learning rate] for SGD.
+        update_type: what happens to rows without a gradient: "Local", "Global" or "LazyGlobal".
+        atomic_update: no effect. Gradients of a row are added before it moves.
+        scaler: 1, 128, 256, 512 or 1024. Gradients are divided by it, because the loss was multiplied by it.
+        slot_num: S.
+        max_nnz: the most keys of a slot of a sample.
+        max_feature_num: the most keys of a sample.
+        embedding_vec_size: D.
+        combiner: how the rows of a slot become one vector.
+
+    Returns:
+        the embedding's name.
+
+    Raises:
+        SessionError: ``init`` was not called.
+        TypeError: an argument is of another type.
+        ValueError: an argument is out of range or of another shape.
+    """
+    place, plugin = "create_embedding", _started("create_embedding")
+    if not isinstance(name_, str):
+        raise TypeError(f"{place}: expected name_ as a str, got {shown(name_)}")
+    one_of(place, "embedding_type", embedding_type, get_args(RowLayout))
+    one_of(place, "combiner", combiner, ("sum", "mean"))
+    slots = whole(place, "slot_num", slot_num, 1)
+    sizes = [whole(place, "slot_size_array", size, 1) for size in slot_size_array]
+    if sizes and len(sizes) != slots:
+        raise ValueError(f"{place}: expected slot_size_array with {slots} numbers, one per slot, got {len(sizes)}")
+    of_gpu = whole(place, "max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu, 1)
+    limits = Limits(
+        plugin.key_type,
+        sum(sizes) if sizes else of_gpu * plugin.replicas,
+        whole(place, "max_nnz", max_nnz, 1),
+        whole(place, "max_feature_num", max_feature_num, 1),
+    )
+    optimizer = optimizer_of(place, optimizer_type, opt_hparams, update_type, scaler)
+    name = next(one for one in chain([name_], (f"{name_}_{n}" for n in count(1))) if one not in plugin.embeddings)
+    table = EmbeddingTable(
+        name,
+        EmbeddingBagConfig(whole(place, "embedding_vec_size", embedding_vec_size, 1), combiner),
+        seed=plugin.seed + len(plugin.embeddings),
+        initial_states=optimizer.rule.initial_states,
+    )
+    if not isinstance(init_value, bool):
+        table.load(first_rows(place, init_value, table, slots, limits.vocabulary))
+    plugin.embeddings[name] = Embedding(
+        table, slots, embedding_type, optimizer, limits, plugin.replicas, plugin.value_type
+    )
+    return name
+
+
+def save(embedding_name: str, save_name: str | PathLike[str]) -> None:
+    """Write the rows in HugeCTR's directory format, without the states of the optimizer.
+
+    Args:
+        embedding_name: the embedding.
+        save_name: the folder. It is complete or absent, and replaces an existing folder as a whole.
+
+    Raises:
+        SessionError: ``init`` was not called.
+        KeyError: there is no such embedding.
+        ModelFileError: the embedding has no rows, or the disk refuses.
+    """
+    _, _, embedding = found("save", embedding_name)
+    embedding.save(save_name)
+
+
+def restore(embedding_name: str, file_name: str | PathLike[str]) -> None:
+    """Replace all rows by those of a file. The optimizer begins again, as in a new embedding.
+
+    Args:
+        embedding_name: the embedding.
+        file_name: what ``save`` wrote, or a sparse model of HugeCTR in either format.
+
+    Raises:
+        SessionError: ``init`` was not called.
+        KeyError: there is no such embedding.
+        ModelFileError: a file is missing or damaged, or has rows that the embedding cannot have. Nothing has changed.
+    """
+    _, _, embedding = found("restore", embedding_name)
+    embedding.restore(file_name)
+
+
+def _started(call: str) -> Plugin:
+    if _plugin is None:
+        raise SessionError(f"{call}: call init first")
+    return _plugin
+
+
+def found(call: str, embedding_name: str) -> tuple[str, Plugin, Embedding]:
+    """Return the place for messages, the state, and an embedding."""
+    plugin = _started(call)
+    if embedding_name not in plugin.embeddings:
+        names = ", ".join(map(repr, plugin.embeddings)) or "none"
+        raise KeyError(f"{call}: there is no embedding {embedding_name!r}; there are {names}")
+    return f"{call}: embedding {embedding_name!r}", plugin, plugin.embeddings[embedding_name]

@@ -1,0 +1,133 @@
+"""The processes of one training, which torchrun starts: one process, or a process group of ``torch.distributed``.
+
+Every process calls the same methods in the same order.
+"""
+
+import atexit
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+Value = TypeVar("Value")
+
+
+class _Total(torch.autograd.Function):  # type: ignore[misc]
+    """The sum of a tensor over all processes. Each process's loss depends on it, so gradients are added up too."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _Total.forward(ctx, gradient, ctx.group), None
+
+
+class Processes:
+    """A group of processes, and this one's place in it.
+
+    Attributes:
+        rank: the number of this process, from 0.
+        size: the number of processes.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        """Take a process group that can send tensors of the CPU; None: this process alone."""
+        # PyTorch aborts a process that still refers to its first group when the interpreter ends.
+        self._is_world = group is not None and group is dist.group.WORLD
+        self._group = None if self._is_world else group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group; None: this process is alone."""
+        return dist.group.WORLD if self._is_world else self._group
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process reports and writes for all."""
+        return self.rank == 0
+
+    def share_of(self, items: int) -> slice:
+        """Return the consecutive items out of so many that are this process's; there may be none."""
+        return slice(items * self.rank // self.size, items * (self.rank + 1) // self.size)
+
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Add up a tensor over all processes. Its gradient is added up too."""
+        return tensor if self.size == 1 else _Total.apply(tensor, self.group)
+
+    def average_(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace tensors by their means over all processes."""
+        if self.size == 1 or not tensors:
+            return
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat, group=self._group)
+        flat /= self.size
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.reshape(tensor.shape))
+
+    def from_first(self, value: Value) -> Value:
+        """Return the first process's value, which can be pickled."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, group=self.group, group_src=0)
+        return values[0]
+
+    def to_first(self, items: Iterator[Value]) -> Iterator[Value]:
+        """Yield the items of every process in the first process, one process after the other. Elsewhere yield none.
+
+        Every process must use up the iterator. The items can be pickled, and are sent one at a time.
+        """
+        if self.is_first:
+            yield from items
+        for source in range(1, self.size):
+            if self.rank not in (0, source):
+                continue
+            more: Value | None = None
+            while True:
+                values = [next(items, None)] if self.rank == source else [more]
+                if self.rank == source:
+                    dist.send_object_list(values, group=self.group, group_dst=0)
+                else:
+                    dist.recv_object_list(values, group=self.group, group_src=source)
+                if values[0] is None:
+                    break
+                if self.is_first:
+                    yield values[0]
+
+    def exchange(self, to_processes: Sequence[Sequence[NDArray[Any]]], received: Sequence[int]) -> NDArray[Any]:
+        """Send numbers to every process, and return those that came from process 0, from process 1, and so on.
+
+        Args:
+            to_processes: for each process, one-dimensional arrays that are joined. All have one dtype.
+            received: how many numbers come from each process.
+        """
+        parts = [part for of_process in to_processes for part in of_process]
+        sent = [sum(part.size for part in of_process) for of_process in to_processes]
+        # PyTorch owns the memory: a thread of gloo frees it, and must not need the interpreter for that at its end.
+        dtype = torch.from_numpy(parts[0]).dtype
+        flat, out = torch.empty(sum(sent), dtype=dtype), torch.empty(sum(received), dtype=dtype)
+        np.concatenate(parts, out=flat.numpy())
+        dist.all_to_all_single(out, flat, list(received), sent, group=self._group)
+        numbers: NDArray[Any] = out.numpy()
+        return numbers
+
+
+def start_processes() -> Processes:
+    """Join the processes that torchrun started, or be alone without torchrun."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Processes()
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(dist.destroy_process_group)  # gloo's threads must not outlive the interpreter
+    return Processes(dist.group.WORLD)
