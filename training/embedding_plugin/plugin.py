@@ -49,13 +49,13 @@ def init(
     batch_size: int = 1,
     batch_size_eval: int = 1,
 ) -> None:
-    """Begin. Every other call, except ``reset``, comes after this one.
+    """Begin. Every other call needs this one first, except ``reset``.
 
     Args:
         visible_gpus: one number for each replica. A replica gets an equal part of each batch. No GPU is used.
-        seed: of the first weights. Every embedding draws others.
-        key_type: "uint32" refuses other keys. Tensors of keys may be int64 either way.
-        value_type: of the vectors that ``fprop`` returns. "half" is float16. Rows are float32 either way.
+        seed: of the first weights. The embeddings draw different weights.
+        key_type: "uint32" refuses other keys. Tensors of keys may be int64 for both types.
+        value_type: of the vectors that ``fprop`` returns. "half" is float16. Rows are always float32.
         batch_size: the samples of a batch of the training.
         batch_size_eval: the samples of a batch of an evaluation.
 
@@ -82,7 +82,7 @@ def init(
 
 
 def reset() -> None:
-    """Drop all embeddings. ``init`` may be called again. Calls without an ``init`` before do nothing."""
+    """Drop all embeddings, so that ``init`` may be called again. Before ``init`` it does nothing."""
     global _plugin
     _plugin = None
 
