@@ -1,7 +1,8 @@
 """DeepRec's feature columns: tables of dynamic ids, and one lookup for all of them."""
 
+import warnings
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -85,9 +86,9 @@ def embedding_column(
     dimension: int | None = None,
     combiner: Combiner = "mean",
     initializer: Initializer | None = None,
+    *,
     max_norm: float | None = None,
     do_fusion: Fusion | None = None,
-    *,
     sparse_id_column: CategoricalColumn | None = None,
 ) -> EmbeddingColumn:
     """Make the table of a feature.
@@ -103,19 +104,22 @@ def embedding_column(
         sparse_id_column: the feature, instead of ``categorical_column``.
 
     Raises:
-        TypeError: there is no feature, or there are two.
+        TypeError: there is no feature, there are two, or the initializer is of another type.
         ValueError: a value is missing or out of range.
     """
     given = [column for column in (categorical_column, sparse_id_column) if column is not None]
     if len(given) != 1 or not isinstance(given[0], CategoricalColumn):
         raise TypeError("expected either categorical_column or sparse_id_column, a column of a feature")
     [column] = given
-    if dimension is None or dimension < 1:
-        raise ValueError(f"feature {column.key!r}: expected a dimension of at least 1, got {dimension}")
+    if not isinstance(dimension, int) or dimension < 1:
+        raise ValueError(f"feature {column.key!r}: expected a dimension of at least 1, got {dimension!r}")
     if combiner not in get_args(Combiner):
         raise ValueError(f"feature {column.key!r}: expected the combiner 'sum', 'mean' or 'sqrtn', got {combiner!r}")
     if do_fusion not in (None, *get_args(Fusion)):
         raise ValueError(f"feature {column.key!r}: expected do_fusion None, 'v1' or 'v2', got {do_fusion!r}")
+    if not isinstance(initializer, Initializer | None):
+        came = type(initializer).__name__
+        raise TypeError(f"feature {column.key!r}: expected an initializer of training.embedding, got {came}")
     config = EmbeddingBagConfig(
         dimension, combiner, initializer=initializer or Normal(0.0, dimension**-0.5), max_norm=max_norm
     )
@@ -149,12 +153,11 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Embedding
 
     Raises:
         KeyError: a feature is missing.
-        TypeError: the ids of a feature are of another type.
+        TypeError: a column or the ids of a feature are of another type.
         ValueError: features have another shape, or columns have the same name or another mode.
         ReservedKeyError: an id is one of the two largest int64.
     """
-    columns = sorted(feature_columns, key=lambda column: column.name)
-    _check(columns, features)
+    columns = _in_order(feature_columns, features)
     ids = [read_ids(f"feature {column.key!r}", features[column.key]) for column in columns]
     bags = [one.without_invalid(drops_weights=False).bags(default_id=None) for one in ids]
     rows = {column.key: one.shape[0] for column, one in zip(columns, bags, strict=True)}
@@ -164,9 +167,10 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Embedding
     lookups = LocalLookups([column.table for column in columns], bags, trains)
     devices = [one.device for one in bags]
     if trains:
+        never = [column.name for column in columns if column.parameter.drop() and not column.table.step]
+        if never:
+            warnings.warn(f"no optimizer of training.optimizers has updated {', '.join(never)}", stacklevel=2)
         parameters = [column.parameter for column in columns]
-        for parameter in parameters:
-            parameter.drop()
         vectors = PooledBags.apply(lookups, lookups.pooled, devices, *parameters, *[None] * len(columns))
     else:
         vectors = [torch.from_numpy(one).to(device) for one, device in zip(lookups.pooled, devices, strict=True)]
@@ -180,15 +184,21 @@ def input_from_feature_columns(
     return input_layer(columns_to_tensors, feature_columns)
 
 
-def _check(columns: Sequence[EmbeddingColumn], features: Mapping[str, Any]) -> None:
+def _in_order(feature_columns: Iterable[EmbeddingColumn], features: Mapping[str, Any]) -> list[EmbeddingColumn]:
+    """Return the columns sorted by name, or raise an error if they cannot be looked up together."""
+    columns = list(feature_columns)
+    for column in columns:
+        if not isinstance(column, EmbeddingColumn):
+            raise TypeError(f"feature_columns: expected columns of embedding_column, got {type(column).__name__}")
+        if column.key not in features:
+            raise KeyError(f"no ids of the feature {column.key!r}; there are those of {', '.join(features) or 'none'}")
     if not columns:
         raise ValueError("feature_columns: expected at least one column, got none")
-    for one, other in pairwise(columns):
-        if one.name == other.name:
-            raise ValueError(f"feature_columns: expected columns of different names, got two called {one.name!r}")
     if len({column.training for column in columns}) > 1:
         modes = ", ".join(f"{column.name} in {'training' if column.training else 'eval'} mode" for column in columns)
         raise ValueError(f"feature_columns: expected columns in the same mode, got {modes}")
-    for column in columns:
-        if column.key not in features:
-            raise KeyError(f"no ids of the feature {column.key!r}; there are those of {', '.join(features) or 'none'}")
+    columns.sort(key=lambda column: column.name)
+    for one, other in pairwise(columns):
+        if one.name == other.name:
+            raise ValueError(f"feature_columns: expected columns of different names, got two called {one.name!r}")
+    return columns

@@ -245,7 +245,7 @@ class _FusedLookup(torch.autograd.Function):  # type: ignore[misc]
 def _checked(name: str, params: Params) -> list[torch.Tensor]:
     """Return the partitions, or raise an error if they are none of one table."""
     is_list = isinstance(params, Iterable) and not isinstance(params, torch.Tensor)
-    tensors = list(params) if is_list else [params]
+    tensors: list[torch.Tensor] = list(params) if is_list else [params]
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tensor.layout != torch.strided:
             raise TypeError(f"{name}: expected vectors as float32 tensors, got {shown(tensor)}")

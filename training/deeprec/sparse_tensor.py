@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -46,14 +46,14 @@ class SparseIds:
     count: int
     device: torch.device
 
-    def select(self, places: NDArray[np.int64] | NDArray[np.bool_]) -> "SparseIds":
+    def select(self, places: NDArray[np.int64] | NDArray[np.bool_]) -> Self:
         """Return the ids at these places."""
         weights = self.weights
         if weights is not None:
             weights = weights[torch.from_numpy(places).to(weights.device)]
         return replace(self, rows=self.rows[places], ids=self.ids[places], weights=weights)
 
-    def without_invalid(self, drops_weights: bool) -> "SparseIds":
+    def without_invalid(self, drops_weights: bool) -> Self:
         """Drop negative ids and, with ``drops_weights``, ids whose weight is 0 or less."""
         is_kept = self.ids >= 0
         if drops_weights and self.weights is not None:
@@ -95,12 +95,7 @@ def read_ids(name: str, sp_ids: Any, sparse_weights: Any = None) -> SparseIds:
     if not isinstance(sp_ids, tuple) or len(sp_ids) != 3:
         forms = "a SparseTensor, (indices, values, dense_shape) or a sparse COO tensor"
         raise TypeError(f"{name}: expected ids as {forms}, got {shown(sp_ids)}")
-    indices, values = torch.as_tensor(sp_ids[0]), torch.as_tensor(sp_ids[1])
-    for what, tensor, dims in (("indices", indices, 2), ("ids", values, 1)):
-        if tensor.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"{name}: expected {what} of int64 or int32, got {shown(tensor)}")
-        if tensor.dim() != dims:
-            raise ValueError(f"{name}: expected {what} with {dims} dimensions, got {shown(tensor)}")
+    indices, values = _integers(name, "indices", sp_ids[0], 2), _integers(name, "ids", sp_ids[1], 1)
     if indices.shape != (len(values), 2):
         raise ValueError(f"{name}: expected indices [{len(values)}, 2], one per id, got {shown(indices)}")
     weights = None if sparse_weights is None else _read_weights(name, sparse_weights, indices)
@@ -111,6 +106,21 @@ def read_ids(name: str, sp_ids: Any, sparse_weights: Any = None) -> SparseIds:
         row = ids.rows[0] if ids.rows[0] < 0 else ids.rows[-1]
         raise ValueError(f"{name}: expected rows from 0 to {ids.count - 1}, as dense_shape says, got row {row}")
     return ids
+
+
+def _integers(name: str, what: str, value: Any, dims: int) -> torch.Tensor:
+    """Return indices or ids as a tensor."""
+    if isinstance(value, np.ndarray):
+        value = np.require(value, requirements="W")  # PyTorch warns of others
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as err:
+        raise TypeError(f"{name}: expected {what} of int64 or int32, got {shown(value)}: {err}") from err
+    if tensor.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name}: expected {what} of int64 or int32, got {shown(tensor)}")
+    if tensor.dim() != dims:
+        raise ValueError(f"{name}: expected {what} with {dims} dimensions, got {shown(tensor)}")
+    return tensor
 
 
 def _read_count(name: str, dense_shape: Any) -> int:
@@ -128,7 +138,7 @@ def _read_weights(name: str, sparse_weights: Any, indices: torch.Tensor) -> torc
     values = sparse_weights
     if isinstance(sparse_weights, tuple) and len(sparse_weights) == 3:
         values = torch.as_tensor(sparse_weights[1])
-        if not torch.equal(torch.as_tensor(sparse_weights[0]).to(indices), indices):
+        if not torch.equal(_integers(name, "indices", sparse_weights[0], 2).to(indices), indices):
             raise ValueError(f"{name}: expected sparse_weights with the indices of the ids, got other indices")
     if not isinstance(values, torch.Tensor) or values.layout != torch.strided or not values.is_floating_point():
         raise TypeError(f"{name}: expected sparse_weights as a SparseTensor or float[N], got {shown(values)}")

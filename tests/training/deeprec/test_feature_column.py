@@ -205,13 +205,29 @@ def test_evaluation_makes_no_rows_and_unknown_ids_are_zeros(use):
 def test_gradients_that_zero_grad_has_dropped_move_nothing():
     column = column_of("a", 1, initializer=Constant(5.0))
     optimizer = SGD(column.parameters(), lr=1.0)
-    input_layer({"a": ids_of([[1]])}, [column]).sum().backward()
-    optimizer.zero_grad()
 
-    input_layer({"a": ids_of([[2]])}, [column]).sum().backward()
+    def backward(key):
+        optimizer.zero_grad()
+        input_layer({"a": ids_of([[key]])}, [column]).sum().backward()
+
+    backward(1)
+    optimizer.step()
+    backward(1)
+    backward(2)
     optimizer.step()
 
-    assert vectors_of(column) == {1: [5.0], 2: [4.0]}
+    assert vectors_of(column) == {1: [4.0], 2: [4.0]}
+
+
+def test_a_column_that_no_optimizer_of_hotrow_updates_is_reported():
+    column = column_of("a")
+    optimizer = torch.optim.SGD(column.parameters(), lr=1.0)
+    input_layer({"a": ids_of([[1]])}, [column]).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+    with pytest.warns(UserWarning, match="no optimizer of training.optimizers has updated a_embedding"):
+        input_layer({"a": ids_of([[1]])}, [column])
 
 
 def test_training_resumes_from_a_saved_state(tmp_path):
@@ -266,6 +282,12 @@ IDS = ids_of([[1], [2]])
             lambda: embedding_column(CATEGORICAL, 0),
             "feature 'a': expected a dimension of at least 1, got 0",
         ),
+        (ValueError, lambda: embedding_column(CATEGORICAL, "2"), "expected a dimension of at least 1, got '2'"),
+        (
+            TypeError,
+            lambda: embedding_column(CATEGORICAL, 2, initializer=torch.nn.init.ones_),
+            "feature 'a': expected an initializer of training.embedding, got function",
+        ),
         (
             ValueError,
             lambda: embedding_column(CATEGORICAL, 2, combiner="max"),
@@ -278,6 +300,11 @@ IDS = ids_of([[1], [2]])
         ),
         (ValueError, lambda: embedding_column(CATEGORICAL, 2, max_norm=0.0), "max_norm: expected a number above 0"),
         (ValueError, lambda: input_layer({}, []), "feature_columns: expected at least one column, got none"),
+        (
+            TypeError,
+            lambda: input_layer({"a": IDS}, [CATEGORICAL]),
+            "feature_columns: expected columns of embedding_column, got CategoricalColumn",
+        ),
         (KeyError, lambda: input_layer({"b": IDS}, [COLUMN]), "no ids of the feature 'a'; there are those of b"),
         (KeyError, lambda: input_layer({}, [COLUMN]), "no ids of the feature 'a'; there are those of none"),
         (

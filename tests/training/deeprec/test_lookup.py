@@ -191,6 +191,7 @@ FORMS = {
     "lists": lambda ids: SparseTensor(ids.indices.tolist(), ids.values.tolist(), (3, 4)),
     "a tuple": lambda ids: tuple(ids),
     "int32": lambda ids: SparseTensor(ids.indices.int(), ids.values.int(), torch.Size([3, 4])),
+    "a read-only array": lambda ids: ids._replace(values=np.frombuffer(ids.values.numpy().tobytes(), np.int64)),
     "NumPy": lambda ids: SparseTensor(ids.indices.numpy(), ids.values.numpy(), np.array([3, 4])),
     "a tensor of the shape": lambda ids: ids._replace(dense_shape=torch.tensor([3, 4])),
     "a COO tensor": lambda ids: torch.sparse_coo_tensor(ids.indices.t(), ids.values, (3, 4), check_invariants=True),
@@ -425,6 +426,7 @@ def call(params=TABLE, ids=IDS, weights=None, **options):
             "expected ids of int64 or int32, got float32[3]",
         ),
         (TypeError, lambda: call(ids=(INDICES, VALUES > 0, SHAPE)), "expected ids of int64 or int32, got bool[3]"),
+        (TypeError, lambda: call(ids=(INDICES, ["a"] * 3, SHAPE)), "ads: expected ids of int64 or int32, got list: "),
         (ValueError, lambda: call(ids=(INDICES[0], VALUES, SHAPE)), "expected indices with 2 dimensions, got int64[2]"),
         (ValueError, lambda: call(ids=(INDICES, INDICES, SHAPE)), "expected ids with 1 dimensions, got int64[3, 2]"),
         (
