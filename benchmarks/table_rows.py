@@ -144,6 +144,10 @@ TRAINING = [
     ("training, {rows} rows, batches of {batch}, {threads} threads", "training.samples_per_s", {},
      "samples/s", "PyTorch's `EmbeddingBag(sparse=True)` and `SparseAdam`", ">= 1.5"),
     ("mean loss of the same batches", "training.loss", {}, "", "the same", ""),
+    ("fused lookup of {features} features in one call, dim {dim}, batches of {batch}: forward, backward, SGD",
+     "fused_lookup.step", {}, "samples/s", "plain PyTorch operations, sparse gradients", ">= 2"),
+    ("fused lookup of the same features in {features} calls: forward, backward", "fused_lookup.tensors", {},
+     "samples/s", "the same", ""),
 ]
 
 TRACES = ("a 1.05, 10 %", "a 1.05, 2 %", "a 0.8, 10 %", "a 1.05, 2 %, slow drift", "a 1.05, 10 %, drift 0.1 %",

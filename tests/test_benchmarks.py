@@ -10,6 +10,7 @@ NAMES = [
     "batching",
     "cache_policy",
     "eviction",
+    "fused_lookup",
     "host_table",
     "host_time",
     "predict",
