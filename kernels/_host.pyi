@@ -543,6 +543,27 @@ def sum_row_gradients(
         of each lookup int64[U], the distinct keys with a row, in the order of their first places, and float32[U, D].
     """
 
+def array_gradients(
+    lookups: Sequence[BagLookup], gradients: Sequence[npt.NDArray[np.float32]], divisor: float = 1.0
+) -> list[npt.NDArray[np.float32]]:
+    """Turn the gradients of pooled bags into those of all rows of arrays, float32[V, D] of each lookup."""
+
+def keys_by_owner(
+    keys: npt.NDArray[np.int64], processes: int, owner: int = -1, distinct: bool = True
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Group keys by the process that owns their rows.
+
+    Args:
+        keys: int64[N].
+        processes: P.
+        owner: the process that owns all rows. -1: process ``key mod P`` owns the row of a key.
+        distinct: keep each key once.
+
+    Returns:
+        the keys int64[U], process after process; how many each process owns, int64[P]; the place of each of the N keys
+        among them, int64[N]; and the first place of each of them among the N keys, int64[U].
+    """
+
 def weight_gradients(
     lookups: Sequence[BagLookup], gradients: Sequence[npt.NDArray[np.float32]]
 ) -> list[npt.NDArray[np.float32]]:

@@ -18,6 +18,7 @@
 #include "gil_release.hpp"
 #include "host_table.hpp"
 #include "key_arguments.hpp"
+#include "key_owners.hpp"
 #include "lookup_pieces.hpp"
 #include "python_names.hpp"
 #include "table_reads.hpp"
@@ -75,6 +76,7 @@ class ArrayRows {
     const size_t dim = array_.size(1);
     return {array_.data<std::byte>(), 4 * dim, static_cast<uint32_t>(dim), RowType::kFp32, 0, max_norm_};
   }
+  size_t rows() const { return array_.size(0); }
   void require(const std::vector<int64_t>& keys) const {
     for (size_t i = 0; i < keys.size(); ++i)
       if (keys[i] < 0 || static_cast<uint64_t>(keys[i]) >= array_.size(0)) throw KeyBeyondRows{keys[i], i, array_.size(0)};
@@ -128,6 +130,7 @@ class BagLookup {
     return {table_ ? rows_.data() : keys_.data(), row_ptrs_ ? row_ptrs_->begin() : nullptr, count_, combiner_,
             weights_ ? weights_->data() : nullptr};
   }
+  size_t array_rows() const { return array_->rows(); }
   int64_t key(int64_t row) const { return table_ ? table_->key(row) : row; }
 
   // The methods below need the table's lock.
@@ -311,6 +314,47 @@ nb::list sum_row_gradients(const nb::sequence& lookups_in, const nb::sequence& g
   return answers;
 }
 
+// Of lookups of arrays: the gradient of every row, zeros where no key names it, divided by `divisor`.
+nb::list array_gradients(const nb::sequence& lookups_in, const nb::sequence& gradients_in, float divisor) {
+  const Gradients gradients(lookups_in, gradients_in);
+  nb::list answers;
+  for (size_t i = 0; i < gradients.lookups().size(); ++i) {
+    const BagLookup& lookup = *gradients.lookups()[i];
+    if (lookup.table()) throw nb::type_error("lookups: expected lookups of ArrayRows");
+    nb::object sums = python().empty(nb::make_tuple(lookup.array_rows(), lookup.dim()), python().float32);
+    {
+      const Array sums_array(sums, "sums", "float32[V, D]", Array::kWrite);
+      const GilRelease release;
+      const RowGradients rows({gradients.of(i)}, lookup.dim());
+      float* out = sums_array.data<float>();
+      if (rows.rows().size() < lookup.array_rows()) std::fill_n(out, lookup.array_rows() * lookup.dim(), 0.0f);
+      scatter_gradients(lookup.view(), rows, divisor, out);
+    }
+    answers.append(sums);
+  }
+  return answers;
+}
+
+nb::object array_of(const std::vector<int64_t>& numbers) {
+  nb::object array = python().empty(numbers.size(), python().int64);
+  std::copy(numbers.begin(), numbers.end(), Array(array, "numbers", "int64[N]", Array::kWrite).data<int64_t>());
+  return array;
+}
+
+nb::tuple owned_keys(nb::handle keys_in, int64_t processes, int64_t owner, bool distinct) {
+  const Keys keys(keys_in, Keys::kWrite);
+  in_range("processes", processes, INT32_MAX);
+  if (owner < -1 || owner >= processes)
+    throw nb::value_error(("owner: expected -1 to " + std::to_string(processes - 1) + ", got " + std::to_string(owner)).c_str());
+  if (keys.count() > INT32_MAX) throw nb::value_error("keys: too many for one lookup");
+  OwnedKeys owned;
+  {
+    const GilRelease release;
+    owned = keys_by_owner(keys.begin(), keys.count(), processes, owner, distinct);
+  }
+  return nb::make_tuple(array_of(owned.keys), array_of(owned.counts), array_of(owned.places), array_of(owned.firsts));
+}
+
 nb::list sum_weight_gradients(const nb::sequence& lookups_in, const nb::sequence& gradients_in) {
   const Gradients gradients(lookups_in, gradients_in);
   const std::vector<BagLookup*>& lookups = gradients.lookups();
@@ -414,9 +458,7 @@ nb::object changed_rows(const TrainingTable& table, int64_t since) {
     const std::lock_guard<std::mutex> hold(table.mutex());
     numbers = table.rows_changed_since(since);
   }
-  nb::object rows = python().empty(numbers.size(), python().int64);
-  std::copy(numbers.begin(), numbers.end(), Array(rows, "rows", "int64[N]", Array::kWrite).data<int64_t>());
-  return rows;
+  return array_of(numbers);
 }
 
 nb::object find(const TrainingTable& table, nb::handle keys_in) {
@@ -553,6 +595,9 @@ void bind_training(nb::module_& module) {
   module.def("look_up_bags", &look_up, nb::arg("tables"), nb::arg("keys"), nb::arg("row_ptrs"), nb::arg("combiners"),
              nb::arg("weights"), nb::arg("slots"), nb::arg("trains"));
   module.def("sum_row_gradients", &sum_row_gradients, nb::arg("lookups"), nb::arg("gradients"));
+  module.def("array_gradients", &array_gradients, nb::arg("lookups"), nb::arg("gradients"), nb::arg("divisor") = 1.0f);
+  module.def("keys_by_owner", &owned_keys, nb::arg("keys").none(), nb::arg("processes"), nb::arg("owner") = -1,
+             nb::arg("distinct") = true);
   module.def("weight_gradients", &sum_weight_gradients, nb::arg("lookups"), nb::arg("gradients"));
   module.def("update_tables", &update_tables, nb::arg("lookups"), nb::arg("gradients"), nb::arg("rule"),
              nb::arg("update_type"), nb::arg("learning_rate"), nb::arg("step"), nb::arg("parameters"),

@@ -222,6 +222,16 @@ void sum_gradients(const TrainedRows& table, const RowGradients& gradients, floa
   });
 }
 
+void scatter_gradients(const TrainedRows& table, const RowGradients& gradients, float divisor, float* out) {
+  in_chunks({gradients.rows().size()}, [&](size_t, size_t first, size_t last) {
+    for (size_t place = first; place < last; ++place) {
+      float* sum = out + static_cast<size_t>(gradients.rows()[place]) * table.dim;
+      gradients.sum(table, place, sum);
+      for (size_t d = 0; d < table.dim; ++d) sum[d] /= divisor;
+    }
+  });
+}
+
 void weight_gradients(const TrainedRows& table, const BagGradient& lookup, float* out) {
   const RowBags& bags = lookup.bags;
   const size_t dim = table.dim;

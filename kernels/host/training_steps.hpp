@@ -71,6 +71,9 @@ class RowGradients {
 // sums[rows().size()][dim], of all distinct rows.
 void sum_gradients(const TrainedRows& table, const RowGradients& gradients, float* sums);
 
+// out[V][dim]: the sums of the distinct rows, divided by `divisor`, each at its row number. Other rows stay.
+void scatter_gradients(const TrainedRows& table, const RowGradients& gradients, float divisor, float* out);
+
 // out[n] = the gradient of each weight. `bags.weights` are there.
 void weight_gradients(const TrainedRows& table, const BagGradient& lookup, float* out);
 

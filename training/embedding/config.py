@@ -65,6 +65,7 @@ class EmbeddingBagConfig:
         max_rows: the most rows. A new row then replaces the row that training has not read for the longest time.
         max_norm: rows with a larger L2 norm are scaled to it when they are read. The gradient follows the scaling.
         default_value: every float of an absent key's vector.
+        keeps_slots: remember in which slot of a sample each key was first seen, as HugeCTR's localized files do.
     """
 
     dim: int
@@ -77,3 +78,4 @@ class EmbeddingBagConfig:
     max_rows: int | None = None
     max_norm: float | None = None
     default_value: float = 0.0
+    keeps_slots: bool = False

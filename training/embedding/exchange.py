@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import ArrayRows, BagLookup, KeyIndex, look_up_bags, sum_row_gradients, weight_gradients
+from kernels.host import ArrayRows, BagLookup, array_gradients, keys_by_owner, look_up_bags, weight_gradients
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import Floats, weights_of
 from training.embedding.table import EmbeddingTable
@@ -39,26 +39,21 @@ class OwnedTable:
 
 
 class _Request:
-    """The distinct keys of one lookup, in the order of their owners."""
+    """The distinct keys of one lookup, in the order of their owners.
+
+    Attributes:
+        keys: int64[U].
+        counts: int64[processes], how many each process owns.
+        places: int64[N], where each key of the bags is among ``keys``.
+        slots: int64[U], the slot in which each key is; empty if the table does not keep them.
+    """
 
     def __init__(self, of: OwnedTable, bags: FeatureBags, processes: int) -> None:
-        keys, places = bags.keys, np.arange(bags.keys.size)
-        firsts = places
-        if of.table.config.admit_after == 1:  # otherwise every sighting counts
-            index = KeyIndex(max(keys.size, 1))
-            places = index.find_or_insert(keys)
-            keys = index.keys()
-            firsts = np.empty(keys.size, np.int64)
-            firsts[places[::-1]] = np.arange(places.size)[::-1]
-        owners = np.full(keys.size, of.owner) if of.owner is not None else keys % processes
-        order = np.argsort(owners, kind="stable")
-        self.keys: Ints = keys[order]
-        self.counts: Ints = np.bincount(owners, minlength=processes)
-        self.slots: Ints = bags.slots_of(firsts[order])
-        #: Where each key of the bags is among ``keys``.
-        self.places: Ints = np.empty(order.size, np.int64)
-        self.places[order] = np.arange(order.size)
-        self.places = self.places[places]
+        config = of.table.config
+        owner = -1 if of.owner is None else of.owner
+        distinct = config.admit_after == 1  # otherwise every sighting counts
+        self.keys, self.counts, self.places, firsts = keys_by_owner(bags.keys, processes, owner, distinct)
+        self.slots = bags.slots_of(firsts) if config.keeps_slots else np.empty(0, np.int64)
 
 
 class SharedLookups:
@@ -73,10 +68,13 @@ class SharedLookups:
         self._sent = np.stack([request.counts for request in requests], axis=1)  # [processes, lookups]
         received = processes.exchange([[counts] for counts in self._sent], [len(tables)] * processes.size)
         self._received = received.reshape(self._sent.shape)
-        sends_slots = trains and any(one.slots > 1 for one in bags)
-        keys = self._to_owners([request.keys for request in requests])
-        slots = self._to_owners([request.slots for request in requests]) if sends_slots else [1] * len(keys)
         count = len(tables)
+        keys = self._to_owners([request.keys for request in requests])
+        slots: Sequence[int | Ints] = [1] * count
+        if trains and any(of.table.config.keeps_slots for of in tables):
+            kept = [of.table.config.keeps_slots for of in tables]
+            came = self._exchange([request.slots for request in requests], self._sent * kept, self._received * kept)
+            slots = [numbers if keeps else 1 for numbers, keeps in zip(came, kept, strict=True)]
         owned = look_up_bags(
             [of.table.native for of in tables], keys, [None] * count, ["sum"] * count, [None] * count, slots, trains
         )
@@ -96,12 +94,7 @@ class SharedLookups:
 
     def row_gradients(self, gradients: Sequence[Floats]) -> Sequence[tuple[BagLookup, Floats]]:
         """See ``Lookups``. A row gets the mean over the processes, as ``DistributedDataParallel`` does."""
-        sums = []
-        counts = self._sent.sum(axis=0)
-        for (places, of_rows), count in zip(sum_row_gradients(self._lookups, gradients), counts, strict=True):
-            ordered = np.zeros((count, of_rows.shape[1]), np.float32)
-            ordered[places] = of_rows / self._processes.size
-            sums.append(ordered)
+        sums = array_gradients(self._lookups, gradients, self._processes.size)
         return list(zip(self._owned, self._to_owners(sums), strict=True))
 
     def weight_gradients(self, number: int, gradient: Floats) -> Floats:

@@ -41,7 +41,7 @@ class LocalLookups:
             [one.row_ptrs for one in bags],
             [table.config.combiner for table in tables],
             [weights_of(one) for one in bags],
-            [one.slots for one in bags],
+            [one.slots if table.config.keeps_slots else 1 for table, one in zip(tables, bags, strict=True)],
             trains,
         )
         self._lookups: list[BagLookup] = [lookup for lookup, _ in answers]

@@ -71,7 +71,12 @@ class CtrModel:
         self._rule = rule or AdamRule()
         optimizers = tables or [TableOptimizer(self._rule, update_type)] * len(graph.embeddings)
         configs = {
-            embedding.top: EmbeddingBagConfig(embedding.dim, embedding.combiner, default_value=embedding.default_value)
+            embedding.top: EmbeddingBagConfig(
+                embedding.dim,
+                embedding.combiner,
+                default_value=embedding.default_value,
+                keeps_slots=embedding.row_layout == "localized",
+            )
             for embedding in graph.embeddings
         }
         self._collection = EmbeddingBagCollection(
