@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from kernels.host import (
     ArrayRows,
     TrainingTable,
+    array_gradients,
+    keys_by_owner,
     look_up_bags,
     lookup_threads,
     set_lookup_threads,
@@ -115,6 +117,44 @@ def test_bags_and_their_gradients_are_those_of_pytorch(bags, combiner, dim, max_
                 assert (found == 0).all(), "a bag of zeros has no gradient"
             elif len(found):
                 np.testing.assert_allclose(found, tensor.grad, rtol=1e-3, atol=1e-3)
+
+
+@settings(deadline=None, max_examples=40)
+@given(bags=BAGS, combiner=COMBINERS)
+def test_the_gradients_of_an_array_are_those_of_its_rows(bags, combiner):
+    values, gradient = random(ROWS, 3), random(len(bags), 3, seed=1)
+    lookup, _ = look_up(ArrayRows(values, "t"), bags, combiner)
+    [(keys, sums)] = sum_row_gradients([lookup], [gradient])
+
+    [of_array] = array_gradients([lookup], [gradient], divisor=4)
+
+    expected = np.zeros((ROWS, 3), np.float32)
+    expected[keys] = sums / 4
+    np.testing.assert_array_equal(of_array, expected)
+
+
+@settings(deadline=None)
+@given(
+    keys=st.lists(st.one_of(st.integers(-5, 5), st.integers(-(2**63) + 2, 2**63 - 3))),
+    processes=st.integers(1, 4),
+    distinct=st.booleans(),
+    owner=st.integers(-1, 3),
+)
+def test_keys_are_grouped_by_the_process_that_owns_them(keys, processes, distinct, owner):
+    owner = min(owner, processes - 1)
+    kept = list(dict.fromkeys(keys)) if distinct else keys
+    by_owner = [
+        [key for key in kept if (key % processes if owner < 0 else owner) == process] for process in range(processes)
+    ]
+
+    grouped, counts, places, firsts = keys_by_owner(np.array(keys, dtype=np.int64), processes, owner, distinct)
+
+    assert grouped.tolist() == [key for of_process in by_owner for key in of_process]
+    assert counts.tolist() == [len(of_process) for of_process in by_owner]
+    assert [grouped[place] for place in places] == keys
+    assert [keys[first] for first in firsts] == grouped.tolist()
+    if distinct:
+        assert [keys.index(key) for key in grouped] == firsts.tolist()
 
 
 @settings(deadline=None, max_examples=40)
@@ -226,7 +266,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(threads):
 
 
 ARRAY = ArrayRows(np.zeros((4, 2), np.float32), "weights")
-KEYS, OFFSETS = np.array([0, 3]), np.array([0, 2])
+KEYS, OFFSETS, NONE = np.array([0, 3]), np.array([0, 2]), np.zeros((1, 2), np.float32)
 
 
 def call(**changed):
@@ -275,6 +315,9 @@ def update(lookup=None, gradient=None, rule="sgd", update_type="Local", step=1):
             lambda: weight_gradients([call()[0][0]], [np.zeros((1, 2), np.float32)]),
             "lookups: expected lookups with weights",
         ),
+        (TypeError, lambda: array_gradients([look_up(TrainingTable("t", 2), [[1]])[0]], [NONE]), "of ArrayRows"),
+        (ValueError, lambda: keys_by_owner(KEYS, 0), "processes: expected 1 to"),
+        (ValueError, lambda: keys_by_owner(KEYS, 2, 2), "owner: expected -1 to 1, got 2"),
         (TypeError, lambda: update(lookup=call()[0][0]), "lookups: expected lookups of TrainingTables"),
         (TypeError, lambda: update(gradient=np.zeros((1, 2))), "gradient: expected float32[R, D], got float64[1, 2]"),
         (ValueError, lambda: update(rule="adamw"), "rule: expected one of 'sgd'"),
