@@ -5,9 +5,13 @@ Model: 26 slots with one key each from one table of 16 columns, 13 dense feature
 
 The peer is the same network in PyTorch: ``EmbeddingBag(sparse=True)`` with ``SparseAdam``, and ``Adam`` for the other
 weights. It gets row numbers instead of keys. Both use the same number of threads, and take turns.
+
+Memory is what the process takes for each row: its weights, both moments of Adam, and with us its key.
 """
 
+import resource
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -86,19 +90,30 @@ def draw(rows, batches, rng):
         yield Samples(labels, rng.standard_normal((BATCH, DENSE), dtype=np.float32), Bags.one_key_each(keys))
 
 
+def memory_bytes():
+    """The memory of this process now."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
 def compare(rows, rounds, batches):
-    """Records of the speed and of the loss at one number of rows."""
+    """Records of the speed, of the loss and of the memory at one number of rows."""
     ours = CtrModel(parse_graph(GRAPH, "graph.json"), seed=0)
+    before = memory_bytes()
     for first in range(0, rows, 100_000):  # every key has its row before the clock runs
         keys = np.arange(first, min(rows, first + 100_000))
         look_up_bags([ours.tables[0].native], [keys], [None], ["sum"], [None], [1], trains=True)
+    memory = [memory_bytes() - before]
     torch.manual_seed(0)
+    before = memory_bytes()
     peer = Peer(rows)
     rng = np.random.default_rng(0)
     train = {"ours": lambda batch: ours.train_batch(batch, LEARNING_RATE), "peer": peer.train_batch}
     speeds, losses = [], []
     for round_number in range(rounds + 1):
         data = list(draw(rows, batches, rng))
+        if not round_number:
+            peer.train_batch(data[0])  # makes the moments
+            memory.append(memory_bytes() - before)
         speed, loss = {}, {}
         for name, step in train.items():
             began = time.perf_counter()
@@ -111,6 +126,7 @@ def compare(rows, rounds, batches):
     return [
         Record.of("training.samples_per_s", params, "1/s", speeds),
         Record.of("training.loss", params, "", losses),
+        Record.of("training.memory_bytes_per_row", params, "bytes", [tuple(taken / rows for taken in memory)]),
     ]
 
 

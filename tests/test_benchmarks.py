@@ -22,6 +22,8 @@ NAMES = [
     "snapshot",
     "tiers",
     "training",
+    "training_data",
+    "training_processes",
     "updates",
 ]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,11 @@ from training.errors import DataError
 from training.samples import Bags, Samples
 
 _READ_ROWS = 65_536  # pyarrow is slow with small batches
+_READ_AHEAD = 2  # batches
 _READ_BYTES = 4 << 20
+_CACHED_ROWS = 2048
 METADATA = "_metadata.json"
+Number = TypeVar("Number", np.int64, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ def write_parquet_files(folder: Path, parts: Iterable[Samples]) -> list[Path]:
 def import_pyarrow() -> Any:
     """Return the module, or raise MissingExtraError if it is not installed."""
     try:
-        for module in ("compute", "csv", "parquet"):
+        for module in ("compute", "csv", "dataset", "parquet"):
             import_module(f"pyarrow.{module}")
     except ImportError as err:
         raise MissingExtraError("pyarrow", "parquet", "Parquet and CSV files") from err
@@ -195,8 +198,12 @@ def _read_parquet_file(
     pa = import_pyarrow()
     with _opened_parquet(path) as file:
         _check_names(path, columns, file.schema_arrow.names)
-        batches = file.iter_batches(_READ_ROWS, columns=columns.names)
-        yield from _cut(pa, path, batches, columns, slot_sizes, batch_size)
+    # A data set, unlike the file alone, decodes the next batches while this one is converted.
+    data = pa.dataset.dataset(str(path), format="parquet")
+    batches = data.to_batches(
+        columns=columns.names, batch_size=_READ_ROWS, batch_readahead=_READ_AHEAD, fragment_readahead=1
+    )
+    yield from _cut(pa, path, iter(batches), columns, slot_sizes, batch_size)
 
 
 def _read_csv_file(
@@ -273,17 +280,17 @@ class _Converter:
 
     def _numbers(self, batch: Any, names: Sequence[str]) -> NDArray[np.float32]:
         types = self._pa.types
-        numbers = np.empty((batch.num_rows, len(names)), np.float32)
-        for column, name in enumerate(names):
+        columns = []
+        for name in names:
             values = batch.column(name)
             if not (types.is_integer(values.type) or types.is_floating(values.type) or types.is_boolean(values.type)):
                 raise DataError(self._path, f"expected numbers, found {values.type}", column=name)
             if values.null_count:
                 row = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
                 raise DataError(self._path, "expected a number, found null", column=name, record=self._first_row + row)
-            with np.errstate(over="ignore"):
-                numbers[:, column] = values.to_numpy(zero_copy_only=False)
-        return numbers
+            columns.append(values.to_numpy(zero_copy_only=False))
+        with np.errstate(over="ignore"):
+            return _side_by_side(columns, batch.num_rows, np.float32)
 
     def _refuse(self, names: Sequence[str], values: Any, wrong: NDArray[np.bool_], expected: str) -> None:
         if wrong.any():
@@ -294,10 +301,8 @@ class _Converter:
     def _bags(self, batch: Any) -> Bags:
         columns = [batch.column(name) for name in self._columns.slots]
         if all(self._pa.types.is_integer(column.type) and not column.null_count for column in columns):
-            keys = np.empty((batch.num_rows, len(columns)), np.int64)
-            for slot, column in enumerate(columns):
-                keys[:, slot] = self._keys(slot, column, None)
-            return Bags.one_key_each(keys)
+            of_slots = [self._keys(slot, column, None) for slot, column in enumerate(columns)]
+            return Bags.one_key_each(_side_by_side(of_slots, batch.num_rows, np.int64))
         return Bags.side_by_side([self._slot(slot, column) for slot, column in enumerate(columns)])
 
     def _slot(self, slot: int, column: Any) -> Bags:
@@ -332,3 +337,13 @@ class _Converter:
             reason = f"expected a key from 0 to {size - 1}, found {keys[at]}"
             raise DataError(self._path, reason, column=name, record=self._first_row + row)
         return keys + offset
+
+
+def _side_by_side(columns: Sequence[NDArray[Any]], rows: int, dtype: type[Number]) -> NDArray[Number]:
+    """Return columns [B] as numbers [B, C]. Some rows at a time, because whole columns would not stay in the caches."""
+    numbers = np.empty((rows, len(columns)), dtype)
+    for first in range(0, rows, _CACHED_ROWS):
+        some = slice(first, first + _CACHED_ROWS)
+        for number, column in enumerate(columns):
+            numbers[some, number] = column[some]
+    return numbers
