@@ -405,6 +405,7 @@ class TrainingTable:
         initializer: ``("uniform", low, high)``, ``("normal", mean, std)`` or ``("constant", value, 0)``.
         seed: of the first weights.
         fixed_rows: V, or None for a dynamic table.
+        shard: ``(r, n)``: of the fixed rows, the table has only those of the keys r, r + n, r + 2 n, ....
         max_rows: the most rows, or None.
         admit_after: at least 1.
         default_value: every float of an absent key's vector.
@@ -425,6 +426,7 @@ class TrainingTable:
         initializer: tuple[str, float, float] = ("uniform", -0.05, 0.05),
         seed: int = 0,
         fixed_rows: int | None = None,
+        shard: tuple[int, int] = (0, 1),
         max_rows: int | None = None,
         admit_after: int = 1,
         default_value: float = 0.0,

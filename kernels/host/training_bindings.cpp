@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -29,8 +30,10 @@ namespace hotrow {
 namespace {
 
 [[noreturn]] void raise_key_beyond(const std::string& name, const KeyBeyondRows& found) {
-  throw nb::index_error(("table '" + name + "': expected keys from 0 to " + std::to_string(found.rows - 1) + ", got " +
-                         std::to_string(found.key) + " at position " + std::to_string(found.position))
+  const std::string expected =
+      found.rows ? "expected keys from 0 to " + std::to_string(found.rows - 1) : "expected no keys, because it has no rows";
+  throw nb::index_error(("table '" + name + "': " + expected + ", got " + std::to_string(found.key) + " at position " +
+                         std::to_string(found.position))
                             .c_str());
 }
 
@@ -287,30 +290,34 @@ class Gradients {
 nb::list sum_row_gradients(const nb::sequence& lookups_in, const nb::sequence& gradients_in) {
   const Gradients gradients(lookups_in, gradients_in);
   const std::vector<BagLookup*>& lookups = gradients.lookups();
+  std::vector<std::unique_ptr<RowGradients>> rows(lookups.size());
+  {
+    const GilRelease release;
+    const TableLocks locks(tables_of(lookups));
+    gradients.refresh();
+    CorePool::shared().run(lookups.size(), [&](size_t i) {
+      rows[i] = std::make_unique<RowGradients>(std::vector<BagGradient>{gradients.of(i)}, lookups[i]->dim());
+    });
+  }
   nb::list answers;
+  std::vector<std::unique_ptr<Array>> keys_out, sums_out;
   for (size_t i = 0; i < lookups.size(); ++i) {
-    BagLookup& lookup = *lookups[i];
-    std::unique_ptr<RowGradients> rows;
-    {
-      const GilRelease release;
-      const TableLocks locks({lookup.table()});
-      lookup.refresh();
-      rows = std::make_unique<RowGradients>(std::vector<BagGradient>{gradients.of(i)}, lookup.dim());
-    }
-    const size_t distinct = rows->rows().size();
+    const size_t distinct = rows[i]->rows().size();
     nb::object keys = python().empty(distinct, python().int64);
-    nb::object sums = python().empty(nb::make_tuple(distinct, lookup.dim()), python().float32);
-    {
-      const Array keys_array(keys, "keys", "int64[U]", Array::kWrite);
-      const Array sums_array(sums, "sums", "float32[U, D]", Array::kWrite);
-      const GilRelease release;
-      const TableLocks locks({lookup.table()});
-      std::transform(rows->rows().begin(), rows->rows().end(), keys_array.data<int64_t>(),
-                     [&](int64_t row) { return lookup.key(row); });
-      sum_gradients(lookup.view(), *rows, sums_array.data<float>());
-    }
+    nb::object sums = python().empty(nb::make_tuple(distinct, lookups[i]->dim()), python().float32);
+    keys_out.push_back(std::make_unique<Array>(keys, "keys", "int64[U]", Array::kWrite));
+    sums_out.push_back(std::make_unique<Array>(sums, "sums", "float32[U, D]", Array::kWrite));
     answers.append(nb::make_tuple(keys, sums));
   }
+  const GilRelease release;
+  const TableLocks locks(tables_of(lookups));
+  std::vector<RowSums> all;
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    std::transform(rows[i]->rows().begin(), rows[i]->rows().end(), keys_out[i]->data<int64_t>(),
+                   [&](int64_t row) { return lookups[i]->key(row); });
+    all.push_back({lookups[i]->view(), rows[i].get(), sums_out[i]->data<float>()});
+  }
+  sum_gradients(all);
   return answers;
 }
 
@@ -394,6 +401,9 @@ void update_tables(const nb::sequence& lookups_in, const nb::sequence& gradients
   const auto [a, b, c] = parameters;
   std::vector<TableUpdate> updates;
   std::vector<size_t> update_of;
+  size_t keys = 0;
+  for (const BagLookup* lookup : gradients.lookups()) keys += lookup->keys();
+  if (keys > INT32_MAX) throw nb::value_error("lookups: too many keys for one update");
   for (const BagLookup* lookup : gradients.lookups()) {
     TrainingTable* table = lookup->table();
     if (!table) throw nb::type_error("lookups: expected lookups of TrainingTables");
@@ -417,14 +427,19 @@ void update_tables(const nb::sequence& lookups_in, const nb::sequence& gradients
 
 TrainingOptions checked_options(const std::string& name, int64_t dim, const std::string& row_dtype,
                const std::vector<float>& initial_states, const std::tuple<std::string, double, double>& initializer,
-               uint64_t seed, std::optional<int64_t> fixed_rows, std::optional<int64_t> max_rows, int64_t admit_after,
-               float default_value, std::optional<float> max_norm) {
+               uint64_t seed, std::optional<int64_t> fixed_rows, const std::pair<int64_t, int64_t>& shard,
+               std::optional<int64_t> max_rows, int64_t admit_after, float default_value,
+               std::optional<float> max_norm) {
   const RowType type = parse_row_type(row_dtype);
   if (is_row_wise(type))
     throw nb::value_error(("row_dtype: training needs 'fp32', 'fp16' or 'bf16', got '" + row_dtype + "'").c_str());
   require_norm(max_norm);
   if (fixed_rows && (max_rows || admit_after != 1))
     throw nb::value_error("fixed_rows: a table with fixed rows has no max_rows and no admit_after");
+  if (shard.second < 1 || shard.first < 0 || shard.first >= shard.second)
+    throw nb::value_error(("shard: expected a process and the number of processes, got (" + std::to_string(shard.first) +
+                           ", " + std::to_string(shard.second) + ")")
+                              .c_str());
   const auto& [kind, first, second] = initializer;
   return {name,
       static_cast<uint32_t>(in_range("dim", dim, HostTable::kMaxDim)),
@@ -433,6 +448,8 @@ TrainingOptions checked_options(const std::string& name, int64_t dim, const std:
       {static_cast<Initializer::Kind>(parse_name("initializer", kInitializerNames, kind)), first, second},
       seed,
       fixed_rows ? in_range("fixed_rows", *fixed_rows, TrainingTable::kMaxRows) : 0,
+      static_cast<uint64_t>(shard.first),
+      static_cast<uint64_t>(shard.second),
       max_rows ? in_range("max_rows", *max_rows, TrainingTable::kMaxRows) : 0,
       static_cast<uint32_t>(in_range("admit_after", admit_after, INT32_MAX)),
       default_value,
@@ -441,11 +458,12 @@ TrainingOptions checked_options(const std::string& name, int64_t dim, const std:
 
 void construct(TrainingTable* self, const std::string& name, int64_t dim, const std::string& row_dtype,
                const std::vector<float>& initial_states, const std::tuple<std::string, double, double>& initializer,
-               uint64_t seed, std::optional<int64_t> fixed_rows, std::optional<int64_t> max_rows, int64_t admit_after,
-               float default_value, std::optional<float> max_norm) {
+               uint64_t seed, std::optional<int64_t> fixed_rows, const std::pair<int64_t, int64_t>& shard,
+               std::optional<int64_t> max_rows, int64_t admit_after, float default_value,
+               std::optional<float> max_norm) {
   TrainingOptions options = naming(name, [&] {
-    return checked_options(name, dim, row_dtype, initial_states, initializer, seed, fixed_rows, max_rows, admit_after,
-                           default_value, max_norm);
+    return checked_options(name, dim, row_dtype, initial_states, initializer, seed, fixed_rows, shard, max_rows,
+                           admit_after, default_value, max_norm);
   });
   const GilRelease release;
   new (self) TrainingTable(std::move(options));
@@ -494,6 +512,8 @@ nb::tuple read(const TrainingTable& table, nb::handle rows_in) {
         throw nb::index_error(("rows: expected numbers below " + std::to_string(table.size()) + ", got " +
                                std::to_string(rows[i]) + " at position " + std::to_string(i))
                                   .c_str());
+    if (table.options().initial_states.size() + 1 != parts)
+      throw nb::value_error("another thread has changed the states of the table");
     table.read(rows.get(), n, keys_array.data<int64_t>(), values_array.data<float>(), steps_array.data<int64_t>(),
                slots_array.data<uint64_t>());
   }
@@ -555,7 +575,8 @@ void bind_training(nb::module_& module) {
       .def("__init__", &construct, nb::arg("name"), nb::arg("dim"), nb::kw_only(), nb::arg("row_dtype") = "fp32",
            nb::arg("initial_states") = std::vector<float>(),
            nb::arg("initializer") = std::make_tuple(std::string("uniform"), -0.05, 0.05), nb::arg("seed") = 0,
-           nb::arg("fixed_rows") = nb::none(), nb::arg("max_rows") = nb::none(), nb::arg("admit_after") = 1,
+           nb::arg("fixed_rows") = nb::none(), nb::arg("shard") = std::make_pair(int64_t{0}, int64_t{1}),
+           nb::arg("max_rows") = nb::none(), nb::arg("admit_after") = 1,
            nb::arg("default_value") = 0.0f, nb::arg("max_norm") = nb::none())
       .def_prop_ro("name", [](const TrainingTable& table) { return table.options().name; })
       .def_prop_ro("dim", [](const TrainingTable& table) { return table.options().dim; })

@@ -216,9 +216,13 @@ void RowGradients::sum(const TrainedRows& table, size_t place, float* __restrict
   for (size_t d = 0; d < dim_; ++d) sum[d] = scale * (sum[d] - along * row[d]);
 }
 
-void sum_gradients(const TrainedRows& table, const RowGradients& gradients, float* sums) {
-  in_chunks({gradients.rows().size()}, [&](size_t, size_t first, size_t last) {
-    for (size_t place = first; place < last; ++place) gradients.sum(table, place, sums + place * table.dim);
+void sum_gradients(const std::vector<RowSums>& sums) {
+  std::vector<size_t> sizes;
+  for (const RowSums& one : sums) sizes.push_back(one.gradients->rows().size());
+  in_chunks(sizes, [&](size_t number, size_t first, size_t last) {
+    const RowSums& one = sums[number];
+    for (size_t place = first; place < last; ++place)
+      one.gradients->sum(one.table, place, one.out + place * one.table.dim);
   });
 }
 

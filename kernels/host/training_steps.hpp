@@ -68,8 +68,13 @@ class RowGradients {
   std::vector<int32_t> last_;  // of each distinct row, its last place
 };
 
-// sums[rows().size()][dim], of all distinct rows.
-void sum_gradients(const TrainedRows& table, const RowGradients& gradients, float* sums);
+struct RowSums {
+  TrainedRows table;
+  const RowGradients* gradients;
+  float* out;  // [gradients->rows().size()][dim], the gradient of each distinct row
+};
+
+void sum_gradients(const std::vector<RowSums>& sums);
 
 // out[V][dim]: the sums of the distinct rows, divided by `divisor`, each at its row number. Other rows stay.
 void scatter_gradients(const TrainedRows& table, const RowGradients& gradients, float divisor, float* out);

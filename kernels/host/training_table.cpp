@@ -55,16 +55,19 @@ TrainedRows TrainingTable::view() const {
   return {values_.data(), stride_bytes_, options_.dim, options_.type, options_.absent, options_.max_norm};
 }
 
-void TrainingTable::require_known(const int64_t* keys, size_t n) const {
-  for (size_t i = 0; i < n; ++i)
-    if (keys[i] < 0 || static_cast<uint64_t>(keys[i]) >= options_.fixed_rows)
+// Throws before it writes a number that is no row.
+void TrainingTable::number_fixed(const int64_t* keys, size_t n, int64_t* rows) const {
+  for (size_t i = 0; i < n; ++i) {
+    const auto key = static_cast<uint64_t>(keys[i]);  // a negative key is large
+    if (key >= options_.fixed_rows || key % options_.step != options_.first)
       throw KeyBeyondRows{keys[i], i, options_.fixed_rows};
+    rows[i] = static_cast<int64_t>(key / options_.step);
+  }
 }
 
 void TrainingTable::find(const int64_t* keys, size_t n, int64_t* rows) const {
   if (index_) return find_indexed(keys, n, rows);
-  require_known(keys, n);
-  std::copy_n(keys, n, rows);
+  number_fixed(keys, n, rows);
 }
 
 void TrainingTable::find_indexed(const int64_t* keys, size_t n, int64_t* rows) const {
@@ -232,11 +235,11 @@ void TrainingTable::initialize(size_t row, int64_t key) {
 }
 
 void TrainingTable::make_fixed_rows() {
-  make_room(options_.fixed_rows);
-  used_ = options_.fixed_rows;
+  used_ = options_.fixed_rows > options_.first ? (options_.fixed_rows - options_.first - 1) / options_.step + 1 : 0;
+  make_room(used_);
   CorePool::shared().run((used_ + kPieceKeys - 1) / kPieceKeys, [&](size_t piece) {
     for (size_t row = piece * kPieceKeys; row < std::min(used_, (piece + 1) * kPieceKeys); ++row) {
-      keys_[row] = static_cast<int64_t>(row);
+      keys_[row] = static_cast<int64_t>(options_.first + row * options_.step);
       last_steps_[row] = 0;
       slots_[row] = 0;
       initialize(row, keys_[row]);
@@ -272,12 +275,15 @@ void TrainingTable::read(const int64_t* rows, size_t n, int64_t* keys, float* pa
 
 void TrainingTable::write(const int64_t* keys, size_t n, const float* parts, const int64_t* last_steps,
                           const uint64_t* slots) {
-  if (!index_) require_known(keys, n);
+  std::vector<int64_t> fixed(index_ ? 0 : n);
+  if (!index_) number_fixed(keys, n, fixed.data());
   const size_t dim = options_.dim, states = options_.initial_states.size() * dim;
   begin_call();
   for (size_t i = 0; i < n; ++i) {
-    auto row = static_cast<size_t>(keys[i]);
-    if (index_) {
+    size_t row = 0;
+    if (!index_) {
+      row = static_cast<size_t>(fixed[i]);
+    } else {
       if (i + kAhead < n) index_->prefetch(keys[i + kAhead]);
       const auto place = index_->find(keys[i]);
       row = place ? index_->row_at(*place) : add(keys[i], 0);

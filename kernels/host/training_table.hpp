@@ -4,7 +4,8 @@
 //
 //   dynamic   a key gets a row when training has seen it `admit_after` times; until then it counts as absent. With
 //             `max_rows`, a new row replaces the row that training has not read for the longest time.
-//   fixed     key k is row k, and all rows exist from the beginning.
+//   fixed     the keys are 0 to V - 1, and all rows exist from the beginning. One of n processes has the keys first,
+//             first + n, first + 2 n, ... as its rows 0, 1, 2, ....
 //
 // A row's first weights depend only on its key and the table's seed, so they are the same in every process.
 #pragma once
@@ -38,7 +39,8 @@ struct TrainingOptions {
   std::vector<float> initial_states;  // the value of each state of a new row
   Initializer initializer;
   uint64_t seed;
-  uint64_t fixed_rows;   // 0: dynamic
+  uint64_t fixed_rows;   // V; 0: dynamic
+  uint64_t first, step;  // of the keys of fixed rows
   uint64_t max_rows;     // 0: no bound
   uint32_t admit_after;  // at least 1
   float absent;
@@ -115,7 +117,7 @@ class TrainingTable {
   void prefetch_last_step(int64_t row) const { __builtin_prefetch(last_steps_.data() + row, 1); }
 
  private:
-  void require_known(const int64_t* keys, size_t n) const;
+  void number_fixed(const int64_t* keys, size_t n, int64_t* rows) const;
   void find_indexed(const int64_t* keys, size_t n, int64_t* rows) const;
   bool count_sightings(const int64_t* keys, const std::vector<size_t>& places);
   bool is_admitted(int64_t key);

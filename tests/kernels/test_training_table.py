@@ -144,6 +144,22 @@ def test_fixed_rows_exist_and_other_keys_are_refused():
     assert rows_of(table)[2].tolist() != [[1, 1, 1]]
 
 
+@pytest.mark.parametrize(("rows", "processes"), [(7, 3), (2, 3), (6, 1)])
+def test_processes_share_fixed_rows(rows, processes):
+    whole = TrainingTable("ids", 2, fixed_rows=rows)
+    shares = [TrainingTable("ids", 2, fixed_rows=rows, shard=(rank, processes)) for rank in range(processes)]
+
+    for rank, share in enumerate(shares):
+        assert list(rows_of(share)) == list(range(rank, rows, processes))
+        for key, row in rows_of(share).items():
+            np.testing.assert_array_equal(row, rows_of(whole)[key])
+        with pytest.raises(IndexError):
+            look_up(share, [rows])
+        if processes > 1:
+            with pytest.raises(IndexError):
+                look_up(share, [rank + 1])
+
+
 def test_rows_survive_growth_and_their_weights_do_not_depend_on_their_order():
     keys = np.random.default_rng(0).permutation(100_000) << 20
     grown, other = TrainingTable("t", 5, seed=3), TrainingTable("t", 5, seed=3)
@@ -236,6 +252,7 @@ def test_a_cleared_table_is_empty():
         ({"admit_after": 0}, "admit_after: expected 1 to"),
         ({"fixed_rows": 5, "max_rows": 5}, "a table with fixed rows has no max_rows"),
         ({"fixed_rows": 5, "admit_after": 2}, "and no admit_after"),
+        ({"shard": (1, 1)}, "shard: expected a process and the number of processes, got (1, 1)"),
         ({"max_norm": 0.0}, "max_norm: expected a number above 0, got 0"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -67,10 +68,13 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         self._seed = seed
         self._sharding = sharding
         self._processes = Processes(process_group)
-        self.tables = {
-            name: EmbeddingTable(name, config, seed=seed + number)
-            for number, (name, config) in enumerate(tables.items())
-        }
+        self.tables: dict[str, EmbeddingTable] = {}
+        for number, (name, config) in enumerate(tables.items()):
+            shard = (self._processes.rank, self._processes.size)
+            if sharding == "table":
+                owns = number % self._processes.size == self._processes.rank
+                config, shard = config if owns else replace(config, rows=None), (0, 1)
+            self.tables[name] = EmbeddingTable(name, config, seed=seed + number, shard=shard)
         self._table_of: dict[str, str] = {}
         for name, config in tables.items():
             for feature in config.features or (name,):

@@ -48,7 +48,13 @@ class EmbeddingTable:
     """
 
     def __init__(
-        self, name: str, config: EmbeddingBagConfig, *, seed: int = 0, initial_states: Sequence[float] = ()
+        self,
+        name: str,
+        config: EmbeddingBagConfig,
+        *,
+        seed: int = 0,
+        initial_states: Sequence[float] = (),
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         """Make a table, without rows unless ``config`` says how many it has.
 
@@ -57,6 +63,7 @@ class EmbeddingTable:
             config: what it is like.
             seed: of the first weights.
             initial_states: the value of each state of a new row. An optimizer sets them, see ``use_states``.
+            shard: ``(r, n)``: of fixed rows, the table has only those of the keys r, r + n, r + 2 n, ....
 
         Raises:
             ValueError: a value of ``config`` is out of range.
@@ -64,6 +71,7 @@ class EmbeddingTable:
         self.name = name
         self.config = config
         self._seed = seed
+        self._shard = shard
         self.native = TrainingTable(
             name,
             config.dim,
@@ -72,6 +80,7 @@ class EmbeddingTable:
             initializer=config.initializer.native,
             seed=seed,
             fixed_rows=config.rows,
+            shard=shard,
             max_rows=config.max_rows,
             admit_after=config.admit_after,
             default_value=config.default_value,
@@ -99,7 +108,9 @@ class EmbeddingTable:
 
     def empty_copy(self) -> Self:
         """Return a table of the same kind without trained rows."""
-        return type(self)(self.name, self.config, seed=self._seed, initial_states=self.initial_states)
+        return type(self)(
+            self.name, self.config, seed=self._seed, initial_states=self.initial_states, shard=self._shard
+        )
 
     def rows(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return copies of every key and its vector, int64[V] and float32[V, D], in the order of ``dump``."""
