@@ -15,7 +15,7 @@ from training.deeprec.lookup import (
     fused_embedding_lookup_sparse_v2,
     fused_safe_embedding_lookup_sparse,
 )
-from training.deeprec.sparse_tensor import SparseTensor
+from training.sparse_tensor import SparseTensor
 
 __all__ = [
     "FtrlOptimizer",

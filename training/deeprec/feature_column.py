@@ -9,12 +9,12 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from training.deeprec.sparse_tensor import read_ids
 from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.config import Combiner, Constant, EmbeddingBagConfig, Initializer, Normal
 from training.embedding.gradients import PooledBags, TableParameter
 from training.embedding.lookups import LocalLookups
 from training.embedding.table import EmbeddingTable
+from training.sparse_tensor import read_ids
 
 Fusion = Literal["v1", "v2"]
 

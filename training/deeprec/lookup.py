@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from kernels.host import ArrayRows, first_outside, look_up_bags, sum_row_gradients, weight_gradients
 from training.deeprec.partition import Part, PartitionStrategy, shares, split
-from training.deeprec.sparse_tensor import read_ids, shown
 from training.embedding.config import Combiner
 from training.embedding.inputs import FeatureBags
+from training.sparse_tensor import read_ids, shown
 
 FusionVersion = Literal["v1", "v2"]
 Params: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
