@@ -143,7 +143,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             OwnedTable(table, owner if self._sharding == "table" else None)
             for table, owner in zip(tables, owners, strict=True)
         ]
-        return SharedLookups(self._processes, owned, bags, trains)
+        return SharedLookups(self._processes, owned, bags, trains, divisor=self._processes.size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EmbeddingBagCollection":
         """Copy the tables with all rows. Gradients are not copied."""

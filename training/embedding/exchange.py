@@ -6,7 +6,7 @@ All tables share each message.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from kernels.host import ArrayRows, BagLookup, array_gradients, keys_by_owner, look_up_bags, weight_gradients
 from training.embedding.inputs import FeatureBags
-from training.embedding.lookups import Floats, weights_of
-from training.embedding.table import EmbeddingTable
+from training.embedding.lookups import Floats, Table, weights_of
 from training.processes import Processes
 
 Ints = NDArray[np.int64]
@@ -32,10 +31,23 @@ class OwnedTable:
     Attributes:
         table: the rows of this process.
         owner: the process that owns all rows; None: process ``key % processes`` owns a row.
+        row_of: finds the rows int64[N] of keys that this process owns in its array; -1: a key has none, and its vector
+            is zero. None: the table finds them.
     """
 
-    table: EmbeddingTable
+    table: Table
     owner: int | None
+    row_of: Callable[[Ints], Ints] | None = None
+
+    def bags(self, keys: Ints) -> tuple[Ints, Ints | None]:
+        """Return one bag for each key, in the table's own numbers: keys and row_ptrs."""
+        if self.row_of is None:
+            return keys, None
+        rows = self.row_of(keys)
+        has_row = rows >= 0
+        if has_row.all():
+            return rows, None
+        return rows[has_row], np.concatenate([[0], has_row.cumsum()])
 
 
 class _Request:
@@ -60,23 +72,38 @@ class SharedLookups:
     """Lookups in the tables of several processes. See ``Lookups``. Every process makes the same lookups at a time."""
 
     def __init__(
-        self, processes: Processes, tables: Sequence[OwnedTable], bags: Sequence[FeatureBags], trains: bool
+        self,
+        processes: Processes,
+        tables: Sequence[OwnedTable],
+        bags: Sequence[FeatureBags],
+        trains: bool,
+        divisor: int,
     ) -> None:
-        """Look up the bags of each table. With ``trains``, keys get rows."""
+        """Look up the bags of each table.
+
+        Args:
+            processes: that make the lookups.
+            tables: of each lookup.
+            bags: of each lookup.
+            trains: keys get rows.
+            divisor: a row's gradient is the sum over the processes, divided by this number.
+        """
         self._processes = processes
+        self._divisor = divisor
         requests = [_Request(table, one, processes.size) for table, one in zip(tables, bags, strict=True)]
         self._sent = np.stack([request.counts for request in requests], axis=1)  # [processes, lookups]
-        received = processes.exchange([[counts] for counts in self._sent], [len(tables)] * processes.size)
-        self._received = received.reshape(self._sent.shape)
         count = len(tables)
+        to_each = np.full((processes.size, 1), count)
+        self._received = self._exchange([self._sent.reshape(-1)], to_each, to_each)[0].reshape(self._sent.shape)
         keys = self._to_owners([request.keys for request in requests])
         slots: Sequence[int | Ints] = [1] * count
         if trains and any(of.table.config.keeps_slots for of in tables):
             kept = [of.table.config.keeps_slots for of in tables]
             came = self._exchange([request.slots for request in requests], self._sent * kept, self._received * kept)
             slots = [numbers if keeps else 1 for numbers, keeps in zip(came, kept, strict=True)]
+        own_keys, row_ptrs = zip(*(of.bags(one) for of, one in zip(tables, keys, strict=True)), strict=True)
         owned = look_up_bags(
-            [of.table.native for of in tables], keys, [None] * count, ["sum"] * count, [None] * count, slots, trains
+            [of.table.native for of in tables], own_keys, row_ptrs, ["sum"] * count, [None] * count, slots, trains
         )
         self._owned: list[BagLookup] = [lookup for lookup, _ in owned]
         rows = self._from_owners([vectors for _, vectors in owned])
@@ -93,8 +120,8 @@ class SharedLookups:
         self.pooled: list[Floats] = [pooled for _, pooled in answers]
 
     def row_gradients(self, gradients: Sequence[Floats]) -> Sequence[tuple[BagLookup, Floats]]:
-        """See ``Lookups``. A row gets the mean over the processes, as ``DistributedDataParallel`` does."""
-        sums = array_gradients(self._lookups, gradients, self._processes.size)
+        """See ``Lookups``."""
+        sums = array_gradients(self._lookups, gradients, self._divisor)
         return list(zip(self._owned, self._to_owners(sums), strict=True))
 
     def weight_gradients(self, number: int, gradient: Floats) -> Floats:
@@ -115,6 +142,8 @@ class SharedLookups:
             sent: int64[processes, lookups], how many rows of each array each process gets.
             received: the same of what comes.
         """
+        if self._processes.size == 1:
+            return list(of_lookups)
         widths = np.array([math.prod(array.shape[1:]) for array in of_lookups])
         cuts = [np.split(array, ends[:-1]) for array, ends in zip(of_lookups, sent.cumsum(axis=0).T, strict=True)]
         to_processes = [[part.reshape(-1) for part in of_process] for of_process in zip(*cuts, strict=True)]

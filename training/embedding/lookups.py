@@ -7,11 +7,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.host import BagLookup, look_up_bags, weight_gradients
+from kernels.host import ArrayRows, BagLookup, TrainingTable, look_up_bags, weight_gradients
+from training.embedding.config import EmbeddingBagConfig
 from training.embedding.inputs import FeatureBags
-from training.embedding.table import EmbeddingTable
 
 Floats = NDArray[np.float32]
+
+
+class Table(Protocol):
+    """Rows that can be looked up. ``EmbeddingTable`` is one."""
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+
+    @property
+    def config(self) -> EmbeddingBagConfig:
+        """What the table is like."""
+
+    @property
+    def native(self) -> TrainingTable | ArrayRows:
+        """The rows, for the functions of ``kernels.host``."""
 
 
 class Lookups(Protocol):
@@ -33,7 +49,7 @@ class Lookups(Protocol):
 class LocalLookups:
     """Lookups in the tables of this process. See ``Lookups``."""
 
-    def __init__(self, tables: Sequence[EmbeddingTable], bags: Sequence[FeatureBags], trains: bool) -> None:
+    def __init__(self, tables: Sequence[Table], bags: Sequence[FeatureBags], trains: bool) -> None:
         """Look up the bags of each table. With ``trains``, keys get rows."""
         answers = look_up_bags(
             [table.native for table in tables],
