@@ -28,8 +28,13 @@ NAMES = [
 ]
 
 
+LONG = {"batching", "cache_policy", "fused_lookup", "host_table", "predict", "training", "training_processes"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in NAMES]
+)
 def test_it_runs_on_small_input(name, tmp_path):
     file = tmp_path / "result.json"
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", file]

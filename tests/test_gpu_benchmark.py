@@ -7,7 +7,7 @@ import sys
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_on_small_input(device, tmp_path):
     file = tmp_path / "result.json"
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", device.name, "--quick", "--json", file]

@@ -119,7 +119,7 @@ def fail_in_turn(redis, server, seconds=0, turn_s=0):
         mend()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_answer_is_torn_or_older_than_what_was_acknowledged_while_redis_hangs_and_dies(redis, processes):
     fail_in_turn(redis, processes[0])

@@ -3,7 +3,6 @@
 import re
 import runpy
 import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -77,16 +76,3 @@ def test_the_command_of_the_page_imports_the_files_of_the_example(example, tmp_p
     expected = model.eval()(dense, example["convert"](model, keys, training=False), training=False)
     assert np.ptp(served) > 0.01
     np.testing.assert_allclose(served, expected.detach(), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_example_serves_what_it_has_trained(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(tmp_path)])
-    runpy.run_path(str(EXAMPLE), run_name="__main__")
-
-    *steps, served = capsys.readouterr().out.splitlines()
-    losses = np.array([re.findall(r"\d+\.\d+", line) for line in steps], float)
-    assert losses.shape == (3, 2)
-    np.testing.assert_allclose(losses[:, 0], losses[:, 1], rtol=1e-3)
-    assert losses[-1, 0] < losses[0, 0]
-    assert served == f"{tmp_path / 'deepfm_plugin' / '1'} answers as the trained model: True"
