@@ -62,7 +62,7 @@ def test_the_example_writes_the_arrays_that_a_model_reads(tmp_path, monkeypatch,
     run(monkeypatch, "write_npz_file.py", model, tmp_path / "train.npz", 100, 3)
 
     document = open_document(model)
-    read, written = read_npz(tmp_path / "train.npz", document), generate_for(document.graph, 100, seed=3).samples
+    [read], written = read_npz(tmp_path / "train.npz", document), generate_for(document.graph, 100, seed=3).samples
     np.testing.assert_array_equal(read.labels, written.labels)
     np.testing.assert_array_equal(read.dense, written.dense)
     np.testing.assert_array_equal(read.bags.keys, written.bags.keys)

@@ -11,175 +11,154 @@ A file has these arrays for B samples. ``<name>`` is a ``top`` of the graph's Da
 An array with one column may be [B] or [B, 1].
 """
 
-import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.model.graph import SparseInput
-from serving.model.numpy_faults import UNREADABLE, explain
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
+from training.data.npz_arrays import NpzArray, open_arrays
 from training.errors import DataError
 from training.model.document import TrainingDocument
 from training.samples import Bags, Samples
 
 _NO_KEY = -1
 
-Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
 
-def read_npz(path: Path, document: TrainingDocument) -> Samples:
-    """Read a whole file into memory. The module describes its arrays.
+def read_npz(path: Path, document: TrainingDocument, batch_size: int = 16_384) -> Iterator[Samples]:
+    """Yield the samples of a file. The module describes its arrays.
+
+    Memory does not grow with the file, except for arrays in Fortran order, which are read whole.
 
     Args:
         path: the file.
         document: its Data layer names the arrays.
+        batch_size: the samples of a batch. The last batch may be smaller.
 
     Raises:
         DataError: the file is missing or damaged, or an array is missing, unknown or wrong. The message names the file,
             the array, what was expected and what was found.
     """
-    arrays = _Arrays(path)
     graph = document.graph
-    arrays.expect(
-        [label.name for label in document.labels] + [graph.dense_top] * (graph.dense_dim > 0),
-        [entry.top for entry in graph.sparse],
-    )
-    rows = arrays.rows(document.labels[0].name)
-    labels = [_labels(arrays, label.name, (rows, len(label.weights))) for label in document.labels]
-    dense = np.empty((rows, 0), np.float32)
-    if graph.dense_dim:
-        dense = _dense(arrays, graph.dense_top, (rows, graph.dense_dim))
-    parts = [_bags(arrays, entry, rows) for entry in graph.sparse]
-    return Samples(np.concatenate(labels, axis=1), dense, Bags.side_by_side(parts))
+    with ExitStack() as stack:
+        arrays = open_arrays(path, stack)
+        labels = {label.name: len(label.weights) for label in document.labels}
+        dense = {graph.dense_top: graph.dense_dim} if graph.dense_dim else {}
+        _check_names(path, arrays, [*labels, *dense], [entry.top for entry in graph.sparse])
+        rows = arrays[document.labels[0].name].rows()
+        for name, columns in {**labels, **dense}.items():
+            arrays[name].check((rows, columns))
+        inputs = [_sparse_input(arrays, entry, rows) for entry in graph.sparse]
+        for first in range(0, rows, batch_size):
+            count = min(batch_size, rows - first)
+            yield Samples(
+                np.concatenate([_labels(arrays[name], count) for name in labels], axis=1),
+                _dense(arrays[graph.dense_top], count) if dense else np.empty((count, 0), np.float32),
+                Bags.side_by_side([entry.read(count) for entry in inputs]),
+            )
+        for array in arrays.values():
+            array.finish()
 
 
-class _Arrays:
-    """The arrays of one file, by name."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._arrays: dict[str, Array] = {}
-        name = None
-        try:
-            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-                for member in archive.namelist():
-                    name = member.removesuffix(".npy")
-                    self._arrays[name] = _read_member(archive, member)
-        except OSError as err:
-            raise DataError(path, (err.strerror or str(err)).lower()) from err
-        except MemoryError as err:
-            raise DataError(path, "the array does not fit into memory", array=name) from err
-        except UNREADABLE as err:
-            raise DataError(path, f"not a readable .npz file: {explain(err)}", array=name) from err
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._arrays
-
-    def fail(self, name: str, reason: str) -> DataError:
-        return DataError(self._path, reason, array=name)
-
-    def expect(self, plain: list[str], sparse: list[str]) -> None:
-        """Check that the file has the arrays that the graph reads, and no others."""
-        known = set(plain)
-        for name in plain:
-            if name not in self:
-                raise self.fail(name, f"missing; the file has {self._names()}")
-        for name in sparse:
-            pair = (f"{name}.keys", f"{name}.row_ptrs")
-            given = [part for part in (name, *pair) if part in self]
-            if given not in ([name], list(pair)):
-                got = ", ".join(given) if given else self._names()
-                raise self.fail(name, f"expected either {name}, or {pair[0]} and {pair[1]}; got {got}")
-            known.update(given)
-        for name in self._arrays:
-            if name not in known:
-                raise self.fail(name, f"the graph has no such input; expected {', '.join([*plain, *sparse])}")
-
-    def _names(self) -> str:
-        return ", ".join(self._arrays) or "no arrays"
-
-    def rows(self, name: str) -> int:
-        """Return B, the length of an array."""
-        array = self._arrays[name]
-        if not array.ndim or not array.shape[0]:
-            raise self.fail(name, f"expected at least one sample, got shape {list(array.shape)}")
-        return int(array.shape[0])
-
-    def numbers(self, name: str, shape: tuple[int, int], kinds: str = "biuf") -> Array:
-        """Return the array as ``shape``, [B, columns]. Its dtype must be of one of ``kinds``."""
-        array = self.typed(name, kinds)
-        if array.ndim == 1 and shape[1] == 1:
-            array = array[:, None]
-        if array.shape != shape:
-            raise self.fail(name, f"expected shape {list(shape)}, got {list(array.shape)}")
-        return array
-
-    def typed(self, name: str, kinds: str) -> Array:
-        """Return the array. Its dtype must be of one of ``kinds``."""
-        array = self._arrays[name]
-        if array.dtype.kind not in kinds:
-            expected = "integers" if kinds == "iu" else "numbers"
-            raise self.fail(name, f"expected {expected}, got {array.dtype}")
-        return array
-
-    def refuse(self, name: str, wrong: NDArray[np.bool_], expected: str) -> None:
-        """Raise DataError for the first value that is ``wrong``."""
-        if wrong.any():
-            array = self._arrays[name]
-            place = np.unravel_index(int(np.argmax(wrong.reshape(-1))), array.shape)
-            at = ", ".join(str(index) for index in place)
-            raise self.fail(name, f"expected {expected}, got {array[place]} at [{at}]")
+def _check_names(path: Path, arrays: dict[str, NpzArray], plain: list[str], sparse: list[str]) -> None:
+    """Check that the file has the arrays that the graph reads, and no others."""
+    known, there = set(plain), ", ".join(arrays) or "no arrays"
+    for name in plain:
+        if name not in arrays:
+            raise DataError(path, f"missing; the file has {there}", array=name)
+    for name in sparse:
+        pair = (f"{name}.keys", f"{name}.row_ptrs")
+        given = [part for part in (name, *pair) if part in arrays]
+        if given not in ([name], list(pair)):
+            got = ", ".join(given) if given else there
+            raise DataError(path, f"expected either {name}, or {pair[0]} and {pair[1]}; got {got}", array=name)
+        known.update(given)
+    for name, array in arrays.items():
+        if name not in known:
+            raise array.error(f"the graph has no such input; expected {', '.join([*plain, *sparse])}")
 
 
-def _read_member(archive: zipfile.ZipFile, member: str) -> Array:
-    with archive.open(member) as file:
-        array: Array = np.lib.format.read_array(file, allow_pickle=False)
-        if file.read(1):  # reading to the end also verifies the checksum
-            raise ValueError("bytes after the array")
-    return array
-
-
-def _labels(arrays: _Arrays, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
-    values = arrays.numbers(name, shape)
-    arrays.refuse(name, (values != 0) & (values != 1), "0 or 1")
+def _labels(array: NpzArray, count: int) -> NDArray[np.float32]:
+    values = array.read(count)
+    array.refuse((values != 0) & (values != 1), values, "0 or 1")
     return values.astype(np.float32, copy=False)
 
 
-def _dense(arrays: _Arrays, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
-    values = arrays.numbers(name, shape)
+def _dense(array: NpzArray, count: int) -> NDArray[np.float32]:
+    values = array.read(count)
     with np.errstate(over="ignore"):
         dense = values.astype(np.float32, copy=False)
-    arrays.refuse(name, ~np.isfinite(dense), "finite float32 numbers")
+    array.refuse(~np.isfinite(dense), values, "finite float32 numbers")
     return dense
 
 
-def _bags(arrays: _Arrays, entry: SparseInput, rows: int) -> Bags:
-    if entry.top in arrays:
-        keys = _keys(arrays, entry.top, arrays.numbers(entry.top, (rows, entry.slots), "iu"))
-        return Bags.padded(keys, keys != _NO_KEY)
-    keys_name, offsets_name = f"{entry.top}.keys", f"{entry.top}.row_ptrs"
-    keys = _keys(arrays, keys_name, arrays.typed(keys_name, "iu"))
-    if keys.ndim != 1:
-        raise arrays.fail(keys_name, f"expected shape [N], got {list(keys.shape)}")
-    return Bags(keys, _row_ptrs(arrays, offsets_name, rows * entry.slots + 1, keys.size), entry.slots)
-
-
-def _keys(arrays: _Arrays, name: str, values: Array) -> Ints:
-    arrays.refuse(name, (values < SMALLEST_KEY) | (values > LARGEST_KEY), f"keys from {SMALLEST_KEY} to {LARGEST_KEY}")
+def _keys(array: NpzArray, count: int) -> Ints:
+    values = array.read(count)
+    wrong = (values < SMALLEST_KEY) | (values > LARGEST_KEY)
+    array.refuse(wrong, values, f"keys from {SMALLEST_KEY} to {LARGEST_KEY}")
     return values.astype(np.int64, copy=False)
 
 
-def _row_ptrs(arrays: _Arrays, name: str, length: int, keys: int) -> Ints:
-    values = arrays.typed(name, "iu")
-    if values.shape != (length,):
-        raise arrays.fail(name, f"expected shape [{length}], an offset per slot and one more, got {list(values.shape)}")
-    arrays.refuse(name, (values < 0) | (values > keys), f"offsets from 0 to {keys}, the number of keys")
-    offsets = values.astype(np.int64, copy=False)
-    if offsets[0] != 0 or offsets[-1] != keys:
-        raise arrays.fail(name, f"expected offsets from 0 to {keys}, got {offsets[0]} to {offsets[-1]}")
-    arrays.refuse(name, np.diff(offsets, prepend=0) < 0, "offsets that never fall")
-    return offsets
+class _Input(Protocol):
+    """A sparse input, read some samples at a time."""
+
+    def read(self, count: int) -> Bags:
+        """Return the bags of the next samples."""
+
+
+class _OneKeyEach:
+    """A sparse input with at most one key in each slot."""
+
+    def __init__(self, keys: NpzArray, rows: int, slots: int) -> None:
+        keys.check((rows, slots), "iu")
+        self._keys = keys
+
+    def read(self, count: int) -> Bags:
+        keys = _keys(self._keys, count)
+        return Bags.padded(keys, keys != _NO_KEY)
+
+
+class _Ragged:
+    """A sparse input with any number of keys in each slot."""
+
+    def __init__(self, keys: NpzArray, row_ptrs: NpzArray, rows: int, slots: int) -> None:
+        keys.check_flat("[N]")
+        row_ptrs.check_flat(f"[{rows * slots + 1}], an offset per slot and one more", rows * slots + 1)
+        self._keys, self._row_ptrs, self._slots = keys, row_ptrs, slots
+        self._key_count = keys.shape[0]
+        self._slots_left = rows * slots
+        self._end = 0
+        first = int(self._offsets(1)[0])
+        if first != 0:
+            raise row_ptrs.error(f"expected offsets from 0 to {self._key_count}, got {first} at [0]")
+
+    def read(self, count: int) -> Bags:
+        begin = self._end
+        offsets = np.concatenate([[begin], self._offsets(count * self._slots)])
+        self._end = int(offsets[-1])
+        self._slots_left -= count * self._slots
+        if not self._slots_left and self._end != self._key_count:
+            found = f"the last one is {self._end}"
+            raise self._row_ptrs.error(f"expected offsets from 0 to {self._key_count}, {found}")
+        return Bags(_keys(self._keys, self._end - begin), offsets - begin, self._slots)
+
+    def _offsets(self, count: int) -> Ints:
+        values = self._row_ptrs.read(count)
+        wrong = (values < 0) | (values > self._key_count)
+        self._row_ptrs.refuse(wrong, values, f"offsets from 0 to {self._key_count}, the number of keys")
+        offsets = values.astype(np.int64, copy=False)
+        falls = np.diff(offsets, prepend=self._end) < 0
+        self._row_ptrs.refuse(falls, values, "offsets that never fall")
+        return offsets
+
+
+def _sparse_input(arrays: dict[str, NpzArray], entry: SparseInput, rows: int) -> _Input:
+    if entry.top in arrays:
+        return _OneKeyEach(arrays[entry.top], rows, entry.slots)
+    return _Ragged(arrays[f"{entry.top}.keys"], arrays[f"{entry.top}.row_ptrs"], rows, entry.slots)

@@ -51,10 +51,6 @@ def open_data(
         ConfigError: the samples do not fit the document, or ``columns`` cannot be used.
         MissingExtraError: the format needs a package that is not installed.
     """
-    if path.suffix == ".npz":
-        samples = read_npz(path, document)
-        check_samples_fit(document.graph, samples)
-        return samples
     read = partial(_reader, path, document, key_dtype, columns)
     rows, kept = 0, []
     with tqdm(unit=" rows", desc=path.name, disable=None if progress else True) as bar:
@@ -139,6 +135,8 @@ def _names(name: str, count: int) -> tuple[str, ...]:
 
 def _reader(path: Path, document: TrainingDocument, key_dtype: str, columns: Path | None) -> Iterator[Samples]:
     sizes = document.data.slot_sizes
+    if path.suffix == ".npz":
+        return read_npz(path, document)
     if columns is None and _has_metadata(path):
         return read_hugectr_parquet(path, slot_sizes=sizes)
     if columns is None and (document.data.format == "Raw" or is_norm(path)):
