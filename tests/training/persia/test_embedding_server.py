@@ -1,0 +1,230 @@
+"""A shard: steps against PyTorch's optimizers in float64, the least recently used rows, bounds, and checkpoints."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from serving.errors import ModelFileError, OutputError
+from tests.training.persia.cluster import SGD as FACTS
+from tests.training.persia.cluster import Direct, feature, start
+from training.errors import SessionError
+from training.persia.checkpoint import read_rows
+from training.persia.config import EmbeddingConfig
+from training.persia.embedding_server import EmbeddingServer
+from training.persia.signs import servers_of
+from training.persia.sparse.optim import SGD, Adagrad, Adam
+
+ONE = EmbeddingConfig({"a": feature("a", 1, dim=4)})
+TWO = EmbeddingConfig({"a": feature("a", 1, dim=4), "b": feature("b", 2, dim=2)})
+
+
+def look_up(server, keys, dim=4):
+    return server.call("look_up", {str(dim): np.array(keys, np.int64)}).arrays[str(dim)]
+
+
+def update(server, keys, gradients, dim=4):
+    arrays = {f"keys {dim}": np.array(keys, np.int64), f"gradients {dim}": np.array(gradients, np.float32)}
+    server.call("update", arrays)
+
+
+OPTIMIZERS = [
+    (SGD(0.1), lambda rows: torch.optim.SGD(rows, 0.1)),
+    (SGD(0.1, momentum=0.8), lambda rows: torch.optim.SGD(rows, 0.1, momentum=0.8)),
+    (SGD(0.1, 0.8, 0.3), lambda rows: torch.optim.SGD(rows, 0.1, momentum=0.8, weight_decay=0.3)),
+    (Adagrad(lr=0.1), lambda rows: torch.optim.Adagrad(rows, 0.1, initial_accumulator_value=0.01, eps=1e-10)),
+    (
+        Adagrad(0.1, 0.5, 0.3, eps=1e-3),
+        lambda rows: torch.optim.Adagrad(rows, 0.1, initial_accumulator_value=0.5, weight_decay=0.3, eps=1e-3),
+    ),
+    (Adam(0.1), lambda rows: torch.optim.Adam(rows, 0.1)),
+    (Adam(0.1, (0.5, 0.6), 0.3, 1e-2), lambda rows: torch.optim.Adam(rows, 0.1, (0.5, 0.6), 1e-2, 0.3)),
+]
+
+
+@pytest.mark.parametrize(("ours", "peer"), OPTIMIZERS)
+def test_steps_are_those_of_pytorch(ours, peer):
+    [server], _ = start(1, ONE, optimizer=json.loads(json.dumps(ours.facts())))
+    rng = np.random.default_rng(0)
+    keys = [5, -7, 100]
+    rows = torch.tensor(look_up(server, keys), dtype=torch.float64, requires_grad=True)
+    optimizer = peer([rows])
+
+    for _ in range(20):
+        gradients = rng.normal(size=(3, 4))
+        rows.grad = torch.tensor(gradients)
+        optimizer.step()
+        # the server sums the gradients of a key that occurs twice
+        update(server, [5, *keys], [gradients[0] / 4, gradients[0] * 3 / 4, *gradients[1:]])
+
+    # float32 against float64, over 20 steps
+    np.testing.assert_allclose(look_up(server, keys), rows.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SGD(-1), "SGD: expected lr of at least 0, got -1"),
+        (lambda: SGD(0.1, weight_decay=float("nan")), "SGD: expected weight_decay of at least 0, got nan"),
+        (lambda: SGD(0.1, momentum=1.0), "momentum_factor must be at least 0 and below 1"),
+        (lambda: Adam(betas=(0.9, 1.0)), "beta2 must be at least 0 and below 1"),
+        (lambda: Adam(eps=0), "epsilon must be above 0"),
+        (lambda: Adagrad(initial_accumulator_value=-1), "initial_accumulator must be at least 0"),
+        (lambda: Adagrad(g_square_momentum=0.9), "Adagrad: expected g_square_momentum = 1, got 0.9"),
+        (lambda: Adagrad(vectorwise_shared=True), "Adagrad: expected vectorwise_shared = False, got True"),
+    ],
+)
+def test_an_optimizer_that_is_out_of_range_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_first_weights_depend_on_the_key_only():
+    answers = []
+    for _ in range(2):
+        [server], _ = start(1, ONE, initialization=[-0.25, 0.5])
+        look_up(server, np.random.default_rng(len(answers)).integers(0, 99, 7))
+        answers.append(look_up(server, range(1000)))
+
+    np.testing.assert_array_equal(*answers)
+    assert -0.25 <= answers[0].min() < -0.24
+    assert 0.49 < answers[0].max() < 0.5
+
+
+def test_a_full_server_drops_the_row_that_was_looked_up_least_recently():
+    [server], _ = start(1, ONE, capacity=3)
+    look_up(server, [1, 2, 3])
+    update(server, [1, 2, 3], np.ones((3, 4)))
+    moved = look_up(server, [1])
+    look_up(server, [4])  # drops 2
+
+    table = server.role._tables[4]
+    assert (table.find(np.array([1, 2, 3, 4])) >= 0).tolist() == [True, False, True, True]
+    np.testing.assert_array_equal(look_up(server, [1]), moved)
+    update(server, [2], np.ones((1, 4)))  # a gradient that comes too late
+    assert len(table) == 3
+    assert (look_up(server, [2]) < 0.01).all()  # 2 begins again
+    assert (look_up(server, [2]) >= -0.01).all()
+
+
+def test_a_new_key_is_admitted_with_the_probability():
+    [server], _ = start(1, ONE, admit_probability=0.25)
+    rows = look_up(server, range(4000))
+    has_row = (rows != 0).any(axis=1)
+
+    assert 0.2 < has_row.mean() < 0.3
+    assert len(server.role._tables[4]) == has_row.sum()
+    known = np.flatnonzero(has_row)
+    np.testing.assert_array_equal(look_up(server, known), rows[known])  # a row stays
+    update(server, np.flatnonzero(~has_row), np.ones(((~has_row).sum(), 4)))
+    assert len(server.role._tables[4]) == has_row.sum()
+    [nobody], _ = start(1, ONE, admit_probability=0.0)
+    assert not look_up(nobody, range(100)).any()
+
+
+def test_weights_stay_within_the_bound():
+    [server], _ = start(1, ONE, weight_bound=1.0)
+    look_up(server, [1, 2, 3])
+    update(server, [1, 2], [[-9, 9, 0, 1], [0, 0, 0, 0]])  # the learning rate is 0.5
+
+    one, two, three = look_up(server, [1, 2, 3])
+    assert one[:2].tolist() == [1, -1]
+    assert abs(one[2]) <= 0.01
+    assert -0.52 < one[3] < -0.48
+    assert np.abs([two, three]).max() <= 0.01
+    [unbounded], _ = start(1, ONE, weight_bound=0.0)
+    look_up(unbounded, [1])
+    update(unbounded, [1], [[-90, 0, 0, 0]])
+    assert look_up(unbounded, [1])[0, 0] > 44
+
+
+@pytest.mark.parametrize("servers", [1, 2, 5])
+def test_a_checkpoint_goes_to_any_number_of_servers(servers, tmp_path):
+    optimizer = Adam(0.1).facts()
+    keys = np.arange(-100, 100, 7)
+    roles, _ = start(2, TWO, optimizer=optimizer)
+    owners = servers_of(keys, 2)
+    for number, role in enumerate(roles):
+        mine = keys[owners == number]
+        look_up(role, mine), look_up(role, mine, 2)
+        arrays = {f"keys {dim}": mine for dim in (4, 2)}
+        arrays |= {f"gradients {dim}": np.repeat(mine[:, None], dim, 1).astype(np.float32) for dim in (4, 2)}
+        role.call("update", arrays)
+        assert role.call("dump", folder=str(tmp_path)).facts == {"step": 1}
+
+    others, _ = start(servers, TWO, optimizer=optimizer)
+    for role in others:
+        role.call("load", folder=str(tmp_path), step=1)
+    before = {
+        dim: {
+            int(key): rows.parts[i].tolist()
+            for some, rows in read_rows(tmp_path)
+            if some == dim
+            for i, key in enumerate(rows.keys)
+        }
+        for dim in (4, 2)
+    }
+    after = {dim: {} for dim in (4, 2)}
+    for number, role in enumerate(others):
+        for dim, table in role.role._tables.items():
+            found, parts, last_steps, _ = table.read(table.changed_rows())
+            assert (servers_of(found, servers) == number).all()
+            assert last_steps.tolist() == [1] * len(found)
+            after[dim].update(zip(found.tolist(), parts.tolist(), strict=True))
+        assert role.role._step == 1
+    assert after == before
+    assert sorted(after[4]) == keys.tolist()
+
+
+def test_loaded_rows_keep_their_order_of_use(tmp_path):
+    [server], _ = start(1, ONE, capacity=3)
+    look_up(server, [1, 2, 3])
+    look_up(server, [1])
+    server.call("dump", folder=str(tmp_path))
+
+    [smaller], _ = start(1, ONE, capacity=2)
+    smaller.call("load", folder=str(tmp_path), step=0)
+
+    assert (smaller.role._tables[4].find(np.array([1, 2, 3])) >= 0).tolist() == [True, False, True]
+    look_up(smaller, [4])
+    assert (smaller.role._tables[4].find(np.array([1, 3])) >= 0).tolist() == [True, False]
+
+
+def test_an_empty_table_can_be_loaded(tmp_path):
+    [server], _ = start(1, ONE)
+    server.call("dump", folder=str(tmp_path))
+    server_of_two = start(2, ONE)[0][1]
+
+    server_of_two.call("load", folder=str(tmp_path), step=3)
+
+    assert len(server_of_two.role._tables[4]) == 0
+
+
+def test_damaged_and_unwritable_folders_are_reported(tmp_path):
+    [server], _ = start(1, ONE)
+    look_up(server, range(9))
+    server.call("dump", folder=str(tmp_path / "good"))
+    folder = tmp_path / "good" / "server-0" / "dim-4"
+
+    (folder / "last_steps.npy").write_bytes((tmp_path / "good/server-0/dim-4/keys.npy").read_bytes()[:-8])
+    with pytest.raises(ModelFileError, match=r"server-0/dim-4: cannot be read: "):
+        server.call("load", folder=str(tmp_path / "good"), step=0)
+    np.save(folder / "last_steps.npy", np.zeros(8, np.int64))
+    with pytest.raises(
+        ModelFileError, match="expected as many rows and steps as keys, found 9 keys, 9 rows and 8 steps"
+    ):
+        server.call("load", folder=str(tmp_path / "good"), step=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"file/server-0/dim-4: cannot be written: not a directory"):
+        server.call("dump", folder=str(tmp_path / "file"))
+
+
+def test_a_server_is_configured_once_and_first():
+    server = Direct(EmbeddingServer(ONE, 10, 0, 1))
+    with pytest.raises(SessionError, match="expected a TrainCtx to configure the embedding servers first"):
+        look_up(server, [1])
+    settings = {"optimizer": FACTS, "initialization": [0, 1], "admit_probability": 1, "weight_bound": 1}
+    server.call("configure", **settings)
+    with pytest.raises(SessionError, match="expected one TrainCtx in a run, got another"):
+        server.call("configure", **settings)

@@ -1,0 +1,148 @@
+"""An embedding server: a shard of the rows, one table for each D. Each call holds the lock, so calls take turns."""
+
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.host import TrainingTable, keys_by_owner, look_up_bags, update_tables
+from training.errors import SessionError
+from training.persia.checkpoint import read_rows, write_rows
+from training.persia.config import EmbeddingConfig
+from training.persia.signs import Keys
+from training.persia.wire import NOTHING, Message
+
+Floats = NDArray[np.float32]
+
+
+class EmbeddingServer:
+    """The rows of one shard and their optimizer.
+
+    Attributes:
+        number: of the shard, from 0.
+        servers: the number of shards.
+    """
+
+    def __init__(self, config: EmbeddingConfig, capacity: int, number: int, servers: int) -> None:
+        """Prepare a server. ``configure`` makes its tables."""
+        self.number = number
+        self.servers = servers
+        self._config = config
+        self._capacity = capacity
+        self._lock = Lock()
+        self._tables: dict[int, TrainingTable] = {}
+        self._settings: dict[str, Any] = {}
+        self._step = 0
+        self._draw = np.random.default_rng(number)
+
+    def configure(self, message: Message) -> Message:
+        """Make empty tables.
+
+        Facts: ``optimizer`` as ``Optimizer.facts`` returns it, ``initialization`` [low, high], ``admit_probability``,
+        ``weight_bound``.
+        """
+        with self._lock:
+            if self._tables:
+                raise SessionError("expected one TrainCtx in a run, got another")
+            self._settings = dict(message.facts)
+            low, high = self._settings["initialization"]
+            self._tables = {
+                dim: TrainingTable(
+                    f"dim {dim}",
+                    dim,
+                    initial_states=self._settings["optimizer"]["initial_states"],
+                    initializer=("uniform", low, high),
+                    max_rows=self._capacity,
+                )
+                for dim in self._config.dims
+            }
+        return NOTHING
+
+    def look_up(self, message: Message) -> Message:
+        """Return the rows of distinct keys, float32[U, D] by D. ``message`` has the keys int64[U] by D.
+
+        A key without a row gets one, with ``admit_probability``. Otherwise its vector is zeros.
+        """
+        with self._lock:
+            return Message({dim: self._rows(int(dim), keys) for dim, keys in message.arrays.items()}, {})
+
+    def _rows(self, dim: int, keys: Keys) -> Floats:
+        table, probability = self._table(dim), self._settings["admit_probability"]
+        if probability == 1:
+            return _vectors(table, keys, trains=True)
+        has_row = table.find(keys) >= 0
+        has_row |= self._draw.random(len(keys)) < probability
+        rows = np.zeros((len(keys), dim), np.float32)
+        rows[has_row] = _vectors(table, keys[has_row], trains=True)
+        return rows
+
+    def update(self, message: Message) -> Message:
+        """Take one step of the optimizer.
+
+        ``message`` has for each D the arrays ``keys <D>``, int64[U], and ``gradients <D>``, float32[U, D]. A key may
+        occur more than once. The gradient of a row that was replaced is dropped.
+        """
+        with self._lock:
+            self._step += 1
+            optimizer, bound = self._settings["optimizer"], self._settings["weight_bound"]
+            for dim in self._config.dims:
+                keys = message.arrays[f"keys {dim}"]
+                self._move(self._table(dim), keys, message.arrays[f"gradients {dim}"], optimizer)
+                if bound > 0:
+                    _clip(self._table(dim), keys, bound)
+        return NOTHING
+
+    def _move(self, table: TrainingTable, keys: Keys, gradients: Floats, optimizer: dict[str, Any]) -> None:
+        lookup, vectors = look_up_bags([table], [keys], [None], ["sum"], [None], [1], False)[0]
+        if optimizer["weight_decay"]:
+            firsts = keys_by_owner(keys, 1)[3]
+            gradients = gradients.copy()
+            gradients[firsts] += np.float32(optimizer["weight_decay"]) * vectors[firsts]
+        first, second, epsilon = optimizer["parameters"]
+        if optimizer["rule"] == "adam":  # the rule adds epsilon to the uncorrected root, PyTorch to the corrected root
+            epsilon *= (1 - second**self._step) ** 0.5
+        update_tables(
+            [lookup],
+            [gradients],
+            optimizer["rule"],
+            "Local",
+            optimizer["learning_rate"],
+            self._step,
+            (first, second, epsilon),
+        )
+
+    def dump(self, message: Message) -> Message:
+        """Write all rows into the folder that the fact ``folder`` names. Return the fact ``step``."""
+        with self._lock:
+            write_rows(message.facts["folder"], self.number, self._tables)
+            return Message({}, {"step": self._step})
+
+    def load(self, message: Message) -> Message:
+        """Read the rows of this shard from the checkpoint that the fact ``folder`` names, and take the fact ``step``.
+
+        The checkpoint may be of another number of servers.
+        """
+        with self._lock:
+            self._step = message.facts["step"]
+            for dim, rows in read_rows(message.facts["folder"], self.number, self.servers, self._capacity):
+                self._table(dim).write(rows.keys, rows.parts, rows.last_steps, np.zeros(len(rows.keys), np.uint64))
+        return NOTHING
+
+    def _table(self, dim: int) -> TrainingTable:
+        if not self._tables:
+            raise SessionError("expected a TrainCtx to configure the embedding servers first")
+        return self._tables[dim]
+
+
+def _vectors(table: TrainingTable, keys: Keys, trains: bool) -> Floats:
+    return look_up_bags([table], [keys], [None], ["sum"], [None], [1], trains)[0][1]
+
+
+def _clip(table: TrainingTable, keys: Keys, bound: float) -> None:
+    """Keep the weights of rows within the bound."""
+    is_beyond = (np.abs(_vectors(table, keys, trains=False)) > bound).any(axis=1)
+    if is_beyond.any():
+        found, parts, last_steps, slots = table.read(table.find(keys[is_beyond]))
+        parts[:, 0].clip(-bound, bound, out=parts[:, 0])
+        table.write(found, parts, last_steps, slots)

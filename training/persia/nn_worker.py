@@ -1,0 +1,341 @@
+"""The NN worker: ``TrainCtx`` feeds batches to the user's loop, and sends gradients back."""
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Semaphore, Thread
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from numpy.typing import NDArray
+
+from serving.errors import ConfigError, OutputError
+from training.errors import SessionError
+from training.persia.checkpoint import CheckpointFacts, new_checkpoint, newest_checkpoint
+from training.persia.config import read_embedding_config
+from training.persia.ctx import Feed
+from training.persia.sparse.optim import Optimizer
+from training.persia.wire import Answer, Cluster, Message, peers, serve
+
+_DENSE_FILE = "dense.pt"
+_FEED_THREADS = 4
+Features = tuple[list[torch.Tensor], list[torch.Tensor]]
+
+
+class Staleness:
+    """Bounds how many batches are looked up whose gradients are not applied yet."""
+
+    def __init__(self, most: int) -> None:
+        """Allow so many batches."""
+        self._permits = Semaphore(most)
+        self._updates: deque[Answer] = deque()
+
+    def enter(self) -> None:
+        """Wait until another batch may be looked up."""
+        self._permits.acquire()
+
+    def leave(self, update: Answer | None = None) -> None:
+        """Allow another batch when an update is done. Raise the error of an earlier update."""
+        if update is None:
+            return self._permits.release()
+        update.then(self._permits.release)
+        self._updates.append(update)
+        while self._updates and self._updates[0].is_done:
+            self._updates.popleft().result()
+
+    def wait(self) -> None:
+        """Wait for all updates. Raise the error of an update."""
+        while self._updates:
+            self._updates.popleft().result()
+
+
+class TrainingBatch:
+    """A batch on its way through the NN worker; for ``TrainCtx.prepare_features``."""
+
+    def __init__(self, rest: Message, vectors: Answer) -> None:
+        """Take what the data loader sent, and what the embedding worker answers."""
+        self.number: int = rest.facts["number"]
+        self.rest = rest
+        self.vectors = vectors
+        self.leaves: dict[str, torch.Tensor] | None = None
+
+
+class TrainCtx:
+    """Trains a dense network on batches whose embeddings are elsewhere. Belongs to one thread.
+
+    Use it in a ``with`` block. Embeddings are float32 tensors on the CPU.
+
+    Attributes:
+        batches: how many batches were trained, with those of the loaded checkpoint.
+    """
+
+    def __init__(
+        self,
+        grad_scaler: Any = None,
+        sparse_optimizer: Optimizer | None = None,
+        port: int = 0,
+        data_queue_size: int = 1,
+        *,
+        emb_initialization: tuple[float, float] = (-0.01, 0.01),
+        admit_probability: float = 1.0,
+        weight_bound: float = 10.0,
+        embedding_staleness: int = 8,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            grad_scaler: PyTorch's; checkpoints have its state.
+            sparse_optimizer: of the embeddings.
+            port: of this process, ``int(os.environ["TRAINER_PORT"])``.
+            data_queue_size: how many batches of the data loader may wait here.
+            emb_initialization: first weights are drawn uniformly from this range.
+            admit_probability: the probability that a lookup makes a row for a new sign.
+            weight_bound: weights stay between this number and its negative; 0: there is no bound.
+            embedding_staleness: the most batches that are looked up and whose gradients are not applied. With 1, each
+                lookup sees all earlier gradients.
+
+        Raises:
+            SessionError: this process is not a role of a run, or ``port`` is another.
+            TypeError: there is no sparse optimizer.
+            ValueError: a number is out of range.
+            ConfigError: the embedding configuration is wrong.
+        """
+        if not isinstance(sparse_optimizer, Optimizer):
+            raise TypeError(f"TrainCtx: expected a sparse_optimizer of training.persia, got {sparse_optimizer!r}")
+        for name, value in (("data_queue_size", data_queue_size), ("embedding_staleness", embedding_staleness)):
+            if value < 1:
+                raise ValueError(f"TrainCtx: expected {name} of at least 1, got {value}")
+        if not emb_initialization[0] <= emb_initialization[1]:
+            raise ValueError(f"TrainCtx: expected emb_initialization (low, high), got {emb_initialization}")
+        if not 0 <= admit_probability <= 1:
+            raise ValueError(f"TrainCtx: expected admit_probability from 0 to 1, got {admit_probability}")
+        self._cluster = Cluster.from_environment()
+        self._address = f"127.0.0.1:{port}"
+        if self._address != self._cluster.nn_worker:
+            raise SessionError(f"TrainCtx: expected TRAINER_PORT as port, {self._cluster.nn_worker}, got {port}")
+        self._config = read_embedding_config(self._cluster.embedding_config)
+        self._grad_scaler, self._optimizer = grad_scaler, sparse_optimizer.facts()
+        self._settings: dict[str, Any] = {
+            "optimizer": self._optimizer,
+            "initialization": emb_initialization,
+            "admit_probability": admit_probability,
+            "weight_bound": weight_bound,
+        }
+        self._feed, self._staleness = Feed(data_queue_size), Staleness(embedding_staleness)
+        self._ready: SimpleQueue[TrainingBatch | None] = SimpleQueue()
+        self._looking_ahead: Thread | None = None
+        self._current: TrainingBatch | None = None
+        self.batches = 0
+
+    def __enter__(self) -> Self:
+        """Configure the embedding servers, and listen for the data loader.
+
+        Raises:
+            RoleError: a server refuses.
+            SessionError: the port cannot be bound.
+        """
+        self._servers = peers("embedding server", self._cluster.embedding_servers)
+        self._workers = peers("embedding worker", self._cluster.embedding_workers)
+        for answer in [server.start("configure", **self._settings) for server in self._servers]:
+            answer.result()
+        methods = {"begin": self._feed.begin, "put": self._feed.put, "finish": self._feed.finish}
+        self._server = serve(self._address, methods, _FEED_THREADS)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait until all gradients are applied, unless there is an error, and disconnect.
+
+        The data loader still gets answers until this process ends. It sends no more batches.
+        """
+        try:
+            if error is None:
+                self._staleness.wait()
+        finally:
+            self._feed.close()
+            self._staleness.leave()  # the thread may be waiting
+            if self._looking_ahead is not None:
+                self._looking_ahead.join()
+            for peer in (*self._servers, *self._workers):
+                peer.close()
+
+    def data_loader(self) -> Iterator[TrainingBatch]:
+        """Yield the batches of the data loader in its order, until it ends.
+
+        A batch whose gradients are not handed back before the next is asked for moves no row.
+
+        Raises:
+            SessionError: there is another iterator already.
+            RoleError: another role failed.
+        """
+        if self._looking_ahead is not None:
+            raise SessionError("TrainCtx: expected one call of data_loader, got another")
+        self._looking_ahead = Thread(target=self._look_ahead, name="look ahead", daemon=True)
+        self._looking_ahead.start()
+        self._feed.open(self.batches)
+        while True:
+            if self._current is not None:
+                self._hand_back(self._current, {})
+            batch = self._ready.get()
+            if batch is None:
+                return
+            self._current = batch
+            yield batch
+
+    def _look_ahead(self) -> None:
+        """Look up batches before they are needed, as far as staleness allows."""
+        while (rest := self._feed.take()) is not None:
+            self._staleness.enter()
+            number = rest.facts["number"]
+            self._ready.put(TrainingBatch(rest, self._worker(number).start("look_up", number=number)))
+        self._ready.put(None)
+
+    def _worker(self, number: int) -> Any:
+        """Return the embedding worker that has a batch; see ``Backend.send_data``."""
+        return self._workers[number % len(self._workers)]
+
+    def prepare_features(self, data: TrainingBatch) -> tuple[Features, torch.Tensor | list[torch.Tensor]]:
+        """Return a batch as tensors: ``(dense, sparse), target``.
+
+        Args:
+            data: the batch that ``data_loader`` gave last.
+
+        Returns:
+            dense: a list of the dense arrays. sparse: a list of the features in the data loader's order, [B, D] of a
+            summed feature, and [B, sample_fixed_size, D + 1] of a raw feature, whose last column is 1 where there is a
+            sign. target: the tensor [B, L], or a list if there are several.
+
+        Raises:
+            SessionError: it is another batch.
+            RoleError: the embeddings cannot be looked up.
+        """
+        if data is not self._current:
+            raise SessionError("prepare_features: expected the batch that data_loader gave last, got another")
+        vectors = data.vectors.result()
+        names = vectors.facts["features"]
+        data.leaves = {name: torch.tensor(vectors.arrays[name]).requires_grad_() for name in names}
+        sparse = [
+            leaf if f"index {name}" not in vectors.arrays else _raw(leaf, vectors.arrays[f"index {name}"])
+            for name, leaf in data.leaves.items()
+        ]
+        arrays, facts = data.rest
+        dense = [torch.tensor(arrays[f"dense {number}"]) for number in range(facts["dense"])]
+        targets = [torch.tensor(arrays[f"target {number}"]) for number in range(facts["targets"])]
+        return (dense, sparse), targets[0] if len(targets) == 1 else targets
+
+    def on_after_backward(self, scale: float, batch_idx: int) -> bool:
+        """Send back the gradients of the prepared batch. The embedding servers apply them meanwhile.
+
+        Args:
+            scale: the loss was multiplied by this number.
+            batch_idx: has no effect.
+
+        Returns:
+            whether all gradients are finite. If not, no row moves.
+
+        Raises:
+            SessionError: there is no prepared batch, or its gradients were handed back already.
+            ValueError: the scale is not a number above 0.
+            RoleError: the gradients of an earlier batch could not be applied.
+        """
+        batch = self._current
+        if batch is None or batch.leaves is None:
+            raise SessionError("on_after_backward: expected prepare_features and a backward pass before each call")
+        if not 0 < scale < float("inf"):
+            raise ValueError(f"on_after_backward: expected a scale above 0, got {scale}")
+        gradients = {name: leaf.grad / scale for name, leaf in batch.leaves.items() if leaf.grad is not None}
+        is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+        self._hand_back(batch, {name: one.numpy() for name, one in gradients.items()} if is_finite else {})
+        return is_finite
+
+    def _hand_back(self, batch: TrainingBatch, gradients: dict[str, NDArray[Any]]) -> None:
+        self._current = None
+        self.batches = batch.number + 1
+        self._staleness.leave(self._worker(batch.number).start("update", gradients, number=batch.number))
+
+    def dump_checkpoint(self, model: Any = None, dense_optimizer: Any = None) -> Path:
+        """Write a checkpoint: all rows, their optimizer, and the states of what is given. Earlier ones are deleted.
+
+        It has the gradients of all batches that were handed back. It is complete or absent.
+
+        Args:
+            model: a module of PyTorch.
+            dense_optimizer: an optimizer of PyTorch.
+
+        Returns:
+            its folder, ``<checkpoint>/batch-<batches>``.
+
+        Raises:
+            SessionError: the run has no ``--checkpoint``.
+            OutputError: the disk refuses, or there is a later checkpoint, which was not loaded.
+            RoleError: a server cannot write its rows.
+        """
+        folder = self._checkpoint()
+        newest = newest_checkpoint(folder)
+        if newest is not None and CheckpointFacts.read(newest).batches > self.batches:
+            raise OutputError(f"{newest}: a later checkpoint; go on from it with load_checkpoint, or delete it")
+        self._staleness.wait()
+        with new_checkpoint(folder, self.batches) as path:
+            answers = [server.start("dump", folder=str(path)) for server in self._servers]
+            steps = [answer.result().facts["step"] for answer in answers]
+            states = {name: one.state_dict() for name, one in self._stateful(model, dense_optimizer).items()}
+            torch.save(states, path / _DENSE_FILE)
+            CheckpointFacts(self.batches, max(steps), self._optimizer, self._config).write(path)
+        return folder / f"batch-{self.batches}"
+
+    def load_checkpoint(self, model: Any = None, dense_optimizer: Any = None) -> int:
+        """Go on from the newest checkpoint of the run's ``--checkpoint``, if there is one. Call it before data_loader.
+
+        Args:
+            model: what the checkpoint was written with.
+            dense_optimizer: the same.
+
+        Returns:
+            how many batches the checkpoint has seen; the data loader does not send them again. 0: there is none.
+
+        Raises:
+            SessionError: the run has no ``--checkpoint``, or batches were asked for already.
+            ConfigError: the checkpoint has other features, another optimizer, or not what is to be loaded.
+            RoleError: a server cannot read its rows.
+        """
+        path = newest_checkpoint(self._checkpoint())
+        if self._looking_ahead is not None:
+            raise SessionError("load_checkpoint: expected the call before data_loader")
+        if path is None:
+            return 0
+        facts = CheckpointFacts.read(path)
+        if facts.config != self._config:
+            raise ConfigError(str(path), "", f"expected the features of {self._cluster.embedding_config}, got others")
+        for name in ("rule", "initial_states"):
+            if facts.optimizer[name] != self._optimizer[name]:
+                reason = f"expected {self._optimizer[name]}, as the sparse_optimizer has, got {facts.optimizer[name]}"
+                raise ConfigError(str(path), f"optimizer.{name}", reason)
+        states = torch.load(path / _DENSE_FILE, weights_only=True)
+        for name, one in self._stateful(model, dense_optimizer).items():
+            if name not in states:
+                raise ConfigError(str(path / _DENSE_FILE), name, "missing; dump_checkpoint was called without it")
+            one.load_state_dict(states[name])
+        for answer in [server.start("load", folder=str(path), step=facts.step) for server in self._servers]:
+            answer.result()
+        self.batches = facts.batches
+        return facts.batches
+
+    def _checkpoint(self) -> Path:
+        if self._cluster.checkpoint is None:
+            raise SessionError("checkpoints: expected the option --checkpoint DIR of the run")
+        return Path(self._cluster.checkpoint)
+
+    def _stateful(self, model: Any, dense_optimizer: Any) -> dict[str, Any]:
+        """Return what is there of what has a state."""
+        given = {"model": model, "dense_optimizer": dense_optimizer, "grad_scaler": self._grad_scaler}
+        return {name: one for name, one in given.items() if one is not None}
+
+
+def _raw(rows: torch.Tensor, index: NDArray[Any]) -> torch.Tensor:
+    """Return the rows [R, D] of a raw feature by sample, [B, sample_fixed_size, D + 1]. Row 0 of the index is zeros."""
+    places = torch.tensor(index)
+    with_zeros = torch.cat([rows.new_zeros(1, rows.shape[1]), rows])
+    return torch.cat([with_zeros[places], (places != 0).unsqueeze(2).to(rows)], dim=2)

@@ -1,0 +1,1 @@
+"""Persia's package of optimizers for embeddings."""
