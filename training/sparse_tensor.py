@@ -90,8 +90,7 @@ def read_ids(name: str, sp_ids: Any, sparse_weights: Any = None) -> SparseIds:
         TypeError: an argument is of another type.
         ValueError: a tensor has another shape, or a row is not in ``dense_shape``.
     """
-    if isinstance(sp_ids, torch.Tensor) and sp_ids.layout == torch.sparse_coo:
-        sp_ids = SparseTensor(sp_ids._indices().t(), sp_ids._values(), sp_ids.shape)
+    sp_ids = from_coo(sp_ids)
     if not isinstance(sp_ids, tuple) or len(sp_ids) != 3:
         forms = "a SparseTensor, (indices, values, dense_shape) or a sparse COO tensor"
         raise TypeError(f"{name}: expected ids as {forms}, got {shown(sp_ids)}")
@@ -106,6 +105,13 @@ def read_ids(name: str, sp_ids: Any, sparse_weights: Any = None) -> SparseIds:
         row = ids.rows[0] if ids.rows[0] < 0 else ids.rows[-1]
         raise ValueError(f"{name}: expected rows from 0 to {ids.count - 1}, as dense_shape says, got row {row}")
     return ids
+
+
+def from_coo(value: Any) -> Any:
+    """Return a sparse COO tensor as a ``SparseTensor``, and any other value as it is."""
+    if isinstance(value, torch.Tensor) and value.layout == torch.sparse_coo:
+        return SparseTensor(value._indices().t(), value._values(), value.shape)
+    return value
 
 
 def _integers(name: str, what: str, value: Any, dims: int) -> torch.Tensor:

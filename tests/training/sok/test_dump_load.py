@@ -1,0 +1,212 @@
+"""``dump``, ``load`` and ``incremental_dump`` in one process. Several processes are in test_processes.py."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from serving.errors import ModelFileError, OutputError
+from serving.model.sparse_file import write_sparse_directory
+from tests.training.sok.ids import sparse
+from training import sok
+from training.optimizers import SGD, Adam
+
+
+def dynamic(keys=(), name=None, dim=2):
+    """A variable in which the row of key k has the value k."""
+    one = sok.DynamicVariable(dim, name=name)
+    one.set_rows(np.array(keys, np.int64), np.repeat(np.array(keys, np.float32)[:, None], dim, axis=1))
+    return one
+
+
+def columns(folder):
+    return np.fromfile(folder / "key", np.int64).tolist(), np.fromfile(folder / "emb_vector", np.float32).tolist()
+
+
+def rows_of(variable):
+    return {key: vector[0] for keys, vectors in variable.own_rows() for key, vector in zip(keys, vectors, strict=True)}
+
+
+def test_what_was_dumped_is_loaded(tmp_path):
+    table = np.random.default_rng(0).normal(size=(70_000, 3)).astype(np.float32)  # more rows than a part has
+    layers = [sok.All2AllDenseEmbedding(40, 2, 1, 1), sok.DistributedEmbedding("sum", 9, 2, 1, 3, use_hashtable=False)]
+    layers[0](torch.tensor([5, 3, 99]))
+    written = [sok.Variable(table), dynamic([7, 2**40, -3]), *(layer.embedding_variable for layer in layers)]
+    read = [
+        sok.Variable(np.zeros((70_000, 3))),
+        dynamic(),
+        sok.All2AllDenseEmbedding(40, 2, 1, 1).embedding_variable,
+        sok.DistributedEmbedding("sum", 9, 2, 1, 3, use_hashtable=False).embedding_variable,
+    ]
+
+    sok.dump(tmp_path / "saved", written)
+    sok.load(tmp_path / "saved", read)
+
+    assert torch.equal(read[0], written[0])
+    assert torch.equal(read[3], written[3])
+    for ours, theirs in zip(read[1:3], written[1:3], strict=True):
+        assert rows_of(ours) == rows_of(theirs)
+    assert rows_of(read[1]) == {7: 7, 2**40: 2**40, -3: -3}
+    assert read[2].keys.tolist() == [3, 5, 99]
+
+
+def test_a_folder_has_hugectrs_format(tmp_path):
+    sok.dump(tmp_path / "saved", [sok.Variable([[1, 2], [3, 4]], name="users"), dynamic([7, 5])])
+
+    assert columns(tmp_path / "saved" / "users") == ([0, 1], [1, 2, 3, 4])
+    assert columns(tmp_path / "saved" / "variable_1") == ([7, 5], [7, 7, 5, 5])
+
+
+def test_variables_with_names_are_found_in_any_order(tmp_path):
+    sok.dump(tmp_path / "saved", [dynamic([1], "one"), dynamic([2], "two"), dynamic([3], "three")])
+    one, two = dynamic(name="one"), dynamic(name="two")
+
+    sok.load(tmp_path / "saved", [two, one])
+
+    assert (rows_of(one), rows_of(two)) == ({1: 1}, {2: 2})
+
+
+def test_a_variable_without_a_name_is_found_by_its_place_among_all(tmp_path):
+    sok.dump(tmp_path / "saved", [dynamic([1]), dynamic([2])])
+
+    expected = (
+        "expected 1 folders, because a variable without a name is found by its place, found variable_0, variable_1"
+    )
+    with pytest.raises(ModelFileError, match=expected):
+        sok.load(tmp_path / "saved", dynamic())
+
+
+def test_loaded_rows_replace_rows_and_begin_again(tmp_path):
+    sok.dump(tmp_path / "saved", dynamic([1, 2]))
+    one = dynamic([2, 3])
+    adam = Adam([one], lr=0.1)
+    sok.lookup_sparse(one, sparse([[2, 3]]), combiners="sum").sum().backward()
+    adam.step()
+
+    sok.load(tmp_path / "saved", one)
+
+    assert rows_of(one) == {1: 1, 2: 2, 3: pytest.approx(2.9)}
+    states = one.table.select(np.array([2])).parts[0, 1:]
+    assert states.tolist() == np.zeros((2, 2)).tolist()
+
+
+def test_a_dump_replaces_an_existing_folder_as_a_whole(tmp_path):
+    sok.dump(tmp_path / "saved", dynamic([1], "old"))
+    sok.dump(tmp_path / "saved", dynamic([1], "new"))
+
+    assert [folder.name for folder in (tmp_path / "saved").iterdir()] == ["new"]
+
+
+def test_an_incremental_dump_has_the_rows_that_changed(tmp_path):
+    ids, others = sok.DynamicVariable(1, "5", name="ids"), sok.DynamicVariable(1, "7", name="others")
+    optimizer = SGD([ids, others], lr=1.0)
+
+    def train(keys, other_keys):
+        optimizer.zero_grad()
+        vectors = sok.lookup_sparse([ids, others], [sparse([keys]), sparse([other_keys])], combiners=["sum", "sum"])
+        sum(one.sum() for one in vectors).backward()
+        optimizer.step()
+
+    train([1, 2], [3])
+    sok.dump(tmp_path / "full", [ids, others])
+    since = ids.step
+    train([2, 9], [])
+    assert sok.incremental_dump(tmp_path / "later", [ids, others], since) == {"ids": 2, "others": 0}
+    read = [sok.DynamicVariable(1, name="ids"), sok.DynamicVariable(1, name="others")]
+    sok.load(tmp_path / "full", read)
+    sok.load(tmp_path / "later", read[0])
+
+    assert since == 1
+    assert columns(tmp_path / "later" / "ids") == ([2, 9], [3, 4])
+    assert not (tmp_path / "later" / "others").exists()
+    assert [rows_of(one) for one in read] == [rows_of(one) for one in (ids, others)]
+
+
+@pytest.mark.parametrize(
+    ("write", "error", "message"),
+    [
+        (
+            lambda path: sok.dump(path, [dynamic([1]), dynamic()]),
+            ValueError,
+            "dump: variable 'variable_1' has no rows yet",
+        ),
+        (lambda path: sok.dump(path, []), ValueError, "dump: expected at least one variable, got none"),
+        (lambda path: sok.dump(path, [torch.zeros(2, 2)]), TypeError, "dump: expected variables of sok, got Tensor"),
+        (
+            lambda path: sok.dump(path, [dynamic([1], "a"), dynamic([1], "a")]),
+            ValueError,
+            "dump: expected variables of different names, got two called 'a'",
+        ),
+        (
+            lambda path: sok.dump(path, [dynamic([1], "variable_1"), dynamic([1])]),
+            ValueError,
+            "expected variables of different names, got two called 'variable_1'",
+        ),
+        (
+            lambda path: sok.incremental_dump(path, sok.Variable([[1]], name="a"), 0),
+            TypeError,
+            "incremental_dump: expected variables of the type DynamicVariable, got 'a', a Variable",
+        ),
+        (lambda path: sok.incremental_dump(path, dynamic([1]), -1), ValueError, "expected since of at least 0, got -1"),
+        (lambda path: sok.incremental_dump(path, dynamic([1]), "a"), TypeError, "expected since as a step, got 'a'"),
+        (lambda path: sok.dump(path / "no" / "folder", dynamic([1])), OutputError, "cannot be written: no such file"),
+    ],
+)
+def test_a_wrong_dump_is_refused_and_leaves_nothing_behind(write, error, message, tmp_path):
+    with pytest.raises(error, match=re.escape(message)):
+        write(tmp_path / "saved")
+    assert list(tmp_path.iterdir()) == []
+
+
+def store(path, name, keys, dim=2):
+    vectors = np.zeros((len(keys), dim), np.float32)
+    write_sparse_directory(path / name, np.array(keys, np.int64), vectors)
+
+
+def spoil(path, name, column, content):
+    (path / name / column).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda path: store(path, "rows", [0, 1]),
+            "rows/key: expected 3 rows with keys from 0 to 2, found 2 rows with keys",
+        ),
+        (
+            lambda path: store(path, "rows", [0, 1, 3]),
+            "expected 3 rows with keys from 0 to 2, found 3 rows with keys from 0",
+        ),
+        (
+            lambda path: store(path, "rows", [0, 1, 2], dim=3),
+            "rows/emb_vector: expected 24 bytes for 3 keys of 8 bytes",
+        ),
+        (lambda path: (path / "rows" / "key").unlink(), "rows/key: no such file"),
+        (lambda path: spoil(path, "rows", "emb_vector", b"1234"), "rows/emb_vector: expected 24 bytes"),
+        (lambda path: spoil(path, "ids", "key", np.array([5, 5]).tobytes()), "ids/key: key 5 is in row 0 and again"),
+        (lambda path: spoil(path, "ids", "key", np.array([5, 2**63 - 1]).tobytes()), "ids/key: row 1: key"),
+        (lambda path: (path / "ids").rename(path / "other"), "expected a folder 'ids', found layer, other, rows"),
+        (lambda path: store(path, "layer", range(5)), "layer/key: expected at most max_vocabulary_size_per_gpu = 4"),
+        (lambda path: path.rename(path.with_name("moved")), "saved: expected a folder 'rows', found none"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name_and_changes_nothing(damage, message, tmp_path):
+    def variables(rows, ids):
+        layer = sok.All2AllDenseEmbedding(4, 2, 1, 1, name="layer")
+        layer(torch.tensor([3]))
+        return [sok.Variable(rows, name="rows"), dynamic(ids, "ids"), layer.embedding_variable]
+
+    path = tmp_path / "saved"
+    sok.dump(path, variables(np.ones((3, 2)), [5, 6]))
+    read = variables(np.zeros((3, 2)), [6, 7])
+    read[1].set_rows(np.array([6]), np.full((1, 2), 9, np.float32))
+    damage(path)
+
+    with pytest.raises(ModelFileError, match=re.escape(message)):
+        sok.load(path, read)
+
+    assert read[0].sum() == 0
+    assert rows_of(read[1]) == {6: 9, 7: 7}
+    assert read[2].keys.tolist() == [3]

@@ -1,0 +1,154 @@
+"""``sok.dump`` and ``sok.load``: one folder per variable, which any number of processes can read.
+
+A folder has HugeCTR's directory format, so ``hotrow import`` reads it too. A variable without a name is called
+``variable_<its place in the list>``.
+"""
+
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from serving.errors import ModelFileError, OutputError
+from serving.model.atomic import atomic_directory
+from serving.model.sparse_file import open_sparse
+from serving.model.sparse_writer import write_sparse_batches
+from training.processes import Processes
+from training.sok.dynamic_variable import DynamicVariable
+from training.sok.variable import PART_ROWS, Floats, Ints, Variable
+
+AnyVariable = Variable | DynamicVariable
+
+
+def dump(path: str | PathLike[str], dump_vars: Any) -> None:
+    """Write the rows of variables, without the states of optimizers. Every process calls it, and the first one writes.
+
+    Args:
+        path: the folder, which is complete or absent. It replaces an existing folder as a whole.
+        dump_vars: a variable or a list of variables, also those of layers.
+
+    Raises:
+        TypeError: ``dump_vars`` has something else.
+        ValueError: two variables have the same name, or a variable has no rows yet.
+        OutputError: the file system refuses.
+    """
+    variables = _by_name("dump", dump_vars)
+    rows = torch.tensor([variable.row_count for variable in variables.values()])
+    for name, count in zip(variables, _processes(variables).total(rows), strict=True):
+        if not count:
+            raise ValueError(f"dump: variable {name!r} has no rows yet")
+    _write(Path(path), variables, lambda variable: variable.own_rows())
+
+
+def incremental_dump(path: str | PathLike[str], dump_vars: Any, since: int) -> dict[str, int]:
+    """Write the rows that changed after a step. Every process calls it, and the first one writes.
+
+    Args:
+        path: see ``dump``. A variable without changed rows has no folder.
+        dump_vars: a ``DynamicVariable`` or a list of them.
+        since: ``DynamicVariable.step`` at the last dump. Rows that no optimizer has updated yet count as changed.
+
+    Returns:
+        the number of rows of each variable.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: two variables have the same name, or ``since`` is negative.
+        OutputError: the file system refuses.
+    """
+    variables = _by_name("incremental_dump", dump_vars)
+    for name, variable in variables.items():
+        if not isinstance(variable, DynamicVariable):
+            came = f"{name!r}, a {type(variable).__name__}"
+            raise TypeError(f"incremental_dump: expected variables of the type DynamicVariable, got {came}")
+    if not isinstance(since, int) or isinstance(since, bool):
+        raise TypeError(f"incremental_dump: expected since as a step, got {since!r}")
+    if since < 0:
+        raise ValueError(f"incremental_dump: expected since of at least 0, got {since}")
+    return _write(Path(path), variables, lambda variable: variable.own_rows(since))
+
+
+def load(path: str | PathLike[str], load_vars: Any) -> None:
+    """Read the rows of variables. Every process calls it, and keeps its own rows.
+
+    A ``Variable`` gets all its rows. Other variables get more rows, and rows that they have are replaced. So a dump and
+    the incremental dumps after it may be read one after the other.
+
+    Args:
+        path: what ``dump`` or ``incremental_dump`` wrote, in any number of processes.
+        load_vars: a variable or a list of variables. If one of them has no name, they must be all that were written.
+
+    Raises:
+        TypeError: ``load_vars`` has something else.
+        ValueError: two variables have the same name.
+        ModelFileError: a file is missing or damaged, or has rows that the variable cannot have. Nothing has changed.
+    """
+    path, variables = Path(path), _by_name("load", load_vars)
+    stored = sorted(folder.name for folder in path.glob("*") if folder.is_dir())
+    if not all(variable.name for variable in variables.values()) and len(stored) != len(variables):
+        expected = f"{len(variables)} folders, because a variable without a name is found by its place"
+        raise ModelFileError(path, f"expected {expected}, found {', '.join(stored) or 'none'}")
+    opened: list[tuple[AnyVariable, Iterator[tuple[Ints, Floats]]]] = []
+    for name, variable in variables.items():
+        if name not in stored:
+            raise ModelFileError(path, f"expected a folder {name!r}, found {', '.join(stored) or 'none'}")
+        model = open_sparse(path / name, variable.dimension)
+        parts = model.batches(PART_ROWS)  # checks every key
+        variable.check_stored(path / name / "key", np.concatenate(list(model.key_batches(PART_ROWS))))
+        opened.append((variable, parts))
+    for variable, parts in opened:
+        for keys, vectors in parts:
+            mine = variable.placement.owns(keys)
+            variable.set_rows(keys[mine], vectors[mine])
+
+
+def _write(
+    path: Path, variables: dict[str, AnyVariable], rows_of: Callable[[Any], Iterator[tuple[Ints, Floats]]]
+) -> dict[str, int]:
+    """Write the rows of all processes, and return how many each variable has."""
+    processes = _processes(variables)
+    counts: dict[str, int] = {}
+    try:
+        with atomic_directory(path) if processes.is_first else nullcontext() as folder:
+            for name, variable in variables.items():
+                parts = processes.to_first(rows_of(variable))
+                if folder is None:
+                    deque(parts, maxlen=0)
+                else:
+                    counts[name] = _write_table(folder / name, parts)
+    except OSError as err:
+        raise OutputError(f"{path}: cannot be written: {(err.strerror or str(err)).lower()}") from err
+    return processes.from_first(counts)
+
+
+def _write_table(folder: Path, parts: Iterator[tuple[Ints, Floats]]) -> int:
+    write_sparse_batches(folder, parts)
+    rows = (folder / "key").stat().st_size // np.dtype(np.int64).itemsize
+    if not rows:
+        shutil.rmtree(folder)
+    return rows
+
+
+def _by_name(call: str, variables: Any) -> dict[str, AnyVariable]:
+    listed = list(variables) if isinstance(variables, list | tuple) else [variables]
+    if not listed:
+        raise ValueError(f"{call}: expected at least one variable, got none")
+    named: dict[str, AnyVariable] = {}
+    for number, variable in enumerate(listed):
+        if not isinstance(variable, Variable | DynamicVariable):
+            raise TypeError(f"{call}: expected variables of sok, got {type(variable).__name__}")
+        name = variable.name or f"variable_{number}"
+        if name in named:
+            raise ValueError(f"{call}: expected variables of different names, got two called {name!r}")
+        named[name] = variable
+    return named
+
+
+def _processes(variables: dict[str, AnyVariable]) -> Processes:
+    return next(iter(variables.values())).placement.processes

@@ -1,0 +1,150 @@
+"""The variable of a legacy layer: rows in an array, and a hash table that finds them by key."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.host import TrainingTable, first_outside, look_up_bags
+from serving.errors import ModelFileError
+from training.embedding.config import Initializer
+from training.embedding.inputs import FeatureBags
+from training.sok.initialize import started
+from training.sok.placement import Placement, checked_name
+from training.sok.variable import PART_ROWS, Floats, Ints, Variable
+
+
+class EmbeddingVariable(Variable):
+    """The rows [max_vocabulary_size_per_gpu, D] of a legacy layer in this process.
+
+    An optimizer may step it inside ``OptimizerScope`` only.
+
+    Attributes:
+        scopes: how many scopes with this variable are open.
+    """
+
+    scopes: int
+    _place: str
+    _initializer: Initializer
+    _seed: int
+    _index: TrainingTable | None
+
+    @classmethod
+    def make(
+        cls, call: str, rows: int, dim: int, initializer: Initializer, use_hashtable: bool, name: str | None
+    ) -> "EmbeddingVariable":
+        """Make a variable with room for so many rows in each process. ``call`` is for messages.
+
+        With ``use_hashtable``, training gives a key the next row when it first sees it. Otherwise key k is row
+        ``k // processes`` of its process. First weights depend on the key and the seed.
+        """
+        start = started(call)
+        seed, placement, most = start.next_seed(), Placement(start.processes, None), rows * start.processes.size
+        shard = np.zeros((rows, dim), np.float32)
+        if not use_hashtable:
+            own = np.arange(start.processes.rank, most, start.processes.size)
+            shard[:] = _first_weights(own, dim, initializer, seed)
+        variable = cls._make(shard, (most, dim), placement, checked_name(call, name))
+        assert isinstance(variable, cls)
+        variable.scopes, variable._place = 0, f"{call} {name!r}" if name else call
+        variable._initializer, variable._seed = initializer, seed
+        variable._index = TrainingTable(variable._place, 1) if use_hashtable else None
+        return variable
+
+    @property
+    def keys(self) -> Ints | None:
+        """The keys of the first rows, in their order. None: key k is row ``k // processes``."""
+        return None if self._index is None else self._index.read(self._index.changed_rows())[0]
+
+    @keys.setter
+    def keys(self, keys: Ints) -> None:
+        assert self._index is not None
+        self._index.clear()
+        _insert(self._index, keys)
+
+    @property
+    def row_count(self) -> int:
+        """See ``Variable.row_count``."""
+        return len(self) if self._index is None else len(self._index)
+
+    def row_of(self, trains: bool) -> Callable[[Ints], Ints] | None:
+        """See ``Variable.row_of``. With ``trains``, new keys get rows; otherwise they have row -1."""
+        index = self._index
+        if index is None:
+            return super().row_of(trains)
+
+        def find(keys: Ints) -> Ints:
+            rows = index.find(keys)
+            if trains and (rows < 0).any():
+                self._add(np.unique(keys[rows < 0]))
+                rows = index.find(keys)
+            return rows
+
+        return find
+
+    def check(self, place: str, bags: FeatureBags) -> None:
+        """See ``Variable.check``. A hash table takes every key."""
+        if self._index is None:
+            super().check(place, bags)
+
+    def own_rows(self) -> Iterator[tuple[Ints, Floats]]:
+        """See ``Variable.own_rows``."""
+        keys = self.keys
+        if keys is None:
+            yield from super().own_rows()
+            return
+        vectors = self.detach().numpy()
+        for first in range(0, len(keys), PART_ROWS):
+            some = slice(first, min(first + PART_ROWS, len(keys)))
+            yield keys[some], vectors[some]
+
+    def check_stored(self, path: Any, keys: Ints) -> None:
+        """See ``Variable.check_stored``. Fewer rows are enough, because room depends on the number of processes."""
+        if self._index is None:
+            rows = self.global_shape[0]
+            if first_outside(keys, 0, rows - 1) < len(keys):
+                came = f"keys from {keys.min()} to {keys.max()}"
+                raise ModelFileError(path, f"expected keys from 0 to {rows - 1}, found {came}")
+            return
+        mine = keys[self.placement.owns(keys)]
+        rows = len(self._index) + int((self._index.find(mine) < 0).sum())
+        if rows > len(self):
+            raise ModelFileError(path, self._too_many(rows))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "EmbeddingVariable":
+        """See ``Variable``."""
+        copied = super().__deepcopy__(memo)
+        assert isinstance(copied, EmbeddingVariable)
+        copied.scopes, copied._place = 0, self._place
+        copied._initializer, copied._seed = self._initializer, self._seed
+        copied._index = None if self._index is None else TrainingTable(self._place, 1)
+        if (keys := self.keys) is not None:
+            copied.keys = keys
+        return copied
+
+    def _add(self, keys: Ints) -> None:
+        """Give new keys rows with first weights."""
+        assert self._index is not None
+        first, last = len(self._index), len(self._index) + len(keys)
+        if last > len(self):
+            raise ValueError(f"{self._place}: {self._too_many(last)}")
+        _insert(self._index, keys)
+        weights = _first_weights(keys, self.dimension, self._initializer, self._seed)
+        with torch.no_grad():
+            self[first:last] = torch.from_numpy(weights)
+
+    def _too_many(self, rows: int) -> str:
+        expected = f"at most max_vocabulary_size_per_gpu = {len(self):,} distinct keys in each process"
+        return f"expected {expected}, got {rows:,}"
+
+
+def _insert(table: TrainingTable, keys: Ints) -> NDArray[np.float32]:
+    """Give keys rows in a table, in their order, and return the first weights."""
+    [(_, vectors)] = look_up_bags([table], [keys], [None], ["sum"], [None], [1], True)
+    return vectors
+
+
+def _first_weights(keys: Ints, dim: int, initializer: Initializer, seed: int) -> Floats:
+    return _insert(TrainingTable("first weights", dim, initializer=initializer.native, seed=seed), keys)

@@ -1,0 +1,192 @@
+"""``sok.lookup_sparse``: one native pass over the ids of several variables, and one back."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import torch
+
+from kernels.host import ArrayRows, TrainingTable, sum_row_gradients
+from training.embedding.config import Combiner, EmbeddingBagConfig
+from training.embedding.exchange import OwnedTable, SharedLookups
+from training.embedding.gradients import PooledBags
+from training.embedding.inputs import FeatureBags
+from training.embedding.lookups import LocalLookups, Lookups
+from training.sok.dynamic_variable import DynamicVariable
+from training.sok.embedding_variable import EmbeddingVariable
+from training.sok.variable import Floats, Ints, Variable
+from training.sparse_tensor import from_coo, read_ids
+
+AnyVariable: TypeAlias = Variable | DynamicVariable
+
+
+def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, hotness: Any = None, combiners: Any = None) -> Any:
+    """Look up rows of ids in several variables, and combine the vectors of each row into one vector.
+
+    With several processes, every process calls it, and ``backward`` for its answer, the same number of times and with
+    the same variables. Ids and the number of rows may differ.
+
+    With gradients enabled, a ``DynamicVariable`` makes rows for new ids. Otherwise their vector is zero.
+
+    Args:
+        params: a list of variables of one kind: distributed ones, localized ones or ``DynamicVariable``. Or one
+            variable; then every argument is one item instead of a list.
+        sp_ids: for each variable, rows of ids: a sparse COO tensor of PyTorch, ``(indices, values, dense_shape)`` or a
+            ``SparseTensor``.
+        sp_weights: for each variable, the weights of the ids: a sparse tensor with their indices, or float[N]. None:
+            there are none.
+        hotness: for each variable, the most ids of a row. More are an error. None: any number.
+        combiners: for each variable, "sum", "mean" or "sqrtn". With weights the sum is weighted. "mean" then divides by
+            the sum of the weights, and "sqrtn" by the root of the sum of their squares. None: "mean".
+
+    Returns:
+        for each variable float32[R, D], on the device of its ids. A row without ids is zero.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: lists have different lengths, variables are of several kinds, an argument is out of range or of
+            another shape, or a row has too many ids.
+        IndexError: an id is beyond a ``Variable``.
+        ReservedKeyError: an id is one of the two largest or the two smallest int64.
+    """
+    is_list = isinstance(params, list | tuple)
+    variables: list[AnyVariable] = list(params) if is_list else [params]
+    _require_one_kind(variables)
+    count = len(variables)
+    ids, weights = _listed("sp_ids", sp_ids, count, is_list), _listed("sp_weights", sp_weights, count, is_list)
+    most, how = _listed("hotness", hotness, count, is_list), _listed("combiners", combiners, count, is_list)
+    bags = []
+    for number, variable in enumerate(variables):
+        place = f"lookup_sparse: sp_ids[{number}]" if is_list else "lookup_sparse: sp_ids"
+        of_variable = read_ids(place, ids[number], from_coo(weights[number])).bags(default_id=None)
+        require_hotness(place, of_variable, "hotness", most[number])
+        variable.check(place, of_variable)
+        bags.append(of_variable)
+    for combiner in how:
+        if combiner not in (None, *get_args(Combiner)):
+            raise ValueError(f"lookup_sparse: expected the combiner 'sum', 'mean' or 'sqrtn', got {combiner!r}")
+    vectors = look_up(variables, bags, [combiner or "mean" for combiner in how], torch.is_grad_enabled())
+    return vectors if is_list else vectors[0]
+
+
+def look_up(
+    variables: Sequence[AnyVariable], bags: Sequence[FeatureBags], combiners: Sequence[Combiner], trains: bool
+) -> list[torch.Tensor]:
+    """Return the combined vectors float32[R, D] of each variable's bags. With ``trains``, new keys get rows."""
+    trains = trains and any(variable.requires_grad for variable in variables)
+    processes = variables[0].placement.processes
+    tables = [_owned(*one, trains) for one in zip(variables, combiners, strict=True)]
+    lookups: Lookups
+    if processes.size == 1 and all(of.row_of is None for of in tables):
+        lookups = LocalLookups([of.table for of in tables], bags, trains)
+    else:
+        lookups = SharedLookups(processes, tables, bags, trains, divisor=1)
+    devices = [one.device for one in bags]
+    if not torch.is_grad_enabled():
+        return [torch.from_numpy(one).to(device) for one, device in zip(lookups.pooled, devices, strict=True)]
+    weights = [one.weights for one in bags]
+    if not isinstance(variables[0], DynamicVariable):
+        return list(_PooledRows.apply(lookups, devices, *variables, *weights))
+    for variable in variables:
+        assert isinstance(variable, DynamicVariable)
+        variable.drop()
+    return list(PooledBags.apply(lookups, lookups.pooled, devices, *variables, *weights))
+
+
+def require_hotness(place: str, bags: FeatureBags, name: str, most: Any) -> None:
+    """Refuse rows with more ids than ``most``, which is the argument ``name``. None: any number is allowed."""
+    if most is None:
+        return
+    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+        raise ValueError(f"{place}: expected {name} as an int of at least 1, got {most!r}")
+    assert bags.row_ptrs is not None
+    counts = np.diff(bags.row_ptrs)
+    if counts.max(initial=0) > most:
+        row = int(np.argmax(counts > most))
+        raise ValueError(f"{place}: expected at most {name} = {most} ids in a row, got {counts[row]} in row {row}")
+
+
+class _Rows(NamedTuple):
+    """What a lookup needs to know of a variable."""
+
+    name: str
+    config: EmbeddingBagConfig
+    native: TrainingTable | ArrayRows
+
+
+class _PooledRows(torch.autograd.Function):  # type: ignore[misc]
+    """Combined vectors whose gradients become sparse gradients of arrays of rows."""
+
+    @staticmethod
+    def forward(ctx: Any, lookups: Lookups, devices: Sequence[torch.device], *tensors: Any) -> tuple[torch.Tensor, ...]:
+        """Return the vectors of each lookup. ``tensors`` are the variables and then the weights of all lookups."""
+        variables, ctx.weights = tensors[: len(devices)], tensors[len(devices) :]
+        ctx.lookups, ctx.shapes = lookups, [variable.shape for variable in variables]
+        ctx.save_for_backward(*variables)
+        return tuple(torch.from_numpy(one).to(device) for one, device in zip(lookups.pooled, devices, strict=True))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradients of the variables, None where this process has no rows, and those of the weights."""
+        floats = [gradient.to("cpu", torch.float32).contiguous().numpy() for gradient in gradients]
+        of_rows = sum_row_gradients(*zip(*ctx.lookups.row_gradients(floats), strict=True))
+        of_variables = [
+            _coalesced(rows, sums, shape) if shape[0] else None
+            for (rows, sums), shape in zip(of_rows, ctx.shapes, strict=True)
+        ]
+        of_weights: list[torch.Tensor | None] = [None] * len(floats)
+        for number, weight in enumerate(ctx.weights):
+            if weight is not None and weight.requires_grad:
+                _ = ctx.saved_tensors  # raises an error if the rows have changed since
+                of_weights[number] = torch.from_numpy(ctx.lookups.weight_gradients(number, floats[number])).to(weight)
+        return None, None, *of_variables, *of_weights
+
+
+def _coalesced(rows: Ints, sums: Floats, shape: torch.Size) -> torch.Tensor:
+    """Return a sparse gradient with distinct rows, sorted as PyTorch wants them."""
+    order = np.argsort(rows.astype(np.uint16), kind="stable")  # NumPy has a radix sort for 16 bits
+    for bits in range(16, int(rows.max(initial=0)).bit_length(), 16):
+        order = order[np.argsort((rows >> bits).astype(np.uint16)[order], kind="stable")]
+    indices, values = (
+        torch.from_numpy(rows[order])[None],
+        torch.from_numpy(sums).index_select(0, torch.from_numpy(order)),
+    )
+    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False)
+
+
+def _owned(variable: AnyVariable, combiner: Combiner, trains: bool) -> OwnedTable:
+    rows = _Rows(variable.name or "variable", EmbeddingBagConfig(variable.dimension, combiner), variable.native)
+    return OwnedTable(rows, variable.placement.owner, variable.row_of(trains))
+
+
+def _require_one_kind(variables: Sequence[AnyVariable]) -> None:
+    if not variables:
+        raise ValueError("lookup_sparse: expected at least one variable, got none")
+    kinds = [_kind(variable) for variable in variables]
+    if len(set(kinds)) > 1:
+        raise ValueError(f"lookup_sparse: expected variables of one kind, got {', '.join(kinds)}")
+    groups = [variable.placement.processes.group for variable in variables]
+    if any(group is not groups[0] for group in groups):
+        raise ValueError("lookup_sparse: expected variables of the same processes, got those of several calls of init")
+
+
+def _kind(variable: Any) -> str:
+    if isinstance(variable, DynamicVariable):
+        return "dynamic"
+    if not isinstance(variable, Variable) or isinstance(variable, EmbeddingVariable):
+        expected = "sok.Variable or sok.DynamicVariable"
+        raise TypeError(f"lookup_sparse: expected {expected}, got {type(variable).__name__}")
+    return "distributed" if variable.placement.owner is None else "localized"
+
+
+def _listed(name: str, value: Any, count: int, is_list: bool) -> list[Any]:
+    """Return one item for each variable."""
+    if value is None and name != "sp_ids":
+        return [None] * count
+    if not is_list:
+        return value if isinstance(value, list) and len(value) == 1 else [value]
+    if not isinstance(value, list | tuple) or len(value) != count:
+        came = f"{len(value)}" if isinstance(value, list | tuple) else type(value).__name__
+        raise ValueError(f"lookup_sparse: expected {name} as a list of {count}, one per variable, got {came}")
+    return list(value)
