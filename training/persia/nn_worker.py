@@ -8,6 +8,7 @@ from threading import Semaphore, Thread
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -246,9 +247,14 @@ class TrainCtx:
             raise SessionError("on_after_backward: expected prepare_features and a backward pass before each call")
         if not 0 < scale < float("inf"):
             raise ValueError(f"on_after_backward: expected a scale above 0, got {scale}")
-        gradients = {name: leaf.grad / scale for name, leaf in batch.leaves.items() if leaf.grad is not None}
-        is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients.values())
-        self._hand_back(batch, {name: one.numpy() for name, one in gradients.items()} if is_finite else {})
+        with np.errstate(over="ignore"):  # then a gradient is not finite
+            gradients = {
+                name: leaf.grad.numpy() / np.float32(scale)
+                for name, leaf in batch.leaves.items()
+                if leaf.grad is not None
+            }
+        is_finite = all(np.isfinite(gradient).all() for gradient in gradients.values())
+        self._hand_back(batch, gradients if is_finite else {})
         return is_finite
 
     def _hand_back(self, batch: TrainingBatch, gradients: dict[str, NDArray[Any]]) -> None:

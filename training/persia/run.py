@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels.system_cores import usable_cores
 from serving.errors import ConfigError
 from training.persia.checkpoint import newest_checkpoint, remove_unfinished
 from training.persia.config import read_embedding_config, read_global_config
@@ -204,16 +205,21 @@ def _attempt(options: RunOptions, cluster: Cluster, signals: _Signals, restarts_
                 return 128 + signals.stop
     finally:
         _end(roles, signals)
+        if options.checkpoint is not None:
+            remove_unfinished(options.checkpoint)
 
 
 def _start(options: RunOptions, cluster: Cluster, roles: list[_Role]) -> None:
     environment = {"FORWARD_QUEUE_SIZE": _FORWARD_QUEUE_SIZE, **os.environ, **cluster.environment()}
     environment["TRAINER_PORT"] = cluster.nn_worker.rpartition(":")[2]
+    # roles share the cores, and a lookup that waits for a busy core is slower than a lookup in one thread
+    threads = max(1, usable_cores() // (options.embedding_servers + options.embedding_workers + 1))
+    of_embedding = {"HOTROW_LOOKUP_THREADS": str(threads), **environment}
     arguments = [("embedding-server", str(number)) for number in range(options.embedding_servers)]
     arguments += [("embedding-worker", str(number)) for number in range(options.embedding_workers)]
     arguments += [("nn-worker", str(options.nn_worker)), ("data-loader", str(options.data_loader))]
     for command, argument in arguments:
-        roles.append(_Role(command, argument, environment))
+        roles.append(_Role(command, argument, of_embedding if command.startswith("embedding") else environment))
 
 
 def _after(failed: _Role, cluster: Cluster, restarts_left: int) -> int | None:

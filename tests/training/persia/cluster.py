@@ -17,7 +17,6 @@ from training.persia.config import EmbeddingConfig, Feature, read_embedding_conf
 from training.persia.ctx import Backend
 from training.persia.embedding_server import EmbeddingServer
 from training.persia.embedding_worker import EmbeddingWorker
-from training.persia.prelude import PyPersiaBatchData
 from training.persia.signs import farmhash64
 from training.persia.wire import Cluster, Message, Peer, RoleError, decode, encode, peers, serve
 
@@ -146,7 +145,7 @@ def served(folder, slots, workers=1, servers=1, groups=None, capacity=10**6, che
     config.write_text(json.dumps({"slots_config": slots, "feature_groups": groups or {}}))
     settings.write_text(json.dumps({"embedding_parameter_server_config": {"capacity": capacity}}))
     with ExitStack() as held:
-        addresses = [_free_address(held) for _ in range(workers + servers + 1)]
+        addresses = [held.enter_context(free_address()) for _ in range(workers + servers + 1)]
         at_servers, at_workers = tuple(addresses[:servers]), tuple(addresses[servers:-1])
         place = None if checkpoint is None else str(checkpoint)
         cluster = Cluster(os.getpid(), str(config), str(settings), at_servers, at_workers, addresses[-1], place)
@@ -207,12 +206,13 @@ class Served(NamedTuple):
         return None
 
 
-def _free_address(held):
+@contextmanager
+def free_address():
     """Hold a port on which another socket may listen."""
-    holder = held.enter_context(socket.socket())
-    holder.bind(("127.0.0.1", 0))
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    return f"127.0.0.1:{holder.getsockname()[1]}"
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
 
 
 def _call(role, method, message):
@@ -222,14 +222,3 @@ def _call(role, method, message):
 
 def _stop(server):
     server.stop(None).wait()
-
-
-def batch_of(dense, bags, *targets):
-    """Make a batch of arrays."""
-    batch = PyPersiaBatchData()
-    for array in dense:
-        batch.add_dense([np.asarray(array, np.float32)])
-    batch.add_sparse([(name, [np.array(bag, np.uint64) for bag in of_feature]) for name, of_feature in bags.items()])
-    for target in targets:
-        batch.add_target(np.asarray(target, np.float32))
-    return batch

@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,9 @@ import torch
 from torch import nn
 
 from serving.errors import ConfigError, OutputError
-from tests.training.persia.cluster import Plain, batch_of, served
+from tests.training.persia.batches import SLOTS, batch_of, batches_of, draw
+from tests.training.persia.cluster import served
+from tests.training.persia.training import Net, a_net, enter, plain_losses, step
 from training.errors import SessionError
 from training.persia import ctx as persia_ctx
 from training.persia.checkpoint import newest_checkpoint
@@ -21,87 +22,17 @@ from training.persia.ctx import TrainCtx
 from training.persia.sparse.optim import SGD, Adagrad
 from training.persia.wire import RoleError
 
-SLOTS = {"a": {"dim": 3}, "b": {"dim": 2, "sqrt_scaling": True}, "c": {"dim": 3, "embedding_summation": False}}
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(2 + 3 + 2 + 10 * 4, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def forward(self, dense, sparse):
-        return self.layers(torch.cat([*dense, *(one.flatten(1) for one in sparse)], dim=1))
-
-
-def draw(count, samples=4, seed=0):
-    """Ragged batches: dense, bags, target."""
-    rng = np.random.default_rng(seed)
-    batches = []
-    for _ in range(count):
-        bags = {name: [rng.integers(0, 9, rng.integers(0, 4)).tolist() for _ in range(samples)] for name in SLOTS}
-        batches.append((rng.normal(size=(samples, 2)), bags, rng.integers(0, 2, (samples, 1))))
-    return batches
-
-
-@contextmanager
-def enter(staleness=1, queue=2, optimizer=None, scaler=None):
-    """Enter a ``TrainCtx``. Its server, which lives as long as its process, ends too."""
-    port = int(os.environ["TRAINER_PORT"])
-    optimizer = SGD(0.5) if optimizer is None else optimizer
-    with TrainCtx(scaler, optimizer, port, queue, embedding_staleness=staleness) as context:
-        yield context
-    context._server.stop(None).wait()
-
-
-def step(context, data, net, dense_optimizer, number=0):
-    """Train on a batch, and return the loss."""
-    (dense, sparse), target = context.prepare_features(data)
-    loss = nn.functional.binary_cross_entropy_with_logits(net(dense, sparse), target)
-    dense_optimizer.zero_grad()
-    loss.backward()
-    assert context.on_after_backward(1.0, number)
-    dense_optimizer.step()
-    return loss.item()
-
-
-def a_net():
-    torch.manual_seed(0)
-    net = Net()
-    return net, torch.optim.SGD(net.parameters(), 0.1)
-
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 3)])
 def test_with_staleness_1_every_loss_is_that_of_one_process(workers, servers, tmp_path):
     net, dense_optimizer = a_net()
-    peer = Net().double()
-    peer.load_state_dict(net.state_dict())
-    peer_optimizer = torch.optim.SGD(peer.parameters(), 0.1)
-    batches = draw(12)
-    losses = []
+    batches, roles = draw(12), served(tmp_path, SLOTS, workers, servers)
+    with roles as roles, roles.loading(batches_of(batches)), enter(optimizer=Adagrad(0.1)) as context:
+        losses = [step(context, data, net, dense_optimizer) for data in context.data_loader()]
 
-    with served(tmp_path, SLOTS, workers, servers) as roles:
-        plain = Plain([type("Role", (), {"role": server}) for server in roles.servers])
-        features = read_embedding_config(tmp_path / "embedding_config.yml").features
-        sums = {}  # Adagrad's
-        loaded = [batch_of([dense], bags, target) for dense, bags, target in batches]
-        with roles.loading(loaded), enter(optimizer=Adagrad(0.1)) as context:
-            for (dense, bags, target), data in zip(batches, context.data_loader(), strict=True):
-                data.vectors.result()  # the rows are there, and have not moved
-                sparse = [plain.vectors(one, bags[name]) for name, one in features.items()]
-                output = peer([torch.tensor(dense.astype(np.float32)).double()], sparse)
-                loss = nn.functional.binary_cross_entropy_with_logits(output, torch.tensor(target).double())
-                losses.append((step(context, data, net, dense_optimizer), loss.item()))
-                peer_optimizer.zero_grad()
-                loss.backward()
-                peer_optimizer.step()
-                for name, row in plain.rows.items():
-                    if row.grad is not None:
-                        sums[name] = sums.get(name, 0.01) + row.grad**2
-                        row.data -= 0.1 * row.grad / (sums[name].sqrt() + 1e-10)
-                        row.grad = None
-
-    assert np.ptp([loss for loss, _ in losses]) > 0.01
-    np.testing.assert_allclose(*np.transpose(losses), rtol=1e-4)  # float32 against float64
+    expected = plain_losses(batches, read_embedding_config(tmp_path / "embedding_config.yml"))
+    assert np.ptp(losses) > 0.01
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)  # float32 against float64
 
 
 def test_staleness_bounds_the_batches_whose_gradients_are_not_applied(tmp_path):
@@ -348,7 +279,7 @@ def test_a_port_in_use_is_reported(tmp_path, monkeypatch):
 def losses(roles, batches, net, dense_optimizer, saves_at=None, loads=False):
     """Train to the end, and return the losses."""
     found = []
-    loaded = [batch_of([dense], bags, target) for dense, bags, target in batches]
+    loaded = batches_of(batches)
     with roles.loading(loaded), enter(optimizer=Adagrad(0.1)) as context:
         if loads:
             assert context.load_checkpoint(net, dense_optimizer) == 4
@@ -381,7 +312,7 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     net, dense_optimizer = a_net()
     with served(tmp_path, SLOTS, checkpoint=tmp_path / "checkpoints") as roles:
         (tmp_path / "checkpoints").mkdir()
-        with roles.loading([batch_of([dense], bags, target) for dense, bags, target in draw(1)]), enter() as context:
+        with roles.loading(batches_of(draw(1))), enter() as context:
             assert context.load_checkpoint(net) == 0
             for data in context.data_loader():
                 step(context, data, net, dense_optimizer)
