@@ -25,6 +25,7 @@ OWN_TESTS = {
     "importing.md": "tests/e2e/test_importing.py",
     "models.md": "tests/training/model/test_families.py",
     "planning.md": "tests/serving/test_planner_cli.py",
+    "sok.md": "tests/training/sok/test_document.py",
     "triton.md": "tests/e2e/test_triton.py",
 }
 SERVED = re.compile(r"(?:127\.0\.0\.1|localhost):(8000|8001)")

@@ -59,12 +59,14 @@ class Variable(torch.nn.Parameter):  # type: ignore[misc]
         placement = Placement.read("Variable", mode, started("Variable").processes)
         table = _read_table(initial_value, dtype)
         own = placement.keys(len(table))
-        shard = np.array(table[own.start : own.stop : own.step], np.float32, order="C")
-        return cls._make(shard, table.shape, placement, checked_name("Variable", name))
+        return cls._make(table[own.start : own.stop : own.step], table.shape, placement, checked_name("Variable", name))
 
     @classmethod
-    def _make(cls, shard: Floats, shape: tuple[int, ...], placement: Placement, name: str | None) -> "Variable":
-        variable: Variable = super().__new__(cls, torch.from_numpy(shard))
+    def _make(cls, shard: NDArray[Any], shape: tuple[int, ...], placement: Placement, name: str | None) -> "Variable":
+        # PyTorch aligns rows to cache lines, which NumPy does not
+        rows = torch.empty(shard.shape, dtype=torch.float32)
+        rows.numpy()[:] = shard
+        variable: Variable = super().__new__(cls, rows)
         variable.global_shape = (shape[0], shape[1])
         variable.placement = placement
         variable._name = name
@@ -130,7 +132,7 @@ class Variable(torch.nn.Parameter):  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Variable":
         """Copy this process's rows."""
-        copied = self._make(self.detach().numpy().copy(), self.global_shape, self.placement, self._name)
+        copied = self._make(self.detach().numpy(), self.global_shape, self.placement, self._name)
         copied.requires_grad_(self.requires_grad)
         return copied
 
