@@ -155,6 +155,12 @@ TRAINING = [
      "fused_lookup.step", {}, "samples/s", "plain PyTorch operations, sparse gradients", ">= 2"),
     ("fused lookup of the same features in {features} calls: forward, backward", "fused_lookup.tensors", {},
      "samples/s", "the same", ""),
+    ("SOK's `lookup_sparse` in {tables} tables of {rows} rows, dim {dim}, batches of {batch}: forward, backward",
+     "sok.passes", {}, "samples/s", "`EmbeddingBag(sparse=True)`, its gradients coalesced as ours", ">= 1.5"),
+    ("the same, sorted gradients without repeated rows", "sok.repeated_rows", {},
+     "samples/s", "`EmbeddingBag(sparse=True)`, unsorted gradients with repeated rows", ""),
+    ("the same and Adam, rows found by key", "sok.step", {},
+     "samples/s", "`EmbeddingBag(sparse=True)` and `SparseAdam`, rows found by position", ""),
 ]
 
 TRACES = ("a 1.05, 10 %", "a 1.05, 2 %", "a 0.8, 10 %", "a 1.05, 2 %, slow drift", "a 1.05, 10 %, drift 0.1 %",

@@ -20,6 +20,7 @@ NAMES = [
     "scale",
     "servers",
     "snapshot",
+    "sok",
     "tiers",
     "training",
     "training_data",
@@ -28,7 +29,7 @@ NAMES = [
 ]
 
 
-LONG = {"batching", "cache_policy", "fused_lookup", "host_table", "predict", "training", "training_processes"}
+LONG = {"batching", "cache_policy", "fused_lookup", "host_table", "predict", "sok", "training", "training_processes"}
 
 
 @pytest.mark.slow
