@@ -1,6 +1,7 @@
 """The processes of one training, which torchrun starts: one process, or a process group of ``torch.distributed``.
 
-Every process calls the same methods in the same order.
+Every process calls the same methods in the same order. An exception in one process ends the others: their next call
+fails when that process has exited.
 """
 
 import atexit
@@ -20,7 +21,7 @@ class _Total(torch.autograd.Function):  # type: ignore[misc]
     """The sum of a tensor over all processes. Each process's loss depends on it, so gradients are added up too."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
         ctx.group = group
         total = tensor.clone()
         dist.all_reduce(total, group=group)
@@ -32,7 +33,7 @@ class _Total(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Processes:
-    """A group of processes, and this one's place in it.
+    """A group of processes, and the place of this process in the group.
 
     Attributes:
         rank: the number of this process, from 0.
@@ -63,7 +64,7 @@ class Processes:
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         """Add up a tensor over all processes. Its gradient is added up too."""
-        return tensor if self.size == 1 else _Total.apply(tensor, self.group)
+        return tensor if self.size == 1 else _Total.apply(tensor, self._group)
 
     def average_(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace tensors by their means over all processes."""
@@ -74,6 +75,11 @@ class Processes:
         flat /= self.size
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.reshape(tensor.shape))
+
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        if self.size > 1:
+            dist.barrier(group=self.group)
 
     def from_first(self, value: Value) -> Value:
         """Return the first process's value, which can be pickled."""
@@ -106,7 +112,7 @@ class Processes:
                     yield values[0]
 
     def exchange(self, to_processes: Sequence[Sequence[NDArray[Any]]], received: Sequence[int]) -> NDArray[Any]:
-        """Send numbers to every process, and return those that came from process 0, from process 1, and so on.
+        """Send numbers to every process, and return the numbers from process 0, from process 1, and so on.
 
         Args:
             to_processes: for each process, one-dimensional arrays that are joined. All have one dtype.

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <new>
 #include <type_traits>
+#include <utility>
 
 #include "pages.hpp"
 
@@ -26,7 +27,7 @@ class GrowingArray {
   GrowingArray& operator=(const GrowingArray&) = delete;
   GrowingArray(GrowingArray&& other) noexcept { swap(other); }
   GrowingArray& operator=(GrowingArray&& other) noexcept {
-    swap(other);
+    GrowingArray(std::move(other)).swap(*this);
     return *this;
   }
   ~GrowingArray() {
@@ -61,10 +62,8 @@ class GrowingArray {
     const void* grown =
         data_ ? mremap(data_, bytes_, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target)
               : mmap(target, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-    if (grown == MAP_FAILED) {
-      munmap(target, bytes);
-      throw std::bad_alloc();
-    }
+    // A failed call may have given the range back, so it may be another thread's now. It is left alone.
+    if (grown == MAP_FAILED) throw std::bad_alloc();
     if (unit == kHugePage) prepare_pages(target, bytes);
     data_ = target;
     bytes_ = bytes;

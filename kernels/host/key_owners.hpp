@@ -10,7 +10,7 @@
 namespace hotrow {
 
 struct OwnedKeys {
-  std::vector<int64_t> keys;    // process after process; of one process in the order of their first places
+  std::vector<int64_t> keys;    // process after process; within a process, in the order of first appearance
   std::vector<int64_t> counts;  // of each process
   std::vector<int64_t> places;  // of each key of the batch among `keys`
   std::vector<int64_t> firsts;  // of each of `keys`, its first place in the batch

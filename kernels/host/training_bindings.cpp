@@ -91,7 +91,8 @@ class ArrayRows {
   float max_norm_;
 };
 
-// The tables of a call, locked in the order of their addresses. Create and destroy it without the GIL.
+// The tables of a call, locked in the order of their addresses. Create it without the GIL: who waits for a lock must not
+// hold the GIL, because the lock's owner may need it.
 class TableLocks {
  public:
   explicit TableLocks(std::vector<TrainingTable*> tables) {
@@ -264,6 +265,12 @@ nb::list look_up(const nb::sequence& tables, const nb::sequence& keys, const nb:
   return answers;
 }
 
+nb::object array_of(const std::vector<int64_t>& numbers) {
+  nb::object array = python().empty(numbers.size(), python().int64);
+  std::copy(numbers.begin(), numbers.end(), Array(array, "numbers", "int64[N]", Array::kWrite).data<int64_t>());
+  return array;
+}
+
 // Lookups and the gradients of their pooled bags.
 class Gradients {
  public:
@@ -291,32 +298,28 @@ nb::list sum_row_gradients(const nb::sequence& lookups_in, const nb::sequence& g
   const Gradients gradients(lookups_in, gradients_in);
   const std::vector<BagLookup*>& lookups = gradients.lookups();
   std::vector<std::unique_ptr<RowGradients>> rows(lookups.size());
+  std::optional<TableLocks> locks;  // until the end, because rows must stay what they are
   {
     const GilRelease release;
-    const TableLocks locks(tables_of(lookups));
+    locks.emplace(tables_of(lookups));
     gradients.refresh();
     CorePool::shared().run(lookups.size(), [&](size_t i) {
       rows[i] = std::make_unique<RowGradients>(std::vector<BagGradient>{gradients.of(i)}, lookups[i]->dim());
     });
   }
   nb::list answers;
-  std::vector<std::unique_ptr<Array>> keys_out, sums_out;
-  for (size_t i = 0; i < lookups.size(); ++i) {
-    const size_t distinct = rows[i]->rows().size();
-    nb::object keys = python().empty(distinct, python().int64);
-    nb::object sums = python().empty(nb::make_tuple(distinct, lookups[i]->dim()), python().float32);
-    keys_out.push_back(std::make_unique<Array>(keys, "keys", "int64[U]", Array::kWrite));
-    sums_out.push_back(std::make_unique<Array>(sums, "sums", "float32[U, D]", Array::kWrite));
-    answers.append(nb::make_tuple(keys, sums));
-  }
-  const GilRelease release;
-  const TableLocks locks(tables_of(lookups));
+  std::vector<std::unique_ptr<Array>> sums_out;
   std::vector<RowSums> all;
   for (size_t i = 0; i < lookups.size(); ++i) {
-    std::transform(rows[i]->rows().begin(), rows[i]->rows().end(), keys_out[i]->data<int64_t>(),
-                   [&](int64_t row) { return lookups[i]->key(row); });
-    all.push_back({lookups[i]->view(), rows[i].get(), sums_out[i]->data<float>()});
+    const std::vector<int64_t>& distinct = rows[i]->rows();
+    std::vector<int64_t> keys(distinct.size());
+    std::transform(distinct.begin(), distinct.end(), keys.begin(), [&](int64_t row) { return lookups[i]->key(row); });
+    nb::object sums = python().empty(nb::make_tuple(distinct.size(), lookups[i]->dim()), python().float32);
+    sums_out.push_back(std::make_unique<Array>(sums, "sums", "float32[U, D]", Array::kWrite));
+    all.push_back({lookups[i]->view(), rows[i].get(), sums_out.back()->data<float>()});
+    answers.append(nb::make_tuple(array_of(keys), sums));
   }
+  const GilRelease release;
   sum_gradients(all);
   return answers;
 }
@@ -340,12 +343,6 @@ nb::list array_gradients(const nb::sequence& lookups_in, const nb::sequence& gra
     answers.append(sums);
   }
   return answers;
-}
-
-nb::object array_of(const std::vector<int64_t>& numbers) {
-  nb::object array = python().empty(numbers.size(), python().int64);
-  std::copy(numbers.begin(), numbers.end(), Array(array, "numbers", "int64[N]", Array::kWrite).data<int64_t>());
-  return array;
 }
 
 nb::tuple owned_keys(nb::handle keys_in, int64_t processes, int64_t owner, bool distinct) {
@@ -491,11 +488,17 @@ nb::object find(const TrainingTable& table, nb::handle keys_in) {
   return rows;
 }
 
+std::vector<float> states_of(const TrainingTable& table) {
+  const GilRelease release;
+  const std::lock_guard<std::mutex> hold(table.mutex());
+  return table.options().initial_states;
+}
+
 nb::tuple read(const TrainingTable& table, nb::handle rows_in) {
   const Array array(rows_in, "rows", "int64[N]", Array::kCopy);
   array.require(Dtype::kInt64, 1);
   const auto rows = array.copy<int64_t>();
-  const size_t n = array.size(0), parts = 1 + table.options().initial_states.size();
+  const size_t n = array.size(0), parts = 1 + states_of(table).size();
   nb::object keys = python().empty(n, python().int64);
   nb::object values = python().empty(nb::make_tuple(n, parts, table.options().dim), python().float32);
   nb::object steps = python().empty(n, python().int64);
@@ -530,6 +533,11 @@ void write(TrainingTable& table, nb::handle keys_in, nb::handle parts_in, nb::ha
   steps.require_shape(keys.count());
   slots.require(Dtype::kUint64, 1);
   slots.require_shape(keys.count());
+  for (size_t i = 0; i < keys.count(); ++i)
+    if (const int64_t step = steps.data<const int64_t>()[i]; step < 0 || step > INT32_MAX)
+      throw nb::value_error(("last_steps: expected 0 to 2147483647, got " + std::to_string(step) + " at position " +
+                             std::to_string(i))
+                                .c_str());
   with_table_errors(table.options().name, [&] {
     const GilRelease release;
     const std::lock_guard<std::mutex> hold(table.mutex());
@@ -580,7 +588,7 @@ void bind_training(nb::module_& module) {
            nb::arg("default_value") = 0.0f, nb::arg("max_norm") = nb::none())
       .def_prop_ro("name", [](const TrainingTable& table) { return table.options().name; })
       .def_prop_ro("dim", [](const TrainingTable& table) { return table.options().dim; })
-      .def_prop_ro("initial_states", [](const TrainingTable& table) { return table.options().initial_states; })
+      .def_prop_ro("initial_states", &states_of)
       .def_prop_ro("step", &locked<&TrainingTable::step>)
       .def("__len__", &locked<&TrainingTable::size>)
       .def("find", &find, nb::arg("keys").none())

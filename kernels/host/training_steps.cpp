@@ -244,7 +244,7 @@ void weight_gradients(const TrainedRows& table, const BagGradient& lookup, float
     for (size_t bag = first; bag < last; ++bag) {
       const float* gradient = lookup.gradient + bag * dim;
       const float divisor = bags.divisor(bag);
-      float along = 0;  // what the pooled bag, times the divisor, has of the gradient
+      float along = 0;  // dot product of the undivided bag and the gradient
       for (size_t i = bags.begin(bag); i < bags.end(bag); ++i) {
         if (bags.rows[i] < 0) {
           float sum = 0;

@@ -318,11 +318,14 @@ void TrainingTable::clear() {
 
 void TrainingTable::set_states(const std::vector<float>& initial_states) {
   const TrainedRows before = view();
-  const GrowingArray<std::byte> old = std::move(values_);
-  options_.initial_states = initial_states;
+  TrainingOptions options = options_;
+  options.initial_states = initial_states;
+  GrowingArray<std::byte> values;
+  values.reserve(used_ * stride_of(options));
+  // nothing throws from here on
+  const GrowingArray<std::byte> old = std::exchange(values_, std::move(values));
+  options_ = std::move(options);
   stride_bytes_ = stride_of(options_);
-  values_ = {};
-  values_.reserve(used_ * stride_bytes_);
   const TrainedRows after = view();
   for (size_t row = 0; row < used_; ++row) {
     const auto number = static_cast<int64_t>(row);

@@ -47,7 +47,7 @@ struct TrainingOptions {
   float max_norm;
 };
 
-// A key that is no row of a table with fixed rows.
+// A key outside the fixed rows of a table.
 struct KeyBeyondRows {
   int64_t key;
   size_t position;
@@ -59,14 +59,14 @@ struct CallBeyondRows {
   uint64_t max_rows;
 };
 
-// In which slot of its sample each key of a batch is.
+// The slot of each key in its sample.
 struct KeySlots {
   const int64_t* of_keys;   // nullptr: bag r is slot r % slots
   const int64_t* row_ptrs;  // nullptr: one key per bag
   size_t slots;
 };
 
-// Every method and the view need the table's mutex, except the constructor and `options`.
+// Every method and the view need the table's mutex, except the constructor, and `options` without initial_states.
 class TrainingTable {
  public:
   static constexpr uint64_t kMaxRows = 3'500'000'000;
@@ -104,7 +104,7 @@ class TrainingTable {
   void write(const int64_t* keys, size_t n, const float* parts, const int64_t* last_steps, const uint64_t* slots);
   // Remove all rows and all sightings. Fixed rows get their first weights again.
   void clear();
-  // Give every row these states, at their first values.
+  // Give every row these states, at their first values. If it throws, nothing has changed.
   void set_states(const std::vector<float>& initial_states);
   // How often each key without a row was seen.
   std::vector<std::pair<int64_t, uint32_t>> sightings() const;

@@ -49,6 +49,7 @@ class Mover {
   void move(float* __restrict w, float* __restrict states, const float* __restrict g, size_t dim) const {
     float* __restrict s = states;
     float* __restrict t = states + dim;
+    if (kRule == Rule::kFtrl && rate_ == 0) return;  // its formula divides by the rate
     for (size_t d = 0; d < dim; ++d) {
       if constexpr (kRule == Rule::kSgd) {
         w[d] -= rate_ * g[d];

@@ -1,6 +1,8 @@
 """TrainingTable against dicts: which keys have rows, and what is in them."""
 
 import re
+import subprocess
+import sys
 from collections import OrderedDict
 
 import numpy as np
@@ -217,6 +219,32 @@ def test_other_states_replace_those_of_all_rows():
     np.testing.assert_array_equal(rows_of(table)[3], before[:1])
 
 
+def test_states_that_do_not_fit_into_memory_leave_the_table_as_it_is():
+    script = """
+import resource, sys
+import numpy as np
+from kernels.host import TrainingTable, look_up_bags
+table, keys = TrainingTable("t", 64), np.arange(50_000)
+def look_up():
+    return look_up_bags([table], [keys], [None], ["sum"], [None], [1], True)[0][1]
+before = look_up()
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (30 << 20),) * 2)
+try:
+    table.set_states([0.0] * 8)
+except MemoryError:
+    pass
+else:
+    sys.exit("no MemoryError")
+resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
+assert table.initial_states == []
+assert (look_up() == before).all()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_row_keeps_the_slot_in_which_its_key_was_first_seen():
     table = TrainingTable("t", 2)
     row_ptrs = array([0, 2, 2, 3, 4, 6, 6])  # two samples of three slots
@@ -276,6 +304,8 @@ def test_wrong_rows_and_keys_are_refused():
         table.write(one, np.zeros((1, 1, 2), np.float32), one, slots)
     with pytest.raises(ValueError, match=re.escape("last_steps: expected int64[N] of shape [1]")):
         table.write(one, np.zeros((1, 2, 2), np.float32), array([]), slots)
+    with pytest.raises(ValueError, match="last_steps: expected 0 to 2147483647, got -1 at position 0"):
+        table.write(one, np.zeros((1, 2, 2), np.float32), array([-1]), slots)
     with pytest.raises(TypeError, match=re.escape("slots: expected uint64[N], got int64[1]")):
         table.write(one, np.zeros((1, 2, 2), np.float32), one, one)
     assert len(table) == 1

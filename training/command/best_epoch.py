@@ -48,7 +48,7 @@ class BestEpoch:
         self.epoch, self._loss = result.epoch, loss
         if not self._model.processes.is_first:
             self._model.send_rows()
-            self._model.processes.from_first(None)  # wait until the files are there
+            self._model.processes.wait()  # until the files are there
             return
         try:
             with atomic_directory(self._folder) as folder:
@@ -56,8 +56,9 @@ class BestEpoch:
                 (folder / _FILE).write_text(json.dumps({"epoch": self.epoch, "loss": loss}), encoding="utf-8")
         except OSError as err:
             raise OutputError(f"{self._folder}: cannot be written: {(err.strerror or str(err)).lower()}") from err
-        self._model.processes.from_first(None)
+        self._model.processes.wait()
 
     def restore(self) -> None:
         """Put the model of the best epoch back."""
         load_model(self._folder, self._model, self._optimizer)
+        self._model.processes.wait()  # the folder may be temporary

@@ -50,7 +50,7 @@ class Checkpoints:
         """
         if not self._model.processes.is_first:
             self._model.send_rows()
-            self._model.processes.from_first(None)  # wait until the checkpoint is there
+            self._model.processes.wait()  # until the checkpoint is there
             return
         document = {"settings": self._settings, "position": dataclasses.asdict(position), "results": results}
         try:
@@ -64,7 +64,7 @@ class Checkpoints:
         for step, path in self._all():
             if step < position.step:
                 shutil.rmtree(path, ignore_errors=True)
-        self._model.processes.from_first(None)
+        self._model.processes.wait()
 
     def load(self) -> tuple[Position, list[dict[str, Any]]]:
         """Read the newest checkpoint into the model, and return the position and the results of the epochs.

@@ -32,10 +32,10 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         vectors = tables({"user": users, "tags": (tags, offsets)})
 
     With a ``process_group``, every process calls ``forward``, and ``backward`` for its answer, the same number of times
-    and with the same features. A row gets the mean of its gradients in all processes, as ``DistributedDataParallel``
-    does for the other parameters. Each process saves its own rows.
+    and with the same set of features. A row gets the mean of its gradients in all processes, as
+    ``DistributedDataParallel`` does for the other parameters. Each process saves its own rows.
 
-    In training mode with gradients enabled, ``forward`` makes rows of new keys. Otherwise nothing changes.
+    In training mode with gradients enabled, ``forward`` adds rows for new keys. Evaluation changes nothing.
 
     Attributes:
         tables: the tables by name.
@@ -114,25 +114,32 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         for feature in features:
             if feature not in self._table_of:
                 raise KeyError(f"no table reads the feature {feature!r}; the features are {', '.join(self._table_of)}")
+        if not features:
+            return {}
         trains = self.training and torch.is_grad_enabled()
-        bags = {feature: read_feature(feature, value) for feature, value in features.items()}
+        # in the order of the tables, because the processes may pass the features in any order
+        bags = {name: read_feature(name, features[name]) for name in self._table_of if name in features}
         parameters = [self._parameter_of[self._table_of[feature]] for feature in bags]
         lookups = self._look_up([parameter.table for parameter in parameters], list(bags.values()), trains)
         shapes = [(*one.shape, lookup.shape[1]) for one, lookup in zip(bags.values(), lookups.pooled, strict=True)]
         devices = [one.device for one in bags.values()]
         if trains:
             self._drop_gradients()
-            weights = [one.weights for one in bags.values()]
-            pooled = PooledBags.apply(lookups, lookups.pooled, devices, *parameters, *weights)
-        else:
-            pooled = [torch.from_numpy(one).to(device) for one, device in zip(lookups.pooled, devices, strict=True)]
-        return {feature: one.reshape(shape) for feature, one, shape in zip(bags, pooled, shapes, strict=True)}
+        weights = [one.weights for one in bags.values()]
+        updated = parameters if trains else [None] * len(parameters)
+        pooled = PooledBags.apply(lookups, lookups.pooled, devices, *updated, *weights)
+        of_bags = {feature: one.reshape(shape) for feature, one, shape in zip(bags, pooled, shapes, strict=True)}
+        return {feature: of_bags[feature] for feature in features}
 
     def owner_of(self, table: str, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the process that has the row of each key, int64[N]."""
         if self._sharding == "key":
             return keys % self._processes.size
         return np.full(keys.size, list(self.tables).index(table) % self._processes.size)
+
+    def _owns(self, table: str, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        owns: NDArray[np.bool_] = self.owner_of(table, keys) == self._processes.rank
+        return owns
 
     def _look_up(self, tables: Sequence[EmbeddingTable], bags: Sequence[FeatureBags], trains: bool) -> Lookups:
         if self._processes.size == 1:
@@ -159,14 +166,29 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return all rows with their states, for ``state_dict``."""
-        return {name: _table_state(table) for name, table in self.tables.items()}
+        return {
+            "shard": [self._processes.rank, self._processes.size, self._sharding],
+            "tables": {name: _table_state(table) for name, table in self.tables.items()},
+        }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Undo ``get_extra_state``. Rows that are not in ``state`` are removed."""
-        if set(state) != set(self.tables):
-            raise ValueError(f"expected the rows of {', '.join(self.tables)}, got those of {', '.join(state)}")
+        """Undo ``get_extra_state``. Rows that are not in ``state`` are removed.
+
+        A state of one process can be loaded by any number of processes; each takes its own rows.
+
+        Raises:
+            ValueError: the state has other tables or rows of another shape, or is another process's share.
+        """
+        tables, shard = state["tables"], [self._processes.rank, self._processes.size, self._sharding]
+        if set(tables) != set(self.tables):
+            raise ValueError(f"expected the rows of {', '.join(self.tables)}, got those of {', '.join(tables)}")
+        if state["shard"] != shard and state["shard"][1] != 1:
+            raise ValueError(f"expected the rows of process {_shown(shard)}, got those of {_shown(state['shard'])}")
         for name, table in self.tables.items():
-            _load_table_state(table, state[name])
+            _check_table_state(table, tables[name])
+        for name, table in self.tables.items():
+            mine = {part: self._owns(name, tables[name][part].numpy()) for part in ("keys", "sighted_keys")}
+            _load_table_state(table, tables[name], mine["keys"], mine["sighted_keys"])
 
     def _drop_gradients(self) -> None:
         """Forget gradients that ``zero_grad`` has dropped."""
@@ -192,6 +214,7 @@ def _table_state(table: EmbeddingTable) -> dict[str, Any]:
     rows = TableRows(*table.native.read(table.native.changed_rows()))
     keys, counts = table.native.sightings()
     return {
+        "rule": table.rule,
         "initial_states": list(table.initial_states),
         "keys": torch.from_numpy(rows.keys),
         "parts": torch.from_numpy(rows.parts),
@@ -202,10 +225,27 @@ def _table_state(table: EmbeddingTable) -> dict[str, Any]:
     }
 
 
-def _load_table_state(table: EmbeddingTable, state: dict[str, Any]) -> None:
+def _check_table_state(table: EmbeddingTable, state: dict[str, Any]) -> None:
+    """Refuse rows of another shape, before a table is cleared for them."""
+    parts, most = state["parts"], table.config.max_rows
+    shape = (1 + len(state["initial_states"]), table.config.dim)
+    if parts.shape[1:] != shape:
+        raise ValueError(f"table {table.name!r}: expected rows {list(shape)}, got {list(parts.shape[1:])}")
+    if most is not None and len(parts) > most:
+        raise ValueError(f"table {table.name!r}: expected at most {most} rows, got {len(parts)}")
+
+
+def _load_table_state(
+    table: EmbeddingTable, state: dict[str, Any], mine: NDArray[np.bool_], sighted_mine: NDArray[np.bool_]
+) -> None:
     table.clear()
-    table.use_states(state["initial_states"])
+    table.use_states(state["rule"], state["initial_states"])
     names = ("keys", "parts", "last_steps", "slot_ids", "sighted_keys", "sightings")
     keys, parts, last_steps, slot_ids, sighted, counts = (state[name].numpy() for name in names)
-    table.load(TableRows(keys, parts, last_steps, slot_ids.astype(np.uint64)))
-    table.native.write_sightings(sighted, counts)
+    table.load(TableRows(keys, parts, last_steps, slot_ids.astype(np.uint64))[mine])
+    table.native.write_sightings(sighted[sighted_mine], counts[sighted_mine])
+
+
+def _shown(shard: Sequence[Any]) -> str:
+    rank, size, sharding = shard
+    return f"{rank} of {size}, by {sharding}"

@@ -13,7 +13,15 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import ArrayRows, BagLookup, array_gradients, keys_by_owner, look_up_bags, weight_gradients
+from kernels.host import (
+    ArrayRows,
+    BagLookup,
+    array_gradients,
+    first_outside,
+    keys_by_owner,
+    look_up_bags,
+    weight_gradients,
+)
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import Floats, Table, weights_of
 from training.processes import Processes
@@ -62,10 +70,19 @@ class _Request:
 
     def __init__(self, of: OwnedTable, bags: FeatureBags, processes: int) -> None:
         config = of.table.config
+        if config.rows is not None:
+            _require_rows(of.table.name, bags.keys, config.rows)
         owner = -1 if of.owner is None else of.owner
         distinct = config.admit_after == 1  # otherwise every sighting counts
         self.keys, self.counts, self.places, firsts = keys_by_owner(bags.keys, processes, owner, distinct)
         self.slots = bags.slots_of(firsts) if config.keeps_slots else np.empty(0, np.int64)
+
+
+def _require_rows(table: str, keys: Ints, rows: int) -> None:
+    """Raise IndexError for a key outside fixed rows before it is sent, so the process that has it raises."""
+    place = first_outside(keys, 0, rows - 1)
+    if place < keys.size:
+        raise IndexError(f"table {table!r}: expected keys from 0 to {rows - 1}, got {keys[place]} at position {place}")
 
 
 class SharedLookups:
@@ -119,10 +136,18 @@ class SharedLookups:
         self._lookups: list[BagLookup] = [lookup for lookup, _ in answers]
         self.pooled: list[Floats] = [pooled for _, pooled in answers]
 
-    def row_gradients(self, gradients: Sequence[Floats]) -> Sequence[tuple[BagLookup, Floats]]:
+    def row_gradients(self, gradients: Sequence[Floats | None]) -> Sequence[tuple[BagLookup, Floats] | None]:
         """See ``Lookups``."""
-        sums = array_gradients(self._lookups, gradients, self._divisor)
-        return list(zip(self._owned, self._to_owners(sums), strict=True))
+        used = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        if not used:
+            return [None] * len(gradients)
+        there = [gradient for gradient in gradients if gradient is not None]
+        sums = array_gradients([self._lookups[number] for number in used], there, self._divisor)
+        came = iter(self._exchange(sums, self._sent[:, used], self._received[:, used]))
+        return [
+            None if gradient is None else (lookup, next(came))
+            for lookup, gradient in zip(self._owned, gradients, strict=True)
+        ]
 
     def weight_gradients(self, number: int, gradient: Floats) -> Floats:
         """See ``Lookups``."""

@@ -39,8 +39,11 @@ class Lookups(Protocol):
 
     pooled: list[Floats]
 
-    def row_gradients(self, gradients: Sequence[Floats]) -> Sequence[tuple[BagLookup, Floats]]:
-        """Turn the gradients of ``pooled`` into the gradients that the tables of this process get, one per lookup."""
+    def row_gradients(self, gradients: Sequence[Floats | None]) -> Sequence[tuple[BagLookup, Floats] | None]:
+        """Turn the gradients of ``pooled`` into the gradients that the tables of this process get, one per lookup.
+
+        None: the loss does not depend on a lookup. It is the same in all processes.
+        """
 
     def weight_gradients(self, number: int, gradient: Floats) -> Floats:
         """Return the gradient float32[N] of the weights of a lookup that has weights."""
@@ -63,9 +66,10 @@ class LocalLookups:
         self._lookups: list[BagLookup] = [lookup for lookup, _ in answers]
         self.pooled: list[Floats] = [pooled for _, pooled in answers]
 
-    def row_gradients(self, gradients: Sequence[Floats]) -> Sequence[tuple[BagLookup, Floats]]:
+    def row_gradients(self, gradients: Sequence[Floats | None]) -> Sequence[tuple[BagLookup, Floats] | None]:
         """See ``Lookups``."""
-        return list(zip(self._lookups, gradients, strict=True))
+        pairs = zip(self._lookups, gradients, strict=True)
+        return [None if gradient is None else (lookup, gradient) for lookup, gradient in pairs]
 
     def weight_gradients(self, number: int, gradient: Floats) -> Floats:
         """See ``Lookups``."""

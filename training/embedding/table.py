@@ -45,6 +45,7 @@ class EmbeddingTable:
         name: the table's name.
         config: what the table is like.
         native: the rows, for the functions of ``kernels.host``.
+        rule: the name of the rule whose states the rows have; "": they have none, or no optimizer has set them.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class EmbeddingTable:
         self.config = config
         self._seed = seed
         self._shard = shard
+        self.rule = ""
         self.native = TrainingTable(
             name,
             config.dim,
@@ -101,16 +103,20 @@ class EmbeddingTable:
         """The value of each state of a new row."""
         return tuple(self.native.initial_states)
 
-    def use_states(self, initial_states: Sequence[float]) -> None:
-        """Give rows these states, unless they have states with the same first values."""
-        if not np.array_equal(np.array(initial_states, np.float32), np.array(self.initial_states, np.float32)):
+    def use_states(self, rule: str, initial_states: Sequence[float]) -> None:
+        """Give rows the states of an optimizer's rule, at their first values, unless they have them already."""
+        same = np.array_equal(np.array(initial_states, np.float32), np.array(self.initial_states, np.float32))
+        if rule != self.rule or not same:
             self.native.set_states(initial_states)
+        self.rule = rule
 
     def empty_copy(self) -> Self:
         """Return a table of the same kind without trained rows."""
-        return type(self)(
+        copy = type(self)(
             self.name, self.config, seed=self._seed, initial_states=self.initial_states, shard=self._shard
         )
+        copy.rule = self.rule
+        return copy
 
     def rows(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return copies of every key and its vector, int64[V] and float32[V, D], in the order of ``dump``."""
@@ -140,7 +146,8 @@ class EmbeddingTable:
 
         Raises:
             IndexError: the table has fixed rows, and a key is none of them.
-            ValueError: the rows have another shape, or are more than ``max_rows``.
+            ValueError: the rows have another shape. With ``max_rows``, more rows than that are refused, and rows of
+                earlier calls may be replaced.
         """
         self.native.write(
             np.ascontiguousarray(rows.keys),

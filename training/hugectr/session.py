@@ -283,7 +283,7 @@ class Session:
         model, graph = self._model, self._document.graph
         if not self._processes.is_first:
             model.send_rows()
-            self._processes.from_first(None)  # wait until the files are there
+            self._processes.wait()  # until the files are there
             return
         write_dense(f"{prefix}_dense_{iter}.model", graph, model.dense_weights())
         states_path = Path(f"{prefix}_opt_dense_{iter}.model")
@@ -293,7 +293,7 @@ class Session:
         for t, embedding in enumerate(graph.embeddings):
             path, states_path = Path(f"{prefix}{t}_sparse_{iter}.model"), Path(f"{prefix}{t}_opt_sparse_{iter}.model")
             write_table(path, states_path, embedding, self._key_type, self._rows(t))
-        self._processes.from_first(None)
+        self._processes.wait()
 
     @property
     def _key_type(self) -> KeyType:

@@ -85,7 +85,7 @@ class CtrModel:
         self.tables = list(self._collection.tables.values())
         self._parameters_of: dict[TableOptimizer, list[TableParameter]] = defaultdict(list)
         for table, optimizer, parameter in zip(self.tables, optimizers, self._collection.parameters(), strict=True):
-            table.use_states(optimizer.rule.initial_states)
+            table.use_states(optimizer.rule.name, optimizer.rule.initial_states)
             self._parameters_of[optimizer].append(parameter)
         self._regularizers = regularizers
         self._label_weights = torch.tensor(label_weights or [1.0] * graph.label_dim)
@@ -255,8 +255,6 @@ class CtrModel:
         self.step += 1
         for optimizer, parameters in self._parameters_of.items():
             step_tables(parameters, optimizer.rule, optimizer.update_type, learning_rate, self.step)
-        for parameter in self._collection.parameters():
-            parameter.grad = None
         self.processes.average_([weight.grad for weight in self._weights.values() if weight.grad is not None])
         with torch.no_grad():
             for key, weight in self._weights.items():

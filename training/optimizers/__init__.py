@@ -83,7 +83,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         rule = self._rule(self.param_groups[-1])
         for parameter in self.param_groups[-1]["params"]:
             if isinstance(parameter, TableParameter):
-                parameter.table.use_states(rule.initial_states)
+                parameter.table.use_states(rule.name, rule.initial_states)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -299,6 +299,8 @@ class FtrlRule(UpdateRule):
 
     def update(self, move: Move) -> None:
         """See ``UpdateRule.update``."""
+        if move.learning_rate == 0:  # the formula divides by it
+            return
         n, z = move.states
         root = n.sqrt()
         n.addcmul_(move.gradient, move.gradient)

@@ -1,9 +1,11 @@
 """One step of an optimizer on the rows of tables."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 
-from kernels.host import update_tables
+from kernels.host import BagLookup, update_tables
 from training.embedding.gradients import TableParameter
+from training.embedding.lookups import Floats
 from training.optimizers.rules import UpdateRule, UpdateType
 
 
@@ -25,7 +27,11 @@ def step_tables(
         step: counted from 1.
         scaler: gradients are divided by it.
     """
-    taken = [one for parameter in parameters for one in parameter.take()]
-    if taken:
-        lookups, gradients = zip(*taken, strict=True)
-        update_tables(lookups, gradients, rule.name, update_type, learning_rate, step, rule.parameters, scaler)
+    by_scale: dict[float, list[tuple[BagLookup, Floats]]] = defaultdict(list)
+    for parameter in parameters:
+        gradients, scale = parameter.take()
+        by_scale[scale] += gradients
+    for scale, taken in by_scale.items():
+        if taken and scale:
+            lookups, floats = zip(*taken, strict=True)
+            update_tables(lookups, floats, rule.name, update_type, learning_rate, step, rule.parameters, scaler / scale)

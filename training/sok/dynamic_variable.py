@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 
 
 class DynamicVariable(TableParameter):
-    """A table whose keys are any integers. It is a parameter without elements; its rows are in ``table``.
+    """A table whose keys are any integers. It is a parameter with one element; its rows are in ``table``.
 
     An optimizer of ``training.optimizers`` must step it, and keeps its states in the rows. Those of ``torch.optim``
     raise an error. A row's gradient is the sum over all processes.
@@ -32,10 +32,6 @@ class DynamicVariable(TableParameter):
         placement: which process has which rows.
         table: this process's rows.
     """
-
-    def __new__(cls, *arguments: Any, **named: Any) -> "DynamicVariable":
-        """Make a parameter without elements."""
-        return torch.nn.Parameter.__new__(cls, torch.empty(0))  # type: ignore[no-any-return]
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """EmbeddingBagCollection in PyTorch programs, against modules and operations of PyTorch."""
 
 import copy
+import math
 import re
 
 import numpy as np
@@ -171,21 +172,124 @@ def test_gradients_of_several_backward_passes_are_added_until_a_step():
     assert vectors_of(one.tables["t"]) == vectors_of(other.tables["t"])
 
 
-@pytest.mark.parametrize("zero", ["optimizer", "module"])
-def test_zero_grad_drops_gradients(zero):
+def one_row():
+    """A collection whose row of key 1 has moved once, its optimizer, and a function that returns that row."""
     tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
     optimizer = SGD(tables.parameters(), lr=1.0)
     tables({"t": torch.tensor([1])})["t"].sum().backward()
     optimizer.step()
-    before = vectors_of(tables.tables["t"])
-    optimizer.zero_grad()
+    return tables, optimizer, lambda: np.array(vectors_of(tables.tables["t"])[1])
 
-    tables({"t": torch.tensor([1])})["t"].sum().backward()
-    (optimizer if zero == "optimizer" else tables).zero_grad()
-    tables({"t": torch.tensor([2])})["t"].sum().backward()
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("zero", ["optimizer", "module"])
+def test_zero_grad_drops_gradients(zero, set_to_none):
+    tables, optimizer, row = one_row()
+    before = row()
+
+    one, other = (tables({"t": torch.tensor([1])})["t"].sum() for _ in range(2))
+    (100 * one).backward()
+    (optimizer if zero == "optimizer" else tables).zero_grad(set_to_none)
+    other.backward()
     optimizer.step()
 
-    assert vectors_of(tables.tables["t"])[1] == before[1]
+    np.testing.assert_allclose(before - row(), 1, rtol=1e-6)
+
+
+def test_a_gradient_scaler_scales_tables_and_skips_steps_whose_gradient_is_not_finite():
+    tables, optimizer, row = one_row()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    moves = []
+
+    for factor in (1.0, math.inf, 1.0):
+        before = row()
+        optimizer.zero_grad()
+        scaler.scale((factor * tables({"t": torch.tensor([1])})["t"]).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        moves.append((before - row()).tolist())
+
+    np.testing.assert_allclose(moves, [[1, 1], [0, 0], [1, 1]], rtol=1e-6)
+
+
+def test_clipping_scales_tables_by_the_factor_of_the_other_parameters():
+    tables, optimizer, row = one_row()
+    weight = nn.Parameter(torch.tensor(2.0))
+    before = row()
+
+    (weight * tables({"t": torch.tensor([1])})["t"].sum() + 10 * weight).backward()
+    norm = nn.utils.clip_grad_norm_([*tables.parameters(), weight], 1.0)
+    optimizer.step()
+
+    torch.testing.assert_close(norm, torch.tensor(10 + before.sum(), dtype=torch.float32))
+    np.testing.assert_allclose(before - row(), 2 / norm, rtol=1e-5)
+
+
+def test_a_frozen_table_makes_rows_and_does_not_move():
+    tables, optimizer, row = one_row()
+    before = row()
+
+    tables.requires_grad_(False)
+    pooled = tables({"t": torch.tensor([1, 2])})["t"]
+    optimizer.step()
+
+    assert not pooled.requires_grad
+    np.testing.assert_array_equal(row(), before)
+    assert len(tables.tables["t"]) == 2
+
+
+def test_a_feature_that_the_loss_does_not_use_leaves_its_table_alone():
+    tables = EmbeddingBagCollection({name: EmbeddingBagConfig(2) for name in ("used", "unused")})
+    optimizer = Adam(tables.parameters(), lr=0.1)
+    features = {name: torch.tensor([1]) for name in tables.tables}
+    sum(one.sum() for one in tables(features).values()).backward()
+    optimizer.step()
+    before = vectors_of(tables.tables["unused"])
+
+    optimizer.zero_grad()
+    tables(features)["used"].sum().backward()
+    optimizer.step()
+
+    assert vectors_of(tables.tables["unused"]) == before
+    assert tables.tables["used"].step == 2
+    assert tables.tables["unused"].step == 1
+
+
+def test_weights_get_a_gradient_in_evaluation_too():
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
+    tables({"t": torch.tensor([1])})
+    tables.eval()
+    weights = torch.ones(1, requires_grad=True)
+
+    tables({"t": (torch.tensor([1]), torch.tensor([0, 1]), weights)})["t"].sum().backward()
+
+    torch.testing.assert_close(weights.grad, torch.tensor(vectors_of(tables.tables["t"])[1]).sum()[None])
+    assert tables.tables["t"].step == 0
+
+
+@pytest.mark.parametrize("keys", [torch.empty(0, dtype=torch.int64), torch.empty((0, 3), dtype=torch.int64)])
+def test_a_batch_may_be_empty(keys):
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
+
+    pooled = tables({"t": keys})["t"]
+    pooled.sum().backward()
+
+    assert pooled.shape == (0, 2)
+    assert tables({}) == {}
+
+
+def test_another_optimizer_begins_with_states_of_its_own():
+    tables, _, row = one_row()
+    momentum = MomentumSGD(tables.parameters(), lr=1.0)
+    tables({"t": torch.tensor([1])})["t"].sum().backward()
+    momentum.step()
+
+    optimizer = AdaGrad(tables.parameters(), lr=0.1)  # its state has the same first value
+    before = row()
+    tables({"t": torch.tensor([1])})["t"].sum().backward()
+    optimizer.step()
+
+    np.testing.assert_allclose(before - row(), 0.1, rtol=1e-5)
 
 
 def test_a_table_that_no_optimizer_of_hotrow_updates_is_reported_once():
@@ -361,4 +465,28 @@ def test_wrong_tables_and_states_are_refused():
     with pytest.raises(ValueError, match="table 'a': dim: expected 1 to"):
         EmbeddingBagCollection({"a": EmbeddingBagConfig(0)})
     with pytest.raises(ValueError, match="expected the rows of t, fixed, got those of other"):
-        TABLES.set_extra_state({"other": {}})
+        TABLES.set_extra_state({"shard": [0, 1, "key"], "tables": {"other": {}}})
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (EmbeddingBagConfig(3), {}, "table 't': expected rows [1, 3], got [1, 2]"),
+        (EmbeddingBagConfig(2, max_rows=1), {}, "table 't': expected at most 1 rows, got 2"),
+        (
+            EmbeddingBagConfig(2),
+            {"shard": [1, 2, "key"]},
+            "expected the rows of process 0 of 1, by key, got those of 1 of 2, by key",
+        ),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_the_rows_stay(config, changes, message):
+    saved = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
+    saved({"t": torch.tensor([1, 2])})
+    tables = EmbeddingBagCollection({"t": config})
+    tables({"t": torch.tensor([5])})
+
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tables.set_extra_state(saved.get_extra_state() | changes)
+
+    assert list(vectors_of(tables.tables["t"])) == [5]

@@ -34,6 +34,13 @@ def draw(rng):
     return features
 
 
+def share_of(rank, size, step):
+    """A process's samples of a batch. In some steps the first process has all of them, and in some the last has."""
+    if step % 3 == 2:
+        return slice(0, BATCH if rank == 0 else 0) if step % 2 else slice(0 if rank == size - 1 else BATCH, BATCH)
+    return slice(BATCH * rank // size, BATCH * (rank + 1) // size)
+
+
 def part_of(features, rows):
     """The bags of some samples, each with a leaf of weights."""
     cut = {}
@@ -54,10 +61,11 @@ def compare(sharding, optimizer, rank, size):
     alone = EmbeddingBagCollection(CONFIGS, seed=4)
     steps = [optimizer(net.parameters(), lr=0.05, update_type="LazyGlobal") for net in (shared, alone)]
     rng = np.random.default_rng(0)
-    share = slice(BATCH * rank // size, BATCH * (rank + 1) // size)
-    for _ in range(6):
-        features = draw(rng)
+    for number in range(6):
+        features, share = draw(rng), share_of(rank, size, number)
         whole, mine = part_of(features, slice(0, BATCH)), part_of(features, share)
+        if rank % 2:  # the order of the features does not matter
+            mine = dict(reversed(mine.items()))
         expected, pooled = alone(whole), shared(mine)
         for name in FEATURES:
             torch.testing.assert_close(pooled[name], expected[name][share], rtol=1e-4, atol=1e-5)
@@ -69,6 +77,8 @@ def compare(sharding, optimizer, rank, size):
         torch.testing.assert_close(mine["clipped"][2].grad / size, whole["clipped"][2].grad[begin:end])
         for step in steps:
             step.step()
+    check_states(shared, alone, rank, size, sharding)
+    share = share_of(rank, size, 0)
     with torch.no_grad():
         features = draw(rng)
         for name, answer in shared(part_of(features, share)).items():
@@ -96,6 +106,22 @@ def main():
     sys.stdout.write(f"rank {rank} of {size}: all equal\n")
     gc.collect()  # DistributedDataParallel refers to itself and to the group, which then would not end its threads
     dist.destroy_process_group()
+
+
+def check_states(shared, alone, rank, size, sharding):
+    """A process loads its own state, and its share of the state of one process, and no other state."""
+    other = EmbeddingBagCollection(CONFIGS, seed=9, process_group=dist.group.WORLD, sharding=sharding)
+    for state in (shared.get_extra_state(), alone.get_extra_state()):
+        other.set_extra_state(state)
+        for name, table in shared.tables.items():
+            assert sorted(other.tables[name].rows()[0].tolist()) == sorted(table.rows()[0].tolist())
+    state = shared.get_extra_state() | {"shard": [(rank + 1) % size, size, sharding]}
+    try:
+        other.set_extra_state(state)
+    except ValueError as err:
+        assert "expected the rows of process" in str(err)  # noqa: PT017
+    else:
+        raise AssertionError("another process's rows were loaded")
 
 
 class Net(torch.nn.Module):

@@ -50,7 +50,8 @@ def test_lookups_in_shared_tables_are_those_of_one_process(processes, tmp_path):
 
 @pytest.mark.slow
 def test_hotrow_train_in_two_processes_learns_what_one_learns_and_either_resumes_the_other(tmp_path):
-    train = (BIN / "hotrow", "train", "--synthetic", "2000", "--model", "deepfm", "--batch-size", "100")
+    # the last of 1,800 samples are a batch of 1
+    train = (BIN / "hotrow", "train", "--synthetic", "2000", "--model", "deepfm", "--batch-size", "257")
     files = {}
     for name, processes, more in (
         ("one", 1, ["--epochs", "2"]),
@@ -66,6 +67,32 @@ def test_hotrow_train_in_two_processes_learns_what_one_learns_and_either_resumes
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
         assert ours["auc"]["label"] == pytest.approx(theirs["auc"]["label"], abs=1e-3)
     folders = [tmp_path / name / "deepfm" / "1" / "sparse_embedding1" for name in ("one", "resumed")]
+    (keys, vectors, _), (others, expected, _) = (rows_of(folder, 17) for folder in folders)
+    np.testing.assert_array_equal(keys, others)
+    np.testing.assert_allclose(vectors, expected, atol=1e-3)
+
+
+@pytest.mark.long
+def test_two_processes_write_the_model_of_the_best_epoch(tmp_path):
+    train = (
+        BIN / "hotrow",
+        "train",
+        "--synthetic",
+        "1000",
+        "--model",
+        "wdl",
+        "--learning-rate",
+        "0.03",
+        "--epochs",
+        "4",
+    )
+
+    together = run(*train, "--output", "two", processes=2, cwd=tmp_path)
+    alone = run(*train, "--output", "one", cwd=tmp_path)
+
+    [line] = [line for line in alone.splitlines() if "is written, whose log loss is the best" in line]
+    assert line in together
+    folders = [tmp_path / name / "wdl" / "1" / "sparse_embedding1" for name in ("one", "two")]
     (keys, vectors, _), (others, expected, _) = (rows_of(folder, 17) for folder in folders)
     np.testing.assert_array_equal(keys, others)
     np.testing.assert_allclose(vectors, expected, atol=1e-3)
