@@ -25,16 +25,16 @@ with open(source_data, encoding="utf-8") as file:
             persia_batch_data.add_dense_f32(batch_dense_data)
 
             batch_sparse_category_data = []
-            for (idx, batch_sparse_data) in enumerate(np.stack(batch_all_sparse_data, axis=1)):
+            for idx, batch_sparse_data in enumerate(np.stack(batch_all_sparse_data, axis=1)):
                 category_name = f"sparse_feature{idx}"
                 sparse_array = []
                 for i in range(batch_size):
-                    sparse_array.append(batch_sparse_data[i:i + 1])
+                    sparse_array.append(batch_sparse_data[i : i + 1])
                 batch_sparse_category_data.append((category_name, sparse_array))
             persia_batch_data.add_sparse(batch_sparse_category_data)
 
             batch_target_data = np.array(batch_target_data, dtype=np.float32)
-            batch_target_data = np.stack([batch_target_data[i:i + 1] for i in range(batch_size)])
+            batch_target_data = np.stack([batch_target_data[i : i + 1] for i in range(batch_size)])
             persia_batch_data.add_target(batch_target_data)
 
             backend.send_data(persia_batch_data)

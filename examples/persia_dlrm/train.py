@@ -30,7 +30,7 @@ with TrainCtx(
     port=int(os.environ["TRAINER_PORT"]),
     data_queue_size=int(os.environ["FORWARD_QUEUE_SIZE"]),
 ) as ctx:
-    for (batch_idx, data) in enumerate(ctx.data_loader()):
+    for batch_idx, data in enumerate(ctx.data_loader()):
         (dense, sparse), target = ctx.prepare_features(data)
         output, aux_loss = model(dense, sparse)
         bce_loss = loss_fn(output, target)
@@ -46,3 +46,4 @@ with TrainCtx(
         else:
             scaler.update(scale / 4.0)
         logger.info(f"current idx: {batch_idx} loss: {loss}")
+    ctx.dump_checkpoint(model)  # not in the document: serve.py reads it

@@ -8,6 +8,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from kernels.errors import HotrowError
@@ -15,7 +16,7 @@ from training.persia.config import read_embedding_config, read_global_config
 from training.persia.embedding_server import EmbeddingServer
 from training.persia.embedding_worker import EmbeddingWorker
 from training.persia.run import RunOptions, run
-from training.persia.wire import Cluster, Message, Peer, peers, serve
+from training.persia.wire import Cluster, Message, Peer, RoleError, peers, serve
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _ROLE_THREADS = 16
@@ -31,7 +32,8 @@ def main() -> int:
         _become(command)
         _run_script(options["script"])
         if command == "data-loader":
-            Peer("NN worker", Cluster.from_environment().nn_worker).call("finish")
+            with suppress(RoleError):  # the NN worker has ended, and needs no end of the data
+                Peer("NN worker", Cluster.from_environment().nn_worker).call("finish")
         return 0
     try:
         if command == "run":
