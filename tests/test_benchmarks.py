@@ -13,6 +13,7 @@ NAMES = [
     "fused_lookup",
     "host_table",
     "host_time",
+    "persia",
     "predict",
     "redis_store",
     "rocksdb_load",
@@ -29,7 +30,17 @@ NAMES = [
 ]
 
 
-LONG = {"batching", "cache_policy", "fused_lookup", "host_table", "predict", "sok", "training", "training_processes"}
+LONG = {
+    "batching",
+    "cache_policy",
+    "fused_lookup",
+    "host_table",
+    "persia",
+    "predict",
+    "sok",
+    "training",
+    "training_processes",
+}
 
 
 @pytest.mark.slow
