@@ -7,7 +7,6 @@ A folder has HugeCTR's directory format, so ``hotrow import`` reads it too. A va
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -111,20 +110,24 @@ def load(path: str | PathLike[str], load_vars: Any) -> None:
 def _write(
     path: Path, variables: dict[str, AnyVariable], rows_of: Callable[[Any], Iterator[tuple[Ints, Floats]]]
 ) -> dict[str, int]:
-    """Write the rows of all processes, and return how many each variable has."""
+    """Write the rows of all processes, and return how many each variable has. An error is raised in every process."""
     processes = _processes(variables)
+    streams = [processes.to_first(rows_of(variable)) for variable in variables.values()]
     counts: dict[str, int] = {}
-    try:
-        with atomic_directory(path) if processes.is_first else nullcontext() as folder:
-            for name, variable in variables.items():
-                parts = processes.to_first(rows_of(variable))
-                if folder is None:
-                    deque(parts, maxlen=0)
-                else:
+    refusal, cause = "", None
+    if processes.is_first:
+        try:
+            with atomic_directory(path) as folder:
+                for name, parts in zip(variables, streams, strict=True):
                     counts[name] = _write_table(folder / name, parts)
-    except OSError as err:
-        raise OutputError(f"{path}: cannot be written: {(err.strerror or str(err)).lower()}") from err
-    return processes.from_first(counts)
+        except OSError as err:
+            refusal, cause = f"{path}: cannot be written: {(err.strerror or str(err)).lower()}", err
+    for parts in streams:  # the other processes send theirs, and the first one takes what it could not write
+        deque(parts, maxlen=0)
+    counts, refusal = processes.from_first((counts, refusal))
+    if refusal:
+        raise OutputError(refusal) from cause
+    return counts
 
 
 def _write_table(folder: Path, parts: Iterator[tuple[Ints, Floats]]) -> int:

@@ -97,7 +97,7 @@ def require_hotness(place: str, bags: FeatureBags, name: str, most: Any) -> None
     """Refuse rows with more ids than ``most``, which is the argument ``name``. None: any number is allowed."""
     if most is None:
         return
-    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+    if not isinstance(most, int | np.integer) or isinstance(most, bool) or most < 1:
         raise ValueError(f"{place}: expected {name} as an int of at least 1, got {most!r}")
     assert bags.row_ptrs is not None
     counts = np.diff(bags.row_ptrs)

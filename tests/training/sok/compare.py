@@ -4,9 +4,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
+from serving.errors import OutputError
 from tests.training.embedding.oracle import pool
 from tests.training.sok.ids import sparse
 from training import sok
@@ -164,6 +166,8 @@ def main(folder):
     assert Path(folder, "demo").is_dir()
     sok.dump(Path(folder, "saved"), [static, dynamic])
     assert sok.incremental_dump(Path(folder, "later"), dynamic, since=0) == {"ids": 7}
+    with pytest.raises(OutputError, match="cannot be written: no such file"):
+        sok.dump(Path(folder, "no", "folder"), [static, dynamic])
     again = [sok.Variable(np.zeros((5, 2)), name="rows"), sok.DynamicVariable(2, name="ids", mode="localized:1")]
     sok.load(Path(folder, "saved"), again)
     assert torch.equal(again[0], static)
