@@ -11,7 +11,7 @@ from torch.optim import SGD
 from training.persia.ctx import TrainCtx
 from training.persia.sparse.optim import Adagrad
 
-logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stdout, force=True)
+logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stdout)
 logger = logging.getLogger(__name__)
 
 model = DLRM()

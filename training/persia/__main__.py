@@ -25,7 +25,6 @@ _COULD_NOT_START = 2
 
 def main() -> int:
     """Run a command, and return the exit code."""
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     options = vars(_parser().parse_args())
     command = options.pop("command")
     if command in ("data-loader", "nn-worker"):
@@ -35,6 +34,7 @@ def main() -> int:
             with suppress(RoleError):  # the NN worker has ended, and needs no end of the data
                 Peer("NN worker", Cluster.from_environment().nn_worker).call("finish")
         return 0
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     try:
         if command == "run":
             return run(RunOptions(**options))

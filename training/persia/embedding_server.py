@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.host import TrainingTable, keys_by_owner, look_up_bags, update_tables
-from training.errors import SessionError
+from training.errors import DataError, SessionError
 from training.persia.checkpoint import read_rows, write_rows
 from training.persia.config import EmbeddingConfig
 from training.persia.signs import Keys
@@ -68,7 +68,11 @@ class EmbeddingServer:
             return Message({dim: self._rows(int(dim), keys) for dim, keys in message.arrays.items()}, {})
 
     def _rows(self, dim: int, keys: Keys) -> Floats:
-        table, probability = self._table(dim), self._settings["admit_probability"]
+        table = self._table(dim)
+        probability = self._settings["admit_probability"]
+        if len(keys) > self._capacity:
+            expected = f"at most {self._capacity:,} distinct rows of dim {dim} in a batch, as many as a server may have"
+            raise DataError("capacity", f"expected {expected}, got {len(keys):,}")
         if probability == 1:
             return _vectors(table, keys, trains=True)
         has_row = table.find(keys) >= 0

@@ -18,7 +18,7 @@ from training.persia.checkpoint import CheckpointFacts, new_checkpoint, newest_c
 from training.persia.config import read_embedding_config
 from training.persia.ctx import Feed
 from training.persia.sparse.optim import Optimizer
-from training.persia.wire import Answer, Cluster, Message, peers, serve
+from training.persia.wire import Answer, Cluster, Message, Peer, peers, serve
 
 _DENSE_FILE = "dense.pt"
 _FEED_THREADS = 4
@@ -37,10 +37,8 @@ class Staleness:
         """Wait until another batch may be looked up."""
         self._permits.acquire()
 
-    def leave(self, update: Answer | None = None) -> None:
+    def leave(self, update: Answer) -> None:
         """Allow another batch when an update is done. Raise the error of an earlier update."""
-        if update is None:
-            return self._permits.release()
         update.then(self._permits.release)
         self._updates.append(update)
         while self._updates and self._updates[0].is_done:
@@ -50,6 +48,10 @@ class Staleness:
         """Wait for all updates. Raise the error of an update."""
         while self._updates:
             self._updates.popleft().result()
+
+    def end(self) -> None:
+        """End the wait of ``enter``."""
+        self._permits.release()
 
 
 class TrainingBatch:
@@ -157,7 +159,7 @@ class TrainCtx:
                 self._staleness.wait()
         finally:
             self._feed.close()
-            self._staleness.leave()  # the thread may be waiting
+            self._staleness.end()
             if self._looking_ahead is not None:
                 self._looking_ahead.join()
             for peer in (*self._servers, *self._workers):
@@ -194,7 +196,7 @@ class TrainCtx:
             self._ready.put(TrainingBatch(rest, self._worker(number).start("look_up", number=number)))
         self._ready.put(None)
 
-    def _worker(self, number: int) -> Any:
+    def _worker(self, number: int) -> Peer:
         """Return the embedding worker that has a batch; see ``Backend.send_data``."""
         return self._workers[number % len(self._workers)]
 

@@ -161,12 +161,12 @@ def _cluster(options: RunOptions, held: ExitStack) -> Cluster:
 
     return Cluster(
         os.getpid(),
-        str(options.embedding_config),
-        str(options.global_config),
+        os.path.abspath(options.embedding_config),
+        os.path.abspath(options.global_config),
         addresses(options.embedding_servers),
         addresses(options.embedding_workers),
         addresses(1, os.environ.get("TRAINER_PORT", "0"))[0],
-        None if options.checkpoint is None else str(options.checkpoint),
+        None if options.checkpoint is None else os.path.abspath(options.checkpoint),
     )
 
 
@@ -190,15 +190,17 @@ def _attempt(options: RunOptions, cluster: Cluster, signals: _Signals, restarts_
     roles: list[_Role] = []
     try:
         _start(options, cluster, roles)
+        *_, nn_worker, data_loader = roles
         while True:
+            # A script fails after the role that it needs. So a script's end is read first.
+            nn_worker_code, data_loader_code = nn_worker.code, data_loader.code
             failed = next((role for role in roles if role.has_failed), None)
             if failed is not None:
                 return _after(failed, cluster, restarts_left)
-            by_command = {role.command: role for role in roles}
-            if (code := by_command["nn-worker"].code) is not None:
-                return code
-            if by_command["data-loader"].code:
-                _log.error("%s; the run ends", by_command["data-loader"].ending())
+            if nn_worker_code is not None:
+                return nn_worker_code
+            if data_loader_code:
+                _log.error("%s; the run ends", data_loader.ending())
                 return 1
             signals.wait()
             if signals.stop:

@@ -100,7 +100,7 @@ def test_more_distinct_rows_than_a_server_may_have_are_refused():
     _, worker = start(1, capacity=3)
     put(worker, 0, {one.name: [[1, 2, 3, 4]] for one in FEATURES})
 
-    with pytest.raises(ValueError, match="one call has more distinct keys than max_rows, 3"):
+    with pytest.raises(DataError, match=r"capacity: expected at most 3 distinct rows of dim 2 in a batch, .*, got "):
         worker.call("look_up", number=0)
 
 

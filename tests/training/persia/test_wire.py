@@ -1,11 +1,15 @@
 """Messages between roles, and what becomes of errors."""
 
+import importlib
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+import training.persia
+from serving.errors import MissingExtraError
 from tests.training.persia.cluster import free_address
 from training.errors import DataError
 from training.persia.wire import Cluster, Message, Peer, RoleError, decode, encode, serve
@@ -66,3 +70,11 @@ def test_a_cluster_passes_through_the_environment(monkeypatch):
         monkeypatch.setenv(name, value)
 
     assert Cluster.from_environment() == cluster
+
+
+def test_a_missing_package_is_reported_with_its_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "yaml" else name)
+    with pytest.raises(
+        MissingExtraError, match=r"training\.persia needs the package 'yaml': pip install 'hotrow\[persia\]'"
+    ):
+        importlib.reload(training.persia)
