@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 import numpy as np
 import torch
 
-from kernels.host import ArrayRows, TrainingTable, look_up_bags, sum_row_gradients
+from kernels.host import ArrayRows, TrainingTable, sum_row_gradients
 from training.embedding.config import Combiner, EmbeddingBagConfig
 from training.embedding.exchange import OwnedTable, SharedLookups
 from training.embedding.gradients import PooledBags
@@ -130,7 +130,9 @@ class _PooledRows(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         """Return the gradients of the variables, None where this process has no rows, and those of the weights."""
         floats = [gradient.to("cpu", torch.float32).contiguous().numpy() for gradient in gradients]
-        of_rows = _sorted(sum_row_gradients(*zip(*ctx.lookups.row_gradients(floats), strict=True)))
+        of_rows = sum_row_gradients(*zip(*ctx.lookups.row_gradients(floats), strict=True))
+        for number, one in enumerate(of_rows):
+            of_rows[number] = _sorted(*one)  # so that the memory of one gradient serves the next
         of_variables = [
             torch.sparse_coo_tensor(
                 torch.from_numpy(rows)[None], torch.from_numpy(sums), shape, is_coalesced=True, check_invariants=False
@@ -147,17 +149,12 @@ class _PooledRows(torch.autograd.Function):  # type: ignore[misc]
         return None, None, *of_variables, *of_weights
 
 
-def _sorted(of_rows: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
-    """Sort the distinct rows of each gradient, as PyTorch wants them in a coalesced tensor."""
-    orders = []
-    for rows, _ in of_rows:
-        order = np.argsort(rows.astype(np.uint16), kind="stable")  # NumPy has a radix sort for 16 bits
-        for bits in range(16, int(rows.max(initial=0)).bit_length(), 16):
-            order = order[np.argsort((rows >> bits).astype(np.uint16)[order], kind="stable")]
-        orders.append(order)
-    count, sums = len(orders), [ArrayRows(one, "gradient") for _, one in of_rows]
-    gathered = look_up_bags(sums, orders, [None] * count, ["sum"] * count, [None] * count, [1] * count, False)
-    return [(rows[order], one) for (rows, _), order, (_, one) in zip(of_rows, orders, gathered, strict=True)]
+def _sorted(rows: Ints, sums: Floats) -> tuple[Ints, Floats]:
+    """Sort the distinct rows of a gradient, as PyTorch wants them in a coalesced tensor."""
+    order = np.argsort(rows.astype(np.uint16), kind="stable")  # NumPy has a radix sort for 16 bits
+    for bits in range(16, int(rows.max(initial=0)).bit_length(), 16):
+        order = order[np.argsort((rows >> bits).astype(np.uint16)[order], kind="stable")]
+    return rows[order], sums.take(order, axis=0)
 
 
 def _owned(variable: AnyVariable, combiner: Combiner, trains: bool) -> OwnedTable:
