@@ -20,9 +20,8 @@ from serving.model.sparse_file import open_sparse
 from serving.model.sparse_writer import write_sparse_batches
 from training.processes import Processes
 from training.sok.dynamic_variable import DynamicVariable
+from training.sok.lookup import AnyVariable
 from training.sok.variable import PART_ROWS, Floats, Ints, Variable
-
-AnyVariable = Variable | DynamicVariable
 
 
 def dump(path: str | PathLike[str], dump_vars: Any) -> None:

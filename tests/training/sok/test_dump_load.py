@@ -123,6 +123,22 @@ def test_an_incremental_dump_has_the_rows_that_changed(tmp_path):
     assert [rows_of(one) for one in read] == [rows_of(one) for one in (ids, others)]
 
 
+def test_a_layer_without_a_hash_table_may_load_fewer_rows_but_no_others(tmp_path):
+    def layer(rows):
+        return sok.All2AllDenseEmbedding(rows, 1, 1, 1, use_hashtable=False, name="layer").embedding_variable
+
+    three, four = layer(3), layer(4)
+    last = four[3].item()
+    sok.dump(tmp_path / "three", three)
+    sok.dump(tmp_path / "four", four)
+
+    sok.load(tmp_path / "three", four)
+
+    assert four.flatten().tolist() == [*three.flatten().tolist(), last]
+    with pytest.raises(ModelFileError, match="layer/key: expected keys from 0 to 2, found keys from 0 to 3"):
+        sok.load(tmp_path / "four", three)
+
+
 @pytest.mark.parametrize(
     ("write", "error", "message"),
     [
