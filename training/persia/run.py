@@ -29,7 +29,8 @@ _HOST = "127.0.0.1"
 _STOPS = {signal.SIGTERM, signal.SIGINT}
 #: Roles that do not end after SIGTERM are killed.
 _END_S = 5.0
-_FORWARD_QUEUE_SIZE = "16"
+#: Variables of the roles, unless they are set. PyTorch's idle threads leave the cores to the other roles.
+_DEFAULTS = {"FORWARD_QUEUE_SIZE": "16", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +213,9 @@ def _attempt(options: RunOptions, cluster: Cluster, signals: _Signals, restarts_
 
 
 def _start(options: RunOptions, cluster: Cluster, roles: list[_Role]) -> None:
-    environment = {"FORWARD_QUEUE_SIZE": _FORWARD_QUEUE_SIZE, **os.environ, **cluster.environment()}
+    environment = {**_DEFAULTS, **os.environ, **cluster.environment()}
     environment["TRAINER_PORT"] = cluster.nn_worker.rpartition(":")[2]
-    # roles share the cores, and a lookup that waits for a busy core is slower than a lookup in one thread
+    # a lookup that waits for a core that another role uses is slower than a lookup in one thread
     threads = max(1, usable_cores() // (options.embedding_servers + options.embedding_workers + 1))
     of_embedding = {"HOTROW_LOOKUP_THREADS": str(threads), **environment}
     arguments = [("embedding-server", str(number)) for number in range(options.embedding_servers)]
