@@ -29,8 +29,14 @@ _HOST = "127.0.0.1"
 _STOPS = {signal.SIGTERM, signal.SIGINT}
 #: Roles that do not end after SIGTERM are killed.
 _END_S = 5.0
-#: Variables of the roles, unless they are set. PyTorch's idle threads leave the cores to the other roles.
-_DEFAULTS = {"FORWARD_QUEUE_SIZE": "16", "OMP_WAIT_POLICY": "PASSIVE"}
+#: Variables of the roles, unless they are set. PyTorch's idle threads leave the cores to the other roles. The C library
+#: keeps the memory of messages; otherwise the system would clear new pages for each of them.
+_DEFAULTS = {
+    "FORWARD_QUEUE_SIZE": "16",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+}
 
 
 @dataclass(frozen=True, slots=True)
