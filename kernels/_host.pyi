@@ -542,7 +542,7 @@ def sum_row_gradients(
     """Turn the gradients float32[R, D] of pooled bags into those of the rows.
 
     Returns:
-        of each lookup int64[U], the distinct keys with a row, in the order of their first places, and float32[U, D].
+        of each lookup int64[U], the distinct keys with a row, in the order of their rows, and float32[U, D].
     """
 
 def array_gradients(

@@ -135,5 +135,10 @@ def start_processes() -> Processes:
         return Processes()
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        atexit.register(dist.destroy_process_group)  # gloo's threads must not outlive the interpreter
+        atexit.register(_leave)  # gloo's threads must not outlive the interpreter
     return Processes(dist.group.WORLD)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

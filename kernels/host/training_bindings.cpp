@@ -209,8 +209,9 @@ template <class Find>
 void find_rows(const std::vector<BagLookup*>& lookups, const Find& find) {
   std::vector<std::pair<TrainingTable*, std::vector<BagLookup*>>> by_table;
   for (BagLookup* lookup : lookups) {
-    const auto same = std::find_if(by_table.begin(), by_table.end(),
-                                   [&](const auto& entry) { return entry.first == lookup->table(); });
+    const auto same = std::find_if(by_table.begin(), by_table.end(), [&](const auto& entry) {
+      return entry.first && entry.first == lookup->table();  // arrays do not change, so they need not wait
+    });
     if (same == by_table.end())
       by_table.push_back({lookup->table(), {lookup}});
     else
@@ -298,6 +299,7 @@ nb::list sum_row_gradients(const nb::sequence& lookups_in, const nb::sequence& g
   const Gradients gradients(lookups_in, gradients_in);
   const std::vector<BagLookup*>& lookups = gradients.lookups();
   std::vector<std::unique_ptr<RowGradients>> rows(lookups.size());
+  std::vector<std::vector<uint32_t>> orders(lookups.size());
   std::optional<TableLocks> locks;  // until the end, because rows must stay what they are
   {
     const GilRelease release;
@@ -305,6 +307,7 @@ nb::list sum_row_gradients(const nb::sequence& lookups_in, const nb::sequence& g
     gradients.refresh();
     CorePool::shared().run(lookups.size(), [&](size_t i) {
       rows[i] = std::make_unique<RowGradients>(std::vector<BagGradient>{gradients.of(i)}, lookups[i]->dim());
+      orders[i] = ascending(rows[i]->rows());
     });
   }
   nb::list answers;
@@ -313,10 +316,11 @@ nb::list sum_row_gradients(const nb::sequence& lookups_in, const nb::sequence& g
   for (size_t i = 0; i < lookups.size(); ++i) {
     const std::vector<int64_t>& distinct = rows[i]->rows();
     std::vector<int64_t> keys(distinct.size());
-    std::transform(distinct.begin(), distinct.end(), keys.begin(), [&](int64_t row) { return lookups[i]->key(row); });
+    std::transform(orders[i].begin(), orders[i].end(), keys.begin(),
+                   [&](uint32_t place) { return lookups[i]->key(distinct[place]); });
     nb::object sums = python().empty(nb::make_tuple(distinct.size(), lookups[i]->dim()), python().float32);
     sums_out.push_back(std::make_unique<Array>(sums, "sums", "float32[U, D]", Array::kWrite));
-    all.push_back({lookups[i]->view(), rows[i].get(), sums_out.back()->data<float>()});
+    all.push_back({lookups[i]->view(), rows[i].get(), std::move(orders[i]), sums_out.back()->data<float>()});
     answers.append(nb::make_tuple(array_of(keys), sums));
   }
   const GilRelease release;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 
 #include "core_pool.hpp"
 
@@ -218,12 +219,37 @@ void RowGradients::sum(const TrainedRows& table, size_t place, float* __restrict
 
 void sum_gradients(const std::vector<RowSums>& sums) {
   std::vector<size_t> sizes;
-  for (const RowSums& one : sums) sizes.push_back(one.gradients->rows().size());
+  for (const RowSums& one : sums) sizes.push_back(one.order.size());
   in_chunks(sizes, [&](size_t number, size_t first, size_t last) {
     const RowSums& one = sums[number];
     for (size_t place = first; place < last; ++place)
-      one.gradients->sum(one.table, place, one.out + place * one.table.dim);
+      one.gradients->sum(one.table, one.order[place], one.out + place * one.table.dim);
   });
+}
+
+std::vector<uint32_t> ascending(const std::vector<int64_t>& rows) {
+  // A radix sort, eleven bits at a time. Few rows would not pay for the counts.
+  constexpr size_t kFew = 512;
+  constexpr int kBits = 11;
+  std::vector<uint32_t> order(rows.size());
+  std::iota(order.begin(), order.end(), 0u);
+  if (rows.size() < kFew) {
+    std::sort(order.begin(), order.end(), [&](uint32_t one, uint32_t other) { return rows[one] < rows[other]; });
+    return order;
+  }
+  const int64_t largest = *std::max_element(rows.begin(), rows.end());
+  std::vector<uint32_t> sorted(rows.size());
+  for (int shift = 0; shift < 33 && largest >> shift; shift += kBits) {
+    const auto digit = [&](uint32_t place) {
+      return static_cast<size_t>(rows[place] >> shift) & ((size_t{1} << kBits) - 1);
+    };
+    std::vector<uint32_t> begins((size_t{1} << kBits) + 1);
+    for (const uint32_t place : order) ++begins[digit(place) + 1];
+    std::partial_sum(begins.begin(), begins.end(), begins.begin());
+    for (const uint32_t place : order) sorted[begins[digit(place)]++] = place;
+    order.swap(sorted);
+  }
+  return order;
 }
 
 void scatter_gradients(const TrainedRows& table, const RowGradients& gradients, float divisor, float* out) {

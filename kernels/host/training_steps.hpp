@@ -71,8 +71,12 @@ class RowGradients {
 struct RowSums {
   TrainedRows table;
   const RowGradients* gradients;
-  float* out;  // [gradients->rows().size()][dim], the gradient of each distinct row
+  std::vector<uint32_t> order;  // of the distinct rows in `out`
+  float* out;                   // [order.size()][dim], their gradients
 };
+
+// The places of distinct rows in ascending order of their numbers, which fit 32 bits.
+std::vector<uint32_t> ascending(const std::vector<int64_t>& rows);
 
 void sum_gradients(const std::vector<RowSums>& sums);
 

@@ -14,7 +14,7 @@ from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import LocalLookups, Lookups
 from training.sok.dynamic_variable import DynamicVariable
 from training.sok.embedding_variable import EmbeddingVariable
-from training.sok.variable import Floats, Ints, Variable
+from training.sok.variable import Variable
 from training.sparse_tensor import from_coo, read_ids
 
 AnyVariable: TypeAlias = Variable | DynamicVariable
@@ -131,8 +131,6 @@ class _PooledRows(torch.autograd.Function):  # type: ignore[misc]
         """Return the gradients of the variables, None where this process has no rows, and those of the weights."""
         floats = [gradient.to("cpu", torch.float32).contiguous().numpy() for gradient in gradients]
         of_rows = sum_row_gradients(*zip(*ctx.lookups.row_gradients(floats), strict=True))
-        for number, one in enumerate(of_rows):
-            of_rows[number] = _sorted(*one)  # so that the memory of one gradient serves the next
         of_variables = [
             torch.sparse_coo_tensor(
                 torch.from_numpy(rows)[None], torch.from_numpy(sums), shape, is_coalesced=True, check_invariants=False
@@ -147,14 +145,6 @@ class _PooledRows(torch.autograd.Function):  # type: ignore[misc]
                 _ = ctx.saved_tensors  # raises an error if the rows have changed since
                 of_weights[number] = torch.from_numpy(ctx.lookups.weight_gradients(number, floats[number])).to(weight)
         return None, None, *of_variables, *of_weights
-
-
-def _sorted(rows: Ints, sums: Floats) -> tuple[Ints, Floats]:
-    """Sort the distinct rows of a gradient, as PyTorch wants them in a coalesced tensor."""
-    order = np.argsort(rows.astype(np.uint16), kind="stable")  # NumPy has a radix sort for 16 bits
-    for bits in range(16, int(rows.max(initial=0)).bit_length(), 16):
-        order = order[np.argsort((rows >> bits).astype(np.uint16)[order], kind="stable")]
-    return rows[order], sums.take(order, axis=0)
 
 
 def _owned(variable: AnyVariable, combiner: Combiner, trains: bool) -> OwnedTable:

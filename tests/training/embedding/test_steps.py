@@ -105,7 +105,7 @@ def test_bags_and_their_gradients_are_those_of_pytorch(bags, combiner, dim, max_
 
     tolerance = {"rtol": 1e-4, "atol": 1e-4}  # of float32 sums of up to 300 products
     np.testing.assert_allclose(pooled, expected.detach(), **tolerance)
-    assert keys.tolist() == list(dict.fromkeys(key for bag in bags for key in bag))
+    assert keys.tolist() == sorted({key for bag in bags for key in bag})
     grad = np.zeros(rows.shape) if rows.grad is None else rows.grad.numpy()
     np.testing.assert_allclose(sums, grad[keys], **tolerance)
     if is_weighted:
@@ -117,6 +117,20 @@ def test_bags_and_their_gradients_are_those_of_pytorch(bags, combiner, dim, max_
                 assert (found == 0).all(), "a bag of zeros has no gradient"
             elif len(found):
                 np.testing.assert_allclose(found, tensor.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_the_gradients_of_many_rows_are_in_the_order_of_the_rows():
+    rng = np.random.default_rng(0)
+    table, keys = TrainingTable("t", 2), rng.permutation(3_000_000)[:200_000]
+    look_up_bags([table], [np.arange(3_000_000)], [None], ["sum"], [None], [1], True)  # key k has row k
+    for some in (keys[:300], keys):
+        lookup, _ = look_up(table, [[key] for key in some])
+        gradient = np.stack([some, -some], axis=1).astype(np.float32)
+
+        [(found, sums)] = sum_row_gradients([lookup], [gradient])
+
+        np.testing.assert_array_equal(found, np.sort(some))
+        np.testing.assert_array_equal(sums, np.stack([found, -found], axis=1))
 
 
 @settings(deadline=None, max_examples=40)
