@@ -33,7 +33,8 @@ def train(rows, batches, file):
     model = CtrModel(parse_graph(GRAPH, "graph.json"), seed=0, processes=processes)
     for first in range(0, rows, 260_000):  # every key has its row before the clock runs
         keys = np.resize(np.arange(first, min(rows, first + 260_000)), (10_000, SLOTS))
-        samples = Samples(np.zeros((10_000, 1), np.float32), np.zeros((10_000, 13), np.float32), Bags.one_key_each(keys))
+        labels, dense = np.zeros((10_000, 1), np.float32), np.zeros((10_000, 13), np.float32)
+        samples = Samples(labels, dense, Bags.one_key_each(keys))
         model.train_batch(samples, 0.0)
     data = list(draw(rows, WARM_UP + batches, np.random.default_rng(0)))
     for batch in data[:WARM_UP]:

@@ -177,6 +177,8 @@ class TestTls:
             writer.write(head)
             first = await reader.read(1000)
             writer.close()
+            with contextlib.suppress(OSError):  # the server may have closed the connection already
+                await writer.wait_closed()
             return first
 
         assert asyncio.run(answer()).startswith(b"HTTP/1.1 431 ")
