@@ -6,7 +6,7 @@ fails when that process has exited.
 
 import atexit
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +14,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from training.shared_memory import Outbox, open_outboxes
+
+Ints = NDArray[np.int64]
 Value = TypeVar("Value")
 
 
@@ -47,6 +50,7 @@ class Processes:
         self._group = None if self._is_world else group
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+        self._outboxes: list[list[Outbox]] | None = None  # two of each process, from the first exchange
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -66,15 +70,20 @@ class Processes:
         """Add up a tensor over all processes. Its gradient is added up too."""
         return tensor if self.size == 1 else _Total.apply(tensor, self._group)
 
-    def average_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace tensors by their means over all processes."""
+    def start_average(self, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Start to average tensors over all processes. Return a function that waits and puts the means in them."""
         if self.size == 1 or not tensors:
-            return
+            return lambda: None
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        dist.all_reduce(flat, group=self._group)
-        flat /= self.size
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(part.reshape(tensor.shape))
+        sent = dist.all_reduce(flat, group=self._group, async_op=True)
+
+        def finish() -> None:
+            sent.wait()
+            flat.div_(self.size)
+            for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(part.reshape(tensor.shape))
+
+        return finish
 
     def wait(self) -> None:
         """Wait until every process is here."""
@@ -111,22 +120,52 @@ class Processes:
                 if self.is_first:
                     yield values[0]
 
-    def exchange(self, to_processes: Sequence[Sequence[NDArray[Any]]], received: Sequence[int]) -> NDArray[Any]:
+    def exchange(
+        self, to_processes: Sequence[Sequence[NDArray[Any]]], received: Ints | None = None
+    ) -> tuple[NDArray[Any], Ints]:
         """Send numbers to every process, and return the numbers from process 0, from process 1, and so on.
 
         Args:
-            to_processes: for each process, one-dimensional arrays that are joined. All have one dtype.
-            received: how many numbers come from each process.
+            to_processes: for each process, P one-dimensional arrays. All have one dtype.
+            received: int64[processes, P], the sizes of the arrays that come; None: unknown.
+
+        Returns:
+            the joined arrays from all processes, and ``received``.
         """
+        if self._outboxes is None:
+            self._outboxes = [open_outboxes(self.rank, self.size, self._gather) for _ in range(2)]
+        # They take turns: who writes an outbox again has passed an exchange that all have entered after reading it.
+        self._outboxes.reverse()
+        outboxes = self._outboxes[0]
+        if not outboxes:
+            return self._exchange_messages(to_processes, received)
+        outboxes[self.rank].write(to_processes)
+        self.wait()
+        dtype = to_processes[0][0].dtype
+        numbers, sizes = zip(*(outbox.read(self.rank, dtype) for outbox in outboxes), strict=True)
+        return np.concatenate(numbers), np.stack(sizes)
+
+    def _gather(self, value: Any) -> list[Any]:
+        """Return what each process gives, which can be pickled."""
+        values = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def _exchange_messages(
+        self, to_processes: Sequence[Sequence[NDArray[Any]]], received: Ints | None
+    ) -> tuple[NDArray[Any], Ints]:
+        sent = np.array([[part.size for part in of_process] for of_process in to_processes])
+        if received is None:
+            sizes = torch.empty_like(torch.from_numpy(sent))
+            dist.all_to_all_single(sizes, torch.from_numpy(sent.copy()), group=self._group)
+            received = sizes.numpy()
         parts = [part for of_process in to_processes for part in of_process]
-        sent = [sum(part.size for part in of_process) for of_process in to_processes]
         # PyTorch owns the memory: a thread of gloo frees it, and must not need the interpreter for that at its end.
         dtype = torch.from_numpy(parts[0]).dtype
-        flat, out = torch.empty(sum(sent), dtype=dtype), torch.empty(sum(received), dtype=dtype)
+        flat, out = torch.empty(sent.sum(), dtype=dtype), torch.empty(received.sum(), dtype=dtype)
         np.concatenate(parts, out=flat.numpy())
-        dist.all_to_all_single(out, flat, list(received), sent, group=self._group)
-        numbers: NDArray[Any] = out.numpy()
-        return numbers
+        dist.all_to_all_single(out, flat, received.sum(axis=1).tolist(), sent.sum(axis=1).tolist(), group=self._group)
+        return out.numpy(), received
 
 
 def start_processes() -> Processes:

@@ -1,6 +1,7 @@
 // The distinct keys of a batch, grouped by the process that owns their rows.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -19,48 +20,53 @@ struct OwnedKeys {
 // keys[n], of which process `key mod processes`, or process `owner` if it is not -1, owns the row. Without `distinct`,
 // every key of the batch is kept. Throws std::bad_alloc.
 inline OwnedKeys keys_by_owner(const int64_t* keys, size_t n, int64_t processes, int64_t owner, bool distinct) {
-  // An open hash table of the positions of distinct keys, at most half full.
+  // An open hash table of distinct keys and their positions, at most half full.
+  struct Entry {
+    int64_t key;
+    int64_t position = -1;
+  };
+  constexpr size_t kAhead = 16;  // entries whose memory is asked for before their turn
   size_t size = 16;
   while (size < 2 * n) size *= 2;
-  std::vector<int64_t> position_of(n), firsts;
-  std::vector<int32_t> entries(distinct ? size : 0, -1);
+  std::vector<Entry> entries(distinct ? size : 0);
+  const auto home = [&](int64_t key) { return (mix(key) >> 32) & (size - 1); };
+  std::vector<int64_t> firsts;
+  OwnedKeys owned;
+  owned.places.resize(n);
   firsts.reserve(n);
   for (size_t i = 0; i < n; ++i) {
-    if (!distinct) {
-      position_of[i] = static_cast<int64_t>(i);
-      firsts.push_back(position_of[i]);
-      continue;
+    int64_t position = static_cast<int64_t>(firsts.size());
+    if (distinct) {
+      if (i + kAhead < n) __builtin_prefetch(&entries[home(keys[i + kAhead])], 1);
+      size_t at = home(keys[i]);
+      while (entries[at].position >= 0 && entries[at].key != keys[i]) at = (at + 1) & (size - 1);
+      if (entries[at].position < 0) entries[at] = {keys[i], position};
+      position = entries[at].position;
     }
-    size_t at = (mix(keys[i]) >> 32) & (size - 1);
-    while (entries[at] >= 0 && keys[firsts[static_cast<size_t>(entries[at])]] != keys[i]) at = (at + 1) & (size - 1);
-    if (entries[at] < 0) {
-      entries[at] = static_cast<int32_t>(firsts.size());
-      firsts.push_back(static_cast<int64_t>(i));
-    }
-    position_of[i] = entries[at];
+    if (position == static_cast<int64_t>(firsts.size())) firsts.push_back(static_cast<int64_t>(i));
+    owned.places[i] = position;
   }
-  const auto owner_of = [&](int64_t key) {
-    if (owner >= 0) return owner;
-    const int64_t rest = key % processes;
-    return rest < 0 ? rest + processes : rest;
-  };
-  OwnedKeys owned;
+  const bool is_power_of_two = (processes & (processes - 1)) == 0;
+  std::vector<uint32_t> owners(firsts.size(), static_cast<uint32_t>(std::max<int64_t>(owner, 0)));
+  for (size_t position = 0; owner < 0 && position < firsts.size(); ++position) {
+    const int64_t key = keys[firsts[position]];
+    const int64_t rest = is_power_of_two ? key & (processes - 1) : key % processes;
+    owners[position] = static_cast<uint32_t>(rest < 0 ? rest + processes : rest);
+  }
   owned.counts.assign(static_cast<size_t>(processes), 0);
-  for (const int64_t first : firsts) ++owned.counts[static_cast<size_t>(owner_of(keys[first]))];
+  for (const uint32_t process : owners) ++owned.counts[process];
   std::vector<int64_t> next(owned.counts.size(), 0);
   for (size_t process = 1; process < next.size(); ++process) next[process] = next[process - 1] + owned.counts[process - 1];
   owned.keys.resize(firsts.size());
   owned.firsts.resize(firsts.size());
   std::vector<int64_t> moved(firsts.size());
   for (size_t position = 0; position < firsts.size(); ++position) {
-    const int64_t key = keys[firsts[position]];
-    const int64_t place = next[static_cast<size_t>(owner_of(key))]++;
-    owned.keys[static_cast<size_t>(place)] = key;
+    const int64_t place = next[owners[position]]++;
+    owned.keys[static_cast<size_t>(place)] = keys[firsts[position]];
     owned.firsts[static_cast<size_t>(place)] = firsts[position];
     moved[position] = place;
   }
-  owned.places.resize(n);
-  for (size_t i = 0; i < n; ++i) owned.places[i] = moved[static_cast<size_t>(position_of[i])];
+  for (int64_t& place : owned.places) place = moved[static_cast<size_t>(place)];
   return owned;
 }
 

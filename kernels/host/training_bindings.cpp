@@ -329,7 +329,7 @@ nb::list sum_row_gradients(const nb::sequence& lookups_in, const nb::sequence& g
 }
 
 // Of lookups of arrays: the gradient of every row, zeros where no key names it, divided by `divisor`.
-nb::list array_gradients(const nb::sequence& lookups_in, const nb::sequence& gradients_in, float divisor) {
+nb::list sum_array_gradients(const nb::sequence& lookups_in, const nb::sequence& gradients_in, float divisor) {
   const Gradients gradients(lookups_in, gradients_in);
   nb::list answers;
   for (size_t i = 0; i < gradients.lookups().size(); ++i) {
@@ -339,10 +339,7 @@ nb::list array_gradients(const nb::sequence& lookups_in, const nb::sequence& gra
     {
       const Array sums_array(sums, "sums", "float32[V, D]", Array::kWrite);
       const GilRelease release;
-      const RowGradients rows({gradients.of(i)}, lookup.dim());
-      float* out = sums_array.data<float>();
-      if (rows.rows().size() < lookup.array_rows()) std::fill_n(out, lookup.array_rows() * lookup.dim(), 0.0f);
-      scatter_gradients(lookup.view(), rows, divisor, out);
+      array_gradients(lookup.view(), gradients.of(i), lookup.array_rows(), divisor, sums_array.data<float>());
     }
     answers.append(sums);
   }
@@ -628,7 +625,7 @@ void bind_training(nb::module_& module) {
   module.def("look_up_bags", &look_up, nb::arg("tables"), nb::arg("keys"), nb::arg("row_ptrs"), nb::arg("combiners"),
              nb::arg("weights"), nb::arg("slots"), nb::arg("trains"));
   module.def("sum_row_gradients", &sum_row_gradients, nb::arg("lookups"), nb::arg("gradients"));
-  module.def("array_gradients", &array_gradients, nb::arg("lookups"), nb::arg("gradients"), nb::arg("divisor") = 1.0f);
+  module.def("array_gradients", &sum_array_gradients, nb::arg("lookups"), nb::arg("gradients"), nb::arg("divisor") = 1.0f);
   module.def("keys_by_owner", &owned_keys, nb::arg("keys").none(), nb::arg("processes"), nb::arg("owner") = -1,
              nb::arg("distinct") = true);
   module.def("weight_gradients", &sum_weight_gradients, nb::arg("lookups"), nb::arg("gradients"));

@@ -137,6 +137,45 @@ void move_distinct(TrainingTable& table, const RowGradients& gradients, size_t f
   move_distinct_anywhere(table, gradients, first, last, step, mover);
 }
 
+// Turn the gradient of a row that was scaled to max_norm into that of the stored row. The scale depends on the row: its
+// derivative takes away what points along the row.
+void through_max_norm(const TrainedRows& table, int64_t number, float* gradient) {
+  if (table.max_norm <= 0) return;
+  Scratch scratch(table.dim);
+  const float* row = table.read(number, scratch.get());
+  float norm;
+  const float scale = table.scale_of(row, norm);
+  if (scale == 1) return;
+  const float along = dot(row, gradient, table.dim) / norm / norm;
+  for (size_t d = 0; d < table.dim; ++d) gradient[d] = scale * (gradient[d] - along * row[d]);
+}
+
+inline void add_places_anywhere(const BagGradient& lookup, size_t dim, float* out) {
+  for (size_t bag = 0; bag < lookup.bags.count; ++bag) {
+    const float divisor = lookup.bags.divisor(bag);
+    const float* __restrict gradient = lookup.gradient + bag * dim;
+    for (size_t i = lookup.bags.begin(bag); divisor != 0 && i < lookup.bags.end(bag); ++i) {
+      const float share = lookup.bags.weight(i) / divisor;
+      float* __restrict sum = out + static_cast<size_t>(lookup.bags.rows[i]) * dim;
+      for (size_t d = 0; d < dim; ++d) sum[d] += share * gradient[d];
+    }
+  }
+}
+
+#if defined(__x86_64__)
+HOTROW_AVX2 void add_places_avx2(const BagGradient& lookup, size_t dim, float* out) {
+  add_places_anywhere(lookup, dim, out);
+}
+#endif
+
+// out[row][dim] += the gradient of each place at which the row was read. All rows are there.
+void add_places(const BagGradient& lookup, size_t dim, float* out) {
+#if defined(__x86_64__)
+  if (has_avx2()) return add_places_avx2(lookup, dim, out);
+#endif
+  add_places_anywhere(lookup, dim, out);
+}
+
 }  // namespace
 
 float RowBags::divisor(size_t bag) const {
@@ -206,15 +245,7 @@ void RowGradients::sum(const TrainedRows& table, size_t place, float* __restrict
     for (size_t d = 0; d < dim_; ++d) sum[d] += share * gradient[d];
     at = earlier;
   }
-  if (table.max_norm <= 0) return;
-  Scratch scratch(dim_);
-  const float* row = table.read(rows_[place], scratch.get());
-  float norm;
-  const float scale = table.scale_of(row, norm);
-  if (scale == 1) return;
-  // Pooling read scale * row, and the scale depends on the row: its derivative takes away what points along the row.
-  const float along = dot(row, sum, dim_) / norm / norm;
-  for (size_t d = 0; d < dim_; ++d) sum[d] = scale * (sum[d] - along * row[d]);
+  through_max_norm(table, rows_[place], sum);
 }
 
 void sum_gradients(const std::vector<RowSums>& sums) {
@@ -252,12 +283,15 @@ std::vector<uint32_t> ascending(const std::vector<int64_t>& rows) {
   return order;
 }
 
-void scatter_gradients(const TrainedRows& table, const RowGradients& gradients, float divisor, float* out) {
-  in_chunks({gradients.rows().size()}, [&](size_t, size_t first, size_t last) {
-    for (size_t place = first; place < last; ++place) {
-      float* sum = out + static_cast<size_t>(gradients.rows()[place]) * table.dim;
-      gradients.sum(table, place, sum);
-      for (size_t d = 0; d < table.dim; ++d) sum[d] /= divisor;
+void array_gradients(const TrainedRows& table, const BagGradient& lookup, size_t rows, float divisor, float* out) {
+  std::fill_n(out, rows * table.dim, 0.0f);
+  add_places(lookup, table.dim, out);
+  if (divisor == 1 && table.max_norm <= 0) return;
+  in_chunks({rows}, [&](size_t, size_t first, size_t last) {
+    for (size_t row = first; row < last; ++row) {
+      float* gradient = out + row * table.dim;
+      through_max_norm(table, static_cast<int64_t>(row), gradient);
+      for (size_t d = 0; d < table.dim; ++d) gradient[d] /= divisor;
     }
   });
 }

@@ -80,8 +80,8 @@ std::vector<uint32_t> ascending(const std::vector<int64_t>& rows);
 
 void sum_gradients(const std::vector<RowSums>& sums);
 
-// out[V][dim]: the sums of the distinct rows, divided by `divisor`, each at its row number. Other rows stay.
-void scatter_gradients(const TrainedRows& table, const RowGradients& gradients, float divisor, float* out);
+// out[rows][dim] = the gradient of each row of an array, divided by `divisor`: zeros where no place reads it.
+void array_gradients(const TrainedRows& table, const BagGradient& lookup, size_t rows, float divisor, float* out);
 
 // out[n] = the gradient of each weight. `bags.weights` are there.
 void weight_gradients(const TrainedRows& table, const BagGradient& lookup, float* out);

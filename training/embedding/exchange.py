@@ -110,20 +110,18 @@ class SharedLookups:
         requests = [_Request(table, one, processes.size) for table, one in zip(tables, bags, strict=True)]
         self._sent = np.stack([request.counts for request in requests], axis=1)  # [processes, lookups]
         count = len(tables)
-        to_each = np.full((processes.size, 1), count)
-        self._received = self._exchange([self._sent.reshape(-1)], to_each, to_each)[0].reshape(self._sent.shape)
-        keys = self._to_owners([request.keys for request in requests])
+        keys, self._received = self._exchange([request.keys for request in requests], self._sent)
         slots: Sequence[int | Ints] = [1] * count
         if trains and any(of.table.config.keeps_slots for of in tables):
             kept = [of.table.config.keeps_slots for of in tables]
-            came = self._exchange([request.slots for request in requests], self._sent * kept, self._received * kept)
+            came, _ = self._exchange([request.slots for request in requests], self._sent * kept, self._received * kept)
             slots = [numbers if keeps else 1 for numbers, keeps in zip(came, kept, strict=True)]
         own_keys, row_ptrs = zip(*(of.bags(one) for of, one in zip(tables, keys, strict=True)), strict=True)
         owned = look_up_bags(
             [of.table.native for of in tables], own_keys, row_ptrs, ["sum"] * count, [None] * count, slots, trains
         )
         self._owned: list[BagLookup] = [lookup for lookup, _ in owned]
-        rows = self._from_owners([vectors for _, vectors in owned])
+        rows, _ = self._exchange([vectors for _, vectors in owned], self._received, self._sent)
         answers = look_up_bags(
             [ArrayRows(vectors, of.table.name) for vectors, of in zip(rows, tables, strict=True)],
             [request.places for request in requests],
@@ -143,9 +141,10 @@ class SharedLookups:
             return [None] * len(gradients)
         there = [gradient for gradient in gradients if gradient is not None]
         sums = array_gradients([self._lookups[number] for number in used], there, self._divisor)
-        came = iter(self._exchange(sums, self._sent[:, used], self._received[:, used]))
+        came, _ = self._exchange(sums, self._sent[:, used], self._received[:, used])
+        sums_of = iter(came)
         return [
-            None if gradient is None else (lookup, next(came))
+            None if gradient is None else (lookup, next(sums_of))
             for lookup, gradient in zip(self._owned, gradients, strict=True)
         ]
 
@@ -153,28 +152,29 @@ class SharedLookups:
         """See ``Lookups``."""
         return weight_gradients([self._lookups[number]], [gradient])[0]
 
-    def _to_owners(self, of_lookups: Sequence[Numbers]) -> list[Numbers]:
-        return self._exchange(of_lookups, self._sent, self._received)
-
-    def _from_owners(self, of_lookups: Sequence[Numbers]) -> list[Numbers]:
-        return self._exchange(of_lookups, self._received, self._sent)
-
-    def _exchange(self, of_lookups: Sequence[Numbers], sent: Ints, received: Ints) -> list[Numbers]:
+    def _exchange(
+        self, of_lookups: Sequence[Numbers], sent: Ints, received: Ints | None = None
+    ) -> tuple[list[Numbers], Ints]:
         """Send arrays [N, ...] of each lookup, cut by process, and join what came for each lookup.
 
         Args:
             of_lookups: one array per lookup, all of one dtype.
             sent: int64[processes, lookups], how many rows of each array each process gets.
-            received: the same of what comes.
+            received: the same of what comes; None: unknown, and each array has one dimension.
+
+        Returns:
+            an array of each lookup, and ``received``.
         """
         if self._processes.size == 1:
-            return list(of_lookups)
+            return list(of_lookups), sent
         widths = np.array([math.prod(array.shape[1:]) for array in of_lookups])
         cuts = [np.split(array, ends[:-1]) for array, ends in zip(of_lookups, sent.cumsum(axis=0).T, strict=True)]
         to_processes = [[part.reshape(-1) for part in of_process] for of_process in zip(*cuts, strict=True)]
-        came = self._processes.exchange(to_processes, (received @ widths).tolist())
-        parts = np.split(came, (received * widths).reshape(-1).cumsum()[:-1])
-        return [
-            np.concatenate(parts[number :: len(of_lookups)]).reshape(-1, *array.shape[1:])  # type: ignore[misc]
-            for number, array in enumerate(of_lookups)
+        came, sizes = self._processes.exchange(to_processes, None if received is None else received * widths)
+        parts = np.split(came, sizes.reshape(-1).cumsum()[:-1])
+        joined = [
+            (np.concatenate(parts[number :: len(of_lookups)]) if len(of_lookups) > 1 else came)
+            for number in range(len(of_lookups))
         ]
+        arrays = [one.reshape(-1, *array.shape[1:]) for one, array in zip(joined, of_lookups, strict=True)]
+        return arrays, sizes

@@ -121,10 +121,11 @@ class CtrModel:
         losses = binary_cross_entropy_with_logits(logits, torch.from_numpy(mine.labels), reduction="none")
         loss = losses.sum(dim=0) @ self._label_weights / total
         terms = sum((one.term(self._learned(), total) for one in self._regularizers), torch.zeros(()))
-        # Gradients become means over the processes, and the loss of the batch is the sum of their losses.
-        (loss * self.processes.size + terms).backward()
-        self._update(learning_rate)
-        return float(self.processes.total(loss.detach()) + terms.detach())
+        # Gradients and losses become means over the processes. The loss of the batch is the sum of their losses.
+        scaled = loss * self.processes.size
+        (scaled + terms).backward()
+        self._update(learning_rate, scaled.detach())
+        return float(scaled.detach() + terms.detach())
 
     def logits(
         self,
@@ -251,11 +252,14 @@ class CtrModel:
                 weights["var"].lerp_(unbiased, params["factor"])
         return [(x - mean) / torch.sqrt(variance + params["eps"]) * weights["gamma"] + weights["beta"]]
 
-    def _update(self, learning_rate: float) -> None:
+    def _update(self, learning_rate: float, loss: torch.Tensor) -> None:
+        """Move all weights, and replace the loss of this process by the mean over the processes."""
         self.step += 1
+        gradients = [weight.grad for weight in self._weights.values() if weight.grad is not None]
+        finish_average = self.processes.start_average([*gradients, loss])
         for optimizer, parameters in self._parameters_of.items():
             step_tables(parameters, optimizer.rule, optimizer.update_type, learning_rate, self.step)
-        self.processes.average_([weight.grad for weight in self._weights.values() if weight.grad is not None])
+        finish_average()
         with torch.no_grad():
             for key, weight in self._weights.items():
                 if weight.grad is not None:

@@ -1,0 +1,99 @@
+"""Memory through which the processes of one machine send each other arrays."""
+
+import mmap
+import os
+import secrets
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+_TOKEN_BYTES = 16
+
+
+class Outbox:
+    """Arrays that one process has for the others, which read them.
+
+    An outbox is a file that only memory holds, and ends with the processes that have it open. It consists of a token
+    that no other outbox has, the number P of arrays for each process, their sizes int64[processes, P] and the arrays.
+    """
+
+    def __init__(self, fd: int, processes: int, access: int) -> None:
+        """Take the open file of an outbox, which this process can read or write.
+
+        Raises:
+            OSError, ValueError: the file is not an outbox.
+        """
+        self._fd = fd
+        weakref.finalize(self, os.close, fd)
+        self._processes = processes
+        self._access = access
+        self._map()
+
+    @property
+    def name(self) -> tuple[str, bytes]:
+        """Its path for other processes of this machine, and its token."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}", self._memory[:_TOKEN_BYTES].tobytes()
+
+    def write(self, to_processes: Sequence[Sequence[NDArray[Any]]]) -> None:
+        """Replace the arrays. See ``Processes.exchange``."""
+        parts = [part for of_process in to_processes for part in of_process]
+        header = np.array([len(to_processes[0]), *(part.size for part in parts)])
+        begin = _TOKEN_BYTES + header.nbytes
+        end = begin + sum(part.nbytes for part in parts)
+        if end > self._memory.size:
+            os.ftruncate(self._fd, 2 * end)
+            self._map()
+        self._memory[_TOKEN_BYTES:begin].view(np.int64)[:] = header
+        np.concatenate(parts, out=self._memory[begin:end].view(parts[0].dtype))
+
+    def read(self, process: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], Ints]:
+        """Return the joined arrays for a process, and their sizes int64[P]. They change when the outbox is written."""
+        if os.fstat(self._fd).st_size != self._memory.size:
+            self._map()
+        body = self._memory[_TOKEN_BYTES + 8 :]
+        sizes_bytes = 8 * self._processes * int(self._memory[_TOKEN_BYTES:].view(np.int64)[0])
+        sizes = body[:sizes_bytes].view(np.int64).reshape(self._processes, -1)
+        first = sizes_bytes + int(sizes[:process].sum()) * dtype.itemsize
+        last = first + int(sizes[process].sum()) * dtype.itemsize
+        return body[first:last].view(dtype), sizes[process]
+
+    def _map(self) -> None:
+        self._memory = np.frombuffer(mmap.mmap(self._fd, 0, access=self._access), np.uint8)
+
+
+def open_outboxes(rank: int, size: int, gather: Callable[[Any], list[Any]]) -> list[Outbox]:
+    """Open an outbox of each process. Return none if they do not share a machine. All processes call this.
+
+    Args:
+        rank: of this process.
+        size: the number of processes.
+        gather: returns what each process gives it.
+    """
+    mine = _create(size)
+    names = gather(mine and mine.name)
+    outboxes = [mine if number == rank else name and _open(*name, size) for number, name in enumerate(names)]
+    found = [outbox for outbox in outboxes if outbox is not None]
+    return found if all(gather(len(found) == size)) else []
+
+
+def _create(processes: int) -> Outbox | None:
+    """Create an outbox of this process. The system may have no files in memory."""
+    try:
+        fd = os.memfd_create("hotrow-outbox")
+    except (OSError, AttributeError):
+        return None
+    os.write(fd, secrets.token_bytes(_TOKEN_BYTES) + bytes(8))
+    return Outbox(fd, processes, mmap.ACCESS_WRITE)
+
+
+def _open(path: str, token: bytes, processes: int) -> Outbox | None:
+    """Open an outbox of another process. Its machine may be another one, where the path names another file or none."""
+    try:
+        outbox = Outbox(os.open(path, os.O_RDONLY | os.O_NONBLOCK), processes, mmap.ACCESS_READ)
+    except (OSError, ValueError):
+        return None
+    return outbox if outbox.name[1] == token else None
