@@ -74,8 +74,10 @@ def open_outboxes(rank: int, size: int, gather: Callable[[Any], list[Any]]) -> l
         gather: returns what each process gives it.
     """
     mine = _create(size)
-    names = gather(mine and mine.name)
-    outboxes = [mine if number == rank else name and _open(*name, size) for number, name in enumerate(names)]
+    names: list[tuple[str, bytes] | None] = gather(mine and mine.name)
+    outboxes = [
+        mine if number == rank else None if name is None else _open(*name, size) for number, name in enumerate(names)
+    ]
     found = [outbox for outbox in outboxes if outbox is not None]
     return found if all(gather(len(found) == size)) else []
 

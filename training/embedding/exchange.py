@@ -177,4 +177,4 @@ class SharedLookups:
             for number in range(len(of_lookups))
         ]
         arrays = [one.reshape(-1, *array.shape[1:]) for one, array in zip(joined, of_lookups, strict=True)]
-        return arrays, sizes
+        return arrays, sizes  # type: ignore[return-value]
