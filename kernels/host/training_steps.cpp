@@ -253,8 +253,11 @@ void sum_gradients(const std::vector<RowSums>& sums) {
   for (const RowSums& one : sums) sizes.push_back(one.order.size());
   in_chunks(sizes, [&](size_t number, size_t first, size_t last) {
     const RowSums& one = sums[number];
-    for (size_t place = first; place < last; ++place)
+    for (size_t place = first; place < last; ++place) {
+      if (place + 2 * kAhead < last) one.gradients->prefetch_last(one.order[place + 2 * kAhead]);
+      if (place + kAhead < last) one.gradients->prefetch_gradient(one.order[place + kAhead]);
       one.gradients->sum(one.table, one.order[place], one.out + place * one.table.dim);
+    }
   });
 }
 

@@ -53,6 +53,9 @@ class RowGradients {
   const std::vector<int64_t>& rows() const { return rows_; }
   // sum[dim] = the gradient of a distinct row, which `place` counts.
   void sum(const TrainedRows& table, size_t place, float* sum) const;
+  // Ask for the memory that `sum` reads: for the last place of a row, and later for its gradient.
+  void prefetch_last(size_t place) const { __builtin_prefetch(&places_[static_cast<size_t>(last_[place])]); }
+  void prefetch_gradient(size_t place) const { __builtin_prefetch(places_[static_cast<size_t>(last_[place])].gradient); }
 
  private:
   // One place at which a row was read.
