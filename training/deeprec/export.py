@@ -1,4 +1,4 @@
-"""From trained columns to files that become a model."""
+"""Write the rows of trained columns to files that ``hotrow import`` reads."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""DeepRec's feature columns: tables of dynamic ids, and one lookup for all of them."""
+"""DeepRec's feature columns: each column has a table that grows, and one lookup reads all tables."""
 
 import warnings
 import zlib

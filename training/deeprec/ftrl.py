@@ -1,4 +1,4 @@
-"""TensorFlow's FTRL."""
+"""TensorFlow's FTRL optimizer."""
 
 from training.optimizers import Ftrl, Params
 

@@ -1,4 +1,4 @@
-"""DeepRec's fused lookups in tensors: one native pass over the ids, and one back."""
+"""DeepRec's fused lookups in tensors: one native pass forward, and one native pass backward."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args

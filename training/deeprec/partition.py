@@ -1,4 +1,4 @@
-"""Which ids are in which partition of a table."""
+"""Divide the ids of a lookup between the partitions of a table."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args

@@ -1,4 +1,4 @@
-"""Checks of the plugin's arguments. ``place`` says in a message which call they are for."""
+"""Check the plugin's arguments. ``place`` names the call in error messages."""
 
 from collections.abc import Iterable
 from operator import index

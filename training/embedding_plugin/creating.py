@@ -1,4 +1,4 @@
-"""What ``create_embedding`` makes from its arguments."""
+"""Make the optimizer and the first rows for ``create_embedding``."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, get_args

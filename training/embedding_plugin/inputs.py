@@ -1,4 +1,4 @@
-"""The keys of a batch of B samples with S slots, in the plugin's forms. Bag ``b * S + s`` is slot s of sample b."""
+"""Read the keys of a batch of B samples with S slots, as COO or CSR. Bag ``b * S + s`` is slot s of sample b."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The state of the plugin: ``init`` makes it, ``reset`` drops it, and it has the embeddings."""
+"""The state of the plugin, with its embeddings. ``init`` makes the state, and ``reset`` drops the state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Batches through the plugin: their division between replicas, and the forward pass."""
+"""Divide batches between replicas, and run the forward pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""``python -m training.persia run`` starts all roles. The other commands are the roles, which only ``run`` starts."""
+"""``python -m training.persia run`` starts all roles. Each other command is a role, which only ``run`` starts."""
 
 import argparse
 import ctypes

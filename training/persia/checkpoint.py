@@ -1,11 +1,11 @@
-"""Checkpoints of all roles, and what becomes of one when it is served.
+"""Checkpoints of all roles, and the tables that a served model reads from a checkpoint.
 
-A checkpoint is a folder ``batch-<n>``, which is complete or absent. It has the state after n batches:
+A checkpoint is a folder ``batch-<n>``, which is complete or absent. It holds the state after n batches:
 
 - ``checkpoint.json``: n, the features, the optimizer and its steps;
 - ``dense.pt``: what the NN worker gave ``TrainCtx.dump_checkpoint``;
-- ``server-<n>/dim-<D>/``: ``keys.npy``, ``parts.npy`` and ``last_steps.npy``, the rows of a server's table, the least
-  recently used row first.
+- ``server-<n>/dim-<D>/``: the rows of a server's table, in ``keys.npy``, ``parts.npy`` and ``last_steps.npy``. The
+  least recently used row comes first.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""An embedding server: a shard of the rows, one table for each D. Each call holds the lock, so calls take turns."""
+"""An embedding server: a shard of the rows, with one table for each D. A lock lets only one call run at a time."""
 
 from threading import Lock
 from typing import Any

@@ -1,7 +1,7 @@
-"""An embedding worker: from the signs of a batch to pooled vectors, and from their gradients to those of rows.
+"""An embedding worker: it turns signs into pooled vectors, and gradients of vectors into gradients of rows.
 
-A feature's bags are its samples. A raw feature has a bag for each distinct sign instead, and an index [B,
-sample_fixed_size] that says where the samples' signs are among these; 0 means none.
+A summed feature has one bag for each sample. A raw feature has one bag for each distinct sign. Its index [B,
+sample_fixed_size] has 1 + the bag of each sign in a sample, and 0 where there is no sign.
 """
 
 from collections.abc import Mapping, Sequence

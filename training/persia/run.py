@@ -1,8 +1,8 @@
 """``run``: starts all roles on this machine, and ends or restarts them together.
 
-A role fails if a signal ends it, or if it is an embedding role and ends. Then every role ends. If restarts are left,
-all roles start again, and the NN worker goes on from the last checkpoint. No role outlives this process: the system
-kills the roles when it ends in any way.
+A role fails if a signal ends it. An embedding role also fails if it ends on its own. Then all roles end. If restarts
+are left, all roles start again, and the NN worker continues from the last checkpoint. No role outlives this process:
+the system kills the roles when this process ends, for any reason.
 """
 
 import logging

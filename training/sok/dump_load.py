@@ -1,7 +1,7 @@
 """``sok.dump`` and ``sok.load``: one folder per variable, which any number of processes can read.
 
 A folder has HugeCTR's directory format, so ``hotrow import`` reads it too. A variable without a name is called
-``variable_<its place in the list>``.
+``variable_<index in the list>``.
 """
 
 import shutil

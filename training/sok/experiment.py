@@ -1,4 +1,4 @@
-"""``sok.experiment``: the calls under the name that SparseOperationKit 1.1 gave them."""
+"""``sok.experiment``: the same calls, under the module name of SparseOperationKit 1.1."""
 
 from training.sok import DynamicVariable, SparseTensor, Variable, dump, incremental_dump, init, load, lookup_sparse
 

@@ -1,4 +1,4 @@
-"""Which processes train together: ``sok.init``, and the legacy ``sok.Init``."""
+"""Set which processes train together: ``sok.init``, and the legacy ``sok.Init``."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""SOK's legacy layers, as modules of PyTorch."""
+"""SOK's legacy layers, as PyTorch modules."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``sok.lookup_sparse``: one native pass over the ids of several variables, and one back."""
+"""``sok.lookup_sparse``: look up several variables in one native pass, and pass back their gradients in another."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias, get_args

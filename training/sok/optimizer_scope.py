@@ -1,4 +1,4 @@
-"""Which optimizers may step which variables."""
+"""Check that an optimizer may step a variable."""
 
 from collections.abc import Iterable
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""``sok.optimizers``: SOK's own optimizer."""
+"""``sok.optimizers``: SOK's own Adam."""
 
 from collections.abc import Iterable
 

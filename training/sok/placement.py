@@ -1,4 +1,4 @@
-"""Which process has which rows of a variable."""
+"""Which process holds which rows of a variable."""
 
 import re
 from dataclasses import dataclass

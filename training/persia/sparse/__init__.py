@@ -1,1 +1,1 @@
-"""Persia's package of optimizers for embeddings."""
+"""Persia's package for the optimizers of embeddings."""
