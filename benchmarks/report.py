@@ -101,9 +101,11 @@ def publish(records, file=None):
     """Print the records, and write them to ``file`` if given."""
     for record in records:
         params = " ".join(f"{key}={value}" for key, value in record.params.items())
+        decimals = 4 if record.name.endswith(".loss") else 2
         print(
-            f"{record.name:<28} {params:<44} ours {record.ours:>12,.2f}  peer {record.peer:>12,.2f} {record.unit:<6}"
-            f" ratio {record.ratio:.2f} ({record.ratio_min:.2f}..{record.ratio_max:.2f})"
+            f"{record.name:<28} {params:<44} ours {record.ours:>12,.{decimals}f}  peer {record.peer:>12,.{decimals}f}"
+            f" {record.unit:<6} ratio {record.ratio:.{decimals}f}"
+            f" ({record.ratio_min:.{decimals}f}..{record.ratio_max:.{decimals}f})"
         )
     write(records, file)
 

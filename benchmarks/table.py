@@ -93,18 +93,24 @@ def miss(record, target):
 
 
 def shown_figure(record, unit, is_bold):
-    """Our figure, with two digits, or three of a percentage."""
+    """Our figure, with two digits, three of a percentage, or five of a loss."""
     value = CONVERSIONS.get((record["unit"], unit), float)(record["ours"])
-    decimals = (2 if unit == "%" else 1) - math.floor(math.log10(abs(value))) if value else 0
+    digits = 5 if is_loss(record) else 3 if unit == "%" else 2
+    decimals = digits - 1 - math.floor(math.log10(abs(value))) if value else 0
     return bold(f"{value:,.{max(decimals, 0)}f}", is_bold)
 
 
 def shown_ratio(record, is_bold):
     """Median and spread."""
     ratio = record["ratio"]
-    decimals = 3 if ratio < 0.1 else 2 if ratio < 10 else 1
+    decimals = 4 if is_loss(record) else 3 if ratio < 0.1 else 2 if ratio < 10 else 1
     median, least, most = (f"{record[key]:.{decimals}f}" for key in ("ratio", "ratio_min", "ratio_max"))
     return bold(median, is_bold) + (f" ({least}..{most})" if least != most else "")
+
+
+def is_loss(record):
+    """Whether small differences matter."""
+    return record["name"].endswith(".loss")
 
 
 def shown_param(value):

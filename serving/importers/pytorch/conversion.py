@@ -51,6 +51,8 @@ def convert(
     """See ``from_torch``."""
     if not isinstance(module, nn.Module):
         raise ConfigError("from_torch", "module", f"expected a torch.nn.Module, got {type(module).__name__}")
+    if not 0 <= tolerance <= 1:
+        raise ConfigError("from_torch", "tolerance", f"expected 0 to 1, got {tolerance}")
     check_target(repository, name)
     module = getattr(module, "_orig_mod", module)  # of torch.compile
     source = type(module).__name__
