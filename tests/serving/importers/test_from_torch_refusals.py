@@ -202,6 +202,12 @@ def test_it_is_refused(tmp_path, module, example, message):
     assert all(part.training and "forward" not in vars(part) for part in parts)
 
 
+@pytest.mark.parametrize("tolerance", [-0.1, 1.5, float("nan")])
+def test_a_tolerance_that_compares_nothing_is_refused(tmp_path, tolerance):
+    with pytest.raises(ConfigError, match=f"from_torch: tolerance: expected 0 to 1, got {tolerance}"):
+        from_torch(Model(), (IDS,), tmp_path, "ctr", tolerance=tolerance)
+
+
 def test_a_replaced_forward_is_refused_and_kept(tmp_path):
     module = Model()
     module.other.forward = replaced = lambda ids: ids
