@@ -1,6 +1,5 @@
 """Many embedding tables as one module of PyTorch."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -85,7 +84,6 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         for number, table in enumerate(self.tables.values()):  # a table's name may have dots, a parameter's may not
             self.register_parameter(f"table_{number}", TableParameter(table))
         self._parameter_of = dict(zip(self.tables, self.parameters(), strict=True))
-        self._has_warned = False
 
     def forward(self, features: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Look up and combine bags.
@@ -124,7 +122,8 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         shapes = [(*one.shape, lookup.shape[1]) for one, lookup in zip(bags.values(), lookups.pooled, strict=True)]
         devices = [one.device for one in bags.values()]
         if trains:
-            self._drop_gradients()
+            for parameter in parameters:
+                parameter.drop()
         weights = [one.weights for one in bags.values()]
         updated = parameters if trains else [None] * len(parameters)
         pooled = PooledBags.apply(lookups, lookups.pooled, devices, *updated, *weights)
@@ -189,15 +188,6 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         for name, table in self.tables.items():
             mine = {part: self._owns(name, tables[name][part].numpy()) for part in ("keys", "sighted_keys")}
             _load_table_state(table, tables[name], mine["keys"], mine["sighted_keys"])
-
-    def _drop_gradients(self) -> None:
-        """Forget gradients that ``zero_grad`` has dropped."""
-        dropped = [name for name, parameter in self._parameter_of.items() if parameter.drop()]
-        never = [name for name in dropped if not self.tables[name].step]
-        if never and not self._has_warned:
-            self._has_warned = True
-            names = ", ".join(never)
-            warnings.warn(f"no optimizer of training.optimizers has updated the tables {names}", stacklevel=3)
 
 
 def pool(tables: Sequence[EmbeddingTable], features: Mapping[str, Bags]) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from kernels.host import BagLookup
 from training.embedding.lookups import Floats, Lookups
@@ -36,33 +37,64 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
     def __init__(self, table: EmbeddingTable) -> None:
         """Take the rows."""
         self.table = table
-        self._gradients: list[tuple[BagLookup, Floats]] = []
+        self._gradients: list[tuple[BagLookup, Floats]] = []  # their marks are in ``grad``
+        self._returned: list[tuple[BagLookup, Floats]] = []  # ``torch.autograd`` has their marks
+        self._marks_before = 0.0
+        self.register_post_accumulate_grad_hook(TableParameter._keep)
 
-    def add(self, lookup: BagLookup, gradient: Floats) -> None:
-        """Keep the gradient of pooled bags until a step."""
-        if not self._is_marked():
+    def add(self, lookup: BagLookup, gradient: Floats) -> torch.Tensor:
+        """Take the gradient of pooled bags in a backward pass, and return its mark."""
+        self._marks_before = self._marks()
+        self._returned.append((lookup, gradient))
+        return torch.full_like(self, _MARK if np.isfinite(gradient.sum()) else math.nan)  # ``GradScaler`` looks for NaN
+
+    def drop(self) -> None:
+        """Forget gradients that ``zero_grad`` has dropped."""
+        if not self._marks():
             self._gradients.clear()
-            self.grad = torch.zeros_like(self)
-        self.grad += _MARK if np.isfinite(gradient.sum()) else math.nan  # ``GradScaler`` looks for NaN
-        self._gradients.append((lookup, gradient))
-
-    def drop(self) -> bool:
-        """Forget gradients that ``zero_grad`` has dropped. Return whether there were any."""
-        if self._is_marked() or not self._gradients:
-            return False
-        self._gradients.clear()
-        return True
+            self._returned.clear()
 
     def take(self) -> tuple[list[tuple[BagLookup, Floats]], float]:
-        """Return the gradients since the last step, and the factor by which PyTorch has scaled them. Forget them."""
-        self.drop()
-        gradients, self._gradients = self._gradients, []
-        scale = float(self.grad) / (_MARK * len(gradients)) if gradients else 1.0
-        self.grad = None
+        """Return the gradients since the last step, and the factor by which PyTorch has scaled them. Forget them.
+
+        Raises:
+            RuntimeError: ``grad`` was set to something else than the result of one call of ``torch.autograd.grad``.
+        """
+        marks, gradients, returned = self._marks(), self._gradients, self._returned
+        self._gradients, self._returned, self.grad = [], [], None
+        if not marks:
+            return [], 1.0
+        if not gradients and marks == len(returned):
+            gradients = returned
+        if not gradients:
+            raise RuntimeError(f"table {self.table.name!r}: expected a gradient that backward() has left")
+        scale = marks / len(gradients)
         return gradients, scale if math.isfinite(scale) else 1.0
 
-    def _is_marked(self) -> bool:
-        return self.grad is not None and bool(self.grad.any())
+    def _marks(self) -> float:
+        return 0.0 if self.grad is None else float(self.grad) / _MARK
+
+    def _keep(self) -> None:
+        """Keep the gradients whose marks ``backward`` has just added to ``grad``."""
+        if not self._marks_before:
+            self._gradients.clear()
+        added = self._marks() - self._marks_before
+        count = round(added) if math.isfinite(added) else len(self._returned)
+        self._gradients += self._returned[-count:]
+        self._returned.clear()
+
+
+def _refuse_tables(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
+    """Refuse a step that would not move the rows."""
+    if getattr(optimizer, "steps_tables", False):
+        return
+    for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+        if isinstance(parameter, TableParameter) and parameter.grad is not None:
+            came = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+            raise TypeError(f"table {parameter.table.name!r}: expected an optimizer of training.optimizers, got {came}")
+
+
+register_optimizer_step_pre_hook(_refuse_tables)
 
 
 class PooledBags(torch.autograd.Function):  # type: ignore[misc]
@@ -90,15 +122,15 @@ class PooledBags(torch.autograd.Function):  # type: ignore[misc]
             for gradient in gradients
         ]
         needs = ctx.needs_input_grad[3:]
+        marks: list[torch.Tensor | None] = [None] * len(floats)
         if any(needs[: len(floats)]):
             for number, of_rows in enumerate(ctx.lookups.row_gradients(floats)):
                 if needs[number] and of_rows is not None:
-                    ctx.parameters[number].add(*of_rows)
-        zeros = [torch.zeros_like(one) if needs[number] else None for number, one in enumerate(ctx.parameters)]
+                    marks[number] = ctx.parameters[number].add(*of_rows)
         weights = [
             torch.from_numpy(ctx.lookups.weight_gradients(number, gradient)).to(weight)
             if weight is not None and weight.requires_grad and gradient is not None
             else None
             for number, (weight, gradient) in enumerate(zip(ctx.weights, floats, strict=True))
         ]
-        return None, None, None, *zeros, *weights
+        return None, None, None, *marks, *weights

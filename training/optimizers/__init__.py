@@ -42,6 +42,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """
 
     rule_type: ClassVar[type[UpdateRule]]
+    steps_tables: ClassVar[bool] = True  # for the check of ``TableParameter``
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _count_step(self, parameter: TableParameter) -> int:
         """Return the number of this step, which begins after the last step that changed the table."""
         state = self.state[parameter]
-        state["step"] = 1 + state.get("step", parameter.table.step)
+        state["step"] = 1 + max(state.get("step", 0), parameter.table.step)
         return int(state["step"])
 
     def _update(self, rule: UpdateRule, weights: torch.Tensor, learning_rate: float) -> None:

@@ -292,17 +292,50 @@ def test_another_optimizer_begins_with_states_of_its_own():
     np.testing.assert_allclose(before - row(), 0.1, rtol=1e-5)
 
 
-def test_a_table_that_no_optimizer_of_hotrow_updates_is_reported_once():
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_an_optimizer_that_would_not_move_the_rows_is_refused(optimizer):
     tables = EmbeddingBagCollection({"user": EmbeddingBagConfig(2)})
-    optimizer = torch.optim.SGD(tables.parameters(), lr=1.0)
+    step = optimizer(tables.parameters(), lr=1.0)
     tables({"user": torch.tensor([1])})["user"].sum().backward()
+
+    with pytest.raises(TypeError, match=r"table 'user': expected an optimizer of training.optimizers, got torch.optim"):
+        step.step()
+
+
+def ones():
+    """A table of one weight, a lookup that makes its row 1, and an optimizer."""
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(1, initializer=Constant(1.0))})
+    [table] = tables.parameters()
+    return table, lambda: tables({"t": torch.tensor([7])})["t"].sum(), SGD([table], lr=1.0)
+
+
+def test_gradients_that_autograd_returns_can_be_set():
+    table, look_up, optimizer = ones()
+
+    [table.grad] = torch.autograd.grad(3 * look_up(), [table])
     optimizer.step()
 
-    optimizer.zero_grad()
-    with pytest.warns(UserWarning, match="no optimizer of training.optimizers has updated the tables user"):
-        tables({"user": torch.tensor([1])})["user"].sum().backward()
-    optimizer.zero_grad()
-    tables({"user": torch.tensor([1])})
+    assert vectors_of(table.table) == {7: [-2]}
+
+
+def test_gradients_that_autograd_returns_are_not_applied_otherwise():
+    table, look_up, optimizer = ones()
+    loss = 3 * look_up()
+
+    torch.autograd.grad(loss, [table], retain_graph=True)
+    loss.backward()
+    optimizer.step()
+
+    assert vectors_of(table.table) == {7: [-2]}
+
+
+def test_a_gradient_that_belongs_to_no_backward_pass_is_refused():
+    table, look_up, optimizer = ones()
+    first, second = (torch.autograd.grad(look_up(), [table])[0] for _ in range(2))
+
+    table.grad = first + second
+    with pytest.raises(RuntimeError, match=r"table 't': expected a gradient that backward\(\) has left"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("use", ["eval", "no_grad"])
