@@ -12,11 +12,10 @@ from serving.dumps.sst import SstDump, write_sst
 from serving.errors import OutputError
 from serving.model.atomic import atomic_directory
 from serving.model.sparse_file import open_sparse
-from serving.model.sparse_writer import write_sparse_batches
+from serving.model.sparse_writer import TABLE_FILES, write_sparse_batches
 from serving.storage.store import Keys, TableSpec, Vectors
 
 SUFFIXES = (".bin", ".sst", "")  # HPS's, RocksDB's, a folder
-_FOLDER_FILES = frozenset({"key", "emb_vector", "slot_id", "meta"})
 
 
 class Dump(Protocol):
@@ -56,7 +55,7 @@ def check_target(path: Path) -> None:
         found = sorted(os.listdir(path)) if path.is_dir() else []
     except OSError as err:
         raise OutputError(f"{path}: cannot be read: {err.strerror}") from err
-    strange = [name for name in found if path.suffix or name not in _FOLDER_FILES]
+    strange = [name for name in found if path.suffix or name not in TABLE_FILES]
     if strange:
         raise OutputError(f"{path}: is a folder with {strange[0]!r} in it, and a dump would replace the folder")
     if not path.parent.is_dir():

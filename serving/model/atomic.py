@@ -37,7 +37,7 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
     An existing folder is moved away first and deleted last. A reader finds the old folder, no folder for an instant, or
     the new folder, never a mixture. If the block raises, the temporary folder is removed and ``path`` does not change.
     """
-    path = Path(path)
+    path = Path(os.path.abspath(path))  # "." has a name too
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     temporary, old = _beside(path, "tmp"), _beside(path, "old")

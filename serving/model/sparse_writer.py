@@ -1,16 +1,21 @@
 """Write sparse models. ``serving.model.sparse_file`` describes the two formats."""
 
-from collections.abc import Iterable
+import errno
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import ModelFileError
+from serving.errors import ModelFileError, OutputError
 from serving.model.atomic import atomic_directory, atomic_write
+from serving.model.names import TABLE_NAME
 from serving.model.sparse_rows import Keys, KeyType, Vectors, check_rows, row_dtype
 
+#: The files that the folder of a table may have.
+TABLE_FILES = ("key", "emb_vector", "slot_id", "meta")
 _CHUNK_ROWS = 65_536
 
 
@@ -21,10 +26,11 @@ def write_sparse_directory(
     slot_ids: NDArray[np.uint64] | None = None,
     meta: NDArray[np.int64] | None = None,
 ) -> None:
-    """Write a table in the directory format, and replace an existing directory as a whole.
+    """Write a table in the directory format, and replace an existing table as a whole.
 
     Raises:
-        ModelFileError: the arrays do not fit each other, a key is reserved or repeated, or the disk refuses.
+        ModelFileError: the arrays do not fit each other, a key is reserved or repeated, ``path`` has other files, or
+            the disk refuses.
     """
     path = Path(path)
     check_rows(path, keys, vectors, "I64")
@@ -34,6 +40,8 @@ def write_sparse_directory(
     if meta is not None:
         columns.append(_checked_column(path, "meta", meta, "<i8", keys.size))
     try:
+        if path.is_dir():
+            _require_table(path)
         with atomic_directory(path) as folder:
             for name, column, dtype in columns:
                 with (folder / name).open("wb") as file:
@@ -54,6 +62,45 @@ def write_sparse_batches(path: str | Path, batches: Iterable[tuple[Keys, Vectors
         for keys, vectors in batches:
             key_file.write(np.ascontiguousarray(keys, dtype="<i8").data)
             vector_file.write(np.ascontiguousarray(vectors, dtype="<f4").data)
+
+
+def write_table_folders(path: str | Path, tables: Mapping[str, Iterable[tuple[Keys, Vectors]]]) -> dict[str, int]:
+    """Write a folder that has a folder for each table, and return the number of rows of each table.
+
+    A table without rows gets no folder. The folder is complete or absent, and replaces an earlier one as a whole.
+
+    Args:
+        path: the folder.
+        tables: batches of each table by its name. The caller has checked the keys.
+
+    Raises:
+        OutputError: a name cannot be a table's, ``path`` has other files, or the file system refuses.
+    """
+    rows: dict[str, int] = {}
+    for name in tables:
+        if not TABLE_NAME.fullmatch(name):
+            raise OutputError(f"{path}: expected a table's name to match {TABLE_NAME.pattern}, got {name!r}")
+    try:
+        path = Path(path)
+        for table in path.iterdir() if path.is_dir() else ():
+            _require_table(table)
+        with atomic_directory(path) as folder:
+            for name, batches in tables.items():
+                write_sparse_batches(folder / name, batches)
+                rows[name] = (folder / name / "key").stat().st_size // np.dtype(np.int64).itemsize
+                if not rows[name]:
+                    shutil.rmtree(folder / name)
+    except OSError as err:
+        raise OutputError(f"{path}: cannot be written: {(err.strerror or str(err)).lower()}") from err
+    return rows
+
+
+def _require_table(folder: Path) -> None:
+    """Raise OSError if a folder that will be replaced is not a table's."""
+    files = folder.iterdir() if folder.is_dir() else [folder]
+    strange = next((file for file in files if file.name not in TABLE_FILES or file.is_dir()), None)
+    if strange is not None:
+        raise OSError(errno.ENOTEMPTY, f"{strange} is no file of a table, and would be erased")
 
 
 def write_sparse_file(

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import OutputError
-from serving.model.atomic import atomic_directory
-from serving.model.sparse_writer import write_sparse_batches
+from serving.model.sparse_writer import write_table_folders
 from training.deeprec.feature_column import EmbeddingColumn
 
 
@@ -17,17 +16,17 @@ def write_tables(columns: Iterable[EmbeddingColumn], folder: str | Path) -> None
 
     Args:
         columns: the trained columns. The rows of a column are in ``<folder>/<its name>``, in HugeCTR's format.
-        folder: is complete or absent, and replaces an existing folder as a whole.
+        folder: is complete or absent, and replaces an earlier folder of tables. A column without rows has no table.
 
     Raises:
-        OutputError: the file system refuses.
+        OutputError: two columns have one name, ``folder`` has other files, or the file system refuses.
     """
-    try:
-        with atomic_directory(folder) as temporary:
-            for column in columns:
-                write_sparse_batches(temporary / column.name, _rows(column))
-    except OSError as err:
-        raise OutputError(f"{folder}: cannot be written: {(err.strerror or str(err)).lower()}") from err
+    columns = list(columns)
+    names = [column.name for column in columns]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise OutputError(f"{folder}: expected columns of different names, got two called {repeated!r}")
+    write_table_folders(folder, {column.name: _rows(column) for column in columns})
 
 
 def _rows(column: EmbeddingColumn) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:

@@ -1,20 +1,18 @@
 """Write a trained model into a model repository, or only the rows that changed."""
 
 import json
-import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.dense.onnx import build_onnx
-from serving.errors import OutputError
-from serving.model.atomic import atomic_directory
 from serving.model.dense_file import write_dense
 from serving.model.graph import inference_document, parse_graph
-from serving.model.sparse_writer import write_sparse_batches
+from serving.model.sparse_writer import write_sparse_batches, write_table_folders
 from serving.model.version_writer import CALIBRATION_FILE, DENSE_FILE, GRAPH_FILE, ONNX_FILE, write_version
 from training.embedding.table import TableRows
 from training.model.ctr_model import CtrModel
@@ -67,7 +65,7 @@ def export_delta(model: CtrModel, folder: str | Path, since_step: int) -> dict[s
 
     Args:
         model: the trained model.
-        folder: is complete or absent, and replaces an existing one as a whole. A table without changed rows has no
+        folder: is complete or absent, and replaces an earlier folder of tables. A table without changed rows has no
             folder.
         since_step: ``model.step`` at the last export.
 
@@ -75,22 +73,16 @@ def export_delta(model: CtrModel, folder: str | Path, since_step: int) -> dict[s
         the number of rows of each table.
 
     Raises:
-        OutputError: the file system refuses.
+        OutputError: ``folder`` has other files, or the file system refuses.
     """
-    rows: dict[str, int] = {}
     if not model.processes.is_first:
         model.send_rows(since_step)
-        return model.processes.from_first(rows)
-    try:
-        with atomic_directory(folder) as temporary:
-            for number, embedding in enumerate(model.graph.embeddings):
-                table = temporary / embedding.table
-                rows[embedding.table] = _write_rows(table, model.dump(number, since_step))
-                if not rows[embedding.table]:
-                    shutil.rmtree(table)
-    except OSError as err:
-        raise OutputError(f"{folder}: cannot be written: {(err.strerror or str(err)).lower()}") from err
-    return model.processes.from_first(rows)
+        return model.processes.from_first({})
+    tables = {
+        embedding.table: _vectors(model.dump(number, since_step))
+        for number, embedding in enumerate(model.graph.embeddings)
+    }
+    return model.processes.from_first(write_table_folders(folder, tables))
 
 
 def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibration: Samples | None) -> None:
@@ -109,13 +101,11 @@ def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibr
     write_dense(folder / DENSE_FILE, graph, weights)
     (folder / ONNX_FILE).write_bytes(build_onnx(graph, weights))
     for number, embedding in enumerate(graph.embeddings):
-        _write_rows(folder / embedding.table, model.dump(number))
+        write_sparse_batches(folder / embedding.table, _vectors(model.dump(number)))
     if calibration is not None:
         bags = calibration.bags
         np.savez(folder / CALIBRATION_FILE, DES=calibration.dense, CATCOLUMN=bags.keys, ROWINDEX=bags.row_ptrs)
 
 
-def _write_rows(folder: Path, parts: Iterable[TableRows]) -> int:
-    """Write a table in HugeCTR's directory format, and return the number of its rows."""
-    write_sparse_batches(folder, ((part.keys, part.parts[:, 0]) for part in parts))
-    return (folder / "key").stat().st_size // np.dtype(np.int64).itemsize
+def _vectors(parts: Iterable[TableRows]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    return ((part.keys, part.parts[:, 0]) for part in parts)

@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from kernels.host import TrainingTable
 from serving.errors import ConfigError, ModelFileError, OutputError
 from serving.model.atomic import atomic_directory
 from serving.model.names import TABLE_NAME
-from serving.model.sparse_writer import write_sparse_batches
+from serving.model.sparse_writer import write_table_folders
 from serving.model.strict_json import Fields, read_json
 from training.persia.config import EmbeddingConfig, Feature
 from training.persia.signs import prefixed_signs, servers_of
@@ -81,11 +81,24 @@ class CheckpointFacts:
             ConfigError: there is no such file, or it is damaged.
         """
         source = str(folder / _FILE)
-        fields = Fields(read_json(source), source, "", ("batches", "step", "optimizer", "features"))
-        features = [Feature(**{name: one.value(name) for name in one}) for one in fields.objects("features")]
+        document = Fields(read_json(source), source, "", ("batches", "step", "optimizer", "features"))
+        features = [_read_feature(one) for one in document.objects("features")]
         config = EmbeddingConfig({feature.name: feature for feature in features})
-        batches, step = (fields.integer(name, minimum=0, maximum=2**62) for name in ("batches", "step"))
-        return cls(batches, step, fields.value("optimizer"), config)
+        batches, step = (document.integer(name, minimum=0, maximum=2**62) for name in ("batches", "step"))
+        optimizer = document.object("optimizer")
+        for name in ("rule", "initial_states"):
+            optimizer.value(name)
+        return cls(batches, step, {name: optimizer.value(name) for name in optimizer}, config)
+
+
+def _read_feature(members: Fields) -> Feature:
+    members.allow(field.name for field in fields(Feature))
+    read: dict[Any, Any] = {
+        str: members.text,
+        bool: members.boolean,
+        int: lambda key: members.integer(key, minimum=0, maximum=2**64),
+    }
+    return Feature(**{field.name: read[field.type](field.name) for field in fields(Feature)})
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
@@ -111,12 +124,19 @@ def new_checkpoint(folder: str | Path, batches: int) -> Iterator[Path]:
 def remove_unfinished(folder: str | Path) -> None:
     """Make the folder of checkpoints, and remove what a killed run left in it.
 
+    A run that was killed while it replaced a checkpoint may have left only the old checkpoint, under the temporary name
+    of ``atomic_directory``. That checkpoint gets its name back.
+
     Raises:
         OutputError: the disk refuses.
     """
     folder = Path(folder)
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.glob(".batch-*.old")):
+            replaced = folder / path.name.split(".")[1]
+            if not replaced.exists():
+                path.rename(replaced)
     for path in folder.glob(".batch-*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -170,8 +190,13 @@ def read_rows(
             keys, parts, last_steps = (
                 np.load(path / f"{name}.npy", mmap_mode="r") for name in ("keys", "parts", "last_steps")
             )
-        except (OSError, ValueError) as err:
+        except (EOFError, OSError, ValueError) as err:
             raise ModelFileError(path, f"cannot be read: {str(err).lower()}") from err
+        dim = path.name.removeprefix("dim-")
+        is_right = keys.dtype == last_steps.dtype == np.int64 and parts.dtype == np.float32 and parts.ndim == 3
+        if not is_right or str(parts.shape[2]) != dim:
+            found = f"{keys.dtype}, {last_steps.dtype} and {parts.dtype}{list(parts.shape)}"
+            raise ModelFileError(path, f"expected int64 keys and steps and float32 rows [V, P, {dim}], found {found}")
         if not len(keys) == len(parts) == len(last_steps):
             counts = f"{len(keys)} keys, {len(parts)} rows and {len(last_steps)} steps"
             raise ModelFileError(path, f"expected as many rows and steps as keys, found {counts}")
@@ -191,21 +216,19 @@ def write_tables(checkpoint: str | Path, folder: str | Path) -> None:
 
     Args:
         checkpoint: a folder ``batch-<n>``.
-        folder: has ``<folder>/<group>`` in HugeCTR's format. It is complete or absent, and replaces an existing folder.
+        folder: has ``<folder>/<group>`` in HugeCTR's format. It is complete or absent, and replaces an earlier one.
 
     Raises:
         ConfigError: the checkpoint is missing, or a group cannot be the name of a table.
         ModelFileError: a file of the checkpoint is damaged.
-        OutputError: the disk refuses.
+        OutputError: ``folder`` has other files, or the disk refuses.
     """
     groups = CheckpointFacts.read(Path(checkpoint)).config.groups
     for group in groups:
         if not TABLE_NAME.fullmatch(group):
             expected = "expected 1 to 120 letters, digits, '_', '-' and '.', because a table has this name"
             raise ConfigError(str(checkpoint), f"feature group {group!r}", expected)
-    with _writing(folder), atomic_directory(folder) as temporary:
-        for group, feature in groups.items():
-            write_sparse_batches(temporary / group, _rows_of(Path(checkpoint), feature))
+    write_table_folders(folder, {group: _rows_of(Path(checkpoint), feature) for group, feature in groups.items()})
 
 
 def _rows_of(checkpoint: Path, feature: Feature) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.errors import ModelFileError
+from serving.errors import ModelFileError, OutputError
 from serving.model.manifest import write_manifest
 from serving.model.sparse_file import open_sparse, write_sparse_directory, write_sparse_file
+from serving.model.sparse_writer import write_table_folders
 from tests.serving.ordinary_rights import ordinary_rights
 
 RESERVED = [-(2**63), -(2**63) + 1, 2**63 - 2, 2**63 - 1]
@@ -420,3 +421,43 @@ def test_an_unreadable_single_file_is_named(tmp_path):
 
     with ordinary_rights(), pytest.raises(ModelFileError, match="t: cannot be read: Permission denied"):
         open_sparse(tmp_path / "t", 2)
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "notes").write_text("mine")
+
+    with pytest.raises(ModelFileError, match=r"d: cannot be written: .*d/notes is no file of a table, and would be e"):
+        write_sparse_directory(tmp_path / "d", KEYS, VECTORS)
+
+    assert [path.name for path in tmp_path.rglob("*")] == ["d", "notes"]
+
+
+class TestTableFolders:
+    def test_they_replace_earlier_ones_as_a_whole(self, tmp_path):
+        write_table_folders(tmp_path / "all", {"old": [(KEYS, VECTORS)], "user": [(KEYS, VECTORS)]})
+
+        rows = write_table_folders(tmp_path / "all", {"user": [(KEYS[:1], VECTORS[:1])], "none": [], "item": []})
+
+        assert rows == {"user": 1, "none": 0, "item": 0}
+        assert [path.name for path in tmp_path.rglob("*") if path.is_dir()] == ["all", "user"]
+        assert open_sparse(tmp_path / "all" / "user", VECTORS.shape[1]).rows == 1
+
+    @pytest.mark.parametrize("strange", ["notes", "user/notes", "user/key/notes"])
+    def test_other_files_are_not_erased(self, tmp_path, strange):
+        file = tmp_path / "all" / strange
+        file.parent.mkdir(parents=True)
+        file.write_text("mine")
+
+        named = strange.removesuffix("/notes") if "key" in strange else strange
+        with pytest.raises(OutputError, match=f"all: cannot be written: .*{named} is no file of a table, and would be"):
+            write_table_folders(tmp_path / "all", {"user": [(KEYS, VECTORS)]})
+
+        assert file.read_text() == "mine"
+
+    @pytest.mark.parametrize("name", ["../escaped", "a/b", ""])
+    def test_a_name_that_leaves_the_folder_is_refused(self, tmp_path, name):
+        with pytest.raises(OutputError, match="all: expected a table's name to match "):
+            write_table_folders(tmp_path / "all", {name: [(KEYS, VECTORS)]})
+
+        assert not list(tmp_path.iterdir())
