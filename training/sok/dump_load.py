@@ -4,7 +4,6 @@ A folder has HugeCTR's directory format, so ``hotrow import`` reads it too. A va
 ``variable_<index in the list>``.
 """
 
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from os import PathLike
@@ -15,9 +14,8 @@ import numpy as np
 import torch
 
 from serving.errors import ModelFileError, OutputError
-from serving.model.atomic import atomic_directory
 from serving.model.sparse_file import open_sparse
-from serving.model.sparse_writer import write_sparse_batches
+from serving.model.sparse_writer import write_table_folders
 from training.processes import Processes
 from training.sok.dynamic_variable import DynamicVariable
 from training.sok.lookup import AnyVariable
@@ -32,44 +30,55 @@ def dump(path: str | PathLike[str], dump_vars: Any) -> None:
         dump_vars: a variable or a list of variables, also those of layers.
 
     Raises:
-        TypeError: ``dump_vars`` has something else.
-        ValueError: two variables have the same name, or a variable has no rows yet.
+        TypeError: an argument is of another type.
+        ValueError: two variables have the same name, a variable has no rows yet, or ``path`` is the current folder or
+            a folder above it.
         OutputError: the file system refuses.
     """
-    variables = _by_name("dump", dump_vars)
+    folder, variables = _replaced("dump", path), _by_name("dump", dump_vars)
     rows = torch.tensor([variable.row_count for variable in variables.values()])
     for name, count in zip(variables, _processes(variables).total(rows), strict=True):
         if not count:
             raise ValueError(f"dump: variable {name!r} has no rows yet")
-    _write(Path(path), variables, lambda variable: variable.own_rows())
+    _write(folder, variables, lambda variable: variable.own_rows())
 
 
-def incremental_dump(path: str | PathLike[str], dump_vars: Any, since: int) -> dict[str, int]:
+def incremental_dump(path: str | PathLike[str], dump_vars: Any, since: Any) -> dict[str, int]:
     """Write the rows that changed after a step. Every process calls it, and the first one writes.
 
     Args:
         path: see ``dump``. A variable without changed rows has no folder.
         dump_vars: a ``DynamicVariable`` or a list of them.
-        since: ``DynamicVariable.step`` at the last dump. Rows that no optimizer has updated yet count as changed.
+        since: ``DynamicVariable.step`` at the last dump. With several variables, a list with the step of each. Every
+            variable counts its own steps, and begins at 0 in a new process. Rows that no optimizer has updated yet
+            count as changed.
 
     Returns:
         the number of rows of each variable.
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: two variables have the same name, or ``since`` is negative.
+        ValueError: two variables have the same name, a variable has no step of its own in ``since``, a step is negative
+            or still to come, or ``path`` is the current folder or a folder above it.
         OutputError: the file system refuses.
     """
-    variables = _by_name("incremental_dump", dump_vars)
+    folder, variables = _replaced("incremental_dump", path), _by_name("incremental_dump", dump_vars)
     for name, variable in variables.items():
         if not isinstance(variable, DynamicVariable):
             came = f"{name!r}, a {type(variable).__name__}"
             raise TypeError(f"incremental_dump: expected variables of the type DynamicVariable, got {came}")
-    if not isinstance(since, int) or isinstance(since, bool):
-        raise TypeError(f"incremental_dump: expected since as a step, got {since!r}")
-    if since < 0:
-        raise ValueError(f"incremental_dump: expected since of at least 0, got {since}")
-    return _write(Path(path), variables, lambda variable: variable.own_rows(since))
+    listed = since if isinstance(since, list | tuple) else [since]
+    if len(listed) != len(variables):
+        expected = f"since as a list with the step of each of {len(variables)} variables"
+        raise ValueError(f"incremental_dump: expected {expected}, got {since!r}")
+    for (name, variable), step in zip(variables.items(), listed, strict=True):
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise TypeError(f"incremental_dump: expected since as a step, got {step!r}")
+        if not 0 <= step <= variable.step:
+            expected = f"since from 0 to {variable.step}, the last step of variable {name!r} in this process"
+            raise ValueError(f"incremental_dump: expected {expected}, got {step}")
+    steps = dict(zip(variables.values(), listed, strict=True))
+    return _write(folder, variables, lambda variable: variable.own_rows(steps[variable]))
 
 
 def load(path: str | PathLike[str], load_vars: Any) -> None:
@@ -83,11 +92,11 @@ def load(path: str | PathLike[str], load_vars: Any) -> None:
         load_vars: a variable or a list of variables. If one of them has no name, they must be all that were written.
 
     Raises:
-        TypeError: ``load_vars`` has something else.
+        TypeError: an argument is of another type.
         ValueError: two variables have the same name.
         ModelFileError: a file is missing or damaged, or has rows that the variable cannot have. Nothing has changed.
     """
-    path, variables = Path(path), _by_name("load", load_vars)
+    path, variables = _read_path("load", path), _by_name("load", load_vars)
     stored = sorted(folder.name for folder in path.glob("*") if folder.is_dir())
     if not all(variable.name for variable in variables.values()) and len(stored) != len(variables):
         expected = f"{len(variables)} folders, because a variable without a name is found by its place"
@@ -116,11 +125,9 @@ def _write(
     refusal, cause = "", None
     if processes.is_first:
         try:
-            with atomic_directory(path) as folder:
-                for name, parts in zip(variables, streams, strict=True):
-                    counts[name] = _write_table(folder / name, parts)
-        except OSError as err:
-            refusal, cause = f"{path}: cannot be written: {(err.strerror or str(err)).lower()}", err
+            counts = write_table_folders(path, dict(zip(variables, streams, strict=True)))
+        except OutputError as err:
+            refusal, cause = str(err), err
     for parts in streams:  # the other processes send theirs, and the first one takes what it could not write
         deque(parts, maxlen=0)
     counts, refusal = processes.from_first((counts, refusal))
@@ -129,12 +136,18 @@ def _write(
     return counts
 
 
-def _write_table(folder: Path, parts: Iterator[tuple[Ints, Floats]]) -> int:
-    write_sparse_batches(folder, parts)
-    rows = (folder / "key").stat().st_size // np.dtype(np.int64).itemsize
-    if not rows:
-        shutil.rmtree(folder)
-    return rows
+def _replaced(call: str, path: Any) -> Path:
+    """Return the folder that a dump replaces, or raise ValueError if the current folder would go with it."""
+    folder = _read_path(call, path).resolve()
+    if Path.cwd().is_relative_to(folder):
+        raise ValueError(f"{call}: expected a folder to replace, got {str(path)!r}, which contains the current folder")
+    return folder
+
+
+def _read_path(call: str, path: Any) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise TypeError(f"{call}: expected a path, got {type(path).__name__}")
+    return Path(path)
 
 
 def _by_name(call: str, variables: Any) -> dict[str, AnyVariable]:

@@ -133,6 +133,10 @@ class DynamicVariable(TableParameter):
         """Show the rows' number, not the missing elements."""
         return f"DynamicVariable(name={self._name!r}, size={list(self.size)})"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse ``pickle`` and ``torch.save``, which would lose the rows."""
+        raise TypeError("cannot pickle a DynamicVariable: save its rows with sok.dump")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "DynamicVariable":
         """Copy this process's rows with their states. Gradients are not copied."""
         copied = self.__new__(type(self))

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from kernels.host import TrainingTable, first_outside, look_up_bags
+from kernels.host import KeyIndex, TrainingTable, first_outside, look_up_bags
 from serving.errors import ModelFileError
 from training.embedding.config import Initializer
 from training.embedding.inputs import FeatureBags
 from training.sok.initialize import started
 from training.sok.placement import Placement, checked_name
 from training.sok.variable import PART_ROWS, Floats, Ints, Variable
+from training.sparse_tensor import shown
 
 
 class EmbeddingVariable(Variable):
@@ -29,7 +29,7 @@ class EmbeddingVariable(Variable):
     _place: str
     _initializer: Initializer
     _seed: int
-    _index: TrainingTable | None
+    _index: KeyIndex | None
 
     @classmethod
     def make(
@@ -50,19 +50,18 @@ class EmbeddingVariable(Variable):
         assert isinstance(variable, cls)
         variable.scopes, variable._place = 0, f"{call} {name!r}" if name else call
         variable._initializer, variable._seed = initializer, seed
-        variable._index = TrainingTable(variable._place, 1) if use_hashtable else None
+        variable._index = KeyIndex() if use_hashtable else None
         return variable
 
     @property
     def keys(self) -> Ints | None:
         """The keys of the first rows, in their order. None: key k is row ``k // processes``."""
-        return None if self._index is None else self._index.read(self._index.changed_rows())[0]
+        return None if self._index is None else self._index.keys()
 
     @keys.setter
     def keys(self, keys: Ints) -> None:
-        assert self._index is not None
-        self._index.clear()
-        _insert(self._index, keys)
+        self._index = KeyIndex()
+        self._index.find_or_insert(keys)
 
     @property
     def row_count(self) -> int:
@@ -113,13 +112,33 @@ class EmbeddingVariable(Variable):
         if rows > len(self):
             raise ModelFileError(path, self._too_many(rows))
 
+    def check_state(self, call: str, rows: Any, keys: Any) -> None:
+        """Refuse the state of another layer. ``keys`` of ``state_dict`` are a tensor, or None without a hash table.
+
+        Raises:
+            ValueError: it has other rows, it has keys and this variable has none, or its keys are wrong.
+        """
+        if not isinstance(rows, torch.Tensor) or rows.shape != self.shape:
+            raise ValueError(f"{call}: expected a state with rows {shown(self)}, got {shown(rows)}")
+        if (keys is None) != (self._index is None):
+            expected = "without keys" if self._index is None else "with keys"
+            raise ValueError(f"{call}: expected a state {expected}, because use_hashtable={self._index is not None}")
+        if keys is None:
+            return
+        if not isinstance(keys, torch.Tensor) or keys.dtype != torch.int64 or keys.ndim != 1 or len(keys) > len(self):
+            raise ValueError(f"{call}: expected a state with int64 keys of at most {len(self)} rows, got {shown(keys)}")
+        index, array = KeyIndex(), keys.cpu().numpy()
+        index.find_or_insert(array)  # raises an error for a reserved key
+        if len(index) < len(array) or not self.placement.owns(array).all():
+            raise ValueError(f"{call}: expected a state with distinct keys of this process, got others")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "EmbeddingVariable":
         """See ``Variable``."""
         copied = super().__deepcopy__(memo)
         assert isinstance(copied, EmbeddingVariable)
         copied.scopes, copied._place = 0, self._place
         copied._initializer, copied._seed = self._initializer, self._seed
-        copied._index = None if self._index is None else TrainingTable(self._place, 1)
+        copied._index = None
         if (keys := self.keys) is not None:
             copied.keys = keys
         return copied
@@ -130,8 +149,8 @@ class EmbeddingVariable(Variable):
         first, last = len(self._index), len(self._index) + len(keys)
         if last > len(self):
             raise ValueError(f"{self._place}: {self._too_many(last)}")
-        _insert(self._index, keys)
         weights = _first_weights(keys, self.dimension, self._initializer, self._seed)
+        self._index.find_or_insert(keys)
         with torch.no_grad():
             self[first:last] = torch.from_numpy(weights)
 
@@ -140,11 +159,7 @@ class EmbeddingVariable(Variable):
         return f"expected {expected}, got {rows:,}"
 
 
-def _insert(table: TrainingTable, keys: Ints) -> NDArray[np.float32]:
-    """Give keys rows in a table, in their order, and return the first weights."""
+def _first_weights(keys: Ints, dim: int, initializer: Initializer, seed: int) -> Floats:
+    table = TrainingTable("first weights", dim, initializer=initializer.native, seed=seed)
     [(_, vectors)] = look_up_bags([table], [keys], [None], ["sum"], [None], [1], True)
     return vectors
-
-
-def _first_weights(keys: Ints, dim: int, initializer: Initializer, seed: int) -> Floats:
-    return _insert(TrainingTable("first weights", dim, initializer=initializer.native, seed=seed), keys)

@@ -46,6 +46,7 @@ class _Layer(torch.nn.Module):  # type: ignore[misc]
             expected = "embedding_initializer of training.embedding"
             raise TypeError(f"{self._call}: expected {expected}, got {shown(initializer)}")
         self.embedding_variable = EmbeddingVariable.make(self._call, rows, dim, initializer, use_hashtable, name)
+        self.register_load_state_dict_pre_hook(_check_state)
 
     def get_extra_state(self) -> Any:
         """Return the keys of this process's rows, for ``state_dict``."""
@@ -53,9 +54,9 @@ class _Layer(torch.nn.Module):  # type: ignore[misc]
         return None if keys is None else torch.from_numpy(keys)
 
     def set_extra_state(self, state: Any) -> None:
-        """Undo ``get_extra_state``."""
+        """Undo ``get_extra_state``. ``load_state_dict`` has checked the keys."""
         if state is not None:
-            self.embedding_variable.keys = state.numpy()
+            self.embedding_variable.keys = state.cpu().numpy()
 
     def _count(self, name: str, value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -68,6 +69,17 @@ class _Layer(torch.nn.Module):  # type: ignore[misc]
         with torch.set_grad_enabled(trains):
             [vectors] = look_up([self.embedding_variable], [bags], [combiner], trains)
         return vectors
+
+
+def _check_state(layer: _Layer, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+    """Refuse a state before PyTorch copies its rows and then its keys."""
+    rows, keys = state.get(f"{prefix}embedding_variable"), state.get(f"{prefix}_extra_state")
+    if rows is None and keys is None:  # PyTorch reports them as missing
+        return
+    call = f"{layer._call}: load_state_dict"
+    if metadata.get("assign_to_params_buffers"):
+        raise ValueError(f"{call}: expected assign=False, because a layer keeps its variable")
+    layer.embedding_variable.check_state(call, rows, keys)
 
 
 class All2AllDenseEmbedding(_Layer):

@@ -26,7 +26,7 @@ def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, hotness: Any
     With several processes, every process calls it, and ``backward`` for its answer, the same number of times and with
     the same variables. Ids and the number of rows may differ.
 
-    With gradients enabled, a ``DynamicVariable`` makes rows for new ids. Otherwise their vector is zero.
+    With gradients enabled, a trainable ``DynamicVariable`` makes rows for new ids. Otherwise their vector is zero.
 
     Args:
         params: a list of variables of one kind: distributed ones, localized ones or ``DynamicVariable``. Or one
@@ -65,8 +65,16 @@ def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, hotness: Any
     for combiner in how:
         if combiner not in (None, *get_args(Combiner)):
             raise ValueError(f"lookup_sparse: expected the combiner 'sum', 'mean' or 'sqrtn', got {combiner!r}")
-    vectors = look_up(variables, bags, [combiner or "mean" for combiner in how], torch.is_grad_enabled())
-    return vectors if is_list else vectors[0]
+    frozen = [isinstance(variable, DynamicVariable) and not variable.requires_grad for variable in variables]
+    vectors: dict[int, torch.Tensor] = {}
+    for is_frozen in sorted(set(frozen)):  # one native pass makes rows in all of its tables, or in none
+        numbers = [number for number in range(count) if frozen[number] == is_frozen]
+        of_variables, of_bags = [variables[number] for number in numbers], [bags[number] for number in numbers]
+        combined = look_up(
+            of_variables, of_bags, [how[number] or "mean" for number in numbers], torch.is_grad_enabled()
+        )
+        vectors.update(zip(numbers, combined, strict=True))
+    return [vectors[number] for number in range(count)] if is_list else vectors[0]
 
 
 def look_up(

@@ -8,7 +8,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from training.errors import SessionError
-from training.optimizers import RuleOptimizer
 from training.sok.dynamic_variable import DynamicVariable
 from training.sok.embedding_variable import EmbeddingVariable
 from training.sok.variable import Variable
@@ -23,8 +22,13 @@ class OptimizerScope:
     """
 
     def __init__(self, trainable_variables: Iterable[Any]) -> None:
-        """Take the variables. Those that need no scope have no effect."""
-        self._variables = [one for one in trainable_variables if isinstance(one, EmbeddingVariable)]
+        """Take the variables. Those that need no scope have no effect.
+
+        Raises:
+            TypeError: one variable came instead of a list.
+        """
+        variables = _listed("OptimizerScope", trainable_variables)
+        self._variables = [one for one in variables if isinstance(one, EmbeddingVariable)]
 
     def __enter__(self) -> "OptimizerScope":
         """Open the scope."""
@@ -43,11 +47,21 @@ class OptimizerScope:
 def split_embedding_variable_from_others(
     trainable_variables: Iterable[Any],
 ) -> tuple[list[Variable | DynamicVariable], list[torch.Tensor]]:
-    """Return the variables of this package, and the other parameters, both in order."""
-    variables = list(trainable_variables)
+    """Return the variables of this package, and the other parameters, both in order.
+
+    Raises:
+        TypeError: one variable came instead of a list.
+    """
+    variables = _listed("split_embedding_variable_from_others", trainable_variables)
     is_embedding = [isinstance(one, Variable | DynamicVariable) for one in variables]
     embeddings = [one for one, is_one in zip(variables, is_embedding, strict=True) if is_one]
     return embeddings, [one for one, is_one in zip(variables, is_embedding, strict=True) if not is_one]
+
+
+def _listed(call: str, variables: Iterable[Any]) -> list[Any]:
+    if isinstance(variables, torch.Tensor):  # its items are rows
+        raise TypeError(f"{call}: expected a list of variables, got {type(variables).__name__}")
+    return list(variables)
 
 
 def _check_step(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
@@ -56,9 +70,6 @@ def _check_step(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) ->
         if isinstance(variable, EmbeddingVariable) and not variable.scopes:
             advice = "step it inside sok.OptimizerScope, or use sok.optimizers.Adam"
             raise SessionError(f"{type(optimizer).__name__}: the variable of a layer has no open scope; {advice}")
-        if isinstance(variable, DynamicVariable) and not isinstance(optimizer, RuleOptimizer):
-            expected = "an optimizer of training.optimizers for a DynamicVariable"
-            raise TypeError(f"expected {expected}, got {type(optimizer).__module__}.{type(optimizer).__name__}")
 
 
 register_optimizer_step_pre_hook(_check_step)

@@ -130,6 +130,10 @@ class Variable(torch.nn.Parameter):  # type: ignore[misc]
         with torch.no_grad():
             self.index_copy_(0, torch.from_numpy(rows), torch.from_numpy(vectors))
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse ``pickle`` and ``torch.save``, which would lose what a variable knows of its rows."""
+        raise TypeError("cannot pickle a variable of sok: save its rows with sok.dump or state_dict()")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Variable":
         """Copy this process's rows."""
         copied = self._make(self.detach().numpy(), self.global_shape, self.placement, self._name)

@@ -157,6 +157,10 @@ def main(folder):
         check_lookups(rank, size, kind)
     sok.init(dist.group.WORLD)  # a group that exists
     losses, model = train_demo(rank, size)
+    state = model.state_dict()
+    state["embedding_layer._extra_state"] = state["embedding_layer._extra_state"] + 1  # keys of another process
+    with pytest.raises(ValueError, match="expected a state with distinct keys of this process"):
+        model.load_state_dict(state)
     sok.dump(Path(folder, "demo"), [model.embedding_layer.embedding_variable, model.bags.embedding_variable])
     dynamic = sok.DynamicVariable(2, "13", name="ids")
     keys = torch.arange(rank, 7)  # the processes share some

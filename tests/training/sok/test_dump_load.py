@@ -1,6 +1,8 @@
 """``dump``, ``load`` and ``incremental_dump`` in one process. Several processes are in test_processes.py."""
 
+import pickle
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,17 +112,70 @@ def test_an_incremental_dump_has_the_rows_that_changed(tmp_path):
 
     train([1, 2], [3])
     sok.dump(tmp_path / "full", [ids, others])
-    since = ids.step
+    since = [ids.step, others.step]
     train([2, 9], [])
     assert sok.incremental_dump(tmp_path / "later", [ids, others], since) == {"ids": 2, "others": 0}
     read = [sok.DynamicVariable(1, name="ids"), sok.DynamicVariable(1, name="others")]
     sok.load(tmp_path / "full", read)
     sok.load(tmp_path / "later", read[0])
 
-    assert since == 1
+    assert since == [1, 1]
     assert columns(tmp_path / "later" / "ids") == ([2, 9], [3, 4])
     assert not (tmp_path / "later" / "others").exists()
     assert [rows_of(one) for one in read] == [rows_of(one) for one in (ids, others)]
+
+
+def test_each_variable_counts_its_own_steps(tmp_path):
+    often, rarely = dynamic(name="often"), dynamic(name="rarely")
+    optimizer = SGD([often, rarely], lr=1.0)
+
+    def train(variable, key):
+        sok.lookup_sparse(variable, sparse([[key]]), combiners="sum").sum().backward()
+        optimizer.step()
+
+    for key in (1, 2, 3):
+        train(often, key)
+    train(rarely, 1)
+    since = [often.step, rarely.step]
+    train(often, 3)
+    train(rarely, 2)
+
+    assert since == [3, 1]
+    assert sok.incremental_dump(tmp_path / "later", [often, rarely], since) == {"often": 1, "rarely": 1}
+    assert [columns(tmp_path / "later" / name)[0] for name in ("often", "rarely")] == [[3], [2]]
+    assert sok.incremental_dump(tmp_path / "later", rarely, 1) == {"rarely": 1}
+    assert sok.incremental_dump(tmp_path / "later", [rarely], [0]) == {"rarely": 2}
+
+
+@pytest.mark.parametrize("path", [".", "..", "/", Path(), "inner/.."])
+@pytest.mark.parametrize("write", [sok.dump, lambda path, variables: sok.incremental_dump(path, variables, 0)])
+def test_the_current_folder_is_not_replaced(path, write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner").mkdir()
+
+    with pytest.raises(ValueError, match=r"dump: expected a folder to replace, got '.*', which contains the current"):
+        write(path, dynamic([1]))
+    assert [one.name for one in tmp_path.iterdir()] == ["inner"]
+
+
+@pytest.mark.parametrize("call", [sok.dump, sok.load, lambda path, variables: sok.incremental_dump(path, variables, 0)])
+@pytest.mark.parametrize("path", [None, 3, b"saved"])
+def test_a_path_of_another_type_is_refused(call, path):
+    with pytest.raises(TypeError, match=f": expected a path, got {type(path).__name__}"):
+        call(path, dynamic([1]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: sok.Variable([[1]]), id="Variable"),
+        pytest.param(lambda: dynamic([1]), id="DynamicVariable"),
+        pytest.param(lambda: sok.All2AllDenseEmbedding(4, 2, 1, 1), id="a layer"),
+    ],
+)
+def test_a_variable_is_not_pickled(make):
+    with pytest.raises(TypeError, match=r"cannot pickle a .*: save its rows with sok\.dump"):
+        pickle.dumps(make())
 
 
 def test_a_layer_without_a_hash_table_may_load_fewer_rows_but_no_others(tmp_path):
@@ -164,7 +219,27 @@ def test_a_layer_without_a_hash_table_may_load_fewer_rows_but_no_others(tmp_path
             TypeError,
             "incremental_dump: expected variables of the type DynamicVariable, got 'a', a Variable",
         ),
-        (lambda path: sok.incremental_dump(path, dynamic([1]), -1), ValueError, "expected since of at least 0, got -1"),
+        (
+            lambda path: sok.incremental_dump(path, dynamic([1], "ids"), -1),
+            ValueError,
+            "expected since from 0 to 0, the last step of variable 'ids' in this process, got -1",
+        ),
+        (
+            lambda path: sok.incremental_dump(path, dynamic([1], "ids"), 1),
+            ValueError,
+            "expected since from 0 to 0, the last step of variable 'ids' in this process, got 1",
+        ),
+        (
+            lambda path: sok.incremental_dump(path, [dynamic([1]), dynamic([1])], 0),
+            ValueError,
+            "expected since as a list with the step of each of 2 variables, got 0",
+        ),
+        (
+            lambda path: sok.incremental_dump(path, [dynamic([1])], [0, 0]),
+            ValueError,
+            "expected since as a list with the step of each of 1 variables, got [0, 0]",
+        ),
+        (lambda path: sok.incremental_dump(path, dynamic([1]), True), TypeError, "expected since as a step, got True"),
         (lambda path: sok.incremental_dump(path, dynamic([1]), "a"), TypeError, "expected since as a step, got 'a'"),
         (lambda path: sok.dump(path / "no" / "folder", dynamic([1])), OutputError, "cannot be written: no such file"),
     ],

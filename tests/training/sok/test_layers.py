@@ -139,6 +139,61 @@ def test_the_state_of_a_module_has_keys_and_rows(use_hashtable):
 
 
 @pytest.mark.parametrize(
+    ("use_hashtable", "change", "message"),
+    [
+        (True, {"embedding_variable": torch.ones(4, 3)}, "expected a state with rows float32[8, 3], got float32[4, 3]"),
+        (True, {"embedding_variable": None}, "expected a state with rows float32[8, 3], got NoneType"),
+        (True, {"_extra_state": None}, "expected a state with keys, because use_hashtable=True"),
+        (False, {"_extra_state": torch.tensor([1])}, "expected a state without keys, because use_hashtable=False"),
+        (True, {"_extra_state": torch.arange(9)}, "expected a state with int64 keys of at most 8 rows, got int64[9]"),
+        (True, {"_extra_state": torch.ones(2)}, "with int64 keys of at most 8 rows, got float32[2]"),
+        (True, {"_extra_state": torch.ones(1, 1).long()}, "with int64 keys of at most 8 rows, got int64[1, 1]"),
+        (True, {"_extra_state": [1]}, "with int64 keys of at most 8 rows, got list"),
+        (True, {"_extra_state": torch.tensor([5, 5])}, "expected a state with distinct keys of this process"),
+        (True, {"_extra_state": torch.tensor([2**63 - 1])}, "reserved"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_state_of_another_layer_is_refused_and_changes_nothing(use_hashtable, change, message, strict):
+    module = torch.nn.Sequential(dense(8, use_hashtable=use_hashtable))
+    module(torch.tensor([3, 5] * 4))
+    before = {name: copy.deepcopy(value) for name, value in module.state_dict().items()}
+    state = {"0.embedding_variable": torch.ones(8, 3), "0._extra_state": before["0._extra_state"]}
+    state |= {f"0.{name}": value for name, value in change.items()}
+
+    with pytest.raises(ValueError, match=re.escape(message)):
+        module.load_state_dict(state, strict)
+
+    after = module.state_dict()
+    assert torch.equal(after["0.embedding_variable"], before["0.embedding_variable"])
+    assert module[0].embedding_variable.keys is None or module[0].embedding_variable.keys.tolist() == [3, 5]
+
+
+@pytest.mark.parametrize("missing", ["embedding_variable", "_extra_state"])
+def test_a_state_without_keys_or_without_rows_is_refused(missing):
+    layer = dense(8)
+    state = layer.state_dict()
+    del state[missing]
+
+    with pytest.raises(ValueError, match="All2AllDenseEmbedding: load_state_dict: expected a state with "):
+        layer.load_state_dict(state, strict=False)
+
+
+def test_a_state_may_have_nothing_of_a_layer():
+    module = torch.nn.Sequential(dense(8), torch.nn.Linear(1, 1))
+    state = module[1].state_dict(prefix="1.")
+
+    assert module.load_state_dict(state, strict=False).missing_keys == ["0.embedding_variable", "0._extra_state"]
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict"):
+        module.load_state_dict(state)
+
+
+def test_a_state_is_not_assigned():
+    with pytest.raises(ValueError, match="expected assign=False, because a layer keeps its variable"):
+        dense(8).load_state_dict(dense(8).state_dict(), assign=True)
+
+
+@pytest.mark.parametrize(
     ("make", "error", "message"),
     [
         (lambda: dense(0), ValueError, "expected max_vocabulary_size_per_gpu as an int of at least 1, got 0"),

@@ -77,6 +77,12 @@ def test_variables_are_split_from_other_parameters():
     assert [id(each) for each in others] == [id(mixed[0]), id(mixed[2])]
 
 
+@pytest.mark.parametrize("call", [sok.OptimizerScope, sok.split_embedding_variable_from_others])
+def test_one_variable_instead_of_a_list_is_refused(call):
+    with pytest.raises(TypeError, match=f"{call.__name__}: expected a list of variables, got EmbeddingVariable"):
+        call(layer().embedding_variable)
+
+
 def test_adam_moves_rows_as_in_hugectrs_worked_example():
     # Learning rate 0.1, gradient ones; keys 0 and 1 are read four times, 2 and 6 twice.
     one = sok.DistributedEmbedding("sum", 8, 4, slot_num=3, max_nnz=2, embedding_initializer=Constant(1.0))
