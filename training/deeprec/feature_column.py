@@ -1,6 +1,5 @@
 """DeepRec's feature columns: each column has a table that grows, and one lookup reads all tables."""
 
-import warnings
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from training.deeprec.lookup import require_norm
 from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.config import Combiner, Constant, EmbeddingBagConfig, Initializer, Normal
 from training.embedding.gradients import PooledBags, TableParameter
@@ -104,7 +104,7 @@ def embedding_column(
         sparse_id_column: the feature, instead of ``categorical_column``.
 
     Raises:
-        TypeError: there is no feature, there are two, or the initializer is of another type.
+        TypeError: there is no feature, there are two, or an argument is of another type.
         ValueError: a value is missing or out of range.
     """
     given = [column for column in (categorical_column, sparse_id_column) if column is not None]
@@ -120,6 +120,7 @@ def embedding_column(
     if not isinstance(initializer, Initializer | None):
         came = type(initializer).__name__
         raise TypeError(f"feature {column.key!r}: expected an initializer of training.embedding, got {came}")
+    require_norm(f"feature {column.key!r}", max_norm)
     config = EmbeddingBagConfig(
         dimension, combiner, initializer=initializer or Normal(0.0, dimension**-0.5), max_norm=max_norm
     )
@@ -167,10 +168,9 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Embedding
     lookups = LocalLookups([column.table for column in columns], bags, trains)
     devices = [one.device for one in bags]
     if trains:
-        never = [column.name for column in columns if column.parameter.drop() and not column.table.step]
-        if never:
-            warnings.warn(f"no optimizer of training.optimizers has updated {', '.join(never)}", stacklevel=2)
         parameters = [column.parameter for column in columns]
+        for parameter in parameters:
+            parameter.drop()
         vectors = PooledBags.apply(lookups, lookups.pooled, devices, *parameters, *[None] * len(columns))
     else:
         vectors = [torch.from_numpy(one).to(device) for one, device in zip(lookups.pooled, devices, strict=True)]

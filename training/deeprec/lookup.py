@@ -1,6 +1,7 @@
 """DeepRec's fused lookups in tensors: one native pass forward, and one native pass backward."""
 
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -117,6 +118,7 @@ def fused_embedding_lookup_sparse_v2(
     combiner = combiner or "mean"
     if combiner not in get_args(Combiner):
         raise ValueError(f"{name}: expected the combiner 'sum', 'mean' or 'sqrtn', got {combiner!r}")
+    require_norm(name, max_norm)
     tensors = _checked(name, params)
     rows = sum(map(len, tensors))
     ids = read_ids(name, sp_ids, sparse_weights)
@@ -185,6 +187,12 @@ def fused_safe_embedding_lookup_sparse(
         default_id is not None,
         blocknums,
     )
+
+
+def require_norm(place: str, max_norm: Any) -> None:
+    """Refuse a ``max_norm`` that is not a number. ``kernels.host`` refuses numbers that are not above 0."""
+    if not isinstance(max_norm, Real | None):
+        raise TypeError(f"{place}: expected max_norm as a number, got {shown(max_norm)}")
 
 
 class _FusedLookup(torch.autograd.Function):  # type: ignore[misc]
@@ -281,7 +289,8 @@ def _floats(tensor: torch.Tensor) -> NDArray[np.float32]:
 
 
 def _sparse(rows: NDArray[np.int64], values: NDArray[np.float32], like: torch.Tensor) -> torch.Tensor:
-    """Return a sparse gradient of some rows of a tensor."""
-    indices = torch.from_numpy(rows)[None]
-    gradient = torch.sparse_coo_tensor(indices, torch.from_numpy(values), like.shape, check_invariants=False)
+    """Return a sparse gradient of distinct rows of a tensor, in ascending order."""
+    gradient = torch.sparse_coo_tensor(
+        torch.from_numpy(rows)[None], torch.from_numpy(values), like.shape, is_coalesced=True, check_invariants=False
+    )
     return gradient.to(like.device)

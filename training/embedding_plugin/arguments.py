@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from operator import index
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,21 @@ def one_of(place: str, name: str, value: Any, choices: Iterable[Any]) -> None:
     choices = list(choices)
     if value not in choices:
         raise ValueError(f"{place}: expected {name} as one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def items(place: str, name: str, value: Any) -> list[Any]:
+    """Return the items of a list, or of anything else that has items."""
+    try:
+        return list(value)
+    except TypeError:
+        raise TypeError(f"{place}: expected {name} as a list, got {shown(value)}") from None
+
+
+def path(place: str, name: str, value: Any) -> Path:
+    """Return a path."""
+    if not isinstance(value, str | PathLike):
+        raise TypeError(f"{place}: expected {name} as a path, got {shown(value)}")
+    return Path(value)
 
 
 def integers(place: str, name: str, value: Any) -> NDArray[np.int64]:

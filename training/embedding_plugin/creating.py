@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from training.embedding.table import EmbeddingTable, TableRows
-from training.embedding_plugin.arguments import one_of, shown
+from training.embedding_plugin.arguments import items, one_of, shown
 from training.embedding_plugin.embedding import Optimizer
 from training.optimizers.rules import AdamRule, MomentumSgdRule, NesterovRule, SgdRule, UpdateRule, UpdateType
 
@@ -27,16 +27,21 @@ def optimizer_of(
     """Return the optimizer of this name. ``parameters`` are ``opt_hparams``.
 
     Raises:
+        TypeError: ``parameters`` are not a list of numbers.
         ValueError: an argument is out of range.
     """
     one_of(place, "optimizer_type", name, _RULES)
     one_of(place, "update_type", update_type, get_args(UpdateType))
     one_of(place, "scaler", scaler, _SCALERS)
     rule_type, names = _RULES[name]
+    parameters = items(place, "opt_hparams", parameters)
+    expected = f"opt_hparams of {name} as [{', '.join(names)}]"
     if len(parameters) != len(names):
-        expected = f"opt_hparams of {name} as [{', '.join(names)}]"
-        raise ValueError(f"{place}: expected {expected}, got {list(parameters)}")
-    learning_rate, *rest = map(float, parameters)
+        raise ValueError(f"{place}: expected {expected}, got {parameters}")
+    try:
+        learning_rate, *rest = map(float, parameters)
+    except (TypeError, ValueError):
+        raise TypeError(f"{place}: expected {expected}, all numbers, got {parameters}") from None
     if not 0 <= learning_rate < float("inf"):
         raise ValueError(f"{place}: expected a learning rate of at least 0, got {learning_rate}")
     return Optimizer(rule_type(*rest), learning_rate, update_type, float(scaler))

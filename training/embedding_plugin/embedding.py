@@ -1,5 +1,6 @@
 """One embedding layer of the plugin: its rows, and the optimizer that updates them in each backward pass."""
 
+import warnings
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -127,6 +128,8 @@ class Embedding:
     def add_gradient(self, replica: int, lookup: BagLookup, gradient: Floats) -> None:
         """Take the gradient of a replica's bags. Take one step when every replica's gradient is there.
 
+        Skip the step, and warn, if a gradient is not finite, because such a step would destroy its rows for good.
+
         Raises:
             SessionError: the replica's gradient is there already, and that of another replica is missing.
         """
@@ -142,6 +145,9 @@ class Embedding:
             return
         lookups, gradients = zip(*(self._gradients[one] for one in range(self.replicas)), strict=True)
         self._gradients.clear()
+        if not all(np.isfinite(one).all() for one in gradients):
+            warnings.warn(f"{self._place}: a gradient is not finite, so this step is skipped", stacklevel=2)
+            return
         how = self.optimizer
         update_tables(
             lookups,

@@ -11,7 +11,7 @@ import torch
 from serving.model.sparse_rows import KeyType, RowLayout
 from training.embedding.config import EmbeddingBagConfig
 from training.embedding.table import EmbeddingTable
-from training.embedding_plugin.arguments import one_of, shown, whole
+from training.embedding_plugin.arguments import items, one_of, path, shown, whole
 from training.embedding_plugin.creating import OptimizerType, first_rows, optimizer_of
 from training.embedding_plugin.embedding import Embedding, Limits
 from training.errors import SessionError
@@ -61,13 +61,13 @@ def init(
 
     Raises:
         SessionError: ``init`` was called before, without ``reset``.
-        TypeError: a number is not an int.
+        TypeError: ``visible_gpus`` is not a list, or a number is not an int.
         ValueError: a value is out of range, or a batch cannot be divided between the replicas.
     """
     global _plugin
     if _plugin is not None:
         raise SessionError("init was called before; call reset first, which drops all embeddings")
-    gpus = [whole("init", "visible_gpus", gpu, 0) for gpu in visible_gpus]
+    gpus = [whole("init", "visible_gpus", gpu, 0) for gpu in items("init", "visible_gpus", visible_gpus)]
     if not gpus or len(set(gpus)) < len(gpus):
         raise ValueError(f"init: expected visible_gpus as different numbers, at least one, got {gpus}")
     one_of("init", "key_type", key_type, _KEY_TYPES)
@@ -141,7 +141,7 @@ def create_embedding(
     one_of(place, "embedding_type", embedding_type, get_args(RowLayout))
     one_of(place, "combiner", combiner, ("sum", "mean"))
     slots = whole(place, "slot_num", slot_num, 1)
-    sizes = [whole(place, "slot_size_array", size, 1) for size in slot_size_array]
+    sizes = [whole(place, "slot_size_array", size, 1) for size in items(place, "slot_size_array", slot_size_array)]
     if sizes and len(sizes) != slots:
         raise ValueError(f"{place}: expected slot_size_array with {slots} numbers, one per slot, got {len(sizes)}")
     of_gpu = whole(place, "max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu, 1)
@@ -177,10 +177,15 @@ def save(embedding_name: str, save_name: str | PathLike[str]) -> None:
     Raises:
         SessionError: ``init`` was not called.
         KeyError: there is no such embedding.
+        TypeError: ``save_name`` is not a path.
+        ValueError: ``save_name`` does not name a folder: "", "." or "/".
         ModelFileError: the embedding has no rows, or the disk refuses.
     """
-    _, _, embedding = found("save", embedding_name)
-    embedding.save(save_name)
+    place, _, embedding = found("save", embedding_name)
+    folder = path(place, "save_name", save_name)
+    if not folder.name:
+        raise ValueError(f"{place}: expected save_name with the name of a folder, got {str(save_name)!r}")
+    embedding.save(folder)
 
 
 def restore(embedding_name: str, file_name: str | PathLike[str]) -> None:
@@ -193,10 +198,11 @@ def restore(embedding_name: str, file_name: str | PathLike[str]) -> None:
     Raises:
         SessionError: ``init`` was not called.
         KeyError: there is no such embedding.
+        TypeError: ``file_name`` is not a path.
         ModelFileError: a file is missing or damaged, or has rows that the embedding cannot have. Nothing has changed.
     """
-    _, _, embedding = found("restore", embedding_name)
-    embedding.restore(file_name)
+    place, _, embedding = found("restore", embedding_name)
+    embedding.restore(path(place, "file_name", file_name))
 
 
 def _started(call: str) -> Plugin:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from training.embedding_plugin.arguments import one_of, shown, whole
+from training.embedding_plugin.arguments import items, one_of, shown, whole
 from training.embedding_plugin.embedding import Embedding
 from training.embedding_plugin.inputs import read_coo, read_csr
 from training.embedding_plugin.plugin import Plugin, found
@@ -53,13 +53,14 @@ def broadcast_then_convert_to_csr(
     Raises:
         SessionError: ``init`` was not called.
         KeyError: there is no such embedding.
-        TypeError: a tensor is of another type.
+        TypeError: a tensor is of another type, or ``T`` is not a list.
         ValueError: a tensor has another shape, ``T`` has another length, or a slot or a sample has too many keys.
         IndexError: a row index is not in the batch, or a key is not of the key type.
     """
     place, plugin, embedding = found("broadcast_then_convert_to_csr", embedding_name)
-    if len(T) != plugin.replicas:
-        raise ValueError(f"{place}: expected T with {plugin.replicas} items, one per GPU, got {len(T)}")
+    of_gpus = len(items(place, "T", T))
+    if of_gpus != plugin.replicas:
+        raise ValueError(f"{place}: expected T with {plugin.replicas} items, one per GPU, got {of_gpus}")
     samples = plugin.samples(is_training)
     bags = read_coo(place, row_indices, values, samples * plugin.replicas, embedding.slots)
     embedding.check(bags)
@@ -80,6 +81,9 @@ def fprop(
 
     A backward pass through the vectors updates the rows. It is one step of the embedding's optimizer. With several
     replicas the step comes when all of them have passed back their gradients.
+
+    If a gradient is infinite or NaN, the embedding skips the step, and warns. Its rows and its optimizer stay as they
+    are.
 
     Args:
         embedding_name: the embedding.

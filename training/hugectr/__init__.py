@@ -1,4 +1,4 @@
-"""HugeCTR v3.0's training API, with HugeCTR's names and order of arguments. docs/hugectr-training.md lists the differences."""
+"""HugeCTR v3.0's training API, with HugeCTR's names and order of arguments. See docs/hugectr-training.md."""
 
 from training.hugectr.data_generator import (
     Check_t,

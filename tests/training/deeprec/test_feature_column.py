@@ -219,15 +219,15 @@ def test_gradients_that_zero_grad_has_dropped_move_nothing():
     assert vectors_of(column) == {1: [4.0], 2: [4.0]}
 
 
-def test_a_column_that_no_optimizer_of_hotrow_updates_is_reported():
+def test_an_optimizer_that_cannot_move_the_rows_of_a_column_is_refused():
     column = column_of("a")
     optimizer = torch.optim.SGD(column.parameters(), lr=1.0)
-    input_layer({"a": ids_of([[1]])}, [column]).sum().backward()
-    optimizer.step()
+    vectors = input_layer({"a": ids_of([[1]])}, [column])
     optimizer.zero_grad()
+    vectors.sum().backward()
 
-    with pytest.warns(UserWarning, match="no optimizer of training.optimizers has updated a_embedding"):
-        input_layer({"a": ids_of([[1]])}, [column])
+    with pytest.raises(TypeError, match=r"'a_embedding': expected an optimizer of training\.optimizers, got torch"):
+        optimizer.step()
 
 
 def test_training_resumes_from_a_saved_state(tmp_path):
@@ -297,6 +297,11 @@ IDS = ids_of([[1], [2]])
             ValueError,
             lambda: embedding_column(CATEGORICAL, 2, do_fusion="v3"),
             "feature 'a': expected do_fusion None, 'v1' or 'v2', got 'v3'",
+        ),
+        (
+            TypeError,
+            lambda: embedding_column(CATEGORICAL, 2, max_norm="a"),
+            "feature 'a': expected max_norm as a number, got str",
         ),
         (ValueError, lambda: embedding_column(CATEGORICAL, 2, max_norm=0.0), "max_norm: expected a number above 0"),
         (ValueError, lambda: input_layer({}, []), "feature_columns: expected at least one column, got none"),

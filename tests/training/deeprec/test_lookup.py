@@ -252,6 +252,17 @@ def test_gradients_are_sparse_with_each_row_once_and_add_up():
     assert table.grad.to_dense()[:, 0].tolist() == [0, 0, 4, 0, 4, 0, 0]
 
 
+@pytest.mark.parametrize("strategy", ["div", "mod"])
+def test_gradients_have_ascending_rows_and_are_marked_as_coalesced(strategy):
+    tables = partitions(2)
+    found = fused_embedding_lookup_sparse_v2(tables, sparse([[6, 1, 6], [5, 0, 1, 4]]), partition_strategy=strategy)
+
+    for gradient in torch.autograd.grad(found.sum(), tables):
+        assert gradient.is_coalesced()
+        rows = gradient.indices()[0]
+        assert (rows[1:] > rows[:-1]).all()
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -397,6 +408,18 @@ def call(params=TABLE, ids=IDS, weights=None, **options):
         ),
         (ValueError, lambda: call(TABLE[0]), "ads: expected vectors [V, D] with one D of at least 1, got [3]"),
         (ValueError, lambda: call(TABLE[:, :0]), "got [7, 0]"),
+        (TypeError, lambda: call(max_norm="a"), "ads: expected max_norm as a number, got str"),
+        (TypeError, lambda: call(max_norm=[1.0]), "ads: expected max_norm as a number, got list"),
+        (
+            TypeError,
+            lambda: fused_embedding_lookup_sparse(TABLE, IDS, max_norm="a"),
+            "fused_embedding_lookup_sparse: expected max_norm as a number, got str",
+        ),
+        (
+            TypeError,
+            lambda: fused_safe_embedding_lookup_sparse(TABLE, IDS, max_norm="a"),
+            "fused_safe_embedding_lookup_sparse: expected max_norm as a number, got str",
+        ),
         (ValueError, lambda: call(max_norm=0.0), "max_norm: expected a number above 0"),
         (IndexError, lambda: call(TABLE[:3]), "ads: expected ids from 0 to 2, got 3 in row 1"),
         (

@@ -254,6 +254,39 @@ def test_half_returns_float16_and_keeps_float32_rows(trigger):
     assert (row == random(ROWS, DIM)[1] - np.float32(2.0**-20)).all()
 
 
+def test_a_half_gradient_that_overflows_moves_no_row(trigger):
+    plugin.init([0], value_type="half", batch_size=1, batch_size_eval=4)
+    name = create(scaler=1024, optimizer_type="Adam", opt_hparams=HPARAMS["Adam"])
+    vectors = look_up(name, [[1], [2]], trigger)
+
+    with pytest.warns(UserWarning, match="'hugectr_embedding': a gradient is not finite, so this step is skipped"):
+        (vectors.float().sum() * 1024 * 1e6).backward()
+
+    assert (rows_in_full(name) == random(ROWS, DIM)[1]).all()
+    assert plugin_table(name).step == 0
+    assert trigger.grad == 0
+    (vectors.float().sum() * 1024).backward()  # the first step of Adam
+    np.testing.assert_allclose(rows_in_full(name)[0], random(ROWS, DIM)[1] - 0.1, atol=1e-3)
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), float("-inf"), float("nan")])
+def test_a_gradient_of_one_replica_that_is_not_finite_skips_the_step_of_all(wrong, trigger):
+    plugin.init([0, 1], batch_size=2, batch_size_eval=4)
+    name = create()
+    each = convert(name, [[1], [], [1], [3]], gpus=2)
+    first, second = (plugin.fprop(name, replica, each, trigger) for replica in range(2))
+
+    first.sum().backward()
+    with pytest.warns(UserWarning, match="a gradient is not finite"):
+        second[0, 1, 2].backward(torch.tensor(wrong))
+
+    assert plugin_table(name).step == 0
+    assert (rows_in_full(name) == random(ROWS, DIM)[1]).all()
+    for vectors in (second, first):
+        vectors.sum().backward()
+    assert (rows_in_full(name) == random(ROWS, DIM)[1] - 2).all()
+
+
 def rows_in_full(name):
     """Return the float32 row of key 1."""
     table = plugin_table(name)
@@ -352,6 +385,8 @@ def test_every_call_needs_init(call, trigger):
         (ValueError, {"visible_gpus": [1, 1]}, "got [1, 1]"),
         (ValueError, {"visible_gpus": [-1]}, "expected visible_gpus of at least 0, got -1"),
         (TypeError, {"visible_gpus": ["0"]}, "expected visible_gpus as an int, got str"),
+        (TypeError, {"visible_gpus": 0}, "init: expected visible_gpus as a list, got int"),
+        (TypeError, {"visible_gpus": torch.tensor(0)}, "expected visible_gpus as a list, got int64[]"),
         (ValueError, {"seed": -1}, "expected seed of at least 0, got -1"),
         (ValueError, {"key_type": "int32"}, "expected key_type as one of 'int64', 'uint32', got 'int32'"),
         (ValueError, {"value_type": "double"}, "expected value_type as one of 'float', 'half', got 'double'"),
@@ -382,6 +417,9 @@ def test_init_refuses_a_wrong_argument_by_name(error, arguments, message):
             {"optimizer_type": "Adam", "opt_hparams": [0.001]},
             "expected opt_hparams of Adam as [learning_rate, beta1, beta2, epsilon], got [0.001]",
         ),
+        (TypeError, {"opt_hparams": 0.1}, "create_embedding: expected opt_hparams as a list, got float"),
+        (TypeError, {"opt_hparams": ["a"]}, "expected opt_hparams of SGD as [learning_rate], all numbers, got ['a']"),
+        (TypeError, {"opt_hparams": [None]}, "expected opt_hparams of SGD as [learning_rate], all numbers, got [None]"),
         (ValueError, {"opt_hparams": [-1.0]}, "expected a learning rate of at least 0, got -1.0"),
         (ValueError, {"optimizer_type": "Nesterov", "opt_hparams": [1, 2]}, "momentum_factor must be at least 0"),
         (ValueError, {"slot_num": 0}, "expected slot_num of at least 1, got 0"),
@@ -390,6 +428,8 @@ def test_init_refuses_a_wrong_argument_by_name(error, arguments, message):
         (ValueError, {"embedding_vec_size": 0}, "expected embedding_vec_size of at least 1, got 0"),
         (ValueError, {"max_vocabulary_size_per_gpu": 0}, "expected max_vocabulary_size_per_gpu of at least 1"),
         (ValueError, {"slot_size_array": [7]}, "expected slot_size_array with 2 numbers, one per slot, got 1"),
+        (TypeError, {"slot_size_array": 5}, "create_embedding: expected slot_size_array as a list, got int"),
+        (TypeError, {"slot_size_array": [1.5, 2]}, "expected slot_size_array as an int, got float"),
         (TypeError, {"init_value": [[1.0] * DIM]}, "expected init_value as a bool or a float32 matrix, got list"),
         (TypeError, {"init_value": np.zeros((2, DIM))}, f"got float64[2, {DIM}]"),
         (ValueError, {"init_value": random(2, 4)}, "expected init_value [V, 3] with V of at most 7"),
@@ -414,6 +454,7 @@ I64 = torch.int64
     [
         (KeyError, {"embedding_name": "other"}, "there is no embedding 'other'; there are 'hugectr_embedding'"),
         (ValueError, {"T": [I64, I64]}, "expected T with 1 items, one per GPU, got 2"),
+        (TypeError, {"T": 1}, "expected T as a list, got int"),
         (TypeError, {"values": torch.zeros(2)}, "expected values as a tensor or an array of int64, got float32[2]"),
         (TypeError, {"row_indices": [0, 1]}, "expected row_indices as a tensor or an array of int64, got list"),
         (

@@ -175,6 +175,29 @@ def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(tmp_path, trigg
     assert rows_of(name) == before
 
 
+@pytest.mark.parametrize(
+    ("error", "call", "message"),
+    [
+        (ValueError, lambda: plugin.save("e", ""), "save: embedding 'e': expected save_name with the name of a folder"),
+        (ValueError, lambda: plugin.save("e", "."), "expected save_name with the name of a folder, got '.'"),
+        (TypeError, lambda: plugin.save("e", 5), "save: embedding 'e': expected save_name as a path, got int"),
+        (
+            TypeError,
+            lambda: plugin.restore("e", None),
+            "restore: embedding 'e': expected file_name as a path, got None",
+        ),
+    ],
+)
+def test_what_is_not_a_path_is_refused_by_name(error, call, message):
+    plugin.init([0])
+    create(name_="e", init_value=np.ones((1, DIM), np.float32))
+
+    with pytest.raises(error) as refused:
+        call()
+
+    assert message in str(refused.value)
+
+
 def test_an_embedding_without_rows_or_a_path_of_a_file_is_not_saved(tmp_path, trigger):
     plugin.init([0])
     name = create()
