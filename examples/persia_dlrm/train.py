@@ -46,4 +46,5 @@ with TrainCtx(
         else:
             scaler.update(scale / 4.0)
         logger.info(f"current idx: {batch_idx} loss: {loss}")
-    ctx.dump_checkpoint(model)  # not in the document: serve.py reads it
+    if ctx.checkpoint_folder is not None:  # not in the document: serve.py reads the checkpoint
+        ctx.dump_checkpoint(model)

@@ -1,18 +1,16 @@
 """Persia's two configuration files, ``embedding_config.yml`` and ``global_config.yml``. Unknown keys are errors."""
 
-from collections.abc import Iterator
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from serving.errors import ConfigError
-from serving.model.strict_json import Fields
+from serving.model.strict_json import Fields, parse_json
 
 _LARGEST_CAPACITY = 3_500_000_000  # rows of a table
 _LARGEST_DIM = 65_536
-_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +82,8 @@ def read_embedding_config(path: str | Path) -> EmbeddingConfig:
     if not list(slots):
         raise fields.error("expected at least one feature, got none", "slots_config")
     groups = _groups(fields, list(slots))
+    if "" in groups:
+        raise fields.error("expected a name for each feature and each group, got an empty one")
     if len(groups) > 2**bits - 2:
         raise fields.error(f"expected at most {2**bits - 2} groups, got {len(groups)}", "feature_index_prefix_bit")
     group_of = {name: group for group, names in groups.items() for name in names}
@@ -180,42 +180,11 @@ def _section(fields: Fields, key: str, known: tuple[str, ...]) -> Fields:
     return Fields({}, fields.source, key, known)
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads what JSON can say too."""
-
-
-def _construct_object(loader: _Loader, node: yaml.MappingNode) -> Any:
-    """Make a dictionary, and refuse keys that are not names or that occur twice."""
-    seen = set()
-    for key, _ in node.value:
-        problem = ""
-        if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
-            problem = f"expected a name as key, got {key.value!r}; quotes make it a name"
-        elif key.value in seen:
-            problem = f"the key {key.value!r} appears twice"
-        if problem:
-            raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-        seen.add(key.value)
-    return loader.construct_mapping(node, deep=True)
-
-
-def _json_constructors() -> Iterator[tuple[str | None, Any]]:
-    for tag, constructor in yaml.SafeLoader.yaml_constructors.items():
-        if tag is None or tag.rpartition(":")[2] in _TAGS:
-            yield tag, constructor
-
-
-_Loader.yaml_constructors = {**dict(_json_constructors()), "tag:yaml.org,2002:map": _construct_object}
-_Loader.yaml_implicit_resolvers = {
-    first: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 def _read(path: str | Path, known: tuple[str, ...]) -> Fields:
     source = str(path)
     try:
-        document = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # a safe loader
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = json.dumps({} if document is None else document)
     except OSError as err:
         raise ConfigError(source, "", f"cannot be read: {(err.strerror or str(err)).lower()}") from err
     except UnicodeDecodeError as err:
@@ -224,4 +193,6 @@ def _read(path: str | Path, known: tuple[str, ...]) -> Fields:
         mark = getattr(err, "problem_mark", None)
         place = f"line {mark.line + 1} column {mark.column + 1}" if mark else ""
         raise ConfigError(source, place, getattr(err, "problem", None) or str(err)) from err
-    return Fields({} if document is None else document, source, "", known)
+    except (TypeError, ValueError) as err:  # YAML has dates, for example
+        raise ConfigError(source, "", f"expected values that JSON has too: {err}") from err
+    return Fields(parse_json(text, source), source, "", known)

@@ -24,8 +24,8 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureBags:
-    """R bags of one feature.
+class FeatureKeys:
+    """The keys of one feature, in R bags.
 
     Attributes:
         feature: how they are read.
@@ -40,7 +40,7 @@ class FeatureBags:
     index: Ints | None
 
     @classmethod
-    def read(cls, feature: Feature, signs: Signs, row_ptrs: Ints) -> "FeatureBags":
+    def read(cls, feature: Feature, signs: Signs, row_ptrs: Ints) -> "FeatureKeys":
         """Read the signs uint64[N] of B samples, whose offsets are int64[B + 1]."""
         index = None
         if not feature.is_summed:
@@ -70,7 +70,7 @@ class DistinctKeys:
         places: for each feature, where its keys are among ``keys``.
     """
 
-    def __init__(self, features: Sequence[FeatureBags], servers: int) -> None:
+    def __init__(self, features: Sequence[FeatureKeys], servers: int) -> None:
         """Take features of one D."""
         keys, _, places, _ = keys_by_owner(np.concatenate([bags.keys for bags in features]), 1)
         owners = servers_of(keys, servers)
@@ -101,11 +101,11 @@ class SparseBatch:
         lookups: of the features, once they are looked up.
     """
 
-    features: list[FeatureBags]
+    features: list[FeatureKeys]
     distinct: dict[int, DistinctKeys]
     lookups: dict[str, BagLookup] = field(default_factory=dict)
 
-    def of(self, dim: int) -> list[FeatureBags]:
+    def of(self, dim: int) -> list[FeatureKeys]:
         """Return the features with this D."""
         return [bags for bags in self.features if bags.feature.dim == dim]
 
@@ -135,7 +135,7 @@ class EmbeddingWorker:
         if missing:
             raise DataError("add_sparse", f"expected every feature of slots_config, {', '.join(missing)} missing")
         features = [
-            FeatureBags.read(known[name], message.arrays[f"signs {name}"], message.arrays[f"row_ptrs {name}"])
+            FeatureKeys.read(known[name], message.arrays[f"signs {name}"], message.arrays[f"row_ptrs {name}"])
             for name in names
         ]
         batch = SparseBatch(features, {})

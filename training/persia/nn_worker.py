@@ -2,6 +2,8 @@
 
 from collections import deque
 from collections.abc import Iterator
+from copy import deepcopy
+from numbers import Integral
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Semaphore, Thread
@@ -12,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from serving.errors import ConfigError, OutputError
+from serving.errors import ConfigError, ModelFileError
 from training.errors import SessionError
 from training.persia.checkpoint import CheckpointFacts, new_checkpoint, newest_checkpoint
 from training.persia.config import read_embedding_config
 from training.persia.ctx import Feed
-from training.persia.sparse.optim import Optimizer
+from training.persia.sparse.optim import Optimizer, number, pair
 from training.persia.wire import Answer, Cluster, Message, Peer, peers, serve
 
 _DENSE_FILE = "dense.pt"
@@ -72,6 +74,7 @@ class TrainCtx:
 
     Attributes:
         batches: how many batches were trained, with those of the loaded checkpoint.
+        checkpoint_folder: of the run's ``--checkpoint``; None: there is none.
     """
 
     def __init__(
@@ -101,19 +104,20 @@ class TrainCtx:
 
         Raises:
             SessionError: this process is not a role of a run, or ``port`` is another.
-            TypeError: there is no sparse optimizer.
+            TypeError: there is no sparse optimizer, or an argument is no number.
             ValueError: a number is out of range.
             ConfigError: the embedding configuration is wrong.
         """
         if not isinstance(sparse_optimizer, Optimizer):
             raise TypeError(f"TrainCtx: expected a sparse_optimizer of training.persia, got {sparse_optimizer!r}")
         for name, value in (("data_queue_size", data_queue_size), ("embedding_staleness", embedding_staleness)):
+            if not isinstance(value, Integral):
+                raise TypeError(f"TrainCtx: expected {name} as a whole number, got {value!r}")
             if value < 1:
                 raise ValueError(f"TrainCtx: expected {name} of at least 1, got {value}")
-        if not emb_initialization[0] <= emb_initialization[1]:
+        low, high = pair("TrainCtx", "emb_initialization", emb_initialization)
+        if low > high:
             raise ValueError(f"TrainCtx: expected emb_initialization (low, high), got {emb_initialization}")
-        if not 0 <= admit_probability <= 1:
-            raise ValueError(f"TrainCtx: expected admit_probability from 0 to 1, got {admit_probability}")
         self._cluster = Cluster.from_environment()
         self._address = f"127.0.0.1:{port}"
         if self._address != self._cluster.nn_worker:
@@ -122,15 +126,18 @@ class TrainCtx:
         self._grad_scaler, self._optimizer = grad_scaler, sparse_optimizer.facts()
         self._settings: dict[str, Any] = {
             "optimizer": self._optimizer,
-            "initialization": emb_initialization,
-            "admit_probability": admit_probability,
-            "weight_bound": weight_bound,
+            "initialization": (low, high),
+            "admit_probability": number("TrainCtx", "admit_probability", admit_probability, 0, 1),
+            "weight_bound": number("TrainCtx", "weight_bound", weight_bound, 0),
         }
         self._feed, self._staleness = Feed(data_queue_size), Staleness(embedding_staleness)
         self._ready: SimpleQueue[TrainingBatch | None] = SimpleQueue()
         self._looking_ahead: Thread | None = None
         self._current: TrainingBatch | None = None
+        self._is_entered = False
+        self._known_checkpoint: Path | None = None  # that was loaded or written
         self.batches = 0
+        self.checkpoint_folder = None if self._cluster.checkpoint is None else Path(self._cluster.checkpoint)
 
     def __enter__(self) -> Self:
         """Configure the embedding servers, and listen for the data loader.
@@ -145,6 +152,7 @@ class TrainCtx:
             answer.result()
         methods = {"begin": self._feed.begin, "put": self._feed.put, "finish": self._feed.finish}
         self._server = serve(self._address, methods, _FEED_THREADS)
+        self._is_entered = True
         return self
 
     def __exit__(
@@ -154,6 +162,7 @@ class TrainCtx:
 
         The data loader still gets answers until this process ends. It sends no more batches.
         """
+        self._is_entered = False
         try:
             if error is None:
                 self._staleness.wait()
@@ -171,9 +180,12 @@ class TrainCtx:
         A batch whose gradients are not handed back before the next is asked for moves no row.
 
         Raises:
-            SessionError: there is another iterator already.
+            SessionError: there is another iterator already, or the run has a checkpoint that was not loaded.
             RoleError: another role failed.
         """
+        self._require_entered("data_loader")
+        if self.checkpoint_folder is not None:
+            self._require_known(self.checkpoint_folder)
         if self._looking_ahead is not None:
             raise SessionError("TrainCtx: expected one call of data_loader, got another")
         self._looking_ahead = Thread(target=self._look_ahead, name="look ahead", daemon=True)
@@ -244,6 +256,7 @@ class TrainCtx:
             ValueError: the scale is not a number above 0.
             RoleError: the gradients of an earlier batch could not be applied.
         """
+        self._require_entered("on_after_backward")
         batch = self._current
         if batch is None or batch.leaves is None:
             raise SessionError("on_after_backward: expected prepare_features and a backward pass before each call")
@@ -267,7 +280,8 @@ class TrainCtx:
     def dump_checkpoint(self, model: Any = None, dense_optimizer: Any = None) -> Path:
         """Write a checkpoint: all rows, their optimizer, and the states of what is given. Earlier ones are deleted.
 
-        It has the gradients of all batches that were handed back. It is complete or absent.
+        It has the gradients of all batches that were handed back. It may also have rows that are not trained yet,
+        because lookups run ahead. It is complete or absent.
 
         Args:
             model: a module of PyTorch.
@@ -277,14 +291,12 @@ class TrainCtx:
             its folder, ``<checkpoint>/batch-<batches>``.
 
         Raises:
-            SessionError: the run has no ``--checkpoint``.
-            OutputError: the disk refuses, or there is a later checkpoint, which was not loaded.
+            SessionError: the run has no ``--checkpoint``, or has a checkpoint that was not loaded.
+            OutputError: the disk refuses.
             RoleError: a server cannot write its rows.
         """
-        folder = self._checkpoint()
-        newest = newest_checkpoint(folder)
-        if newest is not None and CheckpointFacts.read(newest).batches > self.batches:
-            raise OutputError(f"{newest}: a later checkpoint; go on from it with load_checkpoint, or delete it")
+        folder = self._checkpoint("dump_checkpoint")
+        self._require_known(folder)
         self._staleness.wait()
         with new_checkpoint(folder, self.batches) as path:
             answers = [server.start("dump", folder=str(path)) for server in self._servers]
@@ -292,7 +304,8 @@ class TrainCtx:
             states = {name: one.state_dict() for name, one in self._stateful(model, dense_optimizer).items()}
             torch.save(states, path / _DENSE_FILE)
             CheckpointFacts(self.batches, max(steps), self._optimizer, self._config).write(path)
-        return folder / f"batch-{self.batches}"
+        self._known_checkpoint = folder / f"batch-{self.batches}"
+        return self._known_checkpoint
 
     def load_checkpoint(self, model: Any = None, dense_optimizer: Any = None) -> int:
         """Go on from the newest checkpoint of the run's ``--checkpoint``, if there is one. Call it before data_loader.
@@ -307,9 +320,10 @@ class TrainCtx:
         Raises:
             SessionError: the run has no ``--checkpoint``, or batches were asked for already.
             ConfigError: the checkpoint has other features, another optimizer, or not what is to be loaded.
-            RoleError: a server cannot read its rows.
+            ModelFileError: the dense file is damaged, or does not fit. Nothing has changed.
+            RoleError: a server cannot read its rows. The training cannot begin then.
         """
-        path = newest_checkpoint(self._checkpoint())
+        path = newest_checkpoint(self._checkpoint("load_checkpoint"))
         if self._looking_ahead is not None:
             raise SessionError("load_checkpoint: expected the call before data_loader")
         if path is None:
@@ -321,25 +335,56 @@ class TrainCtx:
             if facts.optimizer[name] != self._optimizer[name]:
                 reason = f"expected {self._optimizer[name]}, as the sparse_optimizer has, got {facts.optimizer[name]}"
                 raise ConfigError(str(path), f"optimizer.{name}", reason)
-        states = torch.load(path / _DENSE_FILE, weights_only=True)
-        for name, one in self._stateful(model, dense_optimizer).items():
-            if name not in states:
-                raise ConfigError(str(path / _DENSE_FILE), name, "missing; dump_checkpoint was called without it")
-            one.load_state_dict(states[name])
+        _load_dense(path / _DENSE_FILE, self._stateful(model, dense_optimizer))
         for answer in [server.start("load", folder=str(path), step=facts.step) for server in self._servers]:
             answer.result()
-        self.batches = facts.batches
+        self.batches, self._known_checkpoint = facts.batches, path
         return facts.batches
 
-    def _checkpoint(self) -> Path:
-        if self._cluster.checkpoint is None:
-            raise SessionError("checkpoints: expected the option --checkpoint DIR of the run")
-        return Path(self._cluster.checkpoint)
+    def _require_entered(self, call: str) -> None:
+        if not self._is_entered:
+            raise SessionError(f"{call}: expected the call in the with block of TrainCtx")
+
+    def _checkpoint(self, call: str) -> Path:
+        self._require_entered(call)
+        if self.checkpoint_folder is None:
+            raise SessionError(f"{call}: expected the option --checkpoint DIR of the run")
+        return self.checkpoint_folder
+
+    def _require_known(self, folder: Path) -> None:
+        """Refuse to begin at zero, and in the end to replace a checkpoint, when there is a checkpoint to go on from."""
+        newest = newest_checkpoint(folder)
+        if newest not in (None, self._known_checkpoint):
+            expected = "expected load_checkpoint before data_loader"
+            raise SessionError(f"{newest}: not loaded; {expected}, or another --checkpoint for a new training")
 
     def _stateful(self, model: Any, dense_optimizer: Any) -> dict[str, Any]:
         """Return what is there of what has a state."""
         given = {"model": model, "dense_optimizer": dense_optimizer, "grad_scaler": self._grad_scaler}
         return {name: one for name, one in given.items() if one is not None}
+
+
+def _load_dense(path: Path, stateful: dict[str, Any]) -> None:
+    """Load all states, or raise an error and change nothing."""
+    try:
+        states = torch.load(path, weights_only=True)
+    except Exception as err:  # PyTorch raises errors of many types for a damaged file
+        raise ModelFileError(path, f"cannot be read: {_in_one_line(err)}") from err
+    for name in stateful:
+        if not isinstance(states, dict) or name not in states:
+            raise ConfigError(str(path), name, "missing; dump_checkpoint was called without it")
+    before = deepcopy({name: one.state_dict() for name, one in stateful.items()})
+    for name, one in stateful.items():
+        try:
+            one.load_state_dict(states[name])
+        except Exception as err:  # as above
+            for loaded, state in before.items():
+                stateful[loaded].load_state_dict(state)
+            raise ModelFileError(path, f"{name}: does not fit: {_in_one_line(err)}") from err
+
+
+def _in_one_line(err: Exception) -> str:
+    return f"{type(err).__name__}: {' '.join(str(err).split())}"
 
 
 def _raw(rows: torch.Tensor, index: NDArray[Any]) -> torch.Tensor:

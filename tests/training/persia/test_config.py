@@ -54,6 +54,10 @@ def test_the_prefix_has_8_bits_unless_the_file_says_otherwise(write):
     assert read_embedding_config(write("slots_config: {a: {dim: 1}}")).features["a"].prefix == 1 << 56
 
 
+def test_a_number_is_the_name_of_a_feature(write):
+    assert list(read_embedding_config(write("slots_config: {7: {dim: 1}}")).features) == ["7"]
+
+
 SLOTS = "slots_config: {a: {dim: 1}, b: {dim: 2}, c: {dim: 1}}\n"
 
 
@@ -70,11 +74,11 @@ SLOTS = "slots_config: {a: {dim: 1}, b: {dim: 2}, c: {dim: 1}}\n"
         ("slots_config: {a: {dim: 1e3}}", 'slots_config.a.dim: expected an integer, got "1e3"'),
         ("slots_config: {a: {dim: 1, index_prefix: 3}}", "slots_config.a.index_prefix: unknown key"),
         ("slots_config: {a: {dim: 1, sqrt_scaling: 1}}", "slots_config.a.sqrt_scaling: expected one of true, false"),
-        ("slots_config: {a: {dim: 1, dim: 2}}", "line 1 column 28: the key 'dim' appears twice"),
-        ("slots_config: {1: {dim: 1}}", "line 1 column 16: expected a name as key, got '1'"),
-        ("slots_config: {on: {dim: 1}}", "line 1 column 16: expected a name as key, got 'on'"),
-        ("slots_config: {a: {dim: 2020-01-01}}", 'expected an integer, got "2020-01-01"'),
-        ("slots_config: {a: !!binary AAAA}", "line 1 column 19: could not determine a constructor"),
+        ("slots_config: {'': {dim: 1}}", "expected a name for each feature and each group, got an empty one"),
+        ("slots_config: {a: {dim: 2020-01-01}}", "expected values that JSON has too: Object of type date is not JSON"),
+        ("slots_config: {a: {dim: 2020-13-01}}", "expected values that JSON has too: month must be in 1..12"),
+        ("slots_config: {a: {dim: .nan}}", "NaN is not a finite number"),
+        ("[]", "expected an object, got an empty list"),
         ("slots_config: !!python/name:os.system", "could not determine a constructor"),
         ("slots_config: {a: {dim: 1}", "line 1 column 27: expected ',' or '}'"),
         (b"slots_config: \xff", "not UTF-8: byte 14 is 0xff"),

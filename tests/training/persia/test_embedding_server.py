@@ -65,8 +65,11 @@ def test_steps_are_those_of_pytorch(ours, peer):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SGD(-1), "SGD: expected lr of at least 0, got -1"),
-        (lambda: SGD(0.1, weight_decay=float("nan")), "SGD: expected weight_decay of at least 0, got nan"),
+        (lambda: SGD(-1), r"SGD: expected lr from 0 to 3\.40282e\+38, got -1"),
+        (lambda: SGD(float("inf")), "SGD: expected lr from 0 to .*, got inf"),
+        (lambda: SGD(0.1, weight_decay=float("nan")), "SGD: expected weight_decay from 0 to .*, got nan"),
+        (lambda: Adam(betas=(0.9,)), r"Adam: expected betas as two numbers, got \(0.9,\)"),
+        (lambda: Adam(eps=float("inf")), "Adam: expected eps from .*, got inf"),
         (lambda: SGD(0.1, momentum=1.0), "momentum_factor must be at least 0 and below 1"),
         (lambda: Adam(betas=(0.9, 1.0)), "beta2 must be at least 0 and below 1"),
         (lambda: Adam(eps=0), "epsilon must be above 0"),
@@ -78,6 +81,32 @@ def test_steps_are_those_of_pytorch(ours, peer):
 def test_an_optimizer_that_is_out_of_range_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SGD("0.1"), "SGD: expected lr as a number, got '0.1'"),
+        (lambda: SGD(0.1, momentum="0.9"), "SGD: expected momentum as a number, got '0.9'"),
+        (lambda: Adam(betas=(0.9, None)), "Adam: expected betas as a number, got None"),
+        (lambda: Adagrad(eps="1"), "Adagrad: expected eps as a number, got '1'"),
+        (lambda: Adagrad(initial_accumulator_value="1"), "Adagrad: expected initial_accumulator_value as a number"),
+    ],
+)
+def test_an_argument_of_an_optimizer_that_is_no_number_is_refused(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_numbers_of_numpy_are_sent_as_json():
+    half = np.float32(0.5)
+
+    for optimizer, same in (
+        (SGD(half, half, half), SGD(0.5, 0.5, 0.5)),
+        (Adam(half, (half, half), half, half), Adam(0.5, (0.5, 0.5), 0.5, 0.5)),
+        (Adagrad(half, half, half, eps=half), Adagrad(0.5, 0.5, 0.5, eps=0.5)),
+    ):
+        assert json.loads(json.dumps(optimizer.facts())) == same.facts()
 
 
 def test_first_weights_depend_on_the_key_only():
@@ -214,6 +243,12 @@ def test_damaged_and_unwritable_folders_are_reported(tmp_path):
     with pytest.raises(
         ModelFileError, match="expected as many rows and steps as keys, found 9 keys, 9 rows and 8 steps"
     ):
+        server.call("load", folder=str(tmp_path / "good"), step=0)
+    np.save(folder / "last_steps.npy", np.zeros(9, np.int32))
+    with pytest.raises(ModelFileError, match=r"expected int64 keys and steps and float32 rows .*, found int64, int32"):
+        server.call("load", folder=str(tmp_path / "good"), step=0)
+    (folder / "last_steps.npy").write_bytes(b"")
+    with pytest.raises(ModelFileError, match=r"server-0/dim-4: cannot be read: "):
         server.call("load", folder=str(tmp_path / "good"), step=0)
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"file/server-0/dim-4: cannot be written: not a directory"):

@@ -123,12 +123,13 @@ def test_a_model_that_was_trained_is_served_with_its_predictions(tmp_path):
 def test_what_cannot_be_exported_is_reported(tmp_path):
     with pytest.raises(ConfigError, match=r"checkpoint\.json: no such file"):
         write_tables(tmp_path, tmp_path / "tables")
-    (tmp_path / "saved").mkdir()
     for name, error, message in (
         ("../x", ConfigError, r"feature group '\.\./x': expected 1 to 120 letters"),
         ("x", OutputError, "file/tables: cannot be written: not a directory"),
     ):
-        with served(tmp_path, {name: {"dim": 1}}, checkpoint=tmp_path / "saved"), enter() as context:
+        saved = tmp_path / error.__name__
+        saved.mkdir()
+        with served(tmp_path, {name: {"dim": 1}}, checkpoint=saved), enter() as context:
             checkpoint = context.dump_checkpoint()
         (tmp_path / "file").touch()
         with pytest.raises(error, match=message):

@@ -27,7 +27,7 @@ PAUSE = "import signal\nsignal.pause()\n"
 class Started:
     """A run in a folder of its own. No process of it outlives the test."""
 
-    def __init__(self, folder, nn_worker=PAUSE, data_loader=PAUSE, options=(), environment=None):
+    def __init__(self, folder, nn_worker=PAUSE, data_loader=PAUSE, options=(), environment=None, cwd=ROOT):
         self.folder = folder
         files = {"nn_worker.py": nn_worker, "data_loader.py": data_loader}
         files |= {"embedding.yml": "slots_config: {a: {dim: 3}}\n", "global.yml": ""}
@@ -40,7 +40,7 @@ class Started:
         with (folder / "stderr").open("wb") as errors:
             self.process = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=cwd,
                 env={**os.environ, **(environment or {})},
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -206,6 +206,19 @@ def test_a_port_that_is_in_use_is_reported(start):
     assert (code, other) == (2, 2)
     assert f"TRAINER_PORT: cannot listen on 127.0.0.1:{port}: " in log
     assert "TRAINER_PORT: cannot listen on 127.0.0.1:here: " in other_log
+
+
+@pytest.mark.slow
+def test_the_example_needs_no_checkpoint(start, tmp_path):
+    sample = "\t".join(["1", *"7" * 13, *["0a1b"] * 26]) + "\n"
+    (tmp_path / "train.txt").write_text(sample * 10)
+    files = [f"--{name}-config={EXAMPLE}/{name}_config.yml" for name in ("embedding", "global")]
+    scripts = [f"--data-loader={EXAMPLE}/data_compose.py", f"--nn-worker={EXAMPLE}/train.py"]
+
+    code, output, log = start(options=[*files, *scripts], environment={"PYTHONPATH": str(ROOT)}, cwd=tmp_path).end()
+
+    assert code == 0, log
+    assert [line.split()[:3] for line in output.splitlines()] == [["current", "idx:", "0"], ["current", "idx:", "1"]]
 
 
 LOAD = """

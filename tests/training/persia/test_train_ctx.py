@@ -1,5 +1,6 @@
 """``TrainCtx`` and a data loader, with embedding roles that listen in this process."""
 
+import json
 import os
 import socket
 import threading
@@ -10,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from serving.errors import ConfigError, OutputError
+from serving.errors import ConfigError, ModelFileError
 from tests.training.persia.batches import SLOTS, batch_of, batches_of, draw
 from tests.training.persia.cluster import served
 from tests.training.persia.training import Net, a_net, enter, plain_losses, step
 from training.errors import SessionError
 from training.persia import ctx as persia_ctx
-from training.persia.checkpoint import newest_checkpoint
+from training.persia.checkpoint import newest_checkpoint, remove_unfinished
 from training.persia.config import read_embedding_config
 from training.persia.ctx import TrainCtx
 from training.persia.sparse.optim import SGD, Adagrad
@@ -196,8 +197,10 @@ def test_misuse_is_refused(tmp_path):
     with served(tmp_path, {"a": {"dim": 3}}) as roles, roles.loading(batches), enter(staleness=2) as context:
         with pytest.raises(SessionError, match="on_after_backward: expected prepare_features"):
             context.on_after_backward(1.0, 0)
-        with pytest.raises(SessionError, match="checkpoints: expected the option --checkpoint DIR of the run"):
+        with pytest.raises(SessionError, match="dump_checkpoint: expected the option --checkpoint DIR of the run"):
             context.dump_checkpoint()
+        with pytest.raises(SessionError, match="load_checkpoint: expected the option --checkpoint DIR of the run"):
+            context.load_checkpoint()
         iterator = context.data_loader()
         first = next(iterator)
         with pytest.raises(SessionError, match="on_after_backward: expected prepare_features"):
@@ -220,6 +223,13 @@ def test_misuse_is_refused(tmp_path):
         ({"sparse_optimizer": None}, TypeError, "expected a sparse_optimizer of training.persia, got None"),
         ({"data_queue_size": 0}, ValueError, "expected data_queue_size of at least 1, got 0"),
         ({"embedding_staleness": 0}, ValueError, "expected embedding_staleness of at least 1, got 0"),
+        ({"embedding_staleness": "8"}, TypeError, "expected embedding_staleness as a whole number, got '8'"),
+        ({"data_queue_size": 1.5}, TypeError, "expected data_queue_size as a whole number, got 1.5"),
+        ({"weight_bound": float("nan")}, ValueError, "expected weight_bound from 0 to .*, got nan"),
+        ({"weight_bound": -1}, ValueError, "expected weight_bound from 0 to .*, got -1"),
+        ({"weight_bound": "x"}, TypeError, "expected weight_bound as a number, got 'x'"),
+        ({"emb_initialization": (-float("inf"), 0)}, ValueError, "expected emb_initialization from .*, got -inf"),
+        ({"emb_initialization": 0.1}, ValueError, "expected emb_initialization as two numbers, got 0.1"),
         ({"admit_probability": 1.5}, ValueError, "expected admit_probability from 0 to 1, got 1.5"),
         (
             {"emb_initialization": (1.0, 0.5)},
@@ -320,22 +330,129 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
                     context.load_checkpoint(net)
             context.dump_checkpoint(net)
 
-    newest = newest_checkpoint(tmp_path / "checkpoints")
-    with served(tmp_path, SLOTS, checkpoint=tmp_path / "checkpoints"):
-        with (
-            enter() as context,
-            pytest.raises(ConfigError, match=r"dense_optimizer: missing; dump_checkpoint was called"),
-        ):
-            context.load_checkpoint(net, dense_optimizer)
-        with pytest.raises(OutputError, match=r"batch-1: a later checkpoint; go on from it with load_checkpoint"):
-            context.dump_checkpoint(net)
-        with pytest.raises(
-            ConfigError, match=r"optimizer\.rule: expected ada_grad, as the sparse_optimizer has, got sgd"
-        ):
-            TrainCtx(None, Adagrad(0.1), int(os.environ["TRAINER_PORT"])).load_checkpoint(net)
-    with (
-        served(tmp_path, SLOTS | {"d": {"dim": 1}}, checkpoint=tmp_path / "checkpoints"),
-        pytest.raises(ConfigError, match=r"batch-1: expected the features of .*embedding_config\.yml, got others"),
+    saved = tmp_path / "checkpoints"
+    before = [one.clone() for one in net.state_dict().values()]
+    refused(saved, r"dense_optimizer: missing; dump_checkpoint was called without it", net, dense_optimizer)
+    refused(saved, r"optimizer\.rule: expected ada_grad, as the sparse_optimizer has, got sgd", net, rule=Adagrad(0.1))
+    slots = SLOTS | {"d": {"dim": 1}}
+    refused(saved, r"batch-1: expected the features of .*embedding_config\.yml, got others", net, slots=slots)
+    for wrong in (nn.Linear(2, 1), torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)):
+        refused(saved, r"dense\.pt: model: does not fit: ", wrong, error=ModelFileError)
+    assert all(torch.equal(one, was) for one, was in zip(net.state_dict().values(), before, strict=True))
+    assert [path.name for path in saved.iterdir()] == ["batch-1"]
+
+
+def refused(saved, message, *stateful, error=ConfigError, rule=None, slots=SLOTS):
+    """Check that load_checkpoint raises an error, and that the training cannot begin then."""
+    with served(saved.parent, slots, checkpoint=saved), enter(optimizer=rule) as context:
+        with pytest.raises(error, match=message):
+            context.load_checkpoint(*stateful)
+        with pytest.raises(SessionError, match="batch-1: not loaded"):
+            next(context.data_loader())
+
+
+def save(folder, *stateful):
+    """Write a checkpoint without rows."""
+    folder.mkdir()
+    with served(folder.parent, SLOTS, checkpoint=folder), enter() as context:
+        return context.dump_checkpoint(*stateful)
+
+
+def test_damaged_checkpoints_are_refused_and_change_nothing(tmp_path):
+    net, dense_optimizer = a_net()
+    path = save(tmp_path / "checkpoints", net, dense_optimizer)
+    whole = {name: (path / name).read_bytes() for name in ("dense.pt", "checkpoint.json")}
+    document = json.loads(whole["checkpoint.json"])
+    no_dim = [{name: value for name, value in document["features"][0].items() if name != "dim"}]
+    states = torch.load(path / "dense.pt", weights_only=True)
+    states["dense_optimizer"]["param_groups"] = []
+    torch.save(states, tmp_path / "other.pt")
+    torch.save([1], tmp_path / "list.pt")
+    with torch.no_grad():
+        net.layers[0].bias += 1
+    before = net.layers[0].bias.clone()
+    for name, content, error, message in (
+        ("dense.pt", b"abc", ModelFileError, r"batch-0/dense\.pt: cannot be read: "),
+        ("dense.pt", whole["dense.pt"][:-100], ModelFileError, r"batch-0/dense\.pt: cannot be read: "),
+        ("dense.pt", None, ModelFileError, r"batch-0/dense\.pt: cannot be read: FileNotFoundError"),
+        ("dense.pt", (tmp_path / "list.pt").read_bytes(), ConfigError, r"batch-0/dense\.pt: model: missing"),
+        (
+            "dense.pt",
+            (tmp_path / "other.pt").read_bytes(),
+            ModelFileError,
+            r"batch-0/dense\.pt: dense_optimizer: does not fit: ValueError: loaded state dict has a different number",
+        ),
+        ("checkpoint.json", b"{", ConfigError, r"batch-0/checkpoint\.json: line 1"),
+        (
+            "checkpoint.json",
+            json.dumps(document | {"features": no_dim}).encode(),
+            ConfigError,
+            r"batch-0/checkpoint\.json: features\[0\]\.dim: missing",
+        ),
+        (
+            "checkpoint.json",
+            json.dumps(document | {"optimizer": {"rule": "sgd"}}).encode(),
+            ConfigError,
+            r"batch-0/checkpoint\.json: optimizer\.initial_states: missing",
+        ),
     ):
-        TrainCtx(None, SGD(0.1), int(os.environ["TRAINER_PORT"])).load_checkpoint(net)
-    assert newest.name == "batch-1"
+        (path / name).unlink() if content is None else (path / name).write_bytes(content)
+        with served(tmp_path, SLOTS, checkpoint=path.parent), enter() as context:
+            with pytest.raises(error, match=message):
+                context.load_checkpoint(net, dense_optimizer)
+            assert context.batches == 0
+        (path / name).write_bytes(whole[name])
+        assert torch.equal(net.layers[0].bias, before)
+
+
+def test_a_checkpoint_that_is_not_loaded_is_reported_before_the_training(tmp_path):
+    path = save(tmp_path / "checkpoints")
+    with served(tmp_path, SLOTS, checkpoint=path.parent), enter() as context:
+        for call in (lambda: next(context.data_loader()), context.dump_checkpoint):
+            with pytest.raises(
+                SessionError, match="batch-0: not loaded; expected load_checkpoint before data_loader, or"
+            ):
+                call()
+        assert context.load_checkpoint() == 0
+        context.dump_checkpoint()
+        assert context.dump_checkpoint() == path
+
+
+def test_calls_outside_the_with_block_are_refused(tmp_path):
+    path = save(tmp_path / "checkpoints")
+    with served(tmp_path, SLOTS, checkpoint=path.parent):
+        context = TrainCtx(None, SGD(0.1), int(os.environ["TRAINER_PORT"]))
+        calls = {
+            "load_checkpoint": context.load_checkpoint,
+            "dump_checkpoint": context.dump_checkpoint,
+            "data_loader": lambda: next(context.data_loader()),
+            "on_after_backward": lambda: context.on_after_backward(1.0, 0),
+        }
+        outside(calls)
+        with context:
+            pass
+        context._server.stop(None).wait()
+        outside(calls)
+
+
+def outside(calls):
+    for name, call in calls.items():
+        with pytest.raises(SessionError, match=f"{name}: expected the call in the with block of TrainCtx"):
+            call()
+
+
+def test_a_killed_run_leaves_the_checkpoint_that_it_was_replacing(tmp_path):
+    net, _ = a_net()
+    path = save(tmp_path / "checkpoints", net)
+    path.rename(path.with_name(".batch-0.0a1b2c3d.old"))
+    (path.parent / ".batch-0.4e5f6a7b.tmp").mkdir()
+
+    remove_unfinished(path.parent)
+
+    assert [one.name for one in path.parent.iterdir()] == ["batch-0"]
+    with served(tmp_path, SLOTS, checkpoint=path.parent), enter() as context:
+        assert context.load_checkpoint(net) == 0
+    (path.parent / ".batch-0.0a1b2c3d.old").mkdir()  # was not deleted after the checkpoint was replaced
+    remove_unfinished(path.parent)
+    assert [one.name for one in path.parent.iterdir()] == ["batch-0"]
+    assert newest_checkpoint(path.parent) == path

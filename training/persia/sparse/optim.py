@@ -1,9 +1,33 @@
 """The optimizers of embeddings. Embedding servers apply them to the rows of a batch, with PyTorch's formulas."""
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
+from serving.model.strict_json import LARGEST_FLOAT32
 from training.optimizers.rules import AdaGradRule, AdamRule, MomentumSgdRule, SgdRule, UpdateRule
+
+
+def number(owner: str, name: str, value: Any, least: float = -LARGEST_FLOAT32, most: float = LARGEST_FLOAT32) -> float:
+    """Return an argument as a float.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is out of range.
+    """
+    if not isinstance(value, Real):
+        raise TypeError(f"{owner}: expected {name} as a number, got {value!r}")
+    result = float(value)
+    if not least <= result <= most:
+        raise ValueError(f"{owner}: expected {name} from {least:g} to {most:g}, got {value}")
+    return result
+
+
+def pair(owner: str, name: str, values: Any) -> tuple[float, float]:
+    """Return an argument as two floats; see ``number``."""
+    if not isinstance(values, tuple | list) or len(values) != 2:
+        raise ValueError(f"{owner}: expected {name} as two numbers, got {values!r}")
+    return number(owner, name, values[0]), number(owner, name, values[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +45,9 @@ class Optimizer:
     weight_decay: float
 
     def __post_init__(self) -> None:
-        """Raise ValueError for numbers out of range."""
+        """Make the numbers floats; see ``number``."""
         for name in ("lr", "weight_decay"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{type(self).__name__}: expected {name} of at least 0, got {getattr(self, name)}")
+            object.__setattr__(self, name, number(type(self).__name__, name, getattr(self, name), 0))
 
     def facts(self) -> dict[str, Any]:
         """Return what an embedding server needs."""
@@ -49,8 +72,10 @@ class SGD(Optimizer):
             weight_decay: the factor of the L2 penalty.
 
         Raises:
+            TypeError: an argument is no number.
             ValueError: a number is out of range.
         """
+        momentum = number("SGD", "momentum", momentum)
         super().__init__(MomentumSgdRule(momentum) if momentum else SgdRule(), lr, weight_decay)
 
 
@@ -73,9 +98,10 @@ class Adam(Optimizer):
             eps: is added to the root of the second moment.
 
         Raises:
+            TypeError: an argument is no number.
             ValueError: a number is out of range.
         """
-        super().__init__(AdamRule(*betas, eps), lr, weight_decay)
+        super().__init__(AdamRule(*pair("Adam", "betas", betas), number("Adam", "eps", eps)), lr, weight_decay)
 
 
 class Adagrad(Optimizer):
@@ -101,10 +127,12 @@ class Adagrad(Optimizer):
             vectorwise_shared: must be False: each float of a row has its own sum.
 
         Raises:
+            TypeError: an argument is no number.
             ValueError: a number is out of range.
         """
         if g_square_momentum != 1:
             raise ValueError(f"Adagrad: expected g_square_momentum = 1, got {g_square_momentum}")
         if vectorwise_shared:
             raise ValueError("Adagrad: expected vectorwise_shared = False, got True")
-        super().__init__(AdaGradRule(initial_accumulator_value, eps), lr, weight_decay)
+        first_sum = number("Adagrad", "initial_accumulator_value", initial_accumulator_value)
+        super().__init__(AdaGradRule(first_sum, number("Adagrad", "eps", eps)), lr, weight_decay)
