@@ -6,8 +6,12 @@ of its epochs.
 """
 
 import dataclasses
+import fcntl
 import json
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,20 @@ class Checkpoints:
         found = self._newest()
         if found is not None:
             raise OutputError(f"{found}: a checkpoint of an earlier training; continue it with --resume or delete it")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other trainings out of the folder. Raise OutputError if one is in it."""
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise OutputError(f"{self._folder}: another training writes its checkpoints here") from None
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def save(self, position: Position, results: list[dict[str, Any]]) -> None:
         """Write a checkpoint, and then delete the earlier ones. Of several processes, the first writes.

@@ -94,10 +94,10 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=_whole(1),
+        type=_whole(1, 64),
         default=1,
         metavar="N",
-        help="threads of one step (default: 1; with 1, the same seed gives the same model)",
+        help="threads of one step, at most 64 (default: 1; with 1, the same seed gives the same model)",
     )
 
 
@@ -121,10 +121,10 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     return 0
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) < 2**63:
-            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text!r}")
         return int(text)
 
     return number

@@ -201,8 +201,13 @@ class _Run:
             self._checkpoints = Checkpoints(options.checkpoint, model, document.optimizer, self._settings())
             if options.resume:
                 self._position, self._epochs = self._checkpoints.load()
+                if len(self._epochs) > options.epochs:
+                    reason = f"has {len(self._epochs)} epochs, so --epochs must be at least that, got {options.epochs}"
+                    raise ConfigError(str(options.checkpoint), "", reason)
             else:
                 self._checkpoints.check_empty()
+            if model.processes.is_first:
+                stack.enter_context(self._checkpoints.locked())
         self._best: BestEpoch | None = None
         if options.epochs > 1:
             folder = options.checkpoint or _temporary(options.output, stack, model.processes)
@@ -212,7 +217,8 @@ class _Run:
     def lines(self) -> Iterator[str]:
         options, document, position = self._options, self._document, self._position
         if options.resume:
-            yield f"resumed at step {position.step:,}, in epoch {position.epoch}"
+            where = f"in epoch {position.epoch}" if position.epoch <= options.epochs else "after the last epoch"
+            yield f"resumed at step {position.step:,}, {where}"
         schedule = document.schedule
         if options.learning_rate is not None:
             schedule = dataclasses.replace(schedule, base=options.learning_rate)

@@ -1,10 +1,7 @@
 """Write the rows of trained columns to files that ``hotrow import`` reads."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from serving.errors import OutputError
 from serving.model.sparse_writer import write_table_folders
@@ -26,15 +23,4 @@ def write_tables(columns: Iterable[EmbeddingColumn], folder: str | Path) -> None
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise OutputError(f"{folder}: expected columns of different names, got two called {repeated!r}")
-    write_table_folders(folder, {column.name: _rows(column) for column in columns})
-
-
-def _rows(column: EmbeddingColumn) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    """Yield keys and vectors as a lookup reads them, because a served table has no largest norm."""
-    max_norm = column.table.config.max_norm
-    for part in column.table.dump():
-        vectors = part.parts[:, 0]
-        if max_norm is not None:
-            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-            vectors = np.where(norms > max_norm, vectors * (max_norm / np.maximum(norms, max_norm)), vectors)
-        yield part.keys, vectors
+    write_table_folders(folder, {column.name: column.table.served_rows() for column in columns})

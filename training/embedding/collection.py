@@ -1,7 +1,9 @@
 """Many embedding tables as one module of PyTorch."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from serving.model.sparse_writer import write_table_folders
 from training.embedding.config import EmbeddingBagConfig
 from training.embedding.exchange import OwnedTable, Sharding, SharedLookups
 from training.embedding.gradients import PooledBags, TableParameter
@@ -129,6 +132,25 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         pooled = PooledBags.apply(lookups, lookups.pooled, devices, *updated, *weights)
         of_bags = {feature: one.reshape(shape) for feature, one, shape in zip(bags, pooled, shapes, strict=True)}
         return {feature: of_bags[feature] for feature in features}
+
+    def write_tables(self, folder: str | Path) -> None:
+        """Write the rows of every table in HugeCTR's directory format, for ``hotrow import --checkpoint``.
+
+        Every process calls this, and the first one writes. A table without rows gets no folder.
+
+        Args:
+            folder: ``<folder>/<table>`` has the rows. It is complete or absent, and replaces an earlier one.
+
+        Raises:
+            OutputError: a table's name cannot be a file's, ``folder`` has other files, or the file system refuses.
+        """
+        rows = {name: self._processes.to_first(table.served_rows()) for name, table in self.tables.items()}
+        if self._processes.is_first:
+            write_table_folders(folder, rows)
+        else:
+            for parts in rows.values():
+                deque(parts, maxlen=0)
+        self._processes.wait()
 
     def owner_of(self, table: str, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the process that has the row of each key, int64[N]."""

@@ -123,6 +123,16 @@ class EmbeddingTable:
         keys, parts, _, _ = self.native.read(self.native.changed_rows())
         return keys, parts[:, 0]
 
+    def served_rows(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Yield keys and vectors as lookups read them, part by part. A served table has no ``max_norm``."""
+        max_norm = self.config.max_norm
+        for part in self.dump():
+            vectors = part.parts[:, 0]
+            if max_norm is not None:
+                norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+                vectors = np.where(norms > max_norm, vectors * (max_norm / np.maximum(norms, max_norm)), vectors)
+            yield part.keys, vectors
+
     def dump(self, since: int = -1) -> Iterator[TableRows]:
         """Yield copies of the rows, part by part. Training must not go on meanwhile.
 

@@ -321,6 +321,8 @@ class Session:
         for t, file in enumerate(files):
             table, embedding = model.tables[t], graph.embeddings[t]
             states_path = Path(states_files[t]) if states_files else None
+            if Path(file).is_file() and not Path(file).stat().st_size:
+                _log.warning("%s: the table has no rows", file)
             for rows in read_table(Path(file), states_path, embedding, self._key_type, table.initial_states):
                 if self._oversubscriber is not None:
                     self._oversubscriber.add(t, rows)

@@ -144,7 +144,7 @@ def _open_states(path: Path, rows: int, states: int, dim: int) -> NDArray[Any] |
     try:
         found_bytes = path.stat().st_size
         if found_bytes != expected_bytes:
-            reason = f"{rows:,} rows of {states} states of {dim} floats"
+            reason = f"{rows:,} rows of {states} states of {dim} floats as the sparse model beside it"
             raise ModelFileError(path, f"expected {expected_bytes:,} bytes, {reason}, found {found_bytes:,} bytes")
         return np.memmap(path, dtype, "r") if states else None
     except OSError as err:

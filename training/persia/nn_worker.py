@@ -1,5 +1,6 @@
 """The NN worker: ``TrainCtx`` feeds batches to the user's loop, and sends gradients back."""
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from copy import deepcopy
@@ -22,6 +23,7 @@ from training.persia.ctx import Feed
 from training.persia.sparse.optim import Optimizer, number, pair
 from training.persia.wire import Answer, Cluster, Message, Peer, peers, serve
 
+_log = logging.getLogger("hotrow.persia")
 _DENSE_FILE = "dense.pt"
 _FEED_THREADS = 4
 Features = tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -134,6 +136,7 @@ class TrainCtx:
         self._ready: SimpleQueue[TrainingBatch | None] = SimpleQueue()
         self._looking_ahead: Thread | None = None
         self._current: TrainingBatch | None = None
+        self._has_warned = False
         self._is_entered = False
         self._known_checkpoint: Path | None = None  # that was loaded or written
         self.batches = 0
@@ -193,6 +196,9 @@ class TrainCtx:
         self._feed.open(self.batches)
         while True:
             if self._current is not None:
+                if not self._has_warned:
+                    self._has_warned = True
+                    _log.warning("a batch moves no row, because on_after_backward was not called for it")
                 self._hand_back(self._current, {})
             batch = self._ready.get()
             if batch is None:

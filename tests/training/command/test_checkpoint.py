@@ -92,6 +92,28 @@ def test_more_epochs_go_on_from_the_end(tmp_path, capsys):
     assert "resumed at step 36, in epoch 3" in capsys.readouterr().out
 
 
+def test_fewer_epochs_than_the_checkpoint_has_are_refused(tmp_path, capsys):
+    assert hotrow_train(arguments(tmp_path, epochs=2)) == 0
+
+    assert hotrow_train(arguments(tmp_path, "--resume", epochs=1)) == 2
+
+    assert "checkpoints: has 2 epochs, so --epochs must be at least that, got 1" in capsys.readouterr().err
+    assert not (tmp_path / "wdl" / "2").exists()
+
+
+def test_a_second_training_cannot_use_the_folder_of_one_that_runs(tmp_path, capsys):
+    first = start(tmp_path, epochs=50, rows=20_000)
+    try:
+        wait_for(lambda: list((tmp_path / "checkpoints").glob("step-*")), first)
+
+        assert hotrow_train(arguments(tmp_path, "--resume", epochs=50, rows=20_000)) == 2
+    finally:
+        first.kill()
+        first.communicate()
+
+    assert "checkpoints: another training writes its checkpoints here" in capsys.readouterr().err
+
+
 def test_data_from_a_file_resumes_within_a_window(tmp_path):
     path = write_criteo(tmp_path / "train.txt", 1500)
 

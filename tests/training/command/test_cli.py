@@ -206,6 +206,7 @@ def test_an_error_is_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, ar
         ["--synthetic", "10", "--data", "x", "--output", "out"],
         ["--synthetic", "10", "--output", "out", "--epochs", "0"],
         ["--synthetic", "10", "--output", "out", "--batch-size", "-1"],
+        ["--synthetic", "10", "--output", "out", "--threads", "65"],
         ["--synthetic", "10", "--output", "out", "--learning-rate", "0"],
         ["--synthetic", "10", "--output", "out", "--learning-rate", "nan"],
         ["--synthetic", "10", "--output", "out", "--eval-data", "x"],

@@ -171,6 +171,18 @@ def test_files_that_cannot_be_read(tmp_path):
         list(read_parquet(tmp_path / "folder", COLUMNS))
 
 
+def test_a_damaged_page_with_a_check_sum_is_refused(tmp_path):
+    plain = {"compression": "none", "use_dictionary": False}
+    rows, prices = np.arange(1000), np.full(1000, 1.5)
+    data = pa.table({"click": np.ones(1000), "age": prices, "price": prices, "user": rows, "tags": rows})
+    pq.write_table(data, tmp_path / "a.parquet", write_page_checksum=True, **plain)
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(whole.replace(prices.tobytes(), (prices + 1).tobytes(), 1))
+
+    with pytest.raises(DataError, match=r"a.parquet: .*CRC checksum verification failed"):
+        list(read_parquet(tmp_path / "a.parquet", COLUMNS))
+
+
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setattr(columns_module, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
 

@@ -79,6 +79,14 @@ def spy_on(worker, in_flight, most, changed):
     worker.look_up, worker.update = watched_look_up, watched_update
 
 
+def test_a_training_that_hands_no_gradients_back_is_warned_once(tmp_path, caplog):
+    batches = [batch_of([], {"a": [[1]]}, [[1]])] * 3
+    with served(tmp_path, {"a": {"dim": 3}}) as roles, roles.loading(batches), enter() as context:
+        assert len(list(context.data_loader())) == 3
+
+    assert caplog.text.count("a batch moves no row, because on_after_backward was not called for it") == 1
+
+
 def test_arrays_come_in_order_and_with_their_types(tmp_path):
     batch = batch_of(
         [np.ones((2, 1)), np.zeros((2, 2))], {"b": [[1], []], "a": [[2], [3]]}, [[1], [0]], [[1, 2], [3, 4]]
