@@ -21,6 +21,7 @@ PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.
 #: Pages whose examples need more than the demo's model.
 OWN_TESTS = {
     "deeprec.md": "tests/training/deeprec/test_document.py",
+    "embedding-tables.md": "tests/training/embedding/test_document.py",
     "gpu_cache.md": "tests/gpu_cache/test_package.py",
     "importing.md": "tests/e2e/test_importing.py",
     "models.md": "tests/training/model/test_families.py",

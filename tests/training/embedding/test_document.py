@@ -1,4 +1,4 @@
-"""A collection is exported and served with its own predictions, as docs/training.md does it."""
+"""A collection is exported and served with its own predictions, as embedding-tables.md does it."""
 
 import re
 from pathlib import Path
@@ -15,11 +15,10 @@ from training import EmbeddingBagCollection, EmbeddingBagConfig
 @pytest.mark.filterwarnings("ignore")  # the exporter warns of its own libraries
 def test_the_documents_model_is_served_with_the_trainers_predictions(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
-    section = page.partition("## Embedding tables in any PyTorch model")[2].partition("\n## ")[0]
+    page = (Path(__file__).parents[3] / "docs" / "embedding-tables.md").read_text()
     names = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
-        exec(compile(block, "training.md", "exec"), names)
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "embedding-tables.md", "exec"), names)
     assert capsys.readouterr().out.startswith("3\n")
 
     # for each sample: the user, what the user viewed, what the user bought
