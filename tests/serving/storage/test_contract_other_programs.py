@@ -167,9 +167,9 @@ def test_hotrow_load_with_replace_erases_the_rows_of_another_program(
     file = ps_file(redis_server.port, alone)
     with ParameterServer.from_config(file) as server:
         assert server.lookup(table, unknown)[0].tolist() == [[5.0] * 4]
-    write_sparse_directory(tmp_path / "rows", keys[1:], np.full((2, 4), 7, np.float32))
+    write_sparse_directory(tmp_path / "new_rows", keys[1:], np.full((2, 4), 7, np.float32))
 
-    assert main(["load", str(file), table, str(tmp_path / "rows"), "--replace"]) == 0
+    assert main(["load", str(file), table, str(tmp_path / "new_rows"), "--replace"]) == 0
 
     with ParameterServer.from_config(file) as server:
         rows, found = server.lookup(table, keys)
