@@ -26,7 +26,7 @@ def rows(file):
     ("scenario", "protocol"),
     [
         ("steady", "grpc"),
-        ("ramp", "http"),
+        pytest.param("ramp", "http", marks=pytest.mark.long),
         pytest.param("spike", "grpc", marks=pytest.mark.long),
         pytest.param("soak", "http", marks=pytest.mark.long),
     ],

@@ -108,26 +108,31 @@ def test_slow_clients_do_not_block_other_clients(start, tiny_repository, model):
 def test_of_short_requests_that_arrive_together_the_server_refuses_those_that_it_would_answer_late(
     start, tiny_repository, model
 ):
-    served = start(tiny_repository, "--max-queue-wait-ms", "5")
+    served = start(tiny_repository, "--max-queue-wait-ms", "2")
     body, expected = samples_of(model, 1, seed=3)
     request = b"POST /predict/tiny HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    with contextlib.ExitStack() as stack:
-        connections = [stack.enter_context(served.connect()) for _ in range(200)]
+
+    def answer_at_once(connections):
         for _ in range(50):  # the server learns that these requests are short, and how long they take
             connections[0].sendall(request)
-            assert read_answer(connections[0])[0].startswith(b"HTTP/1.1 200 ")
+            assert read_answer(connections[0])[0].startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 429 "))
         served.process.send_signal(signal.SIGSTOP)
         for connection in connections:
             connection.sendall(request)
         served.process.send_signal(signal.SIGCONT)
-        answers = [read_answer(connection) for connection in connections]
+        return [read_answer(connection) for connection in connections]
 
-    accepted = [answer for head, answer in answers if head.startswith(b"HTTP/1.1 200 ")]
-    refused = [answer for head, answer in answers if head.startswith(b"HTTP/1.1 429 ")]
-    assert len(accepted) + len(refused) == 200
-    assert accepted
-    assert all(is_right(answer, expected) for answer in accepted)
-    assert any(b"requests have arrived, and the last would wait" in answer for answer in refused)
+    for _ in range(8):  # on a busy machine these requests may not look short, and are refused for another reason
+        with contextlib.ExitStack() as stack:
+            answers = answer_at_once([stack.enter_context(served.connect()) for _ in range(200)])
+        accepted = [answer for head, answer in answers if head.startswith(b"HTTP/1.1 200 ")]
+        refused = [answer for head, answer in answers if head.startswith(b"HTTP/1.1 429 ")]
+        assert len(accepted) + len(refused) == 200
+        assert accepted
+        assert all(is_right(answer, expected) for answer in accepted)
+        if any(b"requests have arrived, and the last would wait" in answer for answer in refused):
+            return
+    pytest.fail("no request was refused because of those that had arrived before it")
 
 
 def test_sigterm_lets_accepted_requests_finish_refuses_new_ones_and_exits_0(start, tiny_repository, model):

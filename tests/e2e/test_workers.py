@@ -250,7 +250,7 @@ def test_any_worker_shows_the_statistics_of_all(two):
         assert len({batch["batch_size"] for batch in stats["batch_stats"]}) == len(stats["batch_stats"])
 
 
-@pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
+@pytest.mark.parametrize("module", [pytest.param(tritonclient.http, marks=pytest.mark.long), tritonclient.grpc])
 def test_log_settings_and_shared_memory_are_the_same_in_all_workers(start, folder, module):
     server = start(folder, "--workers", "2", "--grpc-port", "0")
     address = grpc_address(server) if module is tritonclient.grpc else f"{server.host}:{server.port}"

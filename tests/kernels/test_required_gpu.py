@@ -27,6 +27,7 @@ def run_tests(folder, source, required):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", SKIPS.values(), ids=SKIPS)
 def test_a_skip_is_a_failure_if_a_gpu_is_required(tmp_path, source):
     assert run_tests(tmp_path, source, required=False).returncode == 0

@@ -50,7 +50,7 @@ print(heights[0], max(heights))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_table_takes_the_memory_of_a_run_and_a_batch_however_many_rows_it_has(tmp_path):
     done = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path / "db")], capture_output=True, text=True)
 

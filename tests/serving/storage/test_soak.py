@@ -132,7 +132,7 @@ def has_filled_partition(redis):
         return any(client.hexists(name, "generation") for name in client.keys("*.hotrow"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_answer_is_older_than_what_was_acknowledged_while_redis_loses_its_rows_and_any_process_brings_them_back(
     forgetful, tmp_path
