@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 
 from benchmarks.redis_servers import RedisServer, wait_until
 from serving.config import RedisOverflow
+from serving.errors import StoreError
 from serving.parameter_server import loading, truth
 from serving.parameter_server import models as served_models
 from serving.storage import RedisStore, RocksDbStore
@@ -411,7 +412,15 @@ class Story:
 
     def start_again(self, key, number):
         self.server.close()
-        self.server = self._start(self.server.rows)
+        until = time.monotonic() + 20
+        while True:
+            try:
+                self.server = self._start(self.server.rows)
+                return
+            except StoreError as err:  # a background filling of the closed server may still read RocksDB
+                if "already open for writing, in this process" not in str(err) or time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
 
     def fill(self, key, number):
         self.server.wait_until(lambda: self.server.stores[0].is_whole(TABLE), "Redis is filled")
