@@ -126,8 +126,11 @@ def test_the_readme_can_be_followed(reader):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    # tests/training/persia runs the example of persia.md on less data
-    [pytest.param(name, marks=[pytest.mark.long] * (name == "persia.md")) for name in sorted(PAGES.keys() - OWN_TESTS)],
+    # tests/training runs the examples of two pages, on less data
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name in ("embedding-plugin.md", "persia.md")))
+        for name in sorted(PAGES.keys() - OWN_TESTS)
+    ],
 )
 def test_a_page_can_be_followed(name, reader):
     reader.follow(PAGES[name])

@@ -353,6 +353,7 @@ def test_no_request_fails_while_sighup_restarts_the_workers(start, folder, how):
     assert not set(before) & set(workers_of(served))
 
 
+@pytest.mark.long
 def test_sighup_serves_the_new_version_of_a_model(start, folder):
     served = start(folder, "--workers", "2", *PATIENT)
     MODELS[2].write(folder, "tiny", 2)
