@@ -284,8 +284,14 @@ def test_waiting_requests_of_different_sizes_are_answered_together_with_the_bits
     triton, control, model
 ):
     requests = [flat_request(model, 1 + number % 8, seed=number)[0] for number in range(200)]
+
+    def statistics():
+        return control.get_inference_statistics("tiny", "2")["model_stats"][0]
+
+    earlier = statistics()["inference_count"]
     alone = [infer("grpc", triton, "tiny", arrays) for arrays in requests]
-    before = control.get_inference_statistics("tiny", "2")["model_stats"][0]
+    until(lambda: statistics()["inference_count"] >= earlier + 200)  # Triton counts a request after its answer
+    before = statistics()
 
     with (
         tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{triton.grpc}") as client,
@@ -294,7 +300,8 @@ def test_waiting_requests_of_different_sizes_are_answered_together_with_the_bits
         tensors = [inputs_of(arrays, tritonclient.grpc) for arrays in requests]
         together = list(threads.map(lambda one: client.infer("tiny", one).as_numpy("OUTPUT0"), tensors))
 
-    after = control.get_inference_statistics("tiny", "2")["model_stats"][0]
+    until(lambda: statistics()["inference_count"] >= before["inference_count"] + 200)
+    after = statistics()
     assert after["inference_count"] - before["inference_count"] == 200
     assert after["execution_count"] - before["execution_count"] < 200
     for one, other in zip(alone, together, strict=True):
