@@ -76,11 +76,13 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
 
     def _keep(self) -> None:
         """Keep the gradients whose marks ``backward`` has just added to ``grad``."""
+        if not self._returned:  # something else has a gradient, such as ``0 * parameter.sum()``
+            return
         if not self._marks_before:
             self._gradients.clear()
         added = self._marks() - self._marks_before
         count = round(added) if math.isfinite(added) else len(self._returned)
-        self._gradients += self._returned[-count:]
+        self._gradients += self._returned[len(self._returned) - count :]
         self._returned.clear()
 
 

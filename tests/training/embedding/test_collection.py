@@ -329,6 +329,16 @@ def test_gradients_that_autograd_returns_are_not_applied_otherwise():
     assert vectors_of(table.table) == {7: [-2]}
 
 
+def test_a_backward_pass_without_a_lookup_keeps_earlier_gradients():
+    table, look_up, optimizer = ones()
+
+    (3 * look_up()).backward()
+    (0 * table).sum().backward()
+    optimizer.step()
+
+    assert vectors_of(table.table) == {7: [-2]}
+
+
 def test_a_gradient_that_belongs_to_no_backward_pass_is_refused():
     table, look_up, optimizer = ones()
     first, second = (torch.autograd.grad(look_up(), [table])[0] for _ in range(2))
