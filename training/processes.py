@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from training.shared_memory import Outbox, open_outboxes
+from training.shared_memory import Ints, Outbox, open_outboxes
 
-Ints = NDArray[np.int64]
 Value = TypeVar("Value")
 
 
@@ -134,7 +133,8 @@ class Processes:
         """
         if self._outboxes is None:
             self._outboxes = [open_outboxes(self.rank, self.size, self._gather) for _ in range(2)]
-        # They take turns: who writes an outbox again has passed an exchange that all have entered after reading it.
+        # The two outboxes of a process take turns. A process reads all outboxes before it enters the next exchange.
+        # That exchange ends when all have entered it, so all have read an outbox before it is written again.
         self._outboxes.reverse()
         outboxes = self._outboxes[0]
         if not outboxes:

@@ -91,8 +91,8 @@ class ArrayRows {
   float max_norm_;
 };
 
-// The tables of a call, locked in the order of their addresses. Create it without the GIL: who waits for a lock must not
-// hold the GIL, because the lock's owner may need it.
+// The tables of a call, locked in the order of their addresses. Create it without the GIL: the thread that holds a lock
+// may be waiting for the GIL.
 class TableLocks {
  public:
   explicit TableLocks(std::vector<TrainingTable*> tables) {

@@ -1,6 +1,5 @@
 """Many embedding tables as one module of PyTorch."""
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,13 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from serving.model.sparse_writer import write_table_folders
 from training.embedding.config import EmbeddingBagConfig
 from training.embedding.exchange import OwnedTable, Sharding, SharedLookups
 from training.embedding.gradients import PooledBags, TableParameter
 from training.embedding.inputs import FeatureBags, read_feature
 from training.embedding.lookups import LocalLookups, Lookups
 from training.embedding.table import EmbeddingTable, TableRows
+from training.embedding.table_folders import write_tables
 from training.processes import Processes
 from training.samples import Bags
 
@@ -144,13 +143,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         Raises:
             OutputError: a table's name cannot be a file's, ``folder`` has other files, or the file system refuses.
         """
-        rows = {name: self._processes.to_first(table.served_rows()) for name, table in self.tables.items()}
-        if self._processes.is_first:
-            write_table_folders(folder, rows)
-        else:
-            for parts in rows.values():
-                deque(parts, maxlen=0)
-        self._processes.wait()
+        write_tables(self._processes, folder, {name: table.served_rows() for name, table in self.tables.items()})
 
     def owner_of(self, table: str, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the process that has the row of each key, int64[N]."""

@@ -172,9 +172,7 @@ class SharedLookups:
         to_processes = [[part.reshape(-1) for part in of_process] for of_process in zip(*cuts, strict=True)]
         came, sizes = self._processes.exchange(to_processes, None if received is None else received * widths)
         parts = np.split(came, sizes.reshape(-1).cumsum()[:-1])
-        joined = [
-            (np.concatenate(parts[number :: len(of_lookups)]) if len(of_lookups) > 1 else came)
-            for number in range(len(of_lookups))
-        ]
+        count = len(of_lookups)
+        joined = [came] if count == 1 else [np.concatenate(parts[number::count]) for number in range(count)]
         arrays = [one.reshape(-1, *array.shape[1:]) for one, array in zip(joined, of_lookups, strict=True)]
         return arrays, sizes  # type: ignore[return-value]

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from serving.dense.onnx import build_onnx
 from serving.model.dense_file import write_dense
 from serving.model.graph import inference_document, parse_graph
-from serving.model.sparse_writer import write_sparse_batches, write_table_folders
+from serving.model.sparse_writer import write_sparse_batches
 from serving.model.version_writer import CALIBRATION_FILE, DENSE_FILE, GRAPH_FILE, ONNX_FILE, write_version
 from training.embedding.table import TableRows
+from training.embedding.table_folders import write_tables
 from training.model.ctr_model import CtrModel
 from training.samples import Samples
 
@@ -75,14 +76,9 @@ def export_delta(model: CtrModel, folder: str | Path, since_step: int) -> dict[s
     Raises:
         OutputError: ``folder`` has other files, or the file system refuses.
     """
-    if not model.processes.is_first:
-        model.send_rows(since_step)
-        return model.processes.from_first({})
-    tables = {
-        embedding.table: _vectors(model.dump(number, since_step))
-        for number, embedding in enumerate(model.graph.embeddings)
-    }
-    return model.processes.from_first(write_table_folders(folder, tables))
+    names = [embedding.table for embedding in model.graph.embeddings]
+    rows = {name: _vectors(table.dump(since_step)) for name, table in zip(names, model.tables, strict=True)}
+    return write_tables(model.processes, folder, rows)
 
 
 def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibration: Samples | None) -> None:

@@ -4,8 +4,7 @@ A folder has HugeCTR's directory format, so ``hotrow import`` reads it too. A va
 ``variable_<index in the list>``.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from serving.errors import ModelFileError, OutputError
+from serving.errors import ModelFileError
 from serving.model.sparse_file import open_sparse
-from serving.model.sparse_writer import write_table_folders
+from training.embedding.table_folders import write_tables
 from training.processes import Processes
 from training.sok.dynamic_variable import DynamicVariable
 from training.sok.lookup import AnyVariable
@@ -40,7 +39,7 @@ def dump(path: str | PathLike[str], dump_vars: Any) -> None:
     for name, count in zip(variables, _processes(variables).total(rows), strict=True):
         if not count:
             raise ValueError(f"dump: variable {name!r} has no rows yet")
-    _write(folder, variables, lambda variable: variable.own_rows())
+    write_tables(_processes(variables), folder, {name: variable.own_rows() for name, variable in variables.items()})
 
 
 def incremental_dump(path: str | PathLike[str], dump_vars: Any, since: Any) -> dict[str, int]:
@@ -63,22 +62,22 @@ def incremental_dump(path: str | PathLike[str], dump_vars: Any, since: Any) -> d
         OutputError: the file system refuses.
     """
     folder, variables = _replaced("incremental_dump", path), _by_name("incremental_dump", dump_vars)
-    for name, variable in variables.items():
-        if not isinstance(variable, DynamicVariable):
-            came = f"{name!r}, a {type(variable).__name__}"
-            raise TypeError(f"incremental_dump: expected variables of the type DynamicVariable, got {came}")
     listed = since if isinstance(since, list | tuple) else [since]
     if len(listed) != len(variables):
         expected = f"since as a list with the step of each of {len(variables)} variables"
         raise ValueError(f"incremental_dump: expected {expected}, got {since!r}")
+    rows = {}
     for (name, variable), step in zip(variables.items(), listed, strict=True):
+        if not isinstance(variable, DynamicVariable):
+            came = f"{name!r}, a {type(variable).__name__}"
+            raise TypeError(f"incremental_dump: expected variables of the type DynamicVariable, got {came}")
         if not isinstance(step, int) or isinstance(step, bool):
             raise TypeError(f"incremental_dump: expected since as a step, got {step!r}")
         if not 0 <= step <= variable.step:
             expected = f"since from 0 to {variable.step}, the last step of variable {name!r} in this process"
             raise ValueError(f"incremental_dump: expected {expected}, got {step}")
-    steps = dict(zip(variables.values(), listed, strict=True))
-    return _write(folder, variables, lambda variable: variable.own_rows(steps[variable]))
+        rows[name] = variable.own_rows(step)
+    return write_tables(_processes(variables), folder, rows)
 
 
 def load(path: str | PathLike[str], load_vars: Any) -> None:
@@ -113,27 +112,6 @@ def load(path: str | PathLike[str], load_vars: Any) -> None:
         for keys, vectors in parts:
             mine = variable.placement.owns(keys)
             variable.set_rows(keys[mine], vectors[mine])
-
-
-def _write(
-    path: Path, variables: dict[str, AnyVariable], rows_of: Callable[[Any], Iterator[tuple[Ints, Floats]]]
-) -> dict[str, int]:
-    """Write the rows of all processes, and return how many each variable has. An error is raised in every process."""
-    processes = _processes(variables)
-    streams = [processes.to_first(rows_of(variable)) for variable in variables.values()]
-    counts: dict[str, int] = {}
-    refusal, cause = "", None
-    if processes.is_first:
-        try:
-            counts = write_table_folders(path, dict(zip(variables, streams, strict=True)))
-        except OutputError as err:
-            refusal, cause = str(err), err
-    for parts in streams:  # the other processes send theirs, and the first one takes what it could not write
-        deque(parts, maxlen=0)
-    counts, refusal = processes.from_first((counts, refusal))
-    if refusal:
-        raise OutputError(refusal) from cause
-    return counts
 
 
 def _replaced(call: str, path: Any) -> Path:
