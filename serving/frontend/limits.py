@@ -1,20 +1,42 @@
-"""The limits of the front end."""
+"""The limits of the front end: everything that a client can make the server hold, or wait for, has a bound here.
+
+``docs/limits.md`` is the table of all bounds, for operators.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of the front end.
+    """The limits of one process, for HTTP and gRPC.
 
     Attributes:
         max_body_bytes: largest body, before and after decompression.
         max_inflight: maximum predict requests at a time, counted once their bodies are complete; further requests get
             429. HTTP bodies that are still arriving may together hold ``max_inflight`` times ``max_body_bytes`` more.
             So slow clients lock nobody out, and the memory of HTTP bodies stays bounded.
+        max_json_elements: maximum values of one JSON document: numbers, strings, lists, objects.
+        max_json_depth: how deep lists and objects of one JSON document may be nested.
+        max_answer_bytes: largest answer to a predict request, before compression.
+        max_unread_bytes: maximum bytes of all answers that wait for slow clients.
+        max_connections: maximum HTTP connections.
+        max_streams: maximum calls at a time on one gRPC connection.
+        head_timeout_s: maximum time for the first line and the headers of a request to arrive.
         body_timeout_s: maximum time for a body to arrive.
+        idle_timeout_s: how long a connection stays open between two requests. Clients keep a pool of connections, and
+            fail on closed connections.
+        answer_timeout_s: how long a client may take no byte of an answer that waits.
     """
 
     max_body_bytes: int = 16 << 20
     max_inflight: int = 256
+    max_json_elements: int = 1_000_000
+    max_json_depth: int = 64
+    max_answer_bytes: int = 64 << 20
+    max_unread_bytes: int = 256 << 20
+    max_connections: int = 4096
+    max_streams: int = 100
+    head_timeout_s: float = 30.0
     body_timeout_s: float = 30.0
+    idle_timeout_s: float = 75.0
+    answer_timeout_s: float = 30.0
