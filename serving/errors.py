@@ -10,8 +10,12 @@ raise neither. ``serving.frontend.codes`` is the only table that maps these erro
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import islice
 
 from kernels.errors import HotrowError
+
+_MOST_CANDIDATES = 1000
+_LONGEST_CANDIDATE = 64
 
 
 class ServingError(HotrowError):
@@ -133,9 +137,16 @@ class DeadlineError(ServingError):
     """The time that the client gives a request was over before its answer was begun."""
 
 
+def nearest(name: object, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the names that are most similar to ``name``, which may come from a user and be of any length."""
+    # difflib takes quadratic time for each candidate
+    candidates = [candidate for candidate in islice(known, _MOST_CANDIDATES) if len(candidate) <= _LONGEST_CANDIDATE]
+    return get_close_matches(str(name)[:_LONGEST_CANDIDATE], candidates, n=count, cutoff=cutoff)
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the most similar known name, or an empty text."""
-    close = get_close_matches(str(name)[:128], list(known), n=1)
+    close = nearest(name, known)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

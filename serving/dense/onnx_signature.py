@@ -1,10 +1,9 @@
 """Matches an ONNX model's inputs and output with the tensors of a graph, by name."""
 
-import difflib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from serving.errors import ModelFileError
+from serving.errors import ModelFileError, did_you_mean
 from serving.model.records import Graph
 
 _FLOAT: Final = "tensor(float)"
@@ -48,8 +47,7 @@ def _is_flat(entry: Any, graph: Graph, source: str) -> bool:
             _check(entry, "input", [(embedding.slots, embedding.dim), flat], source)
             return len(entry.shape) == 2
     names = [graph.dense_top, *(embedding.top for embedding in graph.embeddings)]
-    close = difflib.get_close_matches(entry.name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(entry.name, names)
     reason = f"input {entry.name!r}: expected the name of the dense top or of an embedding's top"
     raise ModelFileError(source, f"{reason} ({', '.join(names)}){hint}")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from serving.errors import ModelFileError
+from serving.errors import ModelFileError, nearest
 from serving.importers.rows import TableRows
 
 _MOST_NAMES_SHOWN = 5
@@ -72,8 +72,8 @@ def missing(checkpoint: Checkpoint, wanted: str) -> ModelFileError:
     """Return the error that nothing is called ``wanted``. It lists the nearest names."""
     names = list(checkpoint.names())
     by_short_name = {table_name(name): name for name in names}
-    near = difflib.get_close_matches(wanted, names, n=_MOST_NAMES_SHOWN, cutoff=0.5)
-    near += [by_short_name[short] for short in difflib.get_close_matches(table_name(wanted), by_short_name, n=3)]
+    near = nearest(wanted, names, count=_MOST_NAMES_SHOWN, cutoff=0.5)
+    near += [by_short_name[short] for short in nearest(table_name(wanted), by_short_name, count=3)]
     near = list(dict.fromkeys(near))
     there = (
         f"nearest are {show_names(near)}" if near else f"found {show_names(checkpoint.tables() or names) or 'nothing'}"

@@ -1,12 +1,11 @@
 """Find the table that feeds each input of a network, by name."""
 
-import difflib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.errors import ConfigError, ModelFileError, ServingError
+from serving.errors import ConfigError, ModelFileError, ServingError, did_you_mean
 from serving.importers.checkpoint import Checkpoint, find_table, likeness, missing, show_names
 from serving.importers.network import ImportedNetwork, NetworkInput
 from serving.importers.rows import TableRows
@@ -70,8 +69,7 @@ def match_tables(network: ImportedNetwork, tables: Mapping[str, str | Path], che
 def hint(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the nearest known name, or all of them."""
     there = list(known)
-    close = difflib.get_close_matches(name, there, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(map(repr, there)) or 'none'}"
+    return did_you_mean(name, there) or f"; there are {show_names(there) or 'none'}"
 
 
 def _dense(source: str, left: list[NetworkInput], checkpoint: Checkpoint | None) -> NetworkInput | None:

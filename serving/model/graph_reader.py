@@ -1,10 +1,9 @@
 """Read the layers of a graph in order, and track the tensors that they make."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.errors import ConfigError
+from serving.errors import ConfigError, nearest
 from serving.model.inputs import EMBEDDING_TYPES, read_data, read_embedding
 from serving.model.layer_types import LAYER_TYPES, REFUSED, Site, Structure, inner, show
 from serving.model.records import B, Embedding, Graph, Layer, Shape, WeightSpec
@@ -50,6 +49,9 @@ class GraphReader:
         self._layers: list[Layer] = []
         self._structures: list[Structure] = []
         self._losses: list[_Loss] = []
+        self._judged: set[str] = set()  # labels that a loss reads
+        self._loss_tops: set[str] = set()
+        self._labels = {label.top: label for label in data.labels}
         self._names: set[str] = {fields.text("name")} if "name" in fields else set()
         self._shapes: dict[str, Shape] = {}
         self._made: dict[str, str] = {}  # tensor to the place of the layer that makes it
@@ -124,7 +126,7 @@ class GraphReader:
             raise fields.error(f"layer type {kind} is not supported: {REFUSED[kind]}", "type")
         if kind not in LAYER_TYPES:
             known = [*LAYER_TYPES, *EMBEDDING_TYPES, *ACTIVATION_OF_LOSS]
-            close = difflib.get_close_matches(kind, known, n=1)
+            close = nearest(kind, known)
             hint = f"; did you mean {close[0]}?" if close else f"; supported are {', '.join(sorted(known))}"
             raise fields.error(f"layer type {kind} is not supported{hint}", "type")
         rule = LAYER_TYPES[kind]
@@ -146,21 +148,22 @@ class GraphReader:
         fields.allow(_LOSS_KEYS)
         bottoms = fields.texts("bottom")
         _check_count(fields, "bottom", len(bottoms), (2, 2))
-        labels = {label.top: label for label in self._data.labels}
-        if None in labels:
+        if None in self._labels:
             raise self._document[0].error("missing; the loss needs it", "label.top")
-        if bottoms[1] not in labels:
-            names = ", ".join(repr(name) for name in labels)
+        if bottoms[1] not in self._labels:
+            names = ", ".join(repr(name) for name in self._labels)
             raise fields.error(f"expected the label {names} second, got {bottoms[1]!r}", "bottom")
-        if any(loss.fields.texts("bottom")[1] == bottoms[1] for loss in self._losses):
+        if bottoms[1] in self._judged:
             raise fields.error(f"two losses read the label {bottoms[1]!r}", "bottom")
-        label, shape = labels[bottoms[1]], self._shape(bottoms[0], fields)
+        label, shape = self._labels[bottoms[1]], self._shape(bottoms[0], fields)
         expected: Shape = (B, label.dim)
         # the label of a CrossEntropyLoss may be a class number
         if shape != expected and not (kind == "CrossEntropyLoss" and label.dim == 1 and _is_output(shape)):
             raise fields.error(f"expected shape {show(expected)} from label_dim, got {show(shape)}", "bottom")
         self._claim(fields.text("top"), fields)
         self._losses.append(_Loss(fields, ACTIVATION_OF_LOSS[kind], bottoms[0]))
+        self._judged.add(bottoms[1])
+        self._loss_tops.add(fields.text("top"))
 
     def _check_last(self, fields: Fields) -> None:
         kind = fields.text("type")
@@ -178,9 +181,8 @@ class GraphReader:
         for index, entry in enumerate(self._data.sparse):
             if entry.top not in read:
                 raise self._document[0].error(f"no embedding reads {entry.top!r}", f"sparse[{index}].top")
-        judged = {loss.fields.texts("bottom")[1] for loss in self._losses}
         for label in self._data.labels:
-            if self._losses and label.top not in judged:
+            if self._losses and label.top not in self._judged:
                 raise self._document[0].error(f"no loss reads {label.top!r}", "label.top")
 
     def _outputs(self) -> list[Layer]:
@@ -257,8 +259,8 @@ class GraphReader:
         """Return ``wanted`` if no layer has this name, else an unused name that starts with ``name``."""
         if wanted is not None and wanted not in self._names:
             return wanted
-        losses = {loss.fields.text("top") for loss in self._losses}  # an inference graph has no losses
-        while name in self._names or (wanted is None and name in self._made and name not in losses):
+        # an inference graph has no losses, so their names are free
+        while name in self._names or (wanted is None and name in self._made and name not in self._loss_tops):
             name += "_"
         return name
 

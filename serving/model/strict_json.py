@@ -3,16 +3,16 @@
 A document that RFC 8259 forbids or leaves ambiguous is an error.
 """
 
-import difflib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from serving.errors import ConfigError
+from serving.errors import ConfigError, nearest
 
 T = TypeVar("T")
+_LONGEST_NAME = 4096  # as a path's
 LARGEST_FLOAT32: Final = (2 - 2**-23) * 2.0**127
 
 
@@ -48,15 +48,15 @@ def parse_json(text: str, source: str) -> Any:
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)
         if len(members) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ConfigError(source, "", f"the key {json.dumps(twice)} appears twice in one object")
+            seen: set[str] = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise ConfigError(source, "", f"the key {describe(twice)} appears twice in one object")
         return members
 
     def finite(token: str) -> float:
         number = float(token)
         if not math.isfinite(number):
-            raise ConfigError(source, "", f"{token} is not a finite number")
+            raise ConfigError(source, "", f"{shorten(token)} is not a finite number")
         return number
 
     try:
@@ -118,12 +118,12 @@ class Fields:
 
     def allow(self, known: Iterable[str]) -> None:
         """Refuse every member that is not in ``known``."""
-        names = sorted(known)
+        names = set(known)
         for key in self._members:
             if key not in names:
-                close = difflib.get_close_matches(key, names, n=1)
-                expected = close[0] if close else f"one of {', '.join(names)}" if names else "no members"
-                raise self.error(f"unknown key; expected {expected}", key)
+                close = nearest(key, sorted(names))
+                expected = close[0] if close else f"one of {', '.join(sorted(names))}" if names else "no members"
+                raise self.error(f"unknown key; expected {expected}", shorten(key))
 
     def __contains__(self, key: str) -> bool:
         """Return whether the object has this member."""
@@ -160,7 +160,7 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(f"expected an integer, got {describe(value)}", key)
         if not minimum <= value <= maximum:
-            raise self.error(f"expected an integer from {minimum} to {maximum}, got {value}", key)
+            raise self.error(f"expected an integer from {minimum} to {maximum}, got {describe(value)}", key)
         return value
 
     def number(self, key: str, default: float | _Required = REQUIRED) -> float:
@@ -213,6 +213,8 @@ class Fields:
     def _check_text(self, value: Any, key: str) -> str:
         if not isinstance(value, str) or not value:
             raise self.error(f"expected a name, got {describe(value)}", key)
+        if len(value) > _LONGEST_NAME:
+            raise self.error(f"expected a name of at most {_LONGEST_NAME:,} characters, got {len(value):,}", key)
         return value
 
     def choice(self, key: str, choices: Mapping[Any, T], default: Any = REQUIRED) -> T:
@@ -224,7 +226,7 @@ class Fields:
         for name, meaning in choices.items():
             if type(value) is type(name) and value == name:
                 return meaning
-        close = difflib.get_close_matches(str(value), [str(name) for name in choices], n=1)
+        close = nearest(value, map(str, choices))
         hint = f"; did you mean {json.dumps(close[0])}?" if close else ""
         expected = ", ".join(json.dumps(name) for name in choices)
         raise self.error(f"expected one of {expected}, got {describe(value)}{hint}", key)
@@ -251,5 +253,9 @@ def describe(value: Any) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list" if value else "an empty list"
-    text = json.dumps(value)
+    return shorten(json.dumps(value))
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a text of any length, for a message."""
     return text if len(text) <= 60 else text[:57] + "..."

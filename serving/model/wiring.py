@@ -1,8 +1,8 @@
 """Explain why a layer reads a tensor that no layer above it makes."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 
+from serving.errors import did_you_mean
 from serving.model.strict_json import Fields
 
 
@@ -18,22 +18,24 @@ def explain_missing(bottom: str, reader: Fields, layers: Sequence[Fields], made:
     swapped = sorted(set(_names(reader, "top")) & set(made))
     if swapped:
         return f"{missing}, but its top {swapped[0]!r} is made above: are bottom and top swapped?"
-    close = difflib.get_close_matches(bottom, made, n=1)
-    return f"{missing}; did you mean {close[0]!r}?" if close else missing
+    return missing + did_you_mean(bottom, made)
 
 
 def _path(bottom: str, goals: set[str], makers: dict[str, Fields]) -> list[str]:
     """Return a cycle of tensors from ``bottom`` back to one of ``goals``, or an empty list."""
-    ways = [[bottom]]
-    seen = {bottom}
-    while ways:
-        way = ways.pop()
-        if way[-1] in goals:
-            return [way[-1], *way]
-        for name in _names(makers[way[-1]], "bottom") if way[-1] in makers else ():
-            if name not in seen:
-                seen.add(name)
-                ways.append([*way, name])
+    waiting = [bottom]
+    reader_of = {bottom: ""}  # the tensor that each tensor was reached from
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in goals:
+            way = [tensor]
+            while way[-1] != bottom:
+                way.append(reader_of[way[-1]])
+            return [tensor, *reversed(way)]
+        for name in _names(makers[tensor], "bottom") if tensor in makers else ():
+            if name not in reader_of:
+                reader_of[name] = tensor
+                waiting.append(name)
     return []
 
 

@@ -10,7 +10,6 @@ file list of such files, and ``_metadata.json`` in their folder names the column
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import MissingExtraError
+from serving.errors import MissingExtraError, nearest
 from serving.model.atomic import atomic_write
 from serving.model.strict_json import Fields, read_json
 from training.data.file_list import read_file_list
@@ -232,7 +231,7 @@ def _damaged(path: Path, err: Exception) -> DataError:
 def _check_names(path: Path, columns: ColumnMap, found: list[str]) -> None:
     for name in columns.names:
         if found.count(name) != 1:
-            close = get_close_matches(name, found, n=1)
+            close = nearest(name, found)
             hint = f"; did you mean {close[0]}?" if close and close[0] != name else ""
             reason = "is there twice" if name in found else f"missing; the file has {', '.join(found)}{hint}"
             raise DataError(path, reason, column=name)

@@ -48,13 +48,16 @@ def read_feature(name: str, value: Any) -> FeatureBags:
     if isinstance(value, Bags):
         row_ptrs = None if value.has_one_key_each else value.row_ptrs
         return FeatureBags(value.keys, row_ptrs, None, value.slots, (len(value), value.slots), torch.device("cpu"))
+    if isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.strided:
+        bags = value.unbind()
+        keys = torch.cat(bags) if bags else torch.zeros(0, dtype=torch.int64)
+        return _read_jagged(name, keys, torch.tensor([0, *map(len, bags)], device=value.device).cumsum(0))
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         return _read_dense(name, value)
     if isinstance(value, tuple) and len(value) in (2, 3):
         return _read_jagged(name, *value)
     if hasattr(value, "values") and hasattr(value, "offsets"):  # torch.nested, or TorchRec's JaggedTensor
-        weights = value.weights_or_none() if hasattr(value, "weights_or_none") else None
-        return _read_jagged(name, value.values(), value.offsets(), weights)
+        return _read_jagged_tensor(name, value)
     raise TypeError(
         f"feature {name!r}: expected a tensor of keys [B] or [B, n], (keys, offsets), (keys, offsets, weights), or "
         f"a jagged tensor, got {type(value).__name__}"
@@ -82,6 +85,38 @@ def _read_jagged(name: str, keys: Any, offsets: Any, weights: Any = None) -> Fea
     ):
         raise ValueError(f"feature {name!r}: expected a weight for each of {len(keys)} keys, got {_shown(weights)}")
     return FeatureBags(_int64(keys), _int64(offsets), weights, 1, (len(offsets) - 1,), keys.device)
+
+
+def _read_jagged_tensor(name: str, value: Any) -> FeatureBags:
+    """Read the bags of ``torch.nested`` or of TorchRec. There may be values before, between and after the bags."""
+    if callable(getattr(value, "keys", None)) and len(value.keys()) != 1:
+        raise TypeError(
+            f"feature {name!r}: expected one feature, got a {type(value).__name__} of {len(value.keys())} features; "
+            "pass the jagged tensor of each, as its to_dict() returns them"
+        )
+    keys, offsets, lengths = value.values(), value.offsets(), value.lengths() if hasattr(value, "lengths") else None
+    weights = value.weights_or_none() if hasattr(value, "weights_or_none") else None
+    bags = _read_jagged(name, keys, offsets, weights)
+    assert bags.row_ptrs is not None
+    begins, sizes = bags.row_ptrs[:-1], np.diff(bags.row_ptrs)
+    if lengths is not None:
+        _require_integers(name, "lengths", lengths, (1,))
+        sizes = _int64(lengths)
+    row_ptrs = np.concatenate([[0], sizes.cumsum()]).astype(np.int64)
+    if np.array_equal(row_ptrs, bags.row_ptrs) and row_ptrs[-1] == len(keys):
+        return bags
+    if len(sizes) != len(begins) or (sizes < 0).any() or (begins < 0).any() or (begins + sizes > len(keys)).any():
+        reason = f"expected bags inside the {len(keys)} keys, got offsets {_few(offsets)} and lengths {_few(lengths)}"
+        raise ValueError(f"feature {name!r}: {reason}")
+    places = np.arange(row_ptrs[-1]) + np.repeat(begins - row_ptrs[:-1], sizes)
+    some = torch.from_numpy(places).to(keys.device)
+    return _read_jagged(
+        name, keys[some], torch.from_numpy(row_ptrs), None if weights is None else weights[some.to(weights.device)]
+    )
+
+
+def _few(numbers: torch.Tensor | None) -> str:
+    return "none" if numbers is None else f"{numbers[:8].tolist()}{'...' * (len(numbers) > 8)}"
 
 
 def _require_integers(name: str, what: str, tensor: Any, dims: tuple[int, ...]) -> None:

@@ -1,12 +1,11 @@
 """A training document: HugeCTR's graph JSON with its ``optimizer`` clause."""
 
-import difflib
 from dataclasses import dataclass
 from importlib.resources import as_file
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from serving.errors import ConfigError
+from serving.errors import ConfigError, nearest
 from serving.model.graph import Graph, parse_graph
 from serving.model.strict_json import Fields, read_json
 from training.built_in import built_in_graphs
@@ -128,7 +127,7 @@ def open_document(model: str) -> TrainingDocument:
         with as_file(graphs[model]) as path:
             return read_document(path)
     if not Path(model).exists():
-        close = difflib.get_close_matches(model, graphs, n=1)
+        close = nearest(model, graphs)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError(model, "", f"no such graph file, and no built-in model ({', '.join(graphs)}){hint}")
     return read_document(Path(model))

@@ -296,3 +296,31 @@ def test_a_graph_with_any_odd_value_is_either_read_or_refused(base_document, dat
     with suppress(ConfigError):
         graph = parse_graph(document, "graph.json")
         assert graph.output in graph.shapes
+
+
+def test_a_graph_with_thousands_of_labels_and_losses_is_read(document):
+    layers = document["layers"]
+    logits = layers[LOSS]["bottom"][0]
+    names = [f"label{number}" for number in range(2000)]
+    layers[DATA]["label"] = {"top": names, "label_dim": [1] * len(names)}
+    layers[LOSS:] = [
+        {"type": "BinaryCrossEntropyLoss", "bottom": [logits, name], "top": f"loss_of_{name}"} for name in names
+    ]
+
+    assert parse_graph(document, "graph.json").label_dim == 2000
+
+
+def test_a_cycle_of_thousands_of_layers_is_named(document):
+    count = 5000
+    chain = [{"type": "ReLU", "bottom": f"t{(place + 1) % count}", "top": f"t{place}"} for place in range(count)]
+    document["layers"][RELU:RELU] = chain
+
+    with pytest.raises(ConfigError, match=r"no layer above makes 't1'; there is a cycle: t0 <- t1 <- t2 .*t0$"):
+        parse_graph(document, "graph.json")
+
+
+def test_a_layer_type_of_a_million_letters_is_refused_in_one_line(document):
+    document["layers"][RELU]["type"] = "R" * 1_000_000
+
+    with pytest.raises(ConfigError, match=r"type: expected a name of at most 4,096 characters, got 1,000,000$"):
+        parse_graph(document, "graph.json")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import ConfigError
-from serving.model.strict_json import parse_json, read_json
+from serving.model.strict_json import Fields, parse_json, read_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -51,6 +51,35 @@ def test_text_that_is_not_strict_json_is_refused_and_the_place_is_named(text, me
 
     assert message in str(caught.value)
     assert str(caught.value).startswith("x.json: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param('{"' + "a" * 1_000_000 + '": 1, "' + "a" * 1_000_000 + '": 2}', id="key"),
+        pytest.param("9" * 1_000_000 + ".0", id="number"),
+    ],
+)
+def test_an_error_quotes_only_the_beginning_of_a_long_text(text):
+    with pytest.raises(ConfigError) as caught:
+        parse_json(text, "x.json")
+
+    assert len(str(caught.value)) < 200
+
+
+def test_the_repeated_one_of_many_keys_is_found():
+    text = "{" + ",".join(f'"{number}": 0' for number in range(200_000)) + ', "199999": 0}'
+
+    with pytest.raises(ConfigError, match='the key "199999" appears twice'):
+        parse_json(text, "x.json")
+
+
+@pytest.mark.parametrize("key", [pytest.param("dense" * 100_000, id="long"), pytest.param("denze", id="misspelt")])
+def test_an_unknown_key_is_compared_with_thousands_of_known_ones(key):
+    known = ["dense", *(f"input_{number}" * 100 for number in range(20_000))]
+
+    with pytest.raises(ConfigError, match="unknown key; expected"):
+        Fields({key: 1}, "x.json", "", known)
 
 
 def test_a_file_is_read(tmp_path):

@@ -127,11 +127,70 @@ def test_every_form_of_bags_gives_the_same_vectors():
     assert not pooled["g"][1].any()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_jagged_tensor_with_holes_reads_only_the_keys_of_its_bags():
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(dim=1, initializer=Constant(1.0))})
+    from_jagged = torch.nested.nested_tensor_from_jagged
+    numbers = torch.arange(20)
+    narrowed = torch.nested.narrow(
+        numbers.reshape(4, 5), 1, torch.arange(4), torch.tensor([1, 2, 0, 2]), layout=torch.jagged
+    )
+    inputs = [
+        (from_jagged(numbers[:8], torch.tensor([0, 4, 8]), torch.tensor([2, 1])), [[0, 1], [4]]),
+        (from_jagged(numbers[:8], torch.tensor([2, 4, 6])), [[2, 3], [4, 5]]),
+        (from_jagged(numbers[:5].int(), torch.tensor([0, 3, 3, 5])), [[0, 1, 2], [], [3, 4]]),
+        (from_jagged(numbers[::2], torch.tensor([0, 4, 10]), torch.tensor([0, 3])), [[], [8, 10, 12]]),
+        (from_jagged(numbers[:0], torch.tensor([0, 0])), [[]]),
+        (narrowed, [[0], [6, 7], [], [18, 19]]),
+        (torch.nested.nested_tensor([numbers[:2], numbers[:0], numbers[5:7]]), [[0, 1], [], [5, 6]]),
+        (torch.nested.nested_tensor([numbers[:2], numbers[4:5]], layout=torch.jagged), [[0, 1], [4]]),
+    ]
+
+    for value, bags in inputs:
+        before = set(vectors_of(tables.tables["t"]))
+        pooled = tables({"t": value})["t"]
+
+        assert pooled.ravel().tolist() == [len(bag) for bag in bags]
+        assert set(vectors_of(tables.tables["t"])) == before.union(*bags)
+    assert tables({"t": torch.nested.nested_tensor([])})["t"].shape == (0, 1)
+
+
+def test_the_weights_of_a_jagged_tensor_with_holes_are_those_of_its_keys():
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(dim=1, initializer=Constant(1.0))})
+    weights = torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True)
+    value = TorchRecJagged(torch.arange(4), torch.tensor([1, 2, 3]), weights)
+
+    pooled = tables({"t": value})["t"]
+    pooled.sum().backward()
+
+    assert pooled.ravel().tolist() == [2.0, 4.0]
+    assert weights.grad.tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("lengths", [[2, 9], [2, -1], [1, 1, 1]])
+def test_a_jagged_tensor_whose_bags_are_not_inside_its_keys_is_refused(lengths):
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(dim=1)})
+    value = TorchRecJagged(torch.arange(8), torch.tensor([0, 4, 8]))
+    value.lengths = lambda: torch.tensor(lengths)
+
+    with pytest.raises(ValueError, match=r"feature 't': expected bags inside the 8 keys, got offsets \[0, 4, 8\]"):
+        tables({"t": value})
+
+
+def test_a_jagged_tensor_of_several_features_is_refused():
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(dim=1)})
+    value = TorchRecJagged(torch.arange(2), torch.tensor([0, 1, 2]))
+    value.keys = lambda: ["user", "item"]
+
+    with pytest.raises(TypeError, match="feature 't': expected one feature, got a TorchRecJagged of 2 features"):
+        tables({"t": value})
+
+
 class TorchRecJagged:
     """What TorchRec's JaggedTensor offers."""
 
-    def __init__(self, values, offsets):
-        self._values, self._offsets = values, offsets
+    def __init__(self, values, offsets, weights=None):
+        self._values, self._offsets, self._weights = values, offsets, weights
 
     def values(self):
         return self._values
@@ -140,7 +199,7 @@ class TorchRecJagged:
         return self._offsets
 
     def weights_or_none(self):
-        return None
+        return self._weights
 
 
 def test_features_of_one_table_share_its_rows_and_move_them_once():
