@@ -1,9 +1,14 @@
-"""The console scripts ``hotrow`` and ``hotrow-train``: Ctrl-C ends them quietly, even during an import."""
+"""The console scripts ``hotrow`` and ``hotrow-train``.
+
+Ctrl-C ends them quietly, even during an import. A reader of their output may leave.
+"""
 
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
+
+from serving.cli.output import finish_output, watch_streams
 
 _INTERRUPTED = 130
 
@@ -27,10 +32,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code. See ``serving.cli.main.main``."""
     interrupts = _Interrupts()
     signal.signal(signal.SIGINT, interrupts)
+    watch_streams()
     try:
         from serving.cli.main import main  # slow to import
 
-        code = main(arguments)
+        try:
+            code = main(arguments)
+        finally:
+            lost = finish_output()
+        code = code or lost
     except BaseException:
         # An interrupted import may raise another error later.
         if not interrupts.came:

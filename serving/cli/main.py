@@ -9,8 +9,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+from serving.cli.output import outlive_readers
+
 _INTERRUPTED = 130
 _FAILED_TO_START = 2
+_REPORTS = ("check", "plan", "predict", "stats")  # these commands do nothing but print
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,14 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from serving.errors import told
 
     options = _parse(arguments)
+    if options.command not in _REPORTS:
+        outlive_readers()
     try:
         code: int = options.run(options)
     except HotrowError as err:
         print(f"hotrow {options.command}: {told(err)}", file=sys.stderr)
         code = options.error_code
-    except BrokenPipeError:  # the reader of our output, such as `head`, has exited
-        sys.stderr.close()
-        code = 0
     except KeyboardInterrupt:
         print(f"hotrow {options.command}: interrupted", file=sys.stderr)
         code = _INTERRUPTED

@@ -1,0 +1,87 @@
+"""The standard streams of a command, whose readers may leave before it ends, as ``head`` and a closed pager do."""
+
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import Any, TextIO
+
+_PIPE_CLOSED = 141  # of a program that SIGPIPE ends
+_FAILED = 1
+
+
+class _Stream(io.FileIO):
+    """One standard stream. After a write that fails, it goes nowhere.
+
+    Attributes:
+        ends_command: the first write that fails ends the command.
+        exit_code: of the command; 0 until a write fails.
+    """
+
+    def __init__(self, number: int, ends_command: bool) -> None:
+        super().__init__(number, "w", closefd=False)
+        self.ends_command = ends_command
+        self.exit_code = 0
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as err:
+            _open_null(self.fileno())
+            self.exit_code = _FAILED
+            if isinstance(err, BrokenPipeError):  # the reader wanted no more
+                self.exit_code = _PIPE_CLOSED if self.ends_command else 0
+            elif self.fileno() == 1:
+                print(f"hotrow: standard output cannot be written: {err.strerror}", file=sys.stderr)
+            if self.ends_command:
+                raise SystemExit(self.exit_code) from err
+            return len(data)
+
+
+def watch_streams() -> None:
+    """Replace ``sys.stdout`` and ``sys.stderr``. A stream that is closed goes nowhere."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:  # another file would get this number
+            _open_null(number)
+    sys.stdout = _text(sys.stdout, _Stream(1, ends_command=True))
+    sys.stderr = _text(sys.stderr, _Stream(2, ends_command=False))
+
+
+def outlive_readers() -> None:
+    """Let the command go on if its output cannot be written, because what it does is more than its output."""
+    stream = _stream()
+    if stream is not None:
+        stream.ends_command = False
+
+
+def finish_output() -> int:
+    """Write what is left of the output; return the exit code that a lost output asks for.
+
+    Raises:
+        SystemExit: it cannot be written, and that ends the command.
+    """
+    sys.stdout.flush()
+    stream = _stream()
+    return 0 if stream is None else stream.exit_code
+
+
+def _stream() -> _Stream | None:
+    """Return the stream of ``sys.stdout``. None: ``watch_streams`` was not called."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return raw if isinstance(raw, _Stream) else None
+
+
+def _text(before: TextIO | None, stream: _Stream) -> TextIO:
+    encoding, errors = ("utf-8", "backslashreplace") if before is None else (before.encoding, before.errors)
+    is_prompt = stream.fileno() == 2 or stream.isatty()
+    return io.TextIOWrapper(io.BufferedWriter(stream), encoding, errors, line_buffering=is_prompt)
+
+
+def _open_null(number: int) -> None:
+    with suppress(OSError):
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != number:
+            os.dup2(null, number)
+            os.close(null)

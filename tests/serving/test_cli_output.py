@@ -1,0 +1,105 @@
+"""Standard streams that cannot be written: their reader has left, their disk is full, or they are closed."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from benchmarks.tiny_model import TinyModel
+
+HOTROW = [sys.executable, "-m", "serving.cli.entry"]
+
+
+@contextmanager
+def left_reader():
+    """The write end of a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+
+
+def run(*arguments, **streams):
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+    return subprocess.run([*HOTROW, *map(str, arguments)], text=True, timeout=120, check=False, **streams)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    TinyModel().write(folder)
+    return folder
+
+
+@pytest.mark.parametrize("arguments", [["check", "{}"], ["--help"]], ids=["report", "help"])
+def test_a_report_whose_reader_leaves_ends_quietly_as_by_sigpipe(repository, arguments):
+    with left_reader() as writer:
+        done = run(*[word.format(repository) for word in arguments], stdout=writer)
+
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["check", "{}"], ["--version"]], ids=["report", "version"])
+def test_a_report_that_does_not_fit_the_disk_fails(repository, arguments):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = run(*[word.format(repository) for word in arguments], stdout=full)
+
+    assert done.returncode == 1
+    assert done.stderr == "hotrow: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.slow
+def test_a_training_whose_reader_leaves_writes_its_model(tmp_path):
+    with left_reader() as writer:
+        done = run("train", "--synthetic", 300, "--model", "ncf", "--output", tmp_path, stdout=writer, stderr=writer)
+
+    assert done.returncode == 0
+    assert (tmp_path / "ncf" / "1" / "manifest.json").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_command_that_writes_files_finishes_them_and_then_fails_if_its_output_does_not_fit_the_disk(
+    repository, tmp_path
+):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = run("export-onnx", repository / "tiny", tmp_path / "out.onnx", stdout=full)
+
+    assert done.returncode == 1
+    assert "standard output cannot be written: No space left on device" in done.stderr
+    assert (tmp_path / "out.onnx").stat().st_size
+
+
+def test_a_server_whose_reader_leaves_serves_on(repository, tmp_path):
+    path = str(tmp_path / "socket")
+    with left_reader() as writer:
+        process = subprocess.Popen([*HOTROW, "serve", repository, "--uds", path], stdout=writer, stderr=writer)
+    try:
+        answer = b""
+        while not answer:  # the output is written after the server has begun to listen
+            assert process.poll() is None
+            time.sleep(0.1)
+            with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
+                connection.connect(path)
+                connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                answer = connection.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 200")
+    finally:
+        process.terminate()
+        assert process.wait(timeout=60) == 0
+
+
+def test_closed_streams_are_no_error(repository, tmp_path):
+    target = tmp_path / "out.onnx"
+    command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *HOTROW, "export-onnx", repository / "tiny", target]
+
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+
+    assert done.returncode == 0
+    assert target.stat().st_size
