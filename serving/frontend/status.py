@@ -152,7 +152,7 @@ def _tables(samples: Iterable[MetricSample]) -> Tables:
         of_version = found.setdefault((labels["model"], labels["version"]), {})
         table = of_version.setdefault(labels["table"], {"keys": 0, "defaulted_keys": 0, "tiers": []})
         if sample.name in _TABLE_FIELDS:
-            table[_TABLE_FIELDS[sample.name]] += sample.value
+            table[_TABLE_FIELDS[sample.name]] = sample.value
         elif sample.name in _TIER_FIELDS:
             _fill(table, labels.get("tier") or labels["device"], sample)
     return found
@@ -173,8 +173,6 @@ def _fill(table: Document, name: str, sample: MetricSample) -> None:
     tier[_TIER_FIELDS[sample.name]] = _times(sample.value) if isinstance(sample.value, Histogram) else sample.value
     if sample.name == "hotrow_tier_estimated_rows":
         tier["rows_are_estimated"] = True
-    if sample.name == "hotrow_gpu_cache_hits":  # the tiers below count only the keys that the cache missed
-        table["keys"] += sample.value
 
 
 def _times(histogram: Histogram) -> Document:

@@ -13,7 +13,17 @@ def cache_readings(stats: CacheStats, labels: Labels) -> Iterator[MetricSample]:
     yield MetricSample("hotrow_gpu_cache_hits", "Keys that a GPU cache held.", labels, stats.found_keys)
     yield MetricSample("hotrow_gpu_cache_misses", "Keys that a GPU cache did not hold.", labels, stats.missed_keys)
     yield MetricSample(
-        "hotrow_gpu_cache_hit_ratio", "Part of all keys so far that a GPU cache held.", labels, stats.hit_ratio, True
+        "hotrow_gpu_cache_absent_keys",
+        "Keys that a GPU cache knew to be in no tier; neither hits nor misses.",
+        labels,
+        stats.absent_answers,
+    )
+    yield MetricSample(
+        "hotrow_gpu_cache_hit_ratio",
+        "Part of all hits and misses so far that were hits.",
+        labels,
+        stats.hit_ratio,
+        True,
     )
     yield MetricSample(
         "hotrow_gpu_cache_admitted_rows",

@@ -103,7 +103,10 @@ class CachedLookup(LookupSession):
             DeviceMemoryError: the device has too little free memory for rows that the caches miss.
         """
         self._check_keys(keys)
-        return joined([self._lookup_part(part) for part in parts_of(keys, SINGLE_KEYS)])
+        parts = [self._lookup_part(part) for part in parts_of(keys, SINGLE_KEYS)]
+        defaulted = [counts for _, counts in parts if counts is not None]
+        self._copies.answered([of_table.size for of_table in keys], np.sum(defaulted, axis=0) if defaulted else None)
+        return joined([result for result, _ in parts])
 
     def request(
         self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None = None, is_whole: bool = False
@@ -196,16 +199,22 @@ class CachedLookup(LookupSession):
             if self._health.is_sound:
                 raise
 
-    def _lookup_part(self, keys: Sequence[Keys]) -> LookupResult:
-        with self._request(keys, lambda work: work.pooling.load_keys(keys)) as request:
+    def _lookup_part(self, keys: Sequence[Keys]) -> tuple[LookupResult, NDArray[np.int64] | None]:
+        with self._request(keys, lambda work: work.pooling.load_keys(keys), is_part=True) as request:
             rows = request.rows()
-        return LookupResult(rows, request.defaulted_keys)
+        return LookupResult(rows, request.defaulted_keys), request.defaulted
 
     @contextmanager
-    def _request(self, keys: Sequence[Keys], load: Callable[[DeviceWorkspace], None]) -> Iterator[CachedRequest]:
-        """Lend a workspace for a request of bags or of single keys, then insert the missed rows into the caches."""
+    def _request(
+        self, keys: Sequence[Keys], load: Callable[[DeviceWorkspace], None], is_part: bool = False
+    ) -> Iterator[CachedRequest]:
+        """Lend a workspace for a request of bags or of single keys, then insert the missed rows into the caches.
+
+        The request's keys are counted, unless it is a part of a larger request.
+        """
         later = self._insertions.offer if self._insertions else None
-        count = sum([of_table.size for of_table in keys])  # a list is faster, and each request asks this
+        sizes = [of_table.size for of_table in keys]
+        count = sum(sizes)
         with self._calls.call(), self._health.watch(), self._workspaces.lend(max(count, 1)) as work:
             with within_memory(self.config, self.device, count):
                 load(work)
@@ -213,6 +222,8 @@ class CachedLookup(LookupSession):
                 yield request
             self._check_still_held()
             request.keep()
+        if not is_part:
+            self._copies.answered(sizes, request.defaulted)
         if request.late_keys:
             with self._late_lock:
                 self._late_keys += request.late_keys

@@ -27,7 +27,8 @@ class CachedRequest:
     Attributes:
         work: the request's buffers. The caller queues their first launch.
         late_keys: how many keys, with duplicates, got a default although a tier may hold them.
-        unknown_keys: how many keys, with duplicates, no tier holds.
+        defaulted: int64[T], how many keys of each table, with duplicates, got a default: late keys, and keys that no
+            tier holds; None: no key did.
     """
 
     def __init__(
@@ -41,7 +42,8 @@ class CachedRequest:
     ) -> None:
         """Begin a request for ``keys``, with one entry per table; ``later`` is None in the exact mode."""
         self.work = work
-        self.late_keys = self.unknown_keys = 0
+        self.late_keys = 0
+        self.defaulted: NDArray[np.int64] | None = None
         self._settings, self._later = settings, later
         self._caches, self._copies, self._keys = caches, copies, keys
         # Nothing of the following is needed if no key is missing, the common case.
@@ -53,7 +55,7 @@ class CachedRequest:
     @property
     def defaulted_keys(self) -> int:
         """How many keys, with duplicates, got a default."""
-        return self.late_keys + self.unknown_keys
+        return 0 if self.defaulted is None else int(self.defaulted.sum())
 
     def complete(self) -> bool:
         """Wait for the last launch. If it missed rows that the request waits for, read and queue them, and return True.
@@ -74,7 +76,7 @@ class CachedRequest:
                 return True
         absent = self.work.pooling.absent
         if np.count_nonzero(absent):  # faster than a sum, and most requests have none
-            self.unknown_keys += int(absent.sum())
+            self._count_defaulted(absent)
         return False
 
     def rows(self) -> tuple[Vectors, ...]:
@@ -103,6 +105,12 @@ class CachedRequest:
             misses[~unchanged] = 0
             self.work.pooling.insert(misses)
 
+    def _count_defaulted(self, keys: NDArray[np.uint32]) -> None:
+        """Count keys that got a default, of each table."""
+        if self.defaulted is None:
+            self.defaulted = np.zeros(len(self._keys), dtype=np.int64)
+        self.defaulted += keys
+
     def _note_hit_rates(self, missing: Missing) -> None:
         """Note each table's hit rate, and for which tables the request does not wait."""
         sizes = np.array([of_table.size for of_table in self._keys])
@@ -118,21 +126,29 @@ class CachedRequest:
             of_table = missing[t]
             if self._later is not None and of_table.keys.size:
                 self._later(t, of_table.keys)
-                self.late_keys += int(of_table.times.sum())
+                late = np.zeros(len(self._keys), dtype=np.uint32)
+                late[t] = of_table.times.sum()
+                self._count_defaulted(late)
+                self.late_keys += int(late[t])
 
     def _rows_of(self, missing: Missing) -> list[Vectors]:
         """Read the rows of missing keys from the tiers; those for which the request does not wait are defaults."""
         keys = [missing.keys[begin:end] for begin, end in pairwise(missing.ends)]
         late = np.flatnonzero(self._is_late).tolist()
-        read = self._copies.read([of_table[:0] if t in late else of_table for t, of_table in enumerate(keys)])
-        rows, misses = list(read.rows), missing.times
+        misses = missing.times
+        for t in late:
+            misses[missing.ends[t] : missing.ends[t + 1]] = 0
+        times = misses[misses > 0] if late else misses
+        read = self._copies.read([of_table[:0] if t in late else of_table for t, of_table in enumerate(keys)], times)
+        rows = list(read.rows)
         for t in late:
             table = self._caches[t].plan.table
             rows[t] = np.full((keys[t].size, table.dim), table.default_value, dtype=np.float32)
-            misses[missing.ends[t] : missing.ends[t + 1]] = 0
         read = replace(read, keys=keys)
         unknown = np.flatnonzero(misses)[~read.found]
-        self.unknown_keys += int(misses[unknown].sum())
+        if unknown.size:
+            tables = np.searchsorted(missing.ends, unknown, side="right") - 1
+            self._count_defaulted(np.bincount(tables, misses[unknown], len(keys)).astype(np.uint32))
         misses[unknown] |= ABSENT
         self._reads.append(read)
         self._misses.append(misses)

@@ -87,11 +87,7 @@ class LookupSession:
             UnknownModelError: the model has been unloaded, or another load has taken its name.
         """
         self._check_keys(keys)
-        answers = [self.server.lookup(name, of_table) for (_, name), of_table in zip(self._tables, keys, strict=True)]
-        self._check_still_held()
-        incomplete = [(place, found) for place, (_, found) in enumerate(answers) if not found.all()]
-        defaulted_keys = sum(found.size - int(np.count_nonzero(found)) for _, found in incomplete)
-        return LookupResult(tuple(rows for rows, _ in answers), defaulted_keys, incomplete)
+        return LookupResult(*self._pooled.rows(keys))
 
     @property
     def is_answering(self) -> bool:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.errors import UnknownModelError
-from serving.parameter_server.lookup import TierLookup
+from serving.parameter_server.lookup import TierLookup, Times
 from serving.parameter_server.table import ServedTable
 from serving.storage.store import Keys, Mask, Vectors
 
@@ -61,7 +62,7 @@ class TableCopies:
 
         Args:
             keys: int64[N], distinct.
-            is_request: a client asked for the rows: they are counted, and promoted to faster tiers.
+            is_request: a client asked for the rows: the tiers' calls are counted, and rows promoted to faster tiers.
 
         Raises:
             UnknownModelError: the model has been unloaded.
@@ -113,13 +114,22 @@ class ModelCopies:
         self._held = [one.held for one in tables]
         self._lookup = tables[0].lookup
 
-    def read(self, keys: Sequence[Keys]) -> ReadTables:
-        """Read rows of each table for a client; see ``TableCopies.read``."""
+    def read(self, keys: Sequence[Keys], times: Times | None = None) -> ReadTables:
+        """Read rows of each table for a client; see ``TableCopies.read``.
+
+        Args:
+            keys: int64[N] of each table, distinct.
+            times: how often the client's request has each key, table after table; None: once.
+        """
         version = self._held[0].clock.now()
         self._require_loaded()
-        rows, found = self._lookup.rows_of_tables(self._held, keys)
+        rows, found = self._lookup.rows_of_tables(self._held, keys, times)
         self._require_loaded()
         return ReadTables(keys, rows, found, version)
+
+    def answered(self, keys: Sequence[int], defaulted_keys: NDArray[np.int64] | None) -> None:
+        """Count an answered request; see ``RequestCounts.answered``."""
+        self._held[0].counting.requests.answered(keys, defaulted_keys)
 
     def storing(self, reads: Sequence[ReadTables]) -> AbstractContextManager[Mask]:
         """Yield which keys have certainly not changed since they were read; see ``TableCopies.storing``.

@@ -1,10 +1,16 @@
-"""What a parameter server counts for each table, and the counts as metric samples."""
+"""What a parameter server counts for each table, and the counts as metric samples.
+
+There are two kinds of counts, and each has one place. ``RequestCounts`` counts the keys of answered requests and the
+keys that got the default value, whatever tier or cache answered. ``TableCounting`` counts the calls of each tier,
+including calls of requests that fail later.
+"""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.metrics import Histogram, MetricSample
 from serving.storage.store import Store
@@ -14,9 +20,44 @@ Labels = tuple[tuple[str, str], ...]
 FETCH_BUCKETS_S = (*(digit * 10.0**power for power in range(-5, 1) for digit in (1.0, 2.5, 5.0)), 10.0)
 
 
+class RequestCounts:
+    """The keys of one model's answered requests, by table, duplicates included. May be used from any thread."""
+
+    def __init__(self, tables: int) -> None:
+        """Start at zero."""
+        self._lock = threading.Lock()  # guards the two arrays below; held for a few additions only
+        self._keys = np.zeros(tables, dtype=np.int64)
+        self._defaulted_keys = np.zeros(tables, dtype=np.int64)
+
+    def answered(self, keys: Sequence[int], defaulted_keys: NDArray[np.int64] | None = None) -> None:
+        """Count an answered request.
+
+        Args:
+            keys: how many keys it had of each table.
+            defaulted_keys: how many of them got the default value, of each table; None: none.
+        """
+        with self._lock:
+            self._keys += keys
+            if defaulted_keys is not None:
+                self._defaulted_keys += defaulted_keys
+
+    def of_table(self, place: int, keys: int, defaulted_keys: int = 0) -> None:
+        """Count keys of one table; less than zero to take keys back."""
+        with self._lock:
+            self._keys[place] += keys
+            self._defaulted_keys[place] += defaulted_keys
+
+    def read(self, place: int) -> tuple[int, int]:
+        """Return the keys and the defaulted keys of one table."""
+        with self._lock:
+            return int(self._keys[place]), int(self._defaulted_keys[place])
+
+
 @dataclass(slots=True)
 class TierCounters:
     """Counts of one table in one tier. Every key of a request counts, including duplicates.
+
+    Behind a GPU cache, a tier is asked once for a key that the cache misses, and every duplicate counts.
 
     Attributes:
         tier: the tier's name.
@@ -55,8 +96,9 @@ class TableCounters:
         model: the model's name.
         version: the model's version, or 0.
         table: the table's name inside the model.
-        keys: keys that were looked up.
-        defaulted_keys: keys that no tier held; the answer was the default value.
+        keys: keys of answered requests.
+        defaulted_keys: keys among ``keys`` that were answered with the default value: no tier held them, or, in the
+            asynchronous mode of a GPU cache, their rows are inserted later.
         tiers: the counts of each tier, fastest first.
     """
 
@@ -79,37 +121,52 @@ class TableCounting:
     ``depth`` names a tier: 0 is the fastest.
 
     Attributes:
+        requests: the keys of the model's answered requests.
+        place: the table's place among the tables of ``requests``.
         pooled: int64, counts that ``kernels.host.PooledLookup`` writes for the fastest tier: keys of lookups in which
             it held all keys, and for all of its answers the nanoseconds and how many fell into each time bucket.
     """
 
-    def __init__(self, model: str, version: int, table: str, tiers: Sequence[str]) -> None:
-        """Start at zero, for tiers of these names, fastest first."""
+    def __init__(
+        self,
+        model: str,
+        version: int,
+        table: str,
+        tiers: Sequence[str],
+        requests: RequestCounts | None = None,
+        place: int = 0,
+    ) -> None:
+        """Start at zero, for tiers of these names, fastest first; without ``requests``, the model has one table."""
         self._labels = (model, version, table)
+        self.requests = requests or RequestCounts(1)
+        self.place = place
         self._lock = threading.Lock()  # guards the counts below; held for a few additions only
-        self._keys = 0
-        self._defaulted_keys = 0
+        self._shown_keys = 0
         self._tiers = tuple(map(TierCounters, tiers))
         self.pooled = np.zeros(2 + len(FETCH_BUCKETS_S) + 1, dtype=np.int64)
 
-    def looked_up(self, asked_keys: Sequence[int], hits: Sequence[int], defaulted_keys: int) -> None:
-        """Count an answered lookup; ``asked_keys`` and ``hits`` have one number per tier."""
+    def answered(self, keys: int, defaulted_keys: int) -> None:
+        """Count the keys of an answered request, whatever tier answered them."""
+        self.requests.of_table(self.place, keys, defaulted_keys)
+
+    def take_back(self, keys: int) -> None:
+        """Take back keys that ``pooled`` counted, because their request failed in another table."""
+        self.requests.of_table(self.place, -keys)
+
+    def asked(self, asked_keys: Sequence[int], hits: Sequence[int]) -> None:
+        """Count the calls of a lookup: the keys that each tier was asked for, and the keys that it held."""
         with self._lock:
-            self._defaulted_keys += defaulted_keys
-            self._keys += defaulted_keys
             for counts, asked, held in zip(self._tiers, asked_keys, hits, strict=True):
                 counts.asked_keys += asked
                 counts.hits += held
-                self._keys += held
 
     def all_hit(self, depth: int, keys: int, seconds: float | None = None) -> None:
-        """Count a lookup that one tier answered: it was asked first and held all ``keys``.
+        """Count a call of one tier, which was asked first and held all ``keys``.
 
         ``seconds`` is the time of the tier's call; None: ``fetched`` has counted it.
         """
         with self._lock:
             counts = self._tiers[depth]
-            self._keys += keys
             counts.asked_keys += keys
             counts.hits += keys
             if seconds is not None:
@@ -140,14 +197,16 @@ class TableCounting:
     def read(self) -> TableCounters:
         """Return the counts now."""
         model, version, table = self._labels
+        answered_keys, defaulted_keys = self.requests.read(self.place)
         with self._lock:
             first, *others = (replace(one, fetch_times=one.fetch_times.copy()) for one in self._tiers)
             pooled_keys, nanoseconds, *times = self.pooled.tolist()  # one step of Python: no update in between
-            keys = self._keys + pooled_keys
+            # A counter never falls, although ``pooled`` may have keys of a request that fails a moment later.
+            self._shown_keys = max(self._shown_keys, answered_keys + pooled_keys)
             first.fetch_times.add(times, nanoseconds / 1e9)
             first.asked_keys += pooled_keys
             first.hits += pooled_keys
-            return TableCounters(model, version, table, keys, self._defaulted_keys, (first, *others))
+            return TableCounters(model, version, table, self._shown_keys, defaulted_keys, (first, *others))
 
 
 def table_samples(name: str, counters: TableCounters, stores: Sequence[Store] = ()) -> Iterator[MetricSample]:
@@ -156,10 +215,10 @@ def table_samples(name: str, counters: TableCounters, stores: Sequence[Store] = 
     for store in stores:
         for sample in store.samples(name):
             yield replace(sample, labels=(*labels, ("tier", store.name), *sample.labels))
-    yield MetricSample("hotrow_lookup_keys", "Keys looked up.", labels, counters.keys)
+    yield MetricSample("hotrow_lookup_keys", "Keys of answered requests.", labels, counters.keys)
     yield MetricSample(
         "hotrow_defaulted_keys",
-        "Keys that no tier holds, answered with the default vector.",
+        "Keys answered with the default vector: no tier holds them, or their rows are inserted later.",
         labels,
         counters.defaulted_keys,
     )

@@ -5,7 +5,7 @@ is unknown, even if a faster tier did not answer.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from random import randrange
 
 import numpy as np
@@ -21,6 +21,7 @@ from serving.storage.row_codec import may_be_copied
 from serving.storage.store import Keys, Mask, NativeTable, RowPtrs, Vectors, Weights, bags_with
 
 NOWHERE = -1
+Times = NDArray[np.uint32]
 PROBED_KEYS = 2**31  # smaller keys also fit tables of uint32 keys
 
 
@@ -31,12 +32,14 @@ class _Search:
         depths: int8[N], by key: the tier that held it, counted from the fastest, or NOWHERE.
         asked_keys: by tier, how many keys it was asked for, in calls that it answered.
         promotes: rows of slower tiers are offered to the faster tiers.
+        times: for each key, how many keys of the request it stands for; None: each stands for itself.
     """
 
-    __slots__ = ("asked_keys", "depths", "promotes")
+    __slots__ = ("asked_keys", "depths", "promotes", "times")
 
-    def __init__(self, keys: int, tiers: int, promotes: bool = True) -> None:
+    def __init__(self, keys: int, tiers: int, promotes: bool = True, times: Times | None = None) -> None:
         self.promotes = promotes
+        self.times = times
         self.depths: NDArray[np.int8] = np.full(keys, NOWHERE, dtype=np.int8)
         self.asked_keys = [0] * tiers
 
@@ -45,47 +48,82 @@ class _Search:
         found: Mask = self.depths != NOWHERE
         return found
 
+    def size(self, places: NDArray[np.intp]) -> int:
+        """How many keys of the request the keys at ``places`` stand for."""
+        return places.size if self.times is None else int(self.times[places].sum())
+
+    def count(self, held: ServedTable) -> None:
+        """Count the calls of the tiers, which may have ended with an error of the truth."""
+        hits = np.bincount(self.depths + 1, self.times, len(self.asked_keys) + 1)
+        held.counting.asked(self.asked_keys, hits.astype(np.int64, copy=False).tolist()[1:])
+
 
 class TierLookup:
-    """Looks keys up in ordered tiers. Every method may be called from any thread."""
+    """Looks keys up in ordered tiers, and counts the tiers' calls. Every method may be called from any thread.
+
+    The callers count the keys of requests: they know whether the whole request was answered.
+    """
 
     def __init__(self, tiers: Sequence[Tier], promoter: Promoter | None) -> None:
         """Take the tiers, fastest first; ``promoter`` gets the rows that faster tiers do not have."""
         self._tiers = tuple(tiers)
         self._promoter = promoter
 
-    def rows(self, held: ServedTable, keys: Keys, is_request: bool = True) -> tuple[Vectors, Mask]:
-        """See ``ParameterServer.lookup``; internal reads are not counted and do not promote rows."""
-        search = _Search(keys.size, len(self._tiers), promotes=is_request)
-        rows = self._gather(held, keys, search)
-        return rows, self._count(held, search) if is_request else search.found
+    def rows(
+        self, held: ServedTable, keys: Keys, is_request: bool = True, times: Times | None = None
+    ) -> tuple[Vectors, Mask]:
+        """See ``ParameterServer.lookup``.
 
-    def rows_of_tables(self, held: Sequence[ServedTable], keys: Sequence[Keys]) -> tuple[list[Vectors], Mask]:
+        Args:
+            held: the table.
+            keys: int64[N].
+            is_request: a client asked for the rows. Other reads are not counted and do not promote rows.
+            times: see ``_Search``.
+        """
+        search = _Search(keys.size, len(self._tiers), promotes=is_request, times=times)
+        if not is_request:
+            return self._gather(held, keys, search), search.found
+        try:
+            return self._gather(held, keys, search), search.found
+        finally:
+            search.count(held)
+
+    def rows_of_tables(
+        self, held: Sequence[ServedTable], keys: Sequence[Keys], times: Times | None = None
+    ) -> tuple[list[Vectors], Mask]:
         """Look up rows of several tables: float32[N, D] of each, and which keys were found, table after table.
 
         One call asks the first tier for all tables. A table of which it missed a key is then looked up on its own.
+
+        Args:
+            held: the tables.
+            keys: int64[N] of each table.
+            times: see ``_Search``, table after table.
         """
         asked = [t for t, of_table in enumerate(keys) if of_table.size]
         if len(asked) < len(held):
             rows = [np.empty((0, table.dim), dtype=np.float32) for table in held]
             found = np.empty(0, dtype=np.bool_)
             if asked:
-                given, found = self.rows_of_tables([held[t] for t in asked], [keys[t] for t in asked])
+                given, found = self.rows_of_tables([held[t] for t in asked], [keys[t] for t in asked], times)
                 for t, of_rows in zip(asked, given, strict=True):
                     rows[t] = of_rows
             return rows, found
         answer = self._tiers[0].fetch_tables(held, keys)
+        ends = list(accumulate(map(len, keys), initial=0))
+        parts = [None if times is None else times[begin:end] for begin, end in pairwise(ends)]
         if answer is None:
-            answers = [self.rows(table, of_table) for table, of_table in zip(held, keys, strict=True)]
+            each = zip(held, keys, parts, strict=True)
+            answers = [self.rows(table, of_table, times=part) for table, of_table, part in each]
             return [rows for rows, _ in answers], np.concatenate([found for _, found in answers])
         rows, found, seconds = answer
-        ends = list(accumulate(map(len, keys)))
-        missed = set(np.searchsorted(ends, np.flatnonzero(~found), side="right").tolist())
-        for t, (table, of_table) in enumerate(zip(held, keys, strict=True)):
+        sizes = np.diff(ends) if times is None else np.add.reduceat(times, ends[:-1], dtype=np.int64)
+        missed = set(np.searchsorted(ends[1:], np.flatnonzero(~found), side="right").tolist())
+        for t, (table, size) in enumerate(zip(held, sizes.tolist(), strict=True)):
             if t in missed:
-                rows[t], found[ends[t] - of_table.size : ends[t]] = self.rows(table, of_table)
+                rows[t], found[ends[t] : ends[t + 1]] = self.rows(table, keys[t], times=parts[t])
             else:
-                table.counting.all_hit(0, of_table.size, seconds)
+                table.counting.all_hit(0, size, seconds)
         return rows, found
 
     def pooled(
@@ -101,8 +139,11 @@ class TierLookup:
             return answer
         search = _Search(keys.size, len(self._tiers))
         out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
-        pool_rows(self._gather(held, keys, search, outage=answer), row_ptrs, out, combiner, weights)
-        return out, self._count(held, search)
+        try:
+            pool_rows(self._gather(held, keys, search, outage=answer), row_ptrs, out, combiner, weights)
+        finally:
+            search.count(held)
+        return out, search.found
 
     def probe(self, tables: Sequence[ServedTable]) -> None:
         """Ask the tiers for a row of each table, until one answers: ``Tier.is_silent`` then shows a recovery.
@@ -131,9 +172,12 @@ class TierLookup:
         search = _Search(keys.size, len(self._tiers))
         search.asked_keys[0] = keys.size
         search.depths[found] = 0
-        if len(self._tiers) > 1 or held.default_value:
-            self._pool_again(held, keys, row_ptrs, out, combiner, weights, search)
-        return self._count(held, search)
+        try:
+            if len(self._tiers) > 1 or held.default_value:
+                self._pool_again(held, keys, row_ptrs, out, combiner, weights, search)
+        finally:
+            search.count(held)
+        return search.found
 
     def _gather(self, held: ServedTable, keys: Keys, search: _Search, outage: StoreError | None = None) -> Vectors:
         """Fetch rows from the first tier that has them, and fill in defaults; writes ``search``.
@@ -164,7 +208,7 @@ class TierLookup:
             if tier is self._tiers[-1]:
                 outage = None
             part, found = answer
-            search.asked_keys[depth] = missing.size
+            search.asked_keys[depth] = search.size(missing)
             hits, hit_keys, hit_rows = missing[found], wanted[found], part[found]
             rows[hits] = tier.as_served(held.name, held.row_dtype, hit_keys, hit_rows)
             search.depths[hits] = depth
@@ -191,15 +235,11 @@ class TierLookup:
         """Pool every bag again that has a key which is NOWHERE in ``search``; writes ``out`` and ``search``."""
         bags, bag_ptrs, places = bags_with(row_ptrs, np.flatnonzero(search.depths == NOWHERE))
         again = _Search(places.size, len(self._tiers))
-        rows = self._gather(held, keys[places], again)
-        search.depths[places] = again.depths
-        search.asked_keys[1:] = again.asked_keys[1:]
+        try:
+            rows = self._gather(held, keys[places], again)
+        finally:
+            search.depths[places] = again.depths
+            search.asked_keys[1:] = again.asked_keys[1:]
         pooled = np.empty((bags.size, held.dim), dtype=np.float32)
         pool_rows(rows, bag_ptrs, pooled, combiner, None if weights is None else weights[places])
         out[bags] = pooled
-
-    def _count(self, held: ServedTable, search: _Search) -> Mask:
-        """Count one lookup; return which keys were found."""
-        counts = np.bincount(search.depths + 1, minlength=len(self._tiers) + 1).tolist()
-        held.counting.looked_up(search.asked_keys, counts[1:], counts[0])
-        return search.found

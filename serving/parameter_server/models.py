@@ -20,7 +20,6 @@ from serving.parameter_server.progress import Progress
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.table_files import table_source
 from serving.parameter_server.tier import Tier
-from serving.parameter_server.version_clock import ModelVersions
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +96,8 @@ class ServedModels:
             if loaded is not None:
                 reason = f"model {config.name!r} is already loaded, in version {loaded.version}; unload it first"
                 raise ConfigError(config.source, "", reason)
-            names, versions = [tier.name for tier in self._tiers], ModelVersions()
-            loads = [(ServedTable.of(config, one, names, versions), table_source(config, one)) for one in config.tables]
+            served = ServedTable.all_of(config, [tier.name for tier in self._tiers])
+            loads = [(table, table_source(config, one)) for table, one in zip(served, config.tables, strict=True)]
             try:
                 cached = load_tables(self._tiers, loads, progress)
             except BaseException:

@@ -1,7 +1,7 @@
 """One model's tables, looked up and pooled in one native call for all of them.
 
-The native call asks the fastest tier. It finishes each table whose keys the tier all holds, and counts it. Every other
-table is then looked up on its own.
+The native call asks the fastest tier. It finishes each table whose keys the tier all holds, and counts its keys. Every
+other table is then looked up on its own. If one of these fails, the counted keys are taken back.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from serving.parameter_server.arguments import check_weights
 from serving.parameter_server.counters import FETCH_BUCKETS_S
 from serving.parameter_server.lookup import TierLookup
 from serving.parameter_server.models import ServedModels
-from serving.storage.store import Mask, Vectors, Weights
+from serving.storage.store import Keys, Mask, Vectors, Weights
 
 _BOUNDS_NS = [round(bound * 1e9) for bound in FETCH_BUCKETS_S]
 _LINE_FLOATS = 16  # each table's vectors begin on a cache line; see ``PooledLookup``
@@ -67,8 +67,40 @@ class PooledTables:
         native = self._lookup.native_tables(self._names)
         keys, row_ptrs, _ = batch.joined
         rest = self._native.fetch(native, keys, row_ptrs, out, batch.samples, weights)
-        defaulted_keys = 0
         incomplete: list[tuple[int, Mask]] = []
+        try:
+            self._look_up_rest(batch, weights, rest, embeddings, incomplete)
+            if self._served.by_name is not self._all_tables:
+                for held in self._tables:
+                    self._served.check_still_loaded(held)
+        except Exception:
+            self._take_back(batch, [place for place, _ in rest])
+            raise
+        return tuple(embeddings), self._count(incomplete), incomplete
+
+    def rows(self, keys: Sequence[Keys]) -> tuple[tuple[Vectors, ...], int, Sequence[tuple[int, Mask]]]:
+        """Look up single keys, int64[N] of each table; returns float32[N, D] of each, and the same as ``lookup``.
+
+        Raises:
+            UnknownModelError, StoreError: see ``lookup``.
+        """
+        self._check_loaded()
+        answers = [self._lookup.rows(*one) for one in zip(self._tables, map(np.ascontiguousarray, keys), strict=True)]
+        self._check_loaded()
+        found = [found for _, found in answers]
+        defaulted_keys = self._count(list(enumerate(found)))
+        incomplete = [(place, mask) for place, mask in enumerate(found) if not mask.all()]
+        return tuple(rows for rows, _ in answers), defaulted_keys, incomplete
+
+    def _look_up_rest(
+        self,
+        batch: Batch,
+        weights: Sequence[Weights | None] | None,
+        rest: Sequence[tuple[int, Mask | None]],
+        embeddings: list[Vectors],
+        incomplete: list[tuple[int, Mask]],
+    ) -> None:
+        """Look up the tables that the native call has not finished; writes ``embeddings`` and ``incomplete``."""
         for place, found in rest:
             held, embedding = self._tables[place], embeddings[place]
             asked = (*batch.tables[place], self._combiners[place], None if weights is None else weights[place])
@@ -77,12 +109,21 @@ class PooledTables:
                 embeddings[place] = pooled.reshape(embedding.shape)
             else:
                 found = self._lookup.complete(held, *asked, embedding.reshape(-1, held.dim), found)
-            defaulted_keys += found.size - int(np.count_nonzero(found))
             incomplete.append((place, found))
-        if self._served.by_name is not self._all_tables:
-            for held in self._tables:
-                self._served.check_still_loaded(held)
-        return tuple(embeddings), defaulted_keys, incomplete
+
+    def _count(self, answered: Sequence[tuple[int, Mask]]) -> int:
+        """Count the keys of tables, given by place and found keys; returns how many keys got the default value."""
+        defaulted_keys = 0
+        for place, found in answered:
+            of_table = found.size - int(np.count_nonzero(found))
+            self._tables[place].counting.answered(found.size, of_table)
+            defaulted_keys += of_table
+        return defaulted_keys
+
+    def _take_back(self, batch: Batch, rest: Sequence[int]) -> None:
+        for place, of_table in enumerate(batch.tables):
+            if place not in rest:
+                self._tables[place].counting.take_back(of_table.keys.size)
 
     def _check_loaded(self) -> None:
         all_tables = self._served.by_name

@@ -202,6 +202,7 @@ class ParameterServer:
         check_keys(table, keys)
         rows, found = self._lookup.rows(held, np.ascontiguousarray(keys))
         self._served.check_still_loaded(held)
+        held.counting.answered(found.size, found.size - int(np.count_nonzero(found)))
         return rows, found
 
     def contains(self, table: str, keys: Keys) -> Mask:
@@ -257,6 +258,7 @@ class ParameterServer:
             weights = np.ascontiguousarray(weights)
         out, found = self._lookup.pooled(held, np.ascontiguousarray(keys), row_ptrs, combiner, weights)
         self._served.check_still_loaded(held)
+        held.counting.answered(found.size, found.size - int(np.count_nonzero(found)))
         return out, found
 
     def pooled_tables(self, config: ModelConfig) -> PooledTables:

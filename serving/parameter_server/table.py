@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from kernels.host import RowDtype
-from serving.config import ModelConfig, TableConfig
+from serving.config import ModelConfig
 from serving.model.sparse_rows import KeyType
-from serving.parameter_server.counters import TableCounting
+from serving.parameter_server.counters import RequestCounts, TableCounting
 from serving.parameter_server.version_clock import ModelVersions, VersionClock
 
 
@@ -40,9 +40,17 @@ class ServedTable:
     removed_keys: set[int] | None = None
 
     @classmethod
-    def of(cls, config: ModelConfig, table: TableConfig, tiers: Sequence[str], versions: ModelVersions) -> Self:
-        """``table`` of the model ``config``, in tiers of these names, fastest first."""
-        counting = TableCounting(config.name, config.version, table.name, tiers)
+    def all_of(cls, config: ModelConfig, tiers: Sequence[str]) -> list[Self]:
+        """The tables of a model, in graph order, in tiers of these names, fastest first."""
+        versions, requests = ModelVersions(), RequestCounts(len(config.tables))
+        return [cls._of(config, place, tiers, versions, requests) for place in range(len(config.tables))]
+
+    @classmethod
+    def _of(
+        cls, config: ModelConfig, place: int, tiers: Sequence[str], versions: ModelVersions, requests: RequestCounts
+    ) -> Self:
+        table = config.tables[place]
+        counting = TableCounting(config.name, config.version, table.name, tiers, requests, place)
         name = config.full_name(table)
         clock = VersionClock(versions)
         return cls(name, table.dim, config.key_type, table.row_dtype, table.default_value, counting, clock)
