@@ -13,6 +13,7 @@ Requests are read by the code that serves them, so their keys go to the same tab
 samples of a request is not limited.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from serving.arrays import flat_integers
 from serving.batch import DENSE, INT32_MAX, KEYS, ROW_PTRS, Batch, read_batch
 from serving.config import ModelConfig
 from serving.errors import RequestError, TraceError
+from serving.model.data_files import list_data_files
 from serving.model.numpy_faults import UNREADABLE, explain
 from serving.model.sparse_rows import key_range
 from serving.protocol.document import parse_document
@@ -36,10 +38,13 @@ Keys = NDArray[np.int64]
 Trace = Mapping[str, Keys]
 _Named = Iterator[tuple[str, Keys]]
 _MOST_SMALL_PARTS = 4096
+_SUFFIXES = (".npy", ".npz", ".json", ".jsonl")
+
+_log = logging.getLogger(__name__)
 
 
 def read_trace(paths: Sequence[Path], models: Sequence[ModelConfig], table: str = "") -> Trace:
-    """Read files as one trace. The files of a folder are read in the order of their names.
+    """Read files as one trace. The data files of a folder are read in the order of their names.
 
     Args:
         paths: files and folders, in the order of the traffic.
@@ -73,10 +78,15 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        inside = sorted(child for child in path.iterdir() if not child.name.startswith("."))
-        if not inside:
-            raise TraceError(str(path), "the folder is empty")
-        yield from inside
+        try:
+            found = list_data_files(path, _SUFFIXES)
+        except OSError as err:
+            raise TraceError(str(path), f"cannot be read: {err.strerror or err}") from err
+        if not found.files:
+            raise TraceError(str(path), f"the folder has no trace: {found}")
+        if found.left_out:
+            _log.warning("%s: %s", path, found)
+        yield from found.files
 
 
 class _Parts:

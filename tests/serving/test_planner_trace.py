@@ -193,8 +193,10 @@ ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
 @pytest.mark.parametrize(
     ("write", "which", "expected"),
     [
-        pytest.param(lambda _: None, ONE, "the folder is empty", id="an empty folder"),
-        pytest.param(text("t.csv", "1\n2\n"), ONE, "t.csv: expected a file that ends in .npy, .npz", id="a suffix"),
+        pytest.param(lambda _: None, ONE, "the folder has no trace: 0 of 0 entries", id="an empty folder"),
+        pytest.param(
+            text("t.csv", "1\n2\n"), ONE, "does not end in .npy or .npz or .json or .jsonl: 1 ('t.csv')", id="a suffix"
+        ),
         pytest.param(lambda f: (f / "t.npy").mkdir(), ONE, "t.npy: not a regular file", id="a folder in a folder"),
         pytest.param(lambda f: os.mkfifo(f / "t.npy"), ONE, "t.npy: not a regular file", id="a pipe"),
         pytest.param(lambda f: (f / "t.npy").symlink_to("x"), ONE, "t.npy: cannot be read: No such", id="no file"),

@@ -8,6 +8,7 @@ file list of such files, and ``_metadata.json`` in their folder names the column
 """
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from serving.errors import MissingExtraError, nearest
 from serving.model.atomic import atomic_write
+from serving.model.data_files import list_data_files
 from serving.model.strict_json import Fields, read_json
 from training.data.file_list import read_file_list
 from training.data.slot_sizes import slot_ranges
@@ -30,6 +32,10 @@ _READ_AHEAD = 2  # batches
 _READ_BYTES = 4 << 20
 _CACHED_ROWS = 2048
 METADATA = "_metadata.json"
+PARQUET_SUFFIXES = (".parquet",)
+CSV_SUFFIXES = (".csv", *(f".csv{packed}" for packed in (".gz", ".zst", ".bz2", ".lz4", ".br")))
+
+_log = logging.getLogger(__name__)
 Number = TypeVar("Number", np.int64, np.float32)
 
 
@@ -43,19 +49,24 @@ class ColumnMap:
 
     @property
     def names(self) -> list[str]:
-        """All columns."""
+        """All columns. A column that several of them read is there several times."""
         return [*self.labels, *self.dense, *self.slots]
 
 
 def read_parquet(
-    path: str | Path, columns: ColumnMap, *, slot_sizes: Sequence[int] | None = None, batch_size: int = 4096
+    path: str | Path | Sequence[Path],
+    columns: ColumnMap,
+    *,
+    slot_sizes: Sequence[int] | None = None,
+    batch_size: int = 4096,
 ) -> Iterator[Samples]:
-    """Yield the samples of a Parquet file, or of all ``*.parquet`` files of a folder in the order of their names.
+    """Yield the samples of a Parquet file, of several, or of all ``.parquet`` files of a folder.
 
-    Memory does not grow with the files, but holds a row group.
+    The files of a folder are read in the order of their names. Names that begin with ``.`` or ``_`` are left out. The
+    log says how many files were left out and why. Memory does not grow with the files, but holds a row group.
 
     Args:
-        path: the file or the folder.
+        path: the file, the files or the folder.
         columns: which columns to read.
         slot_sizes: S numbers, how many keys each slot has: keys begin at 0 in each slot, and the sizes of the slots
             before are added. None: keys are used as they are.
@@ -66,19 +77,23 @@ def read_parquet(
             the column and the row, counted from 0.
         MissingExtraError: pyarrow is not installed.
     """
-    for file in _files(Path(path), "*.parquet"):
+    for file in files_of(path, PARQUET_SUFFIXES):
         yield from _read_parquet_file(file, columns, slot_sizes, batch_size)
 
 
 def read_csv(
-    path: str | Path, columns: ColumnMap, *, slot_sizes: Sequence[int] | None = None, batch_size: int = 4096
+    path: str | Path | Sequence[Path],
+    columns: ColumnMap,
+    *,
+    slot_sizes: Sequence[int] | None = None,
+    batch_size: int = 4096,
 ) -> Iterator[Samples]:
-    """Yield the samples of a CSV file with a header, or of all ``*.csv`` and ``*.csv.gz`` files of a folder.
+    """Yield the samples of a CSV file with a header, of several, or of all ``.csv`` and ``.csv.gz`` files of a folder.
 
-    A file whose name ends in ``.gz`` or ``.zst`` is decompressed. See ``read_parquet``.
+    A file whose name ends in ``.gz``, ``.zst``, ``.bz2``, ``.lz4`` or ``.br`` is decompressed. See ``read_parquet``.
     """
     import_pyarrow()
-    for file in _files(Path(path), "*.csv*"):
+    for file in files_of(path, CSV_SUFFIXES):
         yield from _read_csv_file(file, columns, slot_sizes, batch_size)
 
 
@@ -154,13 +169,29 @@ def import_pyarrow() -> Any:
     return import_module("pyarrow")
 
 
-def _files(path: Path, pattern: str) -> list[Path]:
+def files_of(path: str | Path | Sequence[Path], suffixes: Sequence[str]) -> Sequence[Path]:
+    """Return the data files that ``path`` means, and log which files of a folder are left out.
+
+    Raises:
+        DataError: a folder cannot be read, or has no data file.
+    """
+    if not isinstance(path, str | Path):
+        return path
+    path = Path(path)
     if not path.is_dir():
         return [path]
-    files = sorted(path.glob(pattern))
-    if not files:
-        raise DataError(path, f"the folder has no files {pattern}")
-    return files
+    try:
+        found = list_data_files(path, suffixes)
+    except OSError as err:
+        raise DataError(path, (err.strerror or str(err)).lower()) from err
+    if not found.files:
+        raise DataError(path, f"the folder has no files *{suffixes[0]}; {found}")
+    for file in found.files:
+        if file.exists() and not file.is_file():  # reading a pipe would block
+            raise DataError(file, "not a regular file")
+    if found.left_out:
+        _log.warning("%s: %s", path, found)
+    return found.files
 
 
 def _read_metadata(path: Path) -> tuple[ColumnMap, dict[str, int]]:
@@ -201,7 +232,7 @@ def _read_parquet_file(
     options = pa.dataset.ParquetFragmentScanOptions(page_checksum_verification=True)  # where pages have check sums
     data = pa.dataset.dataset(str(path), format=pa.dataset.ParquetFileFormat(default_fragment_scan_options=options))
     batches = data.to_batches(
-        columns=columns.names, batch_size=_READ_ROWS, batch_readahead=_READ_AHEAD, fragment_readahead=1
+        columns=_distinct(columns), batch_size=_READ_ROWS, batch_readahead=_READ_AHEAD, fragment_readahead=1
     )
     yield from _cut(pa, path, iter(batches), columns, slot_sizes, batch_size)
 
@@ -212,14 +243,21 @@ def _read_csv_file(
     pa = import_pyarrow()
     types = {name: pa.float32() for name in (*columns.labels, *columns.dense)}
     types |= {name: pa.int64() for name in columns.slots}
-    convert = pa.csv.ConvertOptions(column_types=types)
+    read = pa.csv.ReadOptions(block_size=_READ_BYTES)
+    convert = pa.csv.ConvertOptions(column_types=types, include_columns=_distinct(columns))
     try:
-        file = pa.csv.open_csv(path, pa.csv.ReadOptions(block_size=_READ_BYTES), convert_options=convert)
+        with pa.csv.open_csv(path, read) as file:
+            _check_names(path, columns, file.schema.names)
+        # once more, because the types of other columns are guessed from the first rows, and a guess may be wrong
+        file = pa.csv.open_csv(path, read, convert_options=convert)
     except (pa.ArrowException, OSError) as err:
         raise _damaged(path, err) from err
     with file:
-        _check_names(path, columns, file.schema.names)
         yield from _cut(pa, path, file, columns, slot_sizes, batch_size)
+
+
+def _distinct(columns: ColumnMap) -> list[str]:
+    return list(dict.fromkeys(columns.names))
 
 
 def _damaged(path: Path, err: Exception) -> DataError:
@@ -278,11 +316,26 @@ class _Converter:
         self._first_row += len(samples)
         return samples
 
+    def _column(self, batch: Any, name: str) -> Any:
+        """Return a column in its plain type: values that are written once, in a dictionary, are put in their rows.
+
+        A column without any value has no type in its file. Its nulls get the type int64.
+        """
+        column = batch.column(name)
+        is_list = _is_list(self._pa, column.type)
+        stored = column.type.value_type if is_list else column.type
+        plain = self._pa.int64() if self._pa.types.is_null(stored) else stored
+        if self._pa.types.is_dictionary(stored):
+            plain = stored.value_type
+        if plain == stored:
+            return column
+        return column.cast(self._pa.large_list(plain) if is_list else plain)
+
     def _numbers(self, batch: Any, names: Sequence[str]) -> NDArray[np.float32]:
         types = self._pa.types
         columns = []
         for name in names:
-            values = batch.column(name)
+            values = self._column(batch, name)
             if not (types.is_integer(values.type) or types.is_floating(values.type) or types.is_boolean(values.type)):
                 raise DataError(self._path, f"expected numbers, found {values.type}", column=name)
             if values.null_count:
@@ -299,7 +352,7 @@ class _Converter:
             raise DataError(self._path, reason, column=names[column], record=self._first_row + row)
 
     def _bags(self, batch: Any) -> Bags:
-        columns = [batch.column(name) for name in self._columns.slots]
+        columns = [self._column(batch, name) for name in self._columns.slots]
         if all(self._pa.types.is_integer(column.type) and not column.null_count for column in columns):
             of_slots = [self._keys(slot, column, None) for slot, column in enumerate(columns)]
             return Bags.one_key_each(_side_by_side(of_slots, batch.num_rows, np.int64))
@@ -307,7 +360,7 @@ class _Converter:
 
     def _slot(self, slot: int, column: Any) -> Bags:
         pa = self._pa
-        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        if _is_list(pa, column.type):
             sizes = pa.compute.fill_null(pa.compute.list_value_length(column), 0).to_numpy(zero_copy_only=False)
             values = column.flatten()
             if values.null_count:
@@ -337,6 +390,10 @@ class _Converter:
             reason = f"expected a key from 0 to {size - 1}, found {keys[at]}"
             raise DataError(self._path, reason, column=name, record=self._first_row + row)
         return keys + offset
+
+
+def _is_list(pa: Any, kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _side_by_side(columns: Sequence[NDArray[Any]], rows: int, dtype: type[Number]) -> NDArray[Number]:

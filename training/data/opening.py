@@ -1,6 +1,6 @@
 """Open a file of training data, whatever its format is."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -8,8 +8,18 @@ from numpy.typing import DTypeLike
 from tqdm import tqdm
 
 from serving.errors import ConfigError
+from serving.model.data_files import list_data_files
 from serving.model.strict_json import Fields, read_json
-from training.data.columns import METADATA, ColumnMap, read_csv, read_hugectr_parquet, read_parquet
+from training.data.columns import (
+    CSV_SUFFIXES,
+    METADATA,
+    PARQUET_SUFFIXES,
+    ColumnMap,
+    files_of,
+    read_csv,
+    read_hugectr_parquet,
+    read_parquet,
+)
 from training.data.criteo_reader import is_criteo, read_criteo_blocks
 from training.data.file_list import read_file_list
 from training.data.norm import is_norm, read_norm
@@ -51,7 +61,7 @@ def open_data(
         ConfigError: the samples do not fit the document, or ``columns`` cannot be used.
         MissingExtraError: the format needs a package that is not installed.
     """
-    read = partial(_reader, path, document, key_dtype, columns)
+    read = _reader(path, document, key_dtype, columns)
     rows, kept = 0, []
     with tqdm(unit=" rows", desc=path.name, disable=None if progress else True) as bar:
         for part in read():
@@ -133,20 +143,32 @@ def _names(name: str, count: int) -> tuple[str, ...]:
     return (name,) if count == 1 else tuple(f"{name}_{index}" for index in range(count))
 
 
-def _reader(path: Path, document: TrainingDocument, key_dtype: str, columns: Path | None) -> Iterator[Samples]:
+def _reader(
+    path: Path, document: TrainingDocument, key_dtype: str, columns: Path | None
+) -> Callable[[], Iterator[Samples]]:
+    """Return a function that reads the samples. A folder is listed once, so every epoch reads the same files."""
+    if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe would block
+        raise DataError(path, "not a regular file or a folder; training reads its data more than once")
     sizes = document.data.slot_sizes
     if path.suffix == ".npz":
-        return read_npz(path, document)
+        return partial(read_npz, path, document)
     if columns is None and _has_metadata(path):
-        return read_hugectr_parquet(path, slot_sizes=sizes)
+        return partial(read_hugectr_parquet, path, slot_sizes=sizes)
     if columns is None and (document.data.format == "Raw" or is_norm(path)):
-        return read_hugectr(path, document, key_dtype)
+        return partial(read_hugectr, path, document, key_dtype)
     column_map = default_columns(document) if columns is None else read_column_map(columns, document)
-    if path.suffix == ".parquet" or (path.is_dir() and any(path.glob("*.parquet"))):
-        return read_parquet(path, column_map, slot_sizes=sizes)
+    if path.suffix == ".parquet" or _has_parquet(path):
+        return partial(read_parquet, files_of(path, PARQUET_SUFFIXES), column_map, slot_sizes=sizes)
     if columns is not None or path.is_dir() or (".csv" in path.suffixes and not is_criteo(path)):
-        return read_csv(path, column_map, slot_sizes=sizes)
-    return read_criteo_blocks(path)
+        return partial(read_csv, files_of(path, CSV_SUFFIXES), column_map, slot_sizes=sizes)
+    return partial(read_criteo_blocks, path)
+
+
+def _has_parquet(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and bool(list_data_files(folder, PARQUET_SUFFIXES).files)
+    except OSError:
+        return False  # its reader says why
 
 
 def _has_metadata(path: Path) -> bool:

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -169,6 +170,52 @@ def test_files_that_cannot_be_read(tmp_path):
         list(read_csv(tmp_path / "cut.csv.gz", COLUMNS))
     with pytest.raises(DataError, match=r"the folder has no files \*.parquet"):
         list(read_parquet(tmp_path / "folder", COLUMNS))
+
+
+def test_only_the_data_files_of_a_folder_are_read_and_the_log_says_which_are_left_out(tmp_path, caplog):
+    pq.write_table(table(), tmp_path / "part-0.snappy.parquet")
+    for name in (".part-0.snappy.parquet.crc", "_SUCCESS", "._1.parquet", "_1.parquet", "1.parquet.bak", "1.parquet~"):
+        (tmp_path / name).write_bytes(b"not data")
+    for name in ("_temporary", "day=1"):
+        (tmp_path / name).mkdir()
+
+    assert len(samples_of(read_parquet(tmp_path, COLUMNS))) == 3
+    [line] = caplog.messages
+    assert line == (
+        f"{tmp_path}: 1 of 9 entries are data files; "
+        "the name begins with '.' or '_': 5 ('._1.parquet', '.part-0.snappy.parquet.crc', '_1.parquet', ...); "
+        "the name does not end in .parquet: 2 ('1.parquet.bak', '1.parquet~'); "
+        "a folder: 1 ('day=1')"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(lambda path: path.mkdir(), "not a regular file", id="folder"),
+        pytest.param(os.mkfifo, "not a regular file", id="pipe"),
+        pytest.param(lambda path: path.symlink_to("gone"), "no such file", id="dead link"),
+    ],
+)
+def test_an_entry_with_the_name_of_data_that_is_none_is_refused(tmp_path, make, message):
+    pq.write_table(table(), tmp_path / "0.parquet")
+    make(tmp_path / "1.parquet")
+
+    with pytest.raises(DataError, match=rf"1.parquet: {message}"):
+        list(read_parquet(tmp_path, COLUMNS))
+
+
+@pytest.mark.parametrize("name", ["0.csv.bak", "0.csv~", ".0.csv.Xy12", ".0.csv.swp", "0.csv.part", "0.csv.tmp"])
+def test_a_copy_of_a_csv_file_is_no_data(tmp_path, name):
+    (tmp_path / "0.csv").write_text("click,user\n1,7\n", encoding="utf-8")
+    (tmp_path / name).write_text("click,user\n0,99\n", encoding="utf-8")
+
+    found = samples_of(read_csv(tmp_path, ColumnMap(("click",), (), ("user",))))
+
+    assert found.bags.keys.tolist() == [7]
+    (tmp_path / "0.csv").unlink()
+    with pytest.raises(DataError, match=r"the folder has no files \*.csv; 0 of 1 entries are data files; the name "):
+        list(read_csv(tmp_path, ColumnMap(("click",), (), ("user",))))
 
 
 def test_a_damaged_page_with_a_check_sum_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Open data of any format, keep it in memory or read it again, and train from a stream."""
 
 import json
+import os
 from itertools import pairwise
 
 import numpy as np
@@ -165,6 +166,25 @@ def test_files_without_samples(tmp_path, opened, samples):
         opened(tmp_path / "data.parquet")
     with pytest.raises(DataError, match=r"absent.txt: no such file"):
         opened(tmp_path / "absent.txt")
+
+
+def test_files_that_come_later_are_not_read_in_later_epochs(tmp_path, opened, samples, caplog):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    pq.write_table(column_table(samples, NAMES), folder / "1.parquet")
+    (folder / "_SUCCESS").touch()
+    source = opened(folder, window_rows=10)
+    pq.write_table(column_table(samples, NAMES), folder / "0.parquet")
+
+    same(all_of(source), samples)
+    assert len(caplog.messages) == 1
+
+
+def test_a_pipe_is_refused_without_waiting(tmp_path, opened):
+    os.mkfifo(tmp_path / "data.csv")
+
+    with pytest.raises(DataError, match="not a regular file or a folder"):
+        opened(tmp_path / "data.csv")
 
 
 def test_a_stream_learns_what_memory_learns(tmp_path, opened, document):
