@@ -6,19 +6,14 @@ The server runs on the event loop of the HTTP server, and shares its limits, its
 
 import asyncio
 import logging
-import os
-import socket
-import stat
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from functools import wraps
 from inspect import isawaitable
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.json_format import ParseDict
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
@@ -28,6 +23,9 @@ from serving.errors import ConfigError, UnknownModelError
 from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
 from serving.frontend.codes import codes_of
 from serving.frontend.front_end import FrontEnd
+from serving.frontend.grpc_calls import OpenCalls, Refusal
+from serving.frontend.grpc_sockets import ServerSockets
+from serving.frontend.limits import Limits
 from serving.frontend.served_model import ServedModel
 from serving.frontend.tls import Tls
 from serving.protocol.messages import chosen, decode_message, encode_message
@@ -35,6 +33,10 @@ from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
 
 _log = logging.getLogger("hotrow.grpc")
 _HEALTH_INTERVAL_S = 1.0
+#: How long streams stay open after the signal to stop, because requests may be on their way.
+_LINGER_S = 0.25
+#: A client that pings an idle connection more often is disconnected.
+_PING_INTERVAL_MS = 200
 #: If processes share a port, gRPC asks clients to replace connections of this age. So clients spread over the
 #: processes, and leave a process that stopped listening.
 _CONNECTION_AGE_S = 10.0
@@ -79,11 +81,10 @@ class GrpcServer:
         Raises:
             ConfigError: the address cannot be bound.
         """
-        most_bytes = self._front.limits.max_body_bytes + _ENVELOPE_BYTES
-        options = [("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(self._shares_port))]
-        if self._shares_port:
-            options.append(("grpc.max_connection_age_ms", int(1000 * _CONNECTION_AGE_S)))
-        server = grpc.aio.server(interceptors=[_Parsing()], options=options)
+        limits = self._front.limits
+        most_bytes = limits.max_body_bytes + _ENVELOPE_BYTES
+        calls = self._calls = OpenCalls(limits, most_bytes)
+        server = grpc.aio.server(interceptors=[calls], options=_options(limits, most_bytes, self._shares_port))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Inference(self._front), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         name = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -97,97 +98,57 @@ class GrpcServer:
         except RuntimeError as err:
             raise ConfigError(self.address, "", f"cannot listen for gRPC: {err}") from err
         self.address = f"{self._host}:{port}"
-        self._server = server
+        self._server, self._sockets = server, ServerSockets(port)
         await server.start()
+        self._tasks = [asyncio.ensure_future(calls.watch(self._sockets)), asyncio.ensure_future(self._health.follow())]
 
     async def stop(self, timeout_s: float) -> None:
         """Refuse new requests, and wait for running requests for at most ``timeout_s``."""
-        if self._server is not None:
-            self._health.stopping.set()
-            await self._server.stop(timeout_s)
+        if self._server is None:
+            return
+        self._health.stop()
+        stopped = asyncio.ensure_future(self._server.stop(timeout_s))
+        await asyncio.wait([stopped], timeout=min(_LINGER_S, timeout_s))
+        self._calls.end_streams("the server is stopping")
+        await stopped
+        for task in self._tasks:
+            task.cancel()
 
     async def hand_over(self) -> None:
         """Wait until all clients have moved to the other processes that share the port.
 
         gRPC's ``stop`` alone would end requests that arrive at the same instant.
         """
-        _end_listening(int(self.address.rpartition(":")[2]))
+        self._sockets.end_listening()
         await asyncio.sleep(_HAND_OVER_S)
 
 
-def _end_listening(port: int) -> None:
-    """Stop this process's sockets from listening on ``port``; gRPC itself can only stop everything."""
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if not _is_socket(descriptor):
-            continue
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as held:
-            is_listening = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if is_listening and held.family != socket.AF_UNIX and held.getsockname()[1] == port:
-                held.shutdown(socket.SHUT_RD)
-
-
-def _is_socket(descriptor: int) -> bool:
-    try:
-        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
-    except OSError:  # it was closed meanwhile
-        return False
+def _options(limits: Limits, most_message_bytes: int, shares_port: bool) -> list[tuple[str, int]]:
+    """The settings of gRPC's core."""
+    options = {
+        "grpc.max_receive_message_length": most_message_bytes,
+        "grpc.so_reuseport": int(shares_port),
+        "grpc.max_concurrent_streams": limits.max_streams,
+        # Room for connections that are cut a moment later, so that new connections are not the ones that are refused.
+        "grpc.max_allowed_incoming_connections": limits.max_connections + limits.max_connections // 4,
+        "grpc.server_handshake_timeout_ms": int(1000 * limits.head_timeout_s),
+        "grpc.max_connection_idle_ms": int(1000 * limits.idle_timeout_s),
+        # A client that has gone without a word, or does not read, does not answer this ping.
+        "grpc.keepalive_time_ms": int(1000 * limits.idle_timeout_s),
+        "grpc.keepalive_timeout_ms": int(1000 * limits.answer_timeout_s),
+        # Clients may ping idle connections, as load balancers want it, but not without end.
+        "grpc.keepalive_permit_without_calls": 1,
+        "grpc.http2.min_ping_interval_without_data_ms": _PING_INTERVAL_MS,
+    }
+    if shares_port:
+        options["grpc.max_connection_age_ms"] = int(1000 * _CONNECTION_AGE_S)
+    return list(options.items())
 
 
 def _credentials(tls: Tls) -> Any:
     authorities = tls.authorities.read_bytes() if tls.authorities else None
     pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
     return grpc.ssl_server_credentials([pair], authorities, require_client_auth=authorities is not None)
-
-
-class _Parsing(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Parses requests, so that bytes that are not a message get INVALID_ARGUMENT instead of gRPC's UNKNOWN."""
-
-    def __init__(self) -> None:
-        self._handlers: dict[str, Any] = {}  # of known methods
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """See ``grpc.aio.ServerInterceptor``."""
-        known = self._handlers.get(details.method)
-        if known is not None:
-            return known
-        handler = await continuation(details)
-        if handler is None or handler.request_deserializer is None:
-            return handler
-        known = self._handlers[details.method] = _of_bytes(handler)
-        return known
-
-
-def _of_bytes(handler: Any) -> Any:
-    """Return a handler that takes its requests as bytes."""
-
-    async def unary_unary(data: bytes, context: Any) -> Any:
-        return await handler.unary_unary(await _parsed(handler, data, context), context)
-
-    async def unary_stream(data: bytes, context: Any) -> AsyncIterator[Any]:
-        async for answer in handler.unary_stream(await _parsed(handler, data, context), context):
-            yield answer
-
-    async def messages(stream: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        async for data in stream:
-            yield await _parsed(handler, data, context)
-
-    async def stream_stream(stream: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        async for answer in handler.stream_stream(messages(stream, context), context):
-            yield answer
-
-    serializer = {"response_serializer": handler.response_serializer}
-    if handler.unary_unary is not None:
-        return grpc.unary_unary_rpc_method_handler(unary_unary, **serializer)
-    if handler.unary_stream is not None:
-        return grpc.unary_stream_rpc_method_handler(unary_stream, **serializer)
-    return grpc.stream_stream_rpc_method_handler(stream_stream, **serializer)
-
-
-async def _parsed(handler: Any, data: bytes, context: Any) -> Any:
-    try:
-        return handler.request_deserializer(data)
-    except DecodeError as err:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(err))
 
 
 def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
@@ -204,11 +165,11 @@ def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
             return found
         except HotrowError as err:
             status = codes_of(err)[1]
-            await context.abort(grpc.StatusCode[status], str(err))
+            raise Refusal(grpc.StatusCode[status], str(err)) from None
         except Exception:  # noqa: BLE001  # the top of a call: the traceback goes to the log, never to the client
             status = "INTERNAL"
             _log.exception("%s failed", answer.__name__)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the server's log")
+            raise Refusal(grpc.StatusCode.INTERNAL, "internal error; see the server's log") from None
         finally:
             if self.has_access_log:
                 log_request("gRPC", answer.__name__, status, began, ids, getattr(request, "model_name", ""))
@@ -253,6 +214,8 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             finally:
                 if self.has_access_log:
                     log_request("gRPC", "ModelStreamInfer", status, began, ids, request.model_name)
+            # Each request has one answer, which is the final one, so no empty final answer follows.
+            answer.infer_response.parameters["triton_final_response"].bool_param = True
             yield answer
 
     async def _infer(self, message: Any) -> Any:
@@ -286,7 +249,11 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     @_call
     def ModelReady(self, request: Any) -> Any:
-        return service_pb2.ModelReadyResponse(ready=self._control.is_model_ready(request.name, request.version))
+        try:
+            is_ready = self._control.is_model_ready(request.name, request.version)
+        except UnknownModelError:  # Triton says so of models that it does not know, too
+            is_ready = False
+        return service_pb2.ModelReadyResponse(ready=is_ready)
 
     @_call
     def ServerMetadata(self, _request: Any) -> Any:
@@ -366,16 +333,35 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return service_pb2.CudaSharedMemoryUnregisterResponse()
 
 
-class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """gRPC's health protocol: the service "" is the whole server, every other service is a model.
+class _Watched:
+    """A service whose status clients watch.
 
     Attributes:
-        stopping: once it is set, watching clients hear that the server does not serve, and their calls end.
+        status: its status when it was last asked.
+        changed: is set once there is another status.
+        clients: how many calls watch it.
     """
 
+    def __init__(self, status: Any) -> None:
+        self.status = status
+        self.changed = asyncio.Event()
+        self.clients = 0
+
+    def set(self, status: Any) -> None:
+        """Take a status, and wake the calls if it is another."""
+        if status != self.status:
+            self.status = status
+            self.changed.set()
+            self.changed = asyncio.Event()
+
+
+class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """gRPC's health protocol: the service "" is the whole server, every other service is a model."""
+
     def __init__(self, front: FrontEnd) -> None:
-        self.stopping = asyncio.Event()
         self._control = front.control
+        self._watched: dict[str, _Watched] = {}
+        self._is_stopping = False
         self.has_access_log = front.has_access_log
 
     @_call
@@ -383,19 +369,47 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return health_pb2.HealthCheckResponse(status=self._status_of(request.service))
 
     async def Watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:
-        """Send the status now and whenever it changes."""
-        last = None
-        while not self.stopping.is_set():
-            try:
-                status = self._status_of(request.service)
-            except UnknownModelError:
-                status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            if status != last:
-                yield health_pb2.HealthCheckResponse(status=status)
-            last = status
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.stopping.wait(), _HEALTH_INTERVAL_S)
-        yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
+        """Send the status now and whenever it changes. The calls share the look-ups, because there may be many."""
+        watched = self._watched.get(request.service)
+        if watched is None:
+            watched = self._watched[request.service] = _Watched(self._watched_status(request.service))
+        watched.clients += 1
+        try:
+            last = None
+            while True:
+                status, changed = watched.status, watched.changed
+                if status != last:
+                    yield health_pb2.HealthCheckResponse(status=status)
+                if self._is_stopping:
+                    return
+                last = status
+                await changed.wait()
+        finally:
+            watched.clients -= 1
+            if not watched.clients:
+                del self._watched[request.service]
+
+    async def follow(self) -> NoReturn:
+        """Look the status of all watched services up, until cancelled."""
+        while True:
+            await asyncio.sleep(_HEALTH_INTERVAL_S)
+            for service, watched in list(self._watched.items()):
+                watched.set(self._watched_status(service))
+
+    def stop(self) -> None:
+        """Tell watching clients that the server does not serve, and end their calls."""
+        self._is_stopping = True
+        for watched in self._watched.values():
+            watched.set(health_pb2.HealthCheckResponse.NOT_SERVING)
+            watched.changed.set()
+
+    def _watched_status(self, service: str) -> Any:
+        if self._is_stopping:
+            return health_pb2.HealthCheckResponse.NOT_SERVING
+        try:
+            return self._status_of(service)
+        except UnknownModelError:
+            return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
     def _status_of(self, service: str) -> Any:
         is_ready = self._control.is_model_ready(service) if service else self._control.is_ready()

@@ -19,8 +19,10 @@ class Limits:
         max_json_depth: how deep lists and objects of one JSON document may be nested.
         max_answer_bytes: largest answer to a predict request, before compression.
         max_unread_bytes: maximum bytes of all answers that wait for slow clients.
-        max_connections: maximum HTTP connections.
+        max_arriving_bytes: maximum bytes of all gRPC messages that have not arrived completely.
+        max_connections: maximum HTTP connections, and maximum gRPC connections.
         max_streams: maximum calls at a time on one gRPC connection.
+        max_calls: maximum gRPC calls at a time; beyond it, calls that wait for their clients end.
         head_timeout_s: maximum time for the first line and the headers of a request to arrive.
         body_timeout_s: maximum time for a body to arrive.
         idle_timeout_s: how long a connection stays open between two requests. Clients keep a pool of connections, and
@@ -34,8 +36,10 @@ class Limits:
     max_json_depth: int = 64
     max_answer_bytes: int = 64 << 20
     max_unread_bytes: int = 256 << 20
+    max_arriving_bytes: int = 512 << 20
     max_connections: int = 4096
     max_streams: int = 100
+    max_calls: int = 4096
     head_timeout_s: float = 30.0
     body_timeout_s: float = 30.0
     idle_timeout_s: float = 75.0

@@ -78,6 +78,7 @@ def test_a_stream_answers_in_order_and_an_error_does_not_end_it(client, model):
     client.stop_stream()
 
     assert "inputs: missing 'ROWINDEX'" in str(received[1][1])
+    assert received[0][0].get_response().parameters["triton_final_response"].bool_param
     for (result, error), (_, expected) in zip([received[0], *received[2:]], requests, strict=True):
         assert error is None
         np.testing.assert_allclose(result.as_numpy("OUTPUT0"), expected, atol=TOLERANCE)
@@ -115,6 +116,8 @@ def test_the_server_describes_itself_and_its_models(client):
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("tiny", "2")
+    assert not client.is_model_ready("tiny", "9")
+    assert not client.is_model_ready("none")
     assert client.get_server_metadata().name == "hotrow"
     assert [one.name for one in client.get_model_metadata("tiny").inputs] == ["DES", "CATCOLUMN", "ROWINDEX"]
     assert client.get_model_config("tiny").config.parameters["max_batchsize"].string_value == "64"

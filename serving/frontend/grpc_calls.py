@@ -1,0 +1,420 @@
+"""The open gRPC calls, and the bounds of what their clients make the server hold.
+
+gRPC's core stores a message until it is complete, and an answer until its client takes it. The core neither says how
+much it stores, nor bounds it. So a watch over all calls bounds it from outside, several times a second:
+
+- The bytes that a connection's unfinished messages hold are at most those that came since its oldest unfinished read
+  began. The system counts them for each connection.
+- A call that waits for its client can be ended with a status.
+- A call whose client takes no answer cannot, because the status would wait behind the answer. Its connection is cut.
+
+Requests do not wait for the watch.
+"""
+
+import asyncio
+import heapq
+import logging
+import math
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from time import monotonic
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from serving.frontend.grpc_sockets import ServerSockets, client_of
+from serving.frontend.limits import Limits
+
+_log = logging.getLogger("hotrow.grpc")
+_WATCH_INTERVAL_S = 0.1
+#: How often connections are counted.
+_COUNT_INTERVAL_S = 1.0
+#: A client that takes fewer bytes in ``answer_timeout_s`` does not read.
+_LEAST_TAKEN_BYTES = 64 << 10
+#: An answer that is younger than this is not cut off because too many bytes wait.
+_LEAST_UNREAD_S = 1.0
+_LOG_INTERVAL_S = 60.0
+_LATE, _EXHAUSTED = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Refusal(Exception):  # noqa: N818  # it ends a call, and is never an error of the server
+    """Ends a call with a status."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        """End the call with ``code`` and ``details``."""
+        super().__init__(details)
+        self.code = code
+
+
+class _Connection:
+    """What the calls of one connection make the server hold.
+
+    Attributes:
+        client: the client's address, as in ``client_of``.
+        calls: how many calls are open.
+        waiting: since when calls wait for the client, the longest wait first.
+        received_bytes: how many bytes had come when they were last counted.
+        used_s: when a call began or ended.
+    """
+
+    __slots__ = ("calls", "client", "received_bytes", "used_s", "waiting")
+
+    def __init__(self, client: str) -> None:
+        self.client = client
+        self.calls = self.received_bytes = 0
+        self.waiting: dict[_Call, float] = {}
+        self.used_s = 0.0
+
+    def held_bytes(self, most_message_bytes: int) -> int:
+        """The most that its unfinished messages can hold.
+
+        Whatever came before a read began does not belong to its message. So the messages of the ``older`` longest
+        reads are full at worst, and all others together hold what came since the next read began.
+        """
+        reads = [call for call in self.waiting if call.is_reading]
+        newer_bytes = [*(self.received_bytes - call.bytes_before for call in reads), 0]
+        return min(older * most_message_bytes + newer for older, newer in enumerate(newer_bytes))
+
+
+class _Call:
+    """One call.
+
+    Attributes:
+        context: gRPC's context.
+        connection: its connection.
+        task: answers it.
+        is_stream: it may wait for the next message without a limit of time.
+        is_watch: it has all its messages, and sends an answer now and then.
+        is_reading: it reads a message.
+        bytes_before: at least this many of the connection's bytes came before the read began.
+        unread_bytes: the size of the answer that is being sent; 0 while none is.
+        sending_s: since when it is sent, or since when the client has taken too little.
+        taken_bytes: what the connection had taken then; None: not counted yet.
+        refusal: ends the call.
+    """
+
+    __slots__ = (
+        "bytes_before",
+        "connection",
+        "context",
+        "is_reading",
+        "is_stream",
+        "is_watch",
+        "refusal",
+        "sending_s",
+        "taken_bytes",
+        "task",
+        "unread_bytes",
+    )
+
+    def __init__(self, context: Any, connection: _Connection, task: "asyncio.Task[Any]") -> None:
+        self.context = context
+        self.connection = connection
+        self.task = task
+        self.is_stream = self.is_watch = self.is_reading = False
+        self.unread_bytes = self.bytes_before = 0
+        self.sending_s = 0.0
+        self.taken_bytes: int | None = None
+        self.refusal: asyncio.Task[None] | None = None
+
+
+_Status = tuple[grpc.StatusCode, str]
+
+
+class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Parses the requests of all calls, and bounds what their clients make the server hold. Belongs to one event loop.
+
+    A request that is not a message gets INVALID_ARGUMENT instead of gRPC's UNKNOWN.
+    """
+
+    def __init__(self, limits: Limits, most_message_bytes: int) -> None:
+        """Bound calls by ``limits``; gRPC refuses messages beyond ``most_message_bytes``."""
+        self._limits = limits
+        self._most_message_bytes = most_message_bytes
+        self._handlers: dict[str, Any] = {}  # of known methods
+        self._connections: dict[str, _Connection] = {}  # by gRPC's name of the peer
+        self._used: set[_Connection] = set()  # connections whose bytes must be counted
+        self._calls = 0
+        self._sending: set[_Call] = set()
+        self._unread_bytes = 0
+        self._seen_s: dict[str, float] = {}  # when each open connection was found
+        self._has_new = False
+        self._counted_s = self._logged_s = -math.inf
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """See ``grpc.aio.ServerInterceptor``."""
+        known = self._handlers.get(details.method)
+        if known is not None:
+            return known
+        handler = await continuation(details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        known = self._handlers[details.method] = self._bounded(handler)
+        return known
+
+    def _bounded(self, handler: Any) -> Any:
+        """Return a handler that reads and parses its requests itself. On the wire all kinds of calls are the same."""
+        is_unary = handler.unary_unary is not None
+
+        async def call(stream: Any, context: Any) -> bytes | None:
+            answer, status = await (self._answer if is_unary else self._answer_all)(handler, context)
+            if status is None:
+                return answer
+            # gRPC stores the error that this raises, so its traceback must not lead back to the call.
+            aborted = context.abort(*status)
+            del stream, context
+            return await aborted  # type: ignore[no-any-return]
+
+        kind = grpc.stream_unary_rpc_method_handler if is_unary else grpc.stream_stream_rpc_method_handler
+        return kind(call)
+
+    async def _answer(self, handler: Any, context: Any) -> tuple[bytes | None, _Status | None]:
+        """Answer a call with one request and one answer."""
+        try:
+            call = self._begin(context)
+            message = await self._read_only(call, handler)
+            data = handler.response_serializer(await handler.unary_unary(message, context))
+        except Refusal as err:
+            return None, (err.code, str(err))
+        except grpc.aio.AbortError as err:  # the watch has ended the call; gRPC raises this again
+            err.with_traceback(None)
+            return None, None
+        self._sends(call, len(data))  # until the task ends
+        return data, None
+
+    async def _answer_all(self, handler: Any, context: Any) -> tuple[None, _Status | None]:
+        """Answer a call with many answers."""
+        try:
+            call = self._begin(context)
+            if handler.unary_stream is not None:
+                message = await self._read_only(call, handler)
+                call.is_watch = True
+                answers = handler.unary_stream(message, context)
+            else:
+                call.is_stream = True
+                answers = handler.stream_stream(self._messages(call, handler), context)
+            await self._send_all(call, answers, handler.response_serializer)
+        except Refusal as err:
+            return None, (err.code, str(err))
+        except grpc.aio.AbortError as err:
+            err.with_traceback(None)
+        return None, None
+
+    async def _send_all(self, call: _Call, answers: AsyncIterator[Any], serialized: Callable[[Any], bytes]) -> None:
+        async for answer in answers:
+            self._goes_on(call)
+            data = serialized(answer)
+            self._sends(call, len(data))
+            await call.context.write(data)
+            self._has_sent(call)
+            if call.is_watch:
+                call.connection.waiting[call] = monotonic()
+
+    async def _read_only(self, call: _Call, handler: Any) -> Any:
+        """Read the only request of a call."""
+        data = await self._read(call)
+        if data is None:
+            raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+        return _parsed(handler, data)
+
+    async def _messages(self, call: _Call, handler: Any) -> AsyncIterator[Any]:
+        while (data := await self._read(call)) is not None:
+            yield _parsed(handler, data)
+
+    async def _read(self, call: _Call) -> bytes | None:
+        """Read the next message; None if the client sends no more."""
+        connection = call.connection
+        self._used.add(connection)
+        connection.waiting[call] = monotonic()
+        call.is_reading, call.bytes_before = True, connection.received_bytes
+        data = await call.context.read()
+        self._goes_on(call)
+        return None if data is grpc.aio.EOF else data
+
+    def _begin(self, context: Any) -> _Call:
+        """Open a call, which ends with the task that runs now."""
+        if self._calls >= 2 * self._limits.max_calls:
+            raise Refusal(_EXHAUSTED, f"{self._calls:,} calls are open; the server accepts no more at a time")
+        peer = context.peer()
+        connection = self._connections.get(peer)
+        if connection is None:
+            connection = self._connections[peer] = _Connection(client_of(peer))
+            self._has_new = True
+        task: Any = asyncio.current_task()
+        call = _Call(context, connection, task)
+        connection.calls += 1
+        self._calls += 1
+        task.add_done_callback(partial(self._end, call))
+        return call
+
+    def _end(self, call: _Call, _task: Any) -> None:
+        connection = call.connection
+        self._goes_on(call)
+        self._has_sent(call)
+        self._calls -= 1
+        connection.calls -= 1
+        connection.used_s = monotonic()
+
+    def _goes_on(self, call: _Call) -> None:
+        """The call does not wait for its client any more."""
+        call.connection.waiting.pop(call, None)
+        call.is_reading = False
+
+    def _sends(self, call: _Call, size_bytes: int) -> None:
+        call.unread_bytes, call.sending_s, call.taken_bytes = size_bytes, monotonic(), None
+        self._unread_bytes += size_bytes
+        self._sending.add(call)
+
+    def _has_sent(self, call: _Call) -> None:
+        self._unread_bytes -= call.unread_bytes
+        call.unread_bytes = 0
+        self._sending.discard(call)
+
+    def end_streams(self, reason: str) -> None:
+        """End the streams that wait for a request."""
+        for connection in self._connections.values():
+            for call in [one for one in connection.waiting if one.is_stream]:
+                self._refuse(call, grpc.StatusCode.UNAVAILABLE, reason)
+
+    async def watch(self, sockets: ServerSockets) -> NoReturn:
+        """Keep the calls within the limits until cancelled; ``sockets`` are those of the server."""
+        while True:
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+            try:
+                self._bound(sockets, monotonic())
+            except Exception:  # noqa: BLE001  # the bounds must hold all the same next time
+                _log.exception("the watch over gRPC's calls failed")
+
+    def _bound(self, sockets: ServerSockets, now_s: float) -> None:
+        if self._has_new or now_s - self._counted_s >= _COUNT_INTERVAL_S:
+            self._count(sockets, now_s)
+        self._bound_messages(sockets, now_s)
+        self._bound_answers(sockets, now_s)
+        self._bound_calls()
+
+    def _count(self, sockets: ServerSockets, now_s: float) -> None:
+        """Find the connections, forget those that are closed, and cut some if they are too many."""
+        self._has_new, open_now = False, sockets.find()
+        self._connections = {
+            peer: one for peer, one in self._connections.items() if one.calls or one.client in open_now
+        }
+        self._seen_s = {client: self._seen_s.get(client, now_s) for client in open_now}
+        self._counted_s = now_s
+        excess = len(open_now) - self._limits.max_connections
+        if excess > 0:
+            for client in self._idlest(excess):
+                self._cut(sockets, client, f"there are more than {self._limits.max_connections:,}")
+
+    def _idlest(self, count: int) -> list[str]:
+        """The clients whose connections have been idle longest; a call that waits for its client is idle."""
+        busy = {one.client: one for one in self._connections.values()}
+
+        def idleness(client: str) -> tuple[bool, float]:
+            one = busy.get(client)
+            if one is None:
+                return False, self._seen_s[client]
+            return one.calls > len(one.waiting), max(one.used_s, self._seen_s[client])
+
+        return heapq.nsmallest(count, self._seen_s, idleness)
+
+    def _bound_messages(self, sockets: ServerSockets, now_s: float) -> None:
+        """End reads that take too long, and the oldest reads while unfinished messages may hold too much."""
+        limits, size = self._limits, self._most_message_bytes
+        held_bytes: dict[_Connection, int] = {}
+        for connection in self._used:
+            reads = [call for call in connection.waiting if call.is_reading]
+            for call in reads:
+                if not call.is_stream and now_s - connection.waiting[call] > limits.body_timeout_s:
+                    self._refuse(call, _LATE, f"the message did not arrive within {limits.body_timeout_s:g} s")
+            traffic = sockets.traffic(connection.client)
+            if traffic is None:  # at worst, all messages are full
+                held_bytes[connection] = len(reads) * size
+                continue
+            if traffic.received_bytes < connection.received_bytes:  # a new connection from the same port
+                for call in reads:
+                    call.bytes_before = 0
+            connection.received_bytes = traffic.received_bytes
+            held_bytes[connection] = connection.held_bytes(size)
+        self._used = {one for one in held_bytes if any(call.is_reading for call in one.waiting)}
+        excess_bytes: float = sum(held_bytes.values()) - max(limits.max_arriving_bytes, 2 * size)
+        for connection in sorted(self._used, key=lambda one: -held_bytes[one]):
+            if excess_bytes <= 0 or not held_bytes[connection]:
+                break
+            reads = [call for call in connection.waiting if call.is_reading]
+            mean_bytes = held_bytes[connection] / len(reads)
+            for call in reads[: math.ceil(excess_bytes / mean_bytes)]:
+                reason = f"unfinished messages take more than {limits.max_arriving_bytes:,} bytes"
+                self._refuse(call, _EXHAUSTED, f"{reason}, and this connection's take most")
+                excess_bytes -= mean_bytes
+
+    def _bound_answers(self, sockets: ServerSockets, now_s: float) -> None:
+        """Cut the connections of clients that do not read."""
+        limits = self._limits
+        stuck: dict[str, int] = {}
+        for call in self._sending:
+            client, waited_s = call.connection.client, now_s - call.sending_s
+            if waited_s < _LEAST_UNREAD_S:
+                continue
+            traffic = sockets.traffic(client)
+            if traffic is None:
+                continue
+            if call.taken_bytes is None or traffic.taken_bytes - call.taken_bytes >= _LEAST_TAKEN_BYTES:
+                call.taken_bytes, call.sending_s = traffic.taken_bytes, now_s
+            elif waited_s > limits.answer_timeout_s:
+                self._cut(sockets, client, f"its client took no answer for {limits.answer_timeout_s:g} s")
+            stuck[client] = stuck.get(client, 0) + call.unread_bytes
+        if stuck and self._unread_bytes > limits.max_unread_bytes:
+            reason = f"unread answers take more than {limits.max_unread_bytes:,} bytes, and its answers take most"
+            self._cut(sockets, max(stuck, key=stuck.__getitem__), reason)
+
+    def _bound_calls(self) -> None:
+        """While there are too many calls, end the longest wait of the connection with most waiting calls."""
+        excess = self._calls - self._limits.max_calls
+        if excess <= 0:
+            return
+        reason = f"more than {self._limits.max_calls:,} calls are open, and this connection has most that wait"
+        heap = [(-len(one.waiting), index, one) for index, one in enumerate(self._connections.values())]
+        heapq.heapify(heap)
+        for _ in range(excess):
+            waiting, index, connection = heapq.heappop(heap)
+            if not waiting:
+                break
+            self._refuse(next(iter(connection.waiting)), _EXHAUSTED, reason)
+            heapq.heappush(heap, (waiting + 1, index, connection))
+
+    def _refuse(self, call: _Call, code: grpc.StatusCode, details: str) -> None:
+        """End a call that waits for its client."""
+        self._goes_on(call)
+        if code is _EXHAUSTED:
+            self._warn("ended a gRPC call", details)
+        call.refusal = asyncio.ensure_future(_ended(call, code, details))
+
+    def _cut(self, sockets: ServerSockets, client: str, reason: str) -> None:
+        self._warn("cut a gRPC connection", reason)
+        sockets.cut(client)
+
+    def _warn(self, what: str, reason: str) -> None:
+        """Log the first of many; an attacker must not fill the log."""
+        if monotonic() - self._logged_s >= _LOG_INTERVAL_S:
+            self._logged_s = monotonic()
+            _log.warning("%s, because %s (logged at most once a minute)", what, reason)
+
+
+async def _ended(call: _Call, code: grpc.StatusCode, details: str) -> None:
+    """End a call from outside. Its read then ends by itself."""
+    try:
+        await call.context.abort(code, details)
+    except grpc.aio.AbortError as err:
+        err.with_traceback(None)  # gRPC stores it
+    except (grpc.aio.UsageError, grpc.aio.InternalError):  # it ended meanwhile
+        return
+    if call.is_watch:
+        call.task.cancel()
+
+
+def _parsed(handler: Any, data: bytes) -> Any:
+    try:
+        return handler.request_deserializer(data)
+    except DecodeError as err:
+        raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(err)) from err

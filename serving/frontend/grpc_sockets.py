@@ -1,0 +1,104 @@
+"""The TCP sockets of a gRPC server. gRPC keeps them to itself, so this process's descriptors are searched for them."""
+
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+from urllib.parse import unquote
+
+#: Where Linux's ``tcp_info`` has the bytes that the peer has acknowledged, and the bytes that it has sent.
+_TRAFFIC = struct.Struct("120xQQ")
+
+
+class Traffic(NamedTuple):
+    """What a connection has carried so far.
+
+    Attributes:
+        taken_bytes: sent bytes that the client has acknowledged.
+        received_bytes: bytes that came from the client.
+    """
+
+    taken_bytes: int
+    received_bytes: int
+
+
+class ServerSockets:
+    """The sockets of this process that belong to one port. Belongs to one thread."""
+
+    def __init__(self, port: int) -> None:
+        """Search for the sockets of ``port``."""
+        self._port = port
+        self._connections: dict[str, int] = {}  # descriptors by client
+
+    def find(self) -> set[str]:
+        """Find the open connections, and return their clients in the form of ``client_of``."""
+        clients = {number: self._client_of(number) for number in map(int, os.listdir("/proc/self/fd"))}
+        self._connections = {client: number for number, client in clients.items() if client is not None}
+        return set(self._connections)
+
+    def traffic(self, client: str) -> Traffic | None:
+        """Return what the connection of ``client`` has carried; None if ``find`` has not seen it, or it is closed."""
+        number = self._connections.get(client)
+        if number is None:
+            return None
+        with suppress(OSError), _borrowed(number) as connection:
+            if _client(connection.getpeername()) == client:
+                return Traffic(*_TRAFFIC.unpack_from(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)))
+        del self._connections[client]
+        return None
+
+    def cut(self, client: str) -> None:
+        """End the connection of ``client`` at once."""
+        number = self._connections.get(client)
+        if number is not None:
+            with suppress(OSError), _borrowed(number) as connection:
+                if _client(connection.getpeername()) == client:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def end_listening(self) -> None:
+        """Stop the sockets that listen; gRPC itself can only stop everything."""
+        for number in map(int, os.listdir("/proc/self/fd")):
+            if not _is_socket(number):
+                continue
+            with suppress(OSError), socket.socket(fileno=os.dup(number)) as held:
+                is_listening = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if is_listening and held.family != socket.AF_UNIX and held.getsockname()[1] == self._port:
+                    held.shutdown(socket.SHUT_RD)
+
+    def _client_of(self, number: int) -> str | None:
+        if _is_socket(number):
+            with suppress(OSError), _borrowed(number) as connection:
+                own = connection.getsockname()
+                if isinstance(own, tuple) and own[1:2] == (self._port,):
+                    return _client(connection.getpeername())
+        return None
+
+
+def client_of(peer: str) -> str:
+    """Return the client of a call's ``peer``, such as ``"127.0.0.1:4242"``."""
+    return unquote(peer).partition(":")[2]
+
+
+def _client(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    host = name[0].removeprefix("::ffff:")
+    return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
+
+
+@contextmanager
+def _borrowed(number: int) -> Iterator[socket.socket]:
+    """A socket object for a descriptor that stays gRPC's; the family only says how long addresses may be."""
+    connection = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, number)
+    try:
+        yield connection
+    finally:
+        connection.detach()
+
+
+def _is_socket(number: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(number).st_mode)
+    except OSError:  # it was closed meanwhile
+        return False

@@ -1,0 +1,269 @@
+"""What clients can make the gRPC server hold, and for how long. The clients send frames as no library would."""
+
+import asyncio
+import contextlib
+import gc
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from benchmarks.tiny_model import TinyModel
+from serving.frontend.front_end import FrontEnd, Settings
+from serving.frontend.grpc import GrpcServer
+from serving.frontend.limits import Limits
+from serving.repository import ModelRepository
+from tests.e2e.kserve_requests import DATATYPES, request_of
+from tests.serving.frontend.raw_http2 import INFER, PING, STREAM, RawClient, message_of
+
+MIB = 1 << 20
+_ENHANCE_YOUR_CALM = 11
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TinyModel()
+
+
+@pytest.fixture(scope="module")
+def repository(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("repository")
+    model.write(path, "tiny")
+    with ModelRepository(path) as repository:
+        repository.load()
+        yield repository
+
+
+@pytest.fixture
+def serve(repository):
+    """Serve with some limits, and return the address."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **limits: stack.enter_context(serving(repository, Limits(**limits)))
+
+
+@contextlib.contextmanager
+def serving(repository, limits):
+    front = FrontEnd(repository, Settings(limits=limits))
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def create():
+        server = GrpcServer(front, "127.0.0.1", 0)
+        await server.start()
+        return server
+
+    server = asyncio.run_coroutine_threadsafe(create(), loop).result(20)
+    try:
+        yield server.address
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(0), loop).result(20)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+        front.close()
+
+
+def infer_request(model, samples=1):
+    request = service_pb2.ModelInferRequest(model_name="tiny")
+    for name, array in request_of(model, samples)[0].items():
+        request.inputs.add(name=name, datatype=DATATYPES[array.dtype.name], shape=array.shape)
+        request.raw_input_contents.append(np.ascontiguousarray(array).tobytes())
+    return request
+
+
+@contextlib.contextmanager
+def client_of(address):
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def is_answered(address, model):
+    with client_of(address) as client:
+        return len(client.ModelInfer(infer_request(model), timeout=10).raw_output_contents) == 1
+
+
+class TestUnfinishedMessages:
+    @pytest.mark.parametrize("path", [INFER, STREAM])
+    def test_of_one_connection_are_bounded_in_all(self, serve, model, path):
+        address = serve(max_body_bytes=MIB, max_arriving_bytes=4 * MIB)
+        part = message_of(bytes(900_000), of_bytes=950_000)
+        with RawClient(address) as client:
+            calls = [client.open(path) for _ in range(20)]
+            for call in calls:
+                client.send(call, part)
+
+            assert client.wait_for(lambda: sum(map(client.ended, calls)) >= 14)
+            assert b"unfinished messages take more than 4,194,304 bytes" in client.text_of(calls[0])
+            assert is_answered(address, model)
+            assert not client.ended(calls[-1])
+
+    def test_of_many_connections_are_bounded_in_all(self, serve, model):
+        address = serve(max_body_bytes=MIB, max_arriving_bytes=4 * MIB)
+        part = message_of(bytes(900_000), of_bytes=950_000)
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(RawClient(address)) for _ in range(12)]
+            calls = [client.open(INFER) for client in clients]
+            for client, call in zip(clients, calls, strict=True):
+                client.send(call, part)
+
+            def ended():
+                both = zip(clients, calls, strict=True)
+                return sum(client.wait_for(lambda c=client, n=call: c.ended(n), 0.1) for client, call in both)
+
+            assert clients[-1].wait_for(lambda: ended() >= 6)
+            assert is_answered(address, model)
+
+    def test_have_a_time_limit(self, serve):
+        address = serve(body_timeout_s=0.3)
+        with RawClient(address) as client:
+            call = client.open(INFER)
+            client.send(call, message_of(b"a", of_bytes=100))
+
+            assert client.wait_for(lambda: client.ended(call))
+            assert b"the message did not arrive within 0.3 s" in client.text_of(call)
+
+    def test_are_only_those_that_are_unfinished(self, serve, model):
+        address = serve(max_body_bytes=MIB, max_arriving_bytes=32 * MIB)
+        request = infer_request(model)
+        request.parameters["padding"].string_param = "a" * 30_000
+        with client_of(address) as client, ThreadPoolExecutor(40) as pool:
+            idle = client.ModelStreamInfer(iter(asked := Asked()))
+            answers = list(pool.map(client.ModelInfer, [request] * 1200))  # 36 MB in all
+
+            assert len(answers) == 1200
+            asked.put(infer_request(model))
+            assert next(idle).error_message == ""
+            asked.put(None)
+
+
+class Asked:
+    """The requests of a stream, which end with None."""
+
+    def __init__(self):
+        self._condition, self._given = threading.Condition(), []
+
+    def put(self, request):
+        with self._condition:
+            self._given.append(request)
+            self._condition.notify()
+
+    def __iter__(self):
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._given)
+                request = self._given.pop(0)
+            if request is None:
+                return
+            yield request
+
+
+class TestCalls:
+    def test_that_wait_end_while_there_are_too_many(self, serve, model):
+        address = serve(max_calls=20)
+        with RawClient(address) as client:
+            calls = [client.open(STREAM) for _ in range(30)]
+
+            assert client.wait_for(lambda: sum(map(client.ended, calls)) == 10)
+            assert b"more than 20 calls are open" in client.text_of(calls[0])
+            assert not any(map(client.ended, calls[-10:]))  # about the latest
+            assert is_answered(address, model)
+
+    def test_of_one_connection_are_bounded(self, serve):
+        address = serve(max_streams=5)
+        with RawClient(address) as client:
+            client.wait_for(lambda: client.has_settings)
+            calls = [client.open(STREAM) for _ in range(20)]
+
+            assert client.wait_for(lambda: [client.ended(call) for call in calls] == [False] * 5 + [True] * 15)
+
+    def test_that_watch_the_health_end_too(self, serve):
+        address = serve(max_calls=5)
+        with grpc.insecure_channel(address) as channel:
+            watches = [health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()) for _ in range(10)]
+            for watch in watches:
+                next(watch)
+
+            with pytest.raises(grpc.RpcError) as caught:
+                next(watches[0])
+
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class TestConnections:
+    def test_that_do_nothing_lock_nobody_out(self, serve, model):
+        address = serve(max_connections=8)
+        with contextlib.ExitStack() as stack:
+            for _ in range(30):
+                stack.enter_context(RawClient(address))
+            time.sleep(1.2)
+
+            assert is_answered(address, model)
+
+    def test_whose_client_does_not_say_hello_are_closed(self, serve):
+        address = serve(head_timeout_s=0.3)
+        with RawClient(address, says_hello=False) as client:
+            assert client.wait_for(lambda: client.is_closed)
+
+    def test_without_calls_are_closed(self, serve):
+        address = serve(idle_timeout_s=1.0)
+        with RawClient(address) as client:
+            assert client.wait_for(lambda: client.goodbye is not None)
+
+    def test_may_be_pinged_now_and_then(self, serve):
+        address = serve()
+        with RawClient(address) as client:
+            for count in range(6):
+                client.frame(PING, 0, 0, bytes(8))
+                assert client.wait_for(lambda count=count: client.pongs > count)
+                time.sleep(0.25)
+
+            assert client.goodbye is None
+
+    def test_may_not_be_flooded_with_pings(self, serve):
+        address = serve()
+        with RawClient(address) as client:
+            for _ in range(100):
+                client.frame(PING, 0, 0, bytes(8))
+
+            assert client.wait_for(lambda: client.goodbye == _ENHANCE_YOUR_CALM)
+
+    @pytest.mark.parametrize("limits", [{"answer_timeout_s": 1.5}, {"max_unread_bytes": 10}])
+    def test_whose_client_takes_no_answer_are_cut(self, serve, model, limits):
+        address = serve(**limits)
+        with RawClient(address, window=0) as client:
+            call = client.open(INFER)
+            client.send(call, message_of(infer_request(model).SerializeToString()), is_last=True)
+
+            assert client.wait_for(lambda: client.is_closed)
+
+
+class TestErrors:
+    @pytest.mark.parametrize("bad", [b"\xff\xff", None])
+    def test_keep_nothing_of_the_call(self, serve, model, bad):
+        address = serve()
+        request = infer_request(model)
+        request.model_name = "none"
+        data = request.SerializeToString() if bad is None else bad
+        gc.collect()
+        gc.disable()
+        try:
+            with grpc.insecure_channel(address) as channel:
+                infer = channel.unary_unary(INFER)
+                for _ in range(5):
+                    with pytest.raises(grpc.RpcError):
+                        infer(data)
+            time.sleep(0.2)
+            errors = [one for one in gc.get_objects() if isinstance(one, grpc.aio.AbortError)]
+        finally:
+            gc.enable()
+
+        assert len(errors) <= 1  # gRPC's server keeps the latest call
+        held = [frame.f_locals for error in errors for frame, _ in traceback.walk_tb(error.__traceback__)]
+        assert not {"context", "stream", "message", "data", "call"} & set().union(*held)
