@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
+from typing import TypeVar
 
 from kernels.errors import HotrowError
 
+_E = TypeVar("_E", bound=Exception)
 _MOST_CANDIDATES = 1000
 _LONGEST_CANDIDATE = 64
 
@@ -148,6 +150,18 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the most similar known name, or an empty text."""
     close = nearest(name, known)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def without_frames(error: _E) -> _E:
+    """Return a copy of ``error`` without its traceback and without the errors that led to it.
+
+    A traceback keeps the local variables of all functions that the error passed, and of their callers. If one of these
+    variables leads back to the error, only the garbage collector frees them, and a request's body with them. So an
+    error that is stored or returned is such a copy. An error that is raised again from its store is one, too.
+    """
+    copy = type(error).__new__(type(error), *error.args)
+    copy.__dict__.update(error.__dict__)
+    return copy
 
 
 @contextmanager

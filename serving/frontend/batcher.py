@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter, perf_counter_ns, thread_time
-from typing import Any
+from typing import Any, cast
 
 from serving.errors import DeadlineError, OverloadedError
 from serving.frontend.served_model import Exchange, ServedModel, Stopwatch, batches
@@ -40,17 +40,26 @@ class Waiting:
         exchange: reads the request and writes its answer.
         watch: has recorded its arrival.
         deadline_s: when its client gives up, by ``perf_counter``; None: never.
-        answered: gets what the exchange wrote, or the error.
+        answered: is done once the exchange has written its answer or failed.
     """
 
     exchange: Exchange[Any]
     watch: Stopwatch
     deadline_s: float | None
-    answered: "asyncio.Future[Any]"
+    answered: "asyncio.Future[None]"
     question: Any = field(default=None, init=False)
     written: Any = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
     processor_s: float = field(default=0.0, init=False)
+
+    def take_error(self) -> Exception | None:
+        """Return the error and forget it.
+
+        The error's traceback leads to this request. If the request led to the error as well, both would stay in memory
+        until a garbage collection.
+        """
+        error, self.error = self.error, None
+        return error
 
 
 class Batcher:
@@ -117,7 +126,10 @@ class Batcher:
             with suppress(ValueError):  # a thread has the request already
                 self._queue.remove(waiting)
                 self._unanswered -= 1
+            waiting.take_error()
             raise
+        if waiting.error is not None:
+            raise cast(Exception, waiting.take_error())
         return waiting.written, waiting.processor_s
 
     def _start(self, now_s: float) -> None:
@@ -150,9 +162,7 @@ class Batcher:
             self._pace_s += _PACE_WEIGHT * (pace_s - self._pace_s) if self._pace_s else pace_s
             for one in requests:
                 if one.answered.done():  # the client has gone
-                    continue
-                if one.error is not None:
-                    one.answered.set_exception(one.error)
+                    one.take_error()
                 else:
                     one.answered.set_result(None)
             self._start(perf_counter())

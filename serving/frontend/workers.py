@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.errors import HotrowError
 from serving.config import ParameterServerConfig, with_shared_ram
-from serving.errors import RequestError, UnknownModelError, WorkerError
+from serving.errors import RequestError, UnknownModelError, WorkerError, without_frames
 from serving.frontend.codes import codes_of
 from serving.metrics import Metrics
 from serving.repository import Versions
@@ -197,9 +197,9 @@ class Siblings:
                 with suppress(OSError):
                     self._result(number, *call, timeout_s=timeout_s)
             except WorkerError as err:
-                errors.append(err)
+                errors.append(without_frames(err))
         if errors:
-            raise errors[0]
+            raise without_frames(errors[0])
 
     def _address_of(self, number: int) -> str:
         return str(self._folder / f"worker{number}")

@@ -19,7 +19,7 @@ class DeviceHealth:
     def __init__(self, about: str) -> None:
         """Begin without a fault; ``about`` names the model and the device in messages."""
         self._about = about
-        self._fault: DeviceFaultError | None = None
+        self._fault: str | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -38,6 +38,6 @@ class DeviceHealth:
         try:
             yield
         except DeviceFaultError as err:
-            self._fault = err
+            self._fault = str(err)
             logger.error("%s: not used anymore, restart the process: %s", self._about, err)
             raise

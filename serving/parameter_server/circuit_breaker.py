@@ -121,6 +121,8 @@ class CircuitBreaker:
             answer.cancel()
             self._open()
             raise StoreTimeoutError(self._store, table, self._reason) from None
+        finally:
+            del answer  # it may have the error, whose traceback leads to this variable
         self._back_off_s = self._timeout_s
         return result
 

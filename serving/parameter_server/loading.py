@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic as now_s
 
-from serving.errors import StoreError, StoreFullError, StoreUnreachableError
+from serving.errors import StoreError, StoreFullError, StoreUnreachableError, without_frames
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.progress import Batches, CountedRows, Progress
 from serving.parameter_server.table import ServedTable
@@ -321,6 +321,6 @@ def _for_all(removals: Iterable[Callable[[str], None]], tables: Sequence[str]) -
             try:
                 remove(table)
             except StoreError as err:
-                errors.append(err)
+                errors.append(without_frames(err))
     if errors:
-        raise errors[0]
+        raise without_frames(errors[0])

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.host import pool_rows
-from serving.errors import StoreError
+from serving.errors import StoreError, without_frames
 from serving.model.records import Combiner
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import ServedTable
@@ -219,7 +219,7 @@ class TierLookup:
                 takers = [*takers, tier]
             missing = missing[~found]
         if missing.size and outage is not None:
-            raise outage
+            raise without_frames(outage)
         return rows
 
     def _pool_again(

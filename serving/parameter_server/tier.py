@@ -9,7 +9,7 @@ from time import perf_counter as now_s
 import numpy as np
 
 from kernels.host import HostTable, RowDtype, fetch_tables
-from serving.errors import StoreError, StoreFullError, StoreTimeoutError, StoreUnreachableError
+from serving.errors import StoreError, StoreFullError, StoreTimeoutError, StoreUnreachableError, without_frames
 from serving.model.records import Combiner
 from serving.parameter_server.circuit_breaker import CircuitBreaker
 from serving.parameter_server.first_rows import FirstRows
@@ -272,7 +272,7 @@ class Tier:
         except StoreError as err:
             table.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
             self._silence.failed(table.name, err)
-            return err
+            return without_frames(err)
         table.counting.fetched(self._depth, now_s() - started)
         # Keys of invalid parts are not found without asking, so an outage of these ends when they are filled.
         if table.name in self._silence and self.store.is_whole(table.name):

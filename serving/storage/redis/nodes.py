@@ -11,6 +11,7 @@ from redis import Redis
 from redis.exceptions import AskError, ClusterDownError, ClusterError, MovedError, ResponseError, TryAgainError
 
 from serving.config import RedisConfig
+from serving.errors import without_frames
 from serving.storage.redis.commands import Command, RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
 from serving.storage.redis.connection import RowConnection, reason_of, seconds_until
 from serving.storage.redis.pool import BusyError, NoConnectionError
@@ -107,7 +108,7 @@ class RedisNodes:
                 try:
                     reply.value = self._again(command, reply.value, deadline)
                 except RedisNodeError as err:
-                    reply.value = err
+                    reply.value = without_frames(err)
         return replies
 
     def run_identified(self, commands: Sequence[Command]) -> list[Reply]:
@@ -133,7 +134,7 @@ class RedisNodes:
             try:
                 address, client = self.topology.node(command.key)
             except RedisNodeError as err:
-                replies[place].value = err
+                replies[place].value = without_frames(err)
                 continue
             by_node.setdefault(address, (client, []))[1].append(place)
         with ExitStack() as taken:
@@ -163,7 +164,8 @@ class RedisNodes:
             try:
                 reply.value = _reply(exchange, commands[place])
             except ResponseError as err:
-                reply.value = err if isinstance(err, ELSEWHERE) else RedisNodeError(f"{exchange.address}: {err}")
+                is_elsewhere = isinstance(err, ELSEWHERE)
+                reply.value = without_frames(err) if is_elsewhere else RedisNodeError(f"{exchange.address}: {err}")
             except BROKEN as err:
                 no_answer = self._no_answer(exchange.address, err, began, is_unreachable=False)
                 for rest in exchange.places[done:]:
@@ -174,7 +176,7 @@ class RedisNodes:
     def _again(self, command: Command, first: _NoAnswer | Exception, deadline: float) -> Any:
         """Send a command that failed at its node through redis-py, which finds the right node."""
         if isinstance(first, RedisNodeError):
-            raise first
+            raise without_frames(first)
         if isinstance(first, _NoAnswer) and first.is_unreachable and self._is_at(first.address, command):
             raise first.error()
         try:
@@ -223,7 +225,7 @@ def value_of(reply: Reply) -> Any:
         RedisNodeError: the command failed.
     """
     if isinstance(reply.value, RedisNodeError):
-        raise reply.value
+        raise without_frames(reply.value)
     return reply.value
 
 

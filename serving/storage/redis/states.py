@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from serving.errors import without_frames
 from serving.storage.marker import Marker
 from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import RedisNodeError, plain
@@ -152,7 +153,7 @@ class PartitionStates:
             elif reply.run_id != self._states[number].run_id:
                 self.doubt([number])
         if errors:
-            raise errors[0]
+            raise without_frames(errors[0])
 
     def judge(self, number: int, known: PartitionState, marker: PartitionMarker | None, run_id: str) -> PartitionState:
         """Set and return the state of a partition whose state was ``known`` before its marker and node were read."""
