@@ -318,7 +318,8 @@ def serve(options: argparse.Namespace) -> int:
 
         all_neighbours: list[Neighbour] = [*neighbours, *private]
         with closing(front):  # after all servers, whose last requests need its threads
-            run(create_app(front), listener, ready, _STOP_TIMEOUT_S, all_neighbours, tls, shares_listener=bool(private))
+            app, has_siblings = create_app(front), bool(private)
+            run(app, listener, ready, _STOP_TIMEOUT_S, all_neighbours, tls, shares_listener=has_siblings, limits=limits)
     return 0
 
 

@@ -313,21 +313,20 @@ def test_bytes_that_are_not_http_are_refused(served):
 
 
 @pytest.mark.parametrize(
-    "head",
+    ("head", "most"),
     [
-        b"GET /v2 HTTP/1.1\r\nHost: " + b"x" * 1_000_000,
-        b"GET /" + b"x" * 1_000_000,
-        b"GET /v2 HTTP/1.1\r\n" + b"a: b\r\n" * 50_000,
+        pytest.param(b"GET /v2 HTTP/1.1\r\nHost: " + b"x" * 1_000_000, b"65,536 bytes", id="a header"),
+        pytest.param(b"GET /" + b"x" * 1_000_000, b"65,536 bytes", id="a URL"),
+        pytest.param(b"GET /v2 HTTP/1.1\r\n" + b"a: b\r\n" * 50_000, b"100 headers", id="many headers"),
     ],
-    ids=["a header", "a URL", "many headers"],
 )
-def test_a_head_without_an_end_is_refused(served, head):
+def test_a_head_without_an_end_is_refused(served, head, most):
     with served.connect() as connection:
         connection.sendall(head)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
 
     assert answer.startswith(b"HTTP/1.1 431 ")
-    assert b"the request's head has more than the 65,536 bytes" in answer
+    assert most in answer
 
 
 def test_a_websocket_is_not_opened(served):

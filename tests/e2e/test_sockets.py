@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from serving.frontend.http.connection import MAX_HEAD_BYTES
+from serving.frontend.http.request_parser import MAX_HEAD_BYTES
 from tests.e2e.kserve_requests import inputs_of, request_of
 from tests.e2e.test_process import DEADLINE_S, break_weights, hotrow_serve, is_right, samples_of
 

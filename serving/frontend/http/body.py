@@ -3,13 +3,11 @@
 import asyncio
 import re
 import zlib
-from contextlib import nullcontext
-from typing import Any
 
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Receive
 
 from serving.errors import OverloadedError, PayloadTooLargeError, RequestError, UnsupportedEncodingError
-from serving.frontend.http.connection import connection_of
+from serving.frontend.http.request import CUT_SHORT
 from serving.frontend.limits import Limits
 
 #: zlib's ``wbits`` for the content encodings that clients send (RFC 1952 and RFC 1950).
@@ -47,9 +45,7 @@ class ClientDisconnectedError(Exception):
     """The client disconnected before its request was complete, so nobody is left to answer."""
 
 
-async def read_body(
-    scope: Scope, receive: Receive, headers: dict[bytes, bytes], limits: Limits, arriving: Arriving
-) -> bytes:
+async def read_body(receive: Receive, headers: dict[bytes, bytes], limits: Limits, arriving: Arriving) -> bytes:
     """Read a whole body, still with its content encoding; ``headers`` has names in lower case."""
     encoding_of(headers)  # before anything is read
     declared = headers.get(b"content-length", b"")
@@ -57,53 +53,43 @@ async def read_body(
         raise PayloadTooLargeError(
             f"the body has {declared[:32].decode()} bytes, but the server accepts {limits.max_body_bytes:,}"
         )
-    connection = connection_of(scope)
-    chunks = bytearray()
     try:
-        async with asyncio.timeout(limits.body_timeout_s) as deadline:
-            with connection.reading(deadline) if connection else nullcontext():
-                body = await _read_chunks(receive, chunks, limits.max_body_bytes, arriving)
+        async with asyncio.timeout(limits.body_timeout_s):
+            body = await _read_chunks(receive, limits.max_body_bytes, arriving, declared)
     except TimeoutError as err:
-        if connection is not None and connection.client_has_ended:
-            raise _cut_short(len(chunks), declared) from err
         raise RequestError(f"the body did not arrive within {limits.body_timeout_s:g} s") from err
     if len(body) > limits.max_body_bytes:
         raise PayloadTooLargeError(
             f"the body has more than the {limits.max_body_bytes:,} bytes that the server accepts"
         )
-    if declared.isdigit() and len(body) < int(declared):  # the parser drops the body of a request to change protocols
-        raise _cut_short(len(body), declared)
     return body
 
 
-def _cut_short(size_bytes: int, declared: bytes) -> RequestError:
-    of = f" of {int(declared):,}" if declared.isdigit() else ""
-    return RequestError(f"the body was cut short after {size_bytes:,}{of} bytes")
-
-
-async def _read_chunks(receive: Receive, chunks: bytearray, max_bytes: int, arriving: Arriving) -> bytes:
-    """Return a whole body, or the beginning of a body that is too large; ``chunks`` collects a body in parts."""
+async def _read_chunks(receive: Receive, max_bytes: int, arriving: Arriving, declared: bytes) -> bytes:
+    """Return a whole body, or the beginning of a body that is too large."""
     message = await receive()
-    body = _chunk(message)
-    if not message.get("more_body"):
-        return body
+    if message["type"] == "http.request" and not message.get("more_body"):
+        return bytes(message.get("body", b""))
+    chunks = bytearray()
     try:
         while True:
-            arriving.take(len(body))
-            chunks += body
+            if message["type"] == "http.disconnect":
+                raise _disconnected(message, len(chunks), declared)
+            chunk = message.get("body", b"")
+            arriving.take(len(chunk))
+            chunks += chunk
             if not message.get("more_body") or len(chunks) > max_bytes:
                 return bytes(chunks)
             message = await receive()
-            body = _chunk(message)
     finally:
         arriving.give_back(len(chunks))
 
 
-def _chunk(message: Message) -> bytes:
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnectedError
-    chunk: Any = message.get("body", b"")
-    return bytes(chunk)
+def _disconnected(message: Message, size_bytes: int, declared: bytes) -> Exception:
+    if CUT_SHORT not in message:
+        return ClientDisconnectedError()
+    of = f" of {int(declared):,}" if declared.isdigit() else ""
+    return RequestError(f"the body was cut short after {size_bytes:,}{of} bytes")
 
 
 def decompress(body: bytes, headers: dict[bytes, bytes], max_bytes: int) -> bytes:

@@ -1,197 +1,417 @@
-"""One client connection: uvicorn's own, extended only through the callbacks of asyncio and of the httptools parser."""
+"""One client connection, and what all connections of a process hold together."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import fcntl
+import logging
+import struct
+import termios
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
+from urllib.parse import unquote
 
-import orjson
-import uvicorn
-from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Scope
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
-#: Largest head of a request (its first line and headers), to the precision of one read of the event loop.
-MAX_HEAD_BYTES = 64 << 10
+from serving.frontend.http.request import Header, Request, error_bytes
+from serving.frontend.http.request_parser import Head, RefusedBytesError, RequestParser
+from serving.frontend.limits import Limits
 
-_LINGER_S = 0.25  # how long a refused connection stays open
-_CONNECTION = "hotrow.connection"  # key of the ASGI scope's state
-_HEAD_TOO_LARGE = orjson.dumps(
-    {"error": f"the request's head has more than the {MAX_HEAD_BYTES:,} bytes that the server accepts"}
-)
-_REFUSAL = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(_HEAD_TOO_LARGE), _HEAD_TOO_LARGE)
-)
+#: How many bytes of a connection may wait to be parsed, and how many bytes of a body may wait for the application,
+#: to the precision of one read of the event loop.
+READ_AHEAD_BYTES = 64 << 10
 
-
-class OneWrite:
-    """A transport that sends everything written in one turn of the event loop with one system call.
-
-    uvicorn writes an answer's head and its body separately, and uvloop sends each at once. For a small answer the
-    second system call, and waking the client twice, cost about a tenth of the requests per second.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        """Write to ``transport``, which belongs to ``loop``."""
-        self._transport = transport
-        self._loop = loop
-        self._parts: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        """See ``asyncio.WriteTransport.write``."""
-        if not self._parts:
-            self._loop.call_soon(self._flush)
-        self._parts.append(data)
-
-    def write_eof(self) -> None:
-        """See ``asyncio.WriteTransport.write_eof``; TLS has no half-closed connections."""
-        self._flush()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-
-    def close(self) -> None:
-        """See ``asyncio.BaseTransport.close``."""
-        self._flush()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        """Pass everything else to the transport."""
-        return getattr(self._transport, name)
-
-    def _flush(self) -> None:
-        if self._parts:
-            data = b"".join(self._parts)
-            self._parts.clear()
-            if not self._transport.is_closing():  # uvloop raises if the client has reset the connection
-                self._transport.write(data)
+#: Bytes of heads and of chunked bodies that one turn of the event loop parses. Tiny chunks take a microsecond each.
+_PARSED_BYTES_PER_TURN = 8 << 10
+#: How many turns of the event loop a connection whose next request has arrived already gives to other connections.
+#: Other clients need about so many turns to take an answer and to send their next request.
+_REST_TURNS = 16
+_LINGER_S = 1.0  # how long a refused connection stays open
+_LONGEST_CHECK_INTERVAL_S = 1.0
+_CONNECTION = "hotrow.connection"  # key of the ASGI scope
+_log = logging.getLogger("hotrow.http")
 
 
-class Backlog:
-    """The requests of all connections that have arrived and not begun. Belongs to one event loop.
+class OpenConnections:
+    """The connections of one event loop: how many they are, what they hold together, and how long they may take.
+
+    One timer checks the time limits of all connections, so a request sets no timer.
 
     Attributes:
-        requests: how many there are.
+        limits: of each connection, and of all.
+        backlog: how many requests have arrived and not begun.
     """
 
-    def __init__(self) -> None:
-        """Begin with no request."""
-        self.requests = 0
+    def __init__(self, limits: Limits) -> None:
+        """Begin without connections."""
+        self.limits = limits
+        self.backlog = 0
+        self._connections: set[Connection] = set()
+        self._unread: dict[Connection, None] = {}  # whose answers wait for their clients; the longest waiting first
+        shortest_s = min(limits.head_timeout_s, limits.body_timeout_s, limits.idle_timeout_s, limits.answer_timeout_s)
+        self._interval_s = min(shortest_s / 4, _LONGEST_CHECK_INTERVAL_S)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    def add(self, connection: "Connection") -> None:
+        """Count a connection, and watch its time limits."""
+        self._connections.add(connection)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check)
+
+    def remove(self, connection: "Connection") -> None:
+        """Forget a connection that is closed."""
+        self._connections.discard(connection)
+        self._unread.pop(connection, None)
+
+    def add_unread(self, connection: "Connection") -> None:
+        """An answer waits for its client. If too many bytes wait, the connection that waits longest is cut."""
+        self._unread[connection] = None
+        while sum(one.unread_bytes for one in self._unread) > self.limits.max_unread_bytes:
+            longest_waiting = next(iter(self._unread))
+            if longest_waiting is connection:  # a single answer is as large as max_answer_bytes allows
+                return
+            del self._unread[longest_waiting]
+            longest_waiting.abort("the answers that wait for clients are too large together")
+
+    def remove_unread(self, connection: "Connection") -> None:
+        """The client has taken its answer."""
+        self._unread.pop(connection, None)
+
+    def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in tuple(self._connections):
+            connection.check_time(loop.time())
+        self._timer = loop.call_later(self._interval_s, self._check) if self._connections else None
 
 
-class Connection(HttpToolsProtocol):
-    """uvicorn's connection with four additions.
+class Connection(asyncio.Protocol):
+    """One client connection: answers its requests one after another.
 
-    An answer is one write. The size of a request's head is limited. A client that closes its sending side still gets
-    its answers, except over TLS, and an error about a body that it cut short. Whole requests that have not begun are
-    counted.
+    A request is parsed once the answer before it is complete and the client takes it. Until then its bytes wait, and
+    if many wait, the transport is not read. So a client that sends requests without waiting for answers holds little.
+    It gets about as much of the event loop as other clients do, because its next request rests for some turns.
+
+    A client that closes its sending side still gets its answers, except over TLS, and an error about a body that it
+    cut short.
     """
 
     def __init__(
-        self,
-        backlog: Backlog,
-        config: uvicorn.Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
+        self, app: ASGIApp, server: ServerState, app_state: dict[str, Any], open_connections: OpenConnections
     ) -> None:
-        """Put the connection into the ASGI scope's state, where ``connection_of`` finds it."""
-        super().__init__(config, server_state, {**app_state, _CONNECTION: self}, _loop)
-        self.backlog = backlog
-        self._is_in_backlog = False
-        self._client_has_ended = False
-        self._is_answering = self._is_refused = False
-        self._closing: asyncio.Handle | None = None  # the close that follows the last answer
-        self._body_deadline: asyncio.Timeout | None = None
-        # Bytes since a head was complete or a piece of a body was found: an unfinished head, trailers or chunk
-        # extensions. The parser keeps these bytes, so they need a bound.
-        self._unfinished_bytes = 0
+        """Let ``app`` answer, with uvicorn's ``server`` and the application's state."""
+        self.is_writable = True
+        self.open_connections = open_connections
+        self._app = app
+        self._server = server
+        self._app_state = app_state
+        self._limits = open_connections.limits
+        self._loop = asyncio.get_running_loop()
+        self._parser = RequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._unparsed, self._parsed_bytes = b"", 0  # what has arrived, and how much of it is parsed
+        self._request: Request | None = None  # from its head until it is whole and answered
+        self._is_resting = False  # until the event loop has turned to other connections
+        self._is_reading = True
+        self._is_refused = self._is_stopping = self._client_has_ended = False
+        self._drained: asyncio.Future[None] | None = None
+        self._since = self._loop.time()  # when the head, the idle time or the wait for the rest of a request began
+        self._unread_bytes, self._unread_since = 0, 0.0  # of answers, and since when the client takes no byte
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Keep the connection open for one request's answer, even after the client has closed its side."""
-        self._is_answering = True
-        self._leave_backlog()
-        if self._closing is not None:
-            self._closing.cancel()
-        try:
-            yield
-        finally:
-            self._is_answering = False
-            if self._client_has_ended:
-                self._close_soon()
+    # asyncio's callbacks
 
-    @contextmanager
-    def reading(self, deadline: asyncio.Timeout) -> Iterator[None]:
-        """End ``deadline`` early if the client closes its side before the body is whole."""
-        self._body_deadline = deadline
-        if self._client_has_ended:
-            deadline.reschedule(0)
-        try:
-            yield
-        finally:
-            self._body_deadline = None
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See ``asyncio.Protocol``."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._local, self._remote = get_local_addr(self._transport), get_remote_addr(self._transport)
+        self._scheme = "https" if is_ssl(self._transport) else "http"
+        self._since = self._loop.time()
+        self._server.connections.add(cast(Any, self))  # uvicorn calls ``shutdown``
+        self.open_connections.add(self)
 
-    @property
-    def client_has_ended(self) -> bool:
-        """Whether the client has closed its side."""
-        return self._client_has_ended
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See ``asyncio.Protocol.connection_made``."""
-        super().connection_made(cast(asyncio.Transport, OneWrite(transport, self.loop)))
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See ``asyncio.Protocol``."""
+        self._server.connections.discard(cast(Any, self))
+        self.open_connections.remove(self)
+        self._transport = None
+        self._parser.close()
+        self._unparsed = b""
+        if self._request is not None:
+            self._request.lose()
+            self._request = None
+        self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """See ``asyncio.Protocol.data_received``."""
+        """See ``asyncio.Protocol``."""
         if self._is_refused:
             return
-        self._unfinished_bytes += len(data)
-        super().data_received(data)
-        if self._unfinished_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._is_refused = True
-            self.transport.write(_REFUSAL)
-            # Closing at once would reset the connection if the client is still sending, and the answer could be lost.
-            self.transport.write_eof()
-            self.loop.call_later(_LINGER_S, self.transport.close)
+        if self._request is None and self._parser.is_between_requests:
+            self._since = self._loop.time()
+        self._unparsed = self._unparsed[self._parsed_bytes :] + data if self._unparsed else data
+        self._parsed_bytes = 0
+        self._parse()
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's returns nothing, which closes the transport
-        """See ``asyncio.Protocol.eof_received``."""
+    def eof_received(self) -> bool:
+        """See ``asyncio.Protocol``."""
         self._client_has_ended = True
-        if self._body_deadline is not None:
-            self._body_deadline.reschedule(0)
-        if not self._is_answering:
-            self._close_soon()
-        return self.scheme == "http"  # under TLS both sides end together, and True would be a warning in the log
+        self._parse()
+        return self._scheme == "http"  # under TLS both sides end together, and True would be a warning in the log
 
-    def on_headers_complete(self) -> None:
-        """See httptools' callbacks."""
-        self._unfinished_bytes = 0
-        super().on_headers_complete()
+    def pause_writing(self) -> None:
+        """See ``asyncio.BaseProtocol``."""
+        self.is_writable = False
+        self.open_connections.add_unread(self)
+
+    def resume_writing(self) -> None:
+        """See ``asyncio.BaseProtocol``."""
+        self.is_writable = True
+        self.open_connections.remove_unread(self)
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._request is None:
+            self._rest(_REST_TURNS)
+
+    # The parser's events
+
+    def on_head(self, head: Head) -> None:
+        """See ``ParserEvents``."""
+        path = head.path.decode("ascii")
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": head.version,
+            "method": head.method,
+            "scheme": self._scheme,
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": head.path,
+            "query_string": head.query,
+            "root_path": "",
+            "headers": head.headers,
+            "server": self._local,
+            "client": self._remote,
+            "state": self._app_state.copy(),
+            _CONNECTION: self,
+        }
+        keeps_alive = head.keeps_alive and not self._is_stopping
+        self._request = request = Request(self, scope, keeps_alive, head.expects_continue)
+        task = self._loop.create_task(request.run(self._app))
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
 
     def on_body(self, body: bytes) -> None:
-        """See httptools' callbacks."""
-        self._unfinished_bytes = 0
-        super().on_body(body)
+        """See ``ParserEvents``."""
+        if self._request is not None:
+            self._request.add(body)
 
-    def on_message_complete(self) -> None:
-        """See httptools' callbacks."""
-        super().on_message_complete()
-        is_answered = self.cycle is None or self.cycle.response_complete  # before its body was whole
-        if not self._is_answering and not self._is_in_backlog and not is_answered:
-            self._is_in_backlog = True
-            self.backlog.requests += 1
+    def on_end(self) -> None:
+        """See ``ParserEvents``."""
+        request = self._request
+        if request is None:
+            return
+        request.complete()
+        if request.is_answered:
+            self._finish(request)
+        elif not request.has_begun:
+            self.open_connections.backlog += 1
 
-    def _leave_backlog(self) -> None:
-        if self._is_in_backlog:
-            self._is_in_backlog = False
-            self.backlog.requests -= 1
+    # What a request calls, see ``Carrier``
 
-    def _close_soon(self) -> None:
-        """Close the connection, unless a request that has arrived begins first."""
-        self._closing = self.loop.call_soon(self.transport.close)
+    @property
+    def default_headers(self) -> Sequence[Header]:
+        """See ``Carrier``."""
+        return self._server.default_headers
+
+    def begun(self, request: Request) -> None:
+        """See ``Carrier``."""
+        if request.is_whole:
+            self.open_connections.backlog -= 1
+
+    def write(self, *parts: bytes) -> None:
+        """See ``Carrier``."""
+        transport = self._transport
+        if transport is None or transport.is_closing():  # uvloop raises if the client has reset the connection
+            return
+        if len(parts) == 1:
+            transport.write(parts[0])
+        else:
+            transport.writelines(parts)
+
+    async def writable(self) -> None:
+        """See ``Carrier``."""
+        while not self.is_writable:
+            self._drained = self._loop.create_future()
+            await self._drained
+
+    def taken(self) -> None:
+        """See ``Carrier``."""
+        self._parse()
+
+    def answered(self, request: Request) -> None:
+        """See ``Carrier``."""
+        self._server.total_requests += 1
+        self._since = self._loop.time()
+        if request.is_whole:
+            self._finish(request)
+        else:
+            self._rest(1)  # for the rest of its body
+
+    def cut(self) -> None:
+        """See ``Carrier``."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # Others
+
+    def shutdown(self) -> None:
+        """Close once the request that is being answered is answered; called by uvicorn."""
+        self._is_stopping = True
+        if self._request is not None:
+            self._request.keeps_alive = False
+        elif not self._is_resting:
+            self.cut()  # otherwise a request may have arrived, see ``_go_on``
+
+    @property
+    def unread_bytes(self) -> int:
+        """How many bytes of answers wait for the client."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def abort(self, reason: str) -> None:
+        """Close at once; the client gets no more of its answer."""
+        _log.debug("%s is cut: %s", self._remote, reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def check_time(self, now_s: float) -> None:
+        """Close the connection if its client is too slow."""
+        if self._transport is None:
+            return
+        if self.unread_bytes:
+            self._check_unread(
+                self.unread_bytes + _kernel_bytes(self._transport.get_extra_info("socket").fileno()), now_s
+            )
+        elif not self._is_refused and not self._transport.is_closing():
+            self._unread_bytes = 0
+            self._check_request(now_s - self._since)
+
+    def _check_unread(self, unread_bytes: int, now_s: float) -> None:
+        if unread_bytes != self._unread_bytes:
+            self._unread_bytes, self._unread_since = unread_bytes, now_s
+        elif now_s - self._unread_since > self._limits.answer_timeout_s:
+            self.abort(f"it took no byte of its answer for {self._limits.answer_timeout_s:g} s")
+
+    def _check_request(self, waits_s: float) -> None:
+        request, limits = self._request, self._limits
+        if request is not None:
+            if request.is_answered and waits_s > limits.body_timeout_s:  # and its body still arrives
+                self.cut()
+        elif self._parser.is_between_requests:
+            if waits_s > limits.idle_timeout_s:
+                self.cut()
+        elif waits_s > limits.head_timeout_s:
+            self._refuse(408, f"the request's head did not arrive within {limits.head_timeout_s:g} s")
+
+    def _parse(self) -> None:
+        """Parse what has arrived, as far as the server is ready for it."""
+        most_bytes = self._parser.structure_bytes + _PARSED_BYTES_PER_TURN
+        try:
+            while self._parsed_bytes < len(self._unparsed) and self._may_parse():
+                if self._parser.structure_bytes >= most_bytes:
+                    self._rest(1)
+                    break
+                self._parsed_bytes = self._parser.feed(self._unparsed, self._parsed_bytes)
+        except RefusedBytesError as err:
+            self._refuse(err.code, err.message)
+            return
+        left_bytes = len(self._unparsed) - self._parsed_bytes
+        if not left_bytes:
+            self._unparsed, self._parsed_bytes = b"", 0
+            if self._client_has_ended:
+                self._end()
+        self._read(left_bytes < READ_AHEAD_BYTES)
+
+    def _may_parse(self) -> bool:
+        request = self._request
+        if request is None:
+            return self.is_writable and not self._is_resting
+        return request.is_answered or (not request.is_whole and request.waiting_bytes < READ_AHEAD_BYTES)
+
+    def _read(self, is_reading: bool) -> None:
+        """Read the transport, or do not."""
+        if is_reading == self._is_reading or self._transport is None or self._transport.is_closing():
+            return
+        self._is_reading = is_reading
+        if is_reading:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _end(self) -> None:
+        """The client has closed its side, and everything that it sent is parsed."""
+        if self._request is None or self._request.is_answered:
+            self.cut()
+        elif not self._request.is_whole:
+            self._request.keeps_alive = False
+            self._request.cut_short()
+
+    def _finish(self, request: Request) -> None:
+        """Go on to the next request, once the current request is whole and answered."""
+        self._request = None
+        if request.keeps_alive:
+            if self._unparsed or self._client_has_ended or not self._is_reading:
+                self._rest(_REST_TURNS)
+        else:
+            self.cut()
+
+    def _rest(self, turns: int) -> None:
+        """Go on once the event loop has turned to other connections ``turns`` times."""
+        if not self._is_resting:
+            self._is_resting = True
+            self._loop.call_soon(self._go_on, turns)
+
+    def _go_on(self, turns: int) -> None:
+        if turns > 1:
+            self._loop.call_soon(self._go_on, turns - 1)
+            return
+        self._is_resting = False
+        if self._transport is None or self._is_refused:
+            return
+        self._parse()
+        if self._is_stopping and self._request is None:
+            self.cut()
+
+    def _refuse(self, code: int, message: str) -> None:
+        """Answer that the bytes of the client cannot be understood, and close."""
+        self._is_refused = True
+        self._unparsed, self._parsed_bytes = b"", 0
+        request, self._request = self._request, None
+        if request is not None:
+            request.lose()
+        if request is not None and request.has_answer:
+            self.cut()
+            return
+        self.write(error_bytes(code, message))
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            # Closing at once would reset the connection if the client is still sending, and the answer could be lost.
+            if transport.can_write_eof():
+                transport.write_eof()
+            self._read(True)
+            self._loop.call_later(_LINGER_S, transport.close)
+
+
+def _kernel_bytes(descriptor: int) -> int:
+    """Return how many bytes the kernel keeps until the client has received them."""
+    with suppress(OSError):
+        size_bytes: int = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0]
+        return size_bytes
+    return 0
 
 
 def connection_of(scope: Scope) -> Connection | None:
     """The connection of a request; None without a server, as in tests."""
-    connection: Connection | None = scope.get("state", {}).get(_CONNECTION)
+    connection: Connection | None = scope.get(_CONNECTION)
     return connection

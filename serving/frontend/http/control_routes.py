@@ -196,7 +196,7 @@ class _Bodies:
     async def document(self, request: Request) -> dict[str, Any]:
         """Read a body, which may be empty, as an object."""
         headers: dict[bytes, bytes] = dict(request.scope["headers"])
-        body = await read_body(request.scope, request.receive, headers, self._limits, self._arriving)
+        body = await read_body(request.receive, headers, self._limits, self._arriving)
         body = decompress(body, headers, self._limits.max_body_bytes)
         return parse_document(body) if body else {}
 

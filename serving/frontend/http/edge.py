@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from contextlib import nullcontext
 from time import perf_counter
 
 import orjson
@@ -15,7 +14,6 @@ from kernels.errors import HotrowError
 from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
 from serving.frontend.codes import RETRY_AFTER_S, codes_of
 from serving.frontend.http.body import ClientDisconnectedError
-from serving.frontend.http.connection import connection_of
 from serving.metrics import RequestMetrics
 
 #: Key of the ASGI scope under which a predict route names its model; requests without it are not counted.
@@ -62,10 +60,8 @@ class Edge:
         if self._has_access_log:
             repeated = with_request_id(repeated)
         watched = _WatchedSend(send, repeated)
-        connection = connection_of(scope)
         try:
-            with connection.request() if connection else nullcontext():
-                await self._answer(scope, receive, watched)
+            await self._answer(scope, receive, watched)
         finally:
             if MODEL in scope:
                 self._metrics.finished(scope[MODEL], watched.code, perf_counter() - began)

@@ -172,7 +172,7 @@ class HttpEndpoint:
         scope[MODEL] = self._endpoint.model(name, version).name
         headers: dict[bytes, bytes] = dict(scope["headers"])
         self._check_load(scope, headers, name, version)
-        body = await read_body(scope, receive, headers, self._limits, self._arriving)
+        body = await read_body(receive, headers, self._limits, self._arriving)
         # Counted from here on, so a client that sends slowly does not use up the limit.
         exchange = form(body, headers, self._limits.max_body_bytes, self._decoders)
         size_bytes = None if encoding_of(headers) != IDENTITY else len(body)
@@ -183,7 +183,7 @@ class HttpEndpoint:
         connection = connection_of(scope)
         declared = headers.get(b"content-length", b"")
         is_known = declared.isdigit() and len(declared) < 19 and encoding_of(headers) == IDENTITY
-        backlog = connection.backlog.requests if connection else 0
+        backlog = connection.open_connections.backlog if connection else 0
         self._endpoint.check_load(name, version, backlog, int(declared) if is_known else None)
 
 

@@ -9,7 +9,6 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -19,12 +18,12 @@ import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import ConfigError
-from serving.frontend.http.connection import Backlog, Connection
+from serving.frontend.http.acceptor import Acceptor
+from serving.frontend.http.connection import Connection, OpenConnections
+from serving.frontend.limits import Limits
 from serving.frontend.tls import Tls
 
 _log = logging.getLogger("hotrow.server")
-#: How long a connection may be idle. Clients keep a pool of connections and fail on closed connections.
-KEEP_ALIVE_S = 75
 #: How long idle connections stay open after the signal to stop, because requests may be on their way.
 LINGER_S = 0.25
 _BACKLOG = 2048
@@ -125,7 +124,10 @@ class Draining:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server. It reports when it is ready, and answers requests that arrive with the stop signal."""
+    """uvicorn's start and stop, with connections of our own.
+
+    It reports when it is ready, and answers requests that arrive with the stop signal.
+    """
 
     def __init__(
         self,
@@ -134,8 +136,10 @@ class Server(uvicorn.Server):
         stop_timeout_s: float,
         tls: Tls | None = None,
         shares_listener: bool = False,
+        limits: Limits | None = None,
     ) -> None:
         """Serve ``app``; see ``run``."""
+        self._limits = limits or Limits()
         self._draining = Draining(app)
         self._ready = ready
         self._shares_listener = shares_listener
@@ -143,8 +147,16 @@ class Server(uvicorn.Server):
         super().__init__(uvicorn_config(self._draining, stop_timeout_s, tls))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See ``uvicorn.Server.startup``."""
-        await super().startup(sockets)
+        """See ``uvicorn.Server.startup``; connections are accepted here, because uvicorn's bound is not enough."""
+        await super().startup(sockets=[])
+        app, state = self.config.loaded_app, self.lifespan.state
+        open_connections = OpenConnections(self._limits)
+
+        def connection() -> Connection:
+            return Connection(app, self.server_state, state, open_connections)
+
+        acceptors = [Acceptor(one, connection, open_connections, self.config.ssl) for one in sockets or ()]
+        self.servers = acceptors  # type: ignore[assignment]  # uvicorn only closes them
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -185,6 +197,7 @@ def run(
     tls: Tls | None = None,
     *,
     shares_listener: bool = False,
+    limits: Limits | None = None,
 ) -> None:
     """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, then answer accepted requests and return.
 
@@ -199,11 +212,12 @@ def run(
         neighbours: servers of other protocols. They start before and stop after this server.
         tls: the files of TLS; None: no TLS.
         shares_listener: other processes accept connections on ``listener`` too.
+        limits: the limits of connections; None: the defaults.
 
     Raises:
         ConfigError: a neighbour cannot be started.
     """
-    server = Server(app, ready, stop_timeout_s, tls, shares_listener)
+    server = Server(app, ready, stop_timeout_s, tls, shares_listener, limits)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         server.should_exit = True
@@ -233,7 +247,7 @@ def uvicorn_config(app: ASGIApp, stop_timeout_s: float, tls: Tls | None = None) 
     """Return uvicorn's configuration for ``app``; see ``run``."""
     return uvicorn.Config(
         app,
-        http=partial(Connection, Backlog()),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=Connection,  # `Server` makes the connections; uvicorn would import a class of its own
         loop="none",  # `run` chooses it
         ws="none",
         lifespan="on",
@@ -241,7 +255,6 @@ def uvicorn_config(app: ASGIApp, stop_timeout_s: float, tls: Tls | None = None) 
         proxy_headers=False,  # the origin of a request does not matter here
         log_config=None,
         log_level=logging.ERROR,  # uvicorn warns about anything that a client sends
-        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(stop_timeout_s),
         ssl_certfile=tls.certificate if tls else None,
         ssl_keyfile=tls.key if tls else None,

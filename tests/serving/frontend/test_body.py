@@ -11,24 +11,25 @@ from hypothesis import strategies as st
 
 from serving.errors import OverloadedError, PayloadTooLargeError, RequestError, UnsupportedEncodingError
 from serving.frontend.http.body import Arriving, ClientDisconnectedError, decompress, read_body
+from serving.frontend.http.request import CUT_SHORT
 from serving.frontend.limits import Limits
 
 LIMITS = Limits(max_body_bytes=100, body_timeout_s=5)
 
 
-def read(chunks, headers=None, limits=LIMITS):
-    """Feed ``chunks`` to read_body; None stands for a client that goes away."""
+def read(chunks, headers=None, limits=LIMITS, end=None):
+    """Feed ``chunks`` to read_body, and then ``end``; a chunk of None stands for a client that goes away."""
     messages = [
         {"type": "http.disconnect"}
         if chunk is None
-        else {"type": "http.request", "body": chunk, "more_body": index + 1 < len(chunks)}
+        else {"type": "http.request", "body": chunk, "more_body": end is not None or index + 1 < len(chunks)}
         for index, chunk in enumerate(chunks)
     ]
 
     async def receive():
-        return messages.pop(0) if messages else await asyncio.Event().wait()
+        return messages.pop(0) if messages else end or await asyncio.Event().wait()
 
-    body = asyncio.run(read_body({}, receive, headers or {}, limits, Arriving(limits)))
+    body = asyncio.run(read_body(receive, headers or {}, limits, Arriving(limits)))
     return decompress(body, headers or {}, limits.max_body_bytes)
 
 
@@ -138,7 +139,7 @@ def test_the_encodings_name_is_read_as_http_says(encoding):
 
 def test_a_body_cut_short_is_refused_with_the_size_that_arrived():
     with pytest.raises(RequestError, match="cut short after 3 of 90 bytes"):
-        read([b"abc"], {b"content-length": b"90"})
+        read([b"a", b"bc"], {b"content-length": b"90"}, end={"type": "http.disconnect", CUT_SHORT: True})
 
 
 @pytest.mark.parametrize("chunks", [[None], [b"a", None]])
@@ -159,7 +160,7 @@ def test_a_body_that_does_not_arrive_is_given_up(sent):
     async def stalled():
         async with asyncio.timeout(30):
             limits = Limits(body_timeout_s=0.01)
-            await read_body({}, receive, {b"content-length": b"9"}, limits, Arriving(limits))
+            await read_body(receive, {b"content-length": b"9"}, limits, Arriving(limits))
 
     with pytest.raises(RequestError, match=r"did not arrive within 0\.01 s"):
         asyncio.run(stalled())
@@ -184,7 +185,7 @@ class TestArriving:
                     return {"type": "http.disconnect"}
                 return {"type": "http.request", "body": chunk, "more_body": bool(left)}
 
-            return await read_body({}, receive, {}, self.limits, arriving)
+            return await read_body(receive, {}, self.limits, arriving)
 
         async def read_them():
             return await asyncio.gather(*map(read_one, bodies), return_exceptions=True)

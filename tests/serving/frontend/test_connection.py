@@ -3,72 +3,25 @@
 import asyncio
 import json
 import logging
+import resource
 import socket
 import struct
 import tracemalloc
+from contextlib import contextmanager
 
 import pytest
 import uvloop
 from uvicorn.server import ServerState
 
-from serving.frontend.http.connection import MAX_HEAD_BYTES, Backlog, Connection, OneWrite
+from serving.frontend.http.acceptor import Acceptor
+from serving.frontend.http.connection import Connection, OpenConnections
 from serving.frontend.http.edge import Edge
-from serving.frontend.http.server import uvicorn_config
+from serving.frontend.http.request_parser import MAX_HEAD_BYTES, MAX_HEADERS
+from serving.frontend.http.server import listen
+from serving.frontend.limits import Limits
 from serving.metrics import RequestMetrics
 
-
-class Recorder:
-    """A transport that records its calls."""
-
-    def __init__(self):
-        self.done = []
-
-    def write(self, data):
-        self.done.append(data)
-
-    def close(self):
-        self.done.append("closed")
-
-    def is_closing(self):
-        return "closed" in self.done
-
-
-def in_one_loop(act):
-    """Run ``act(transport)`` and everything it scheduled; return the calls to the underlying transport."""
-
-    async def run():
-        recorder = Recorder()
-        act(OneWrite(recorder, asyncio.get_running_loop()))
-        await asyncio.sleep(0)
-        return recorder.done
-
-    return asyncio.run(run())
-
-
-def test_what_is_written_in_one_turn_is_sent_at_once():
-    def act(transport):
-        transport.write(b"head")
-        transport.write(b"body")
-
-    assert in_one_loop(act) == [b"headbody"]
-
-
-def test_what_was_written_is_sent_before_the_transport_closes():
-    def act(transport):
-        transport.write(b"head")
-        transport.write(b"body")
-        transport.close()
-        assert transport.is_closing()
-
-    assert in_one_loop(act) == [b"headbody", "closed"]
-
-
-def test_nothing_is_written_to_a_connection_that_is_lost():
-    def act(transport):
-        transport.write(b"head")
-        transport._transport.close()
-
-    assert in_one_loop(act) == ["closed"]
+LIMITS = Limits()
 
 
 async def echo(scope, receive, send):
@@ -85,22 +38,22 @@ async def echo(scope, receive, send):
     await send({"type": "http.response.body", "body": body})
 
 
-def served(client, app=echo):
+def served(client, app=echo, limits=LIMITS):
     """Serve ``app`` with uvloop as in production, run ``client(address)``, and return its result."""
 
     async def run():
-        config = uvicorn_config(Edge(app, RequestMetrics()), stop_timeout_s=1)
-        config.load()
-        state, backlog = ServerState(), Backlog()
-        server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(backlog, config, state, {}), "127.0.0.1", 0
-        )
-        async with server, asyncio.timeout(60):
-            result = await client(server.sockets[0].getsockname())
-            while state.connections:  # the server's end of the connection closes by itself
-                await asyncio.sleep(0)
-            assert backlog.requests == 0
-            return result
+        edge, state, open_connections = Edge(app, RequestMetrics()), ServerState(), OpenConnections(limits)
+        with listen("127.0.0.1", 0) as listener:
+            acceptor = Acceptor(
+                listener, lambda: Connection(edge, state, {}, open_connections), open_connections, tls=None
+            )
+            async with asyncio.timeout(60):
+                result = await client(listener.getsockname())
+                while len(open_connections):  # the server's end of the connection closes by itself
+                    await asyncio.sleep(0)
+            acceptor.close()
+        assert open_connections.backlog == 0
+        return result
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
@@ -120,7 +73,7 @@ class Received(asyncio.Protocol):
         self.all.set_result(None)
 
 
-def answers(*pieces, end=False):
+def answers(*pieces, end=False, app=echo, limits=LIMITS):
     """Send ``pieces`` in order, close our side if ``end``, and return everything received until the server closes."""
 
     async def client(address):
@@ -132,14 +85,15 @@ def answers(*pieces, end=False):
         await received.all
         return b"".join(received.parts)
 
-    return served(client)
+    return served(client, app, limits)
 
 
-def head_of(size, lines=1):
-    """A request whose first line and headers have ``size`` bytes, in ``lines`` headers."""
-    sizes = [(size - 1) // lines] * (lines - 1)
-    sizes.append(size - 1 - sum(sizes))
-    return b"GET / HTTP/1.1\r\n" + b"".join(b"%s: %s\r\n" % (b"n" * 8, b"v" * (one - 8)) for one in sizes) + b"\r\n"
+def head_of(size_bytes, lines=1, more=b""):
+    """The head of a request, with ``lines`` headers and ``more`` headers; it has ``size_bytes``."""
+    begin, end = b"POST / HTTP/1.1\r\n", more + b"\r\n"
+    sizes = [(size_bytes - len(begin) - len(end)) // lines] * lines
+    sizes[0] += size_bytes - len(begin) - len(end) - sum(sizes)
+    return begin + b"".join(b"n: " + b"v" * (size - 5) + b"\r\n" for size in sizes) + end
 
 
 ENDLESS = [
@@ -158,16 +112,30 @@ def test_a_head_without_an_end_is_refused(head):
     assert json.loads(body) == {"error": "the request's head has more than the 65,536 bytes that the server accepts"}
 
 
-@pytest.mark.parametrize("lines", [1, 1000])
+@pytest.mark.parametrize("lines", [1, MAX_HEADERS - 1])
 def test_a_head_of_exactly_the_limit_is_answered_though_the_body_comes_with_it(lines):
     body = b"x" * 150_000
-    head = head_of(MAX_HEAD_BYTES - 20, lines).replace(b"GET", b"POST")
-    length = b"Content-Length:%d\r\n\r\n" % len(body)
+    head = head_of(MAX_HEAD_BYTES, lines, b"Content-Length: %d\r\n" % len(body))
 
-    answer = answers(head[:-2] + length + body, end=True)
+    answer = answers(head + body, end=True)
 
+    assert len(head) == MAX_HEAD_BYTES
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"/ 150000")
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        pytest.param(head_of(MAX_HEAD_BYTES + 1), b"65,536 bytes", id="bytes"),
+        pytest.param(head_of(MAX_HEAD_BYTES, MAX_HEADERS + 1), b"100 headers", id="headers"),
+    ],
+)
+def test_a_head_beyond_the_limit_is_refused(head, expected):
+    answer = answers(head)
+
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert expected in answer
 
 
 def test_a_head_without_an_end_takes_no_memory():
@@ -219,11 +187,11 @@ def test_a_client_that_closes_its_side_without_a_request_is_disconnected():
 
 
 def test_any_number_of_requests_may_be_sent_without_waiting_for_answers():
-    requests = b"".join(b"POST /%d HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc" % number for number in range(5000))
+    requests = b"".join(b"POST /%d HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc" % number for number in range(1000))
 
     answer = answers(requests, end=True)
 
-    assert [int(line.split()[0]) for line in answer.split(b"\r\n\r\n/")[1:]] == list(range(5000))
+    assert [int(line.split()[0]) for line in answer.split(b"\r\n\r\n/")[1:]] == list(range(1000))
 
 
 def test_a_body_of_any_number_of_chunks_is_answered():
@@ -246,14 +214,28 @@ def test_chunk_extensions_and_trailers_are_bounded(rest):
     assert b"connection: close" in answer  # the answer arrives although the body never ends
 
 
-@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
-def test_a_request_to_change_the_protocol_is_answered_without_the_change(protocol, caplog):
-    head = b"GET /first HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n"
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c", b"foo/2"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        pytest.param(b"\r\n", id="no body"),
+        pytest.param(b"Content-Length: 3\r\n\r\nabc", id="a body"),
+        pytest.param(b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n", id="chunks"),
+    ],
+)
+def test_a_request_to_change_the_protocol_is_answered_without_the_change(protocol, rest, caplog):
+    head = b"POST /first HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AA\r\nUpgrade: %s\r\n"
+    size = 0 if rest == b"\r\n" else 3
     with caplog.at_level(logging.INFO):
-        answer = answers(head % protocol, end=True)
+        answer = answers(head % protocol + rest, b"GET /second HTTP/1.1\r\n\r\n", end=True)
 
-    assert answer.endswith(b"/first 0")
+    assert b"/first %d" % size in answer
+    assert answer.endswith(b"/second 0")
     assert not caplog.records
+
+
+def test_a_proxys_request_is_refused():
+    assert answers(b"CONNECT example.org:80 HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 501 ")
 
 
 @pytest.mark.parametrize("sent", [b"no HTTP\r\n\r\n", ENDLESS[0].values[0]])
@@ -277,3 +259,269 @@ def test_clients_that_reset_the_connection_write_nothing_to_the_log(caplog):
         served(client)
 
     assert not caplog.records
+
+
+FIRST = b"POST /first HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
+
+
+@pytest.mark.parametrize(
+    ("rest", "code"),
+    [
+        pytest.param(b"GARBAGE\r\n\r\n", b"400", id="garbage"),
+        pytest.param(b"GET / HTTP/1.1\r\nA: " + b"a" * 300_000, b"431", id="a large head"),
+        pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400", id="HTTP/2"),
+    ],
+)
+def test_bytes_that_are_not_a_request_do_not_cost_the_answers_before_them(rest, code):
+    answer = answers(FIRST, FIRST, rest)
+
+    assert answer.count(b"/first 3") == 2
+    assert b"HTTP/1.1 " + code in answer.partition(b"/first 3HTTP/1.1 200 OK")[2]
+
+
+def test_bytes_that_are_not_http_are_shown_in_the_refusal():
+    assert b"expected HTTP/1.1, got 'hello world" in answers(b"hello world\r\n\r\n")
+
+
+def test_a_client_that_does_not_take_its_answers_gets_no_more_of_them():
+    begun = []
+
+    async def large(scope, receive, send):
+        begun.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * (8 << 20)})
+
+    async def client(address):
+        _, writer = await asyncio.open_connection(*address, limit=1)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10_000)
+        while not begun:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+
+    served(client, large)
+
+    assert len(begun) <= 3  # the kernel takes one or two
+
+
+def test_a_client_that_sends_many_requests_at_once_leaves_other_clients_their_turns():
+    answered = []
+
+    async def noted(scope, receive, send):
+        answered.append(scope["path"])
+        await echo(scope, receive, send)
+
+    async def client(address):
+        _, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET /many HTTP/1.1\r\n\r\n" * 3000)
+        other_reader, other_writer = await asyncio.open_connection(*address)
+        while not answered:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            other_writer.write(b"GET /other HTTP/1.1\r\n\r\n")
+            await other_reader.readuntil(b"/other 0")
+        counted = answered.count("/many")
+        writer.transport.abort()
+        other_writer.close()
+        return counted
+
+    assert served(client, noted) < 60
+
+
+class TestTime:
+    limits = Limits(head_timeout_s=0.2, body_timeout_s=0.2, idle_timeout_s=0.2, answer_timeout_s=0.2)
+    patient = Limits(head_timeout_s=0.2, body_timeout_s=60, idle_timeout_s=60, answer_timeout_s=60)
+
+    def test_a_connection_without_a_byte_is_closed(self):
+        assert answers(limits=self.limits) == b""
+
+    def test_a_connection_without_a_next_request_is_closed(self):
+        assert answers(FIRST, limits=self.limits).endswith(b"/first 3")
+
+    @pytest.mark.parametrize("before", [b"", FIRST])
+    @pytest.mark.parametrize("part", [b"G", b"GET / HTTP/1.1\r\nHo", b"\r\n"])
+    def test_a_head_that_does_not_end_is_refused_in_words(self, before, part):
+        answer = answers(before, part, limits=self.patient)
+
+        assert answer.count(b"/first 3") == bool(before)
+        assert b"HTTP/1.1 408 Request Timeout\r\n" in answer
+        assert answer.endswith(b'{"error":"the request\'s head did not arrive within 0.2 s"}')
+
+    def test_a_head_that_arrives_byte_by_byte_has_no_more_time(self):
+        async def client(address):
+            reader, writer = await asyncio.open_connection(*address)
+            reading = asyncio.ensure_future(reader.read())
+            while not reading.done():
+                writer.write(b"a")
+                await asyncio.sleep(0.01)
+            writer.close()
+            return await reading
+
+        assert served(client, limits=self.patient).startswith(b"HTTP/1.1 4")
+
+    @pytest.mark.parametrize(
+        "request_",
+        [
+            pytest.param(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc", id="a body"),
+            pytest.param(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nT: a\r\n", id="trailers"),
+        ],
+    )
+    def test_the_rest_of_an_answered_request_has_a_time_limit(self, request_):
+        answer = answers(request_, app=refuse_early, limits=self.limits)
+
+        assert answer.startswith(b"HTTP/1.1 429 ")
+
+    def test_an_answer_may_take_longer_than_the_time_limits_of_clients(self):
+        async def slow(scope, receive, send):
+            await asyncio.sleep(0.6)
+            await echo(scope, receive, send)
+
+        assert answers(FIRST, app=slow, limits=self.limits).endswith(b"/first 3")
+
+
+SIZE = 16 << 20
+
+
+async def large_answer(_scope, _receive, send):
+    """An application whose answers fill the buffers of the kernel and wait in the server."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": bytes(SIZE)})
+
+
+class Unread:
+    """Clients that ask for an answer and do not read it."""
+
+    def __init__(self, address):
+        self.address = address
+        self.sockets = []
+
+    async def ask(self):
+        client = socket.socket()
+        client.setblocking(False)
+        self.sockets.append(client)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, self.address)
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        return client
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for one in self.sockets:
+            one.close()
+
+
+async def received(client, pause_s=0.0):
+    """How many bytes of an answer arrive before the server closes or the answer is whole."""
+    loop, count = asyncio.get_running_loop(), 0
+    try:
+        while count < SIZE and (data := await loop.sock_recv(client, 1 << 20)):
+            count += len(data)
+            await asyncio.sleep(pause_s)
+    except ConnectionError:
+        pass
+    return count
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_cut():
+    async def client(address):
+        with Unread(address) as clients:
+            one = await clients.ask()
+            await asyncio.sleep(1)
+            return await received(one)
+
+    assert served(client, large_answer, Limits(answer_timeout_s=0.2)) < SIZE
+
+
+def test_a_client_that_takes_its_answer_slowly_gets_all_of_it():
+    async def client(address):
+        with Unread(address) as clients:
+            return await received(await clients.ask(), pause_s=0.02)
+
+    assert served(client, large_answer, Limits(answer_timeout_s=0.4)) >= SIZE
+
+
+def test_the_client_that_waits_longest_is_cut_if_too_many_bytes_wait():
+    async def client(address):
+        with Unread(address) as clients:
+            asked = [await clients.ask() for _ in range(4)]
+            await asyncio.sleep(0.3)
+            return [await received(one) for one in asked]
+
+    first, second, third, last = served(client, large_answer, Limits(max_unread_bytes=2 * SIZE))
+
+    assert first < SIZE
+    assert second < SIZE
+    assert third >= SIZE
+    assert last >= SIZE
+
+
+def test_connections_beyond_the_limit_are_refused_until_another_closes():
+    async def client(address):
+        first = await asyncio.open_connection(*address)
+        second = await asyncio.open_connection(*address)
+        third_reader, third = await asyncio.open_connection(*address)
+        refusal = await third_reader.read()
+        first[1].close()
+        await asyncio.sleep(0.05)
+        reader, fourth = await asyncio.open_connection(*address)
+        fourth.write(FIRST)
+        await reader.readuntil(b"/first 3")
+        for writer in (second[1], third, fourth):
+            writer.close()
+        return refusal
+
+    refusal = served(client, limits=Limits(max_connections=2))
+
+    assert refusal.startswith(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: ")
+    assert refusal.endswith(b'{"error":"2 connections are open; the server accepts no more"}')
+
+
+@contextmanager
+def descriptors(limit):
+    """Let the process open as many files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def next_descriptor():
+    with socket.socket() as one:
+        return one.fileno()
+
+
+def test_connections_leave_some_descriptors_to_others():
+    async def client(address):
+        with descriptors(next_descriptor() + 4):
+            reader, writer = await asyncio.open_connection(*address)
+            refusal = await reader.read()
+            writer.close()
+            return refusal
+
+    refusal = served(client)
+
+    assert refusal.startswith(b"HTTP/1.1 503 ")
+    assert b"(ulimit -n)" in refusal
+
+
+def test_a_process_without_descriptors_waits_for_one_and_logs_a_line(caplog):
+    async def client(address):
+        with socket.socket() as one:
+            one.setblocking(False)
+            with descriptors(next_descriptor()):
+                await asyncio.get_running_loop().sock_connect(one, address)
+                await asyncio.sleep(0.5)
+            await asyncio.get_running_loop().sock_sendall(one, FIRST)
+            return await asyncio.get_running_loop().sock_recv(one, 4096)
+
+    with caplog.at_level(logging.WARNING):
+        answer = served(client)
+
+    assert answer.endswith(b"/first 3")
+    assert [record.message.partition(";")[0] for record in caplog.records] == [
+        "cannot accept a connection: Too many open files"
+    ]

@@ -1,0 +1,224 @@
+"""Splits the bytes of a connection into requests, one at a time."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import httptools
+
+#: Largest head of a request: its first line and its headers.
+MAX_HEAD_BYTES = 64 << 10
+
+#: Most headers of a request.
+MAX_HEADERS = 100
+
+_BLANK_LINE = b"\r\n\r\n"
+_MOST_BYTES_AT_ONCE = 4 << 10  # of heads and chunks
+_SHOWN_BYTES = 32
+
+
+class RefusedBytesError(Exception):
+    """The bytes are not a request that the server accepts, so nothing behind them can be parsed."""
+
+    def __init__(self, code: int, message: str) -> None:
+        """Keep the status code and the message of the answer."""
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first line and the headers of a request.
+
+    Attributes:
+        method: such as ``"POST"``.
+        path: as sent; its percent signs are not decoded.
+        query: what follows the path and a question mark.
+        version: ``"1.0"`` or ``"1.1"``.
+        headers: names in lower case.
+        keeps_alive: whether the client may send another request on the connection.
+        expects_continue: whether the client waits for a word before it sends the body.
+    """
+
+    method: str
+    path: bytes
+    query: bytes
+    version: str
+    headers: list[tuple[bytes, bytes]]
+    keeps_alive: bool
+    expects_continue: bool
+
+
+class ParserEvents(Protocol):
+    """Is told what the parser finds."""
+
+    def on_head(self, head: Head) -> None:
+        """A head is complete."""
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body has arrived."""
+
+    def on_end(self) -> None:
+        """The request is whole."""
+
+
+class RequestParser:
+    """httptools' parser, which stops at the end of each request and ignores requests to change the protocol.
+
+    httptools itself parses all bytes that it gets. So it gets no byte behind the end of a request: the parser gives it
+    a body of known length by its length, and other bytes up to the next blank line, with which heads and chunked
+    bodies end.
+
+    Attributes:
+        structure_bytes: how many bytes were parsed, except bodies of known length. These bytes take the time.
+    """
+
+    def __init__(self, events: ParserEvents) -> None:
+        """Report to ``events``."""
+        self._events = events
+        self.structure_bytes = 0
+        self._begin()
+        # Bytes since a head was complete or a piece of a body was found: an unfinished head, trailers or chunk
+        # extensions. httptools keeps these bytes, so they need a bound.
+        self._unfinished_bytes = 0
+        self._body_bytes = 0  # bytes that the body still has; 0 if it has no length
+        self._is_chunked = False
+        self._tail = b""  # the last bytes, if a blank line may have begun in them
+
+    def close(self) -> None:
+        """Let go of the callbacks, which refer to each other in a circle."""
+        del self._parser, self._events
+
+    @property
+    def is_between_requests(self) -> bool:
+        """Whether no byte of a next request has been parsed."""
+        return not self._unfinished_bytes
+
+    def feed(self, data: bytes, begin: int) -> int:
+        """Parse ``data`` from ``begin`` on, at most to the end of a request; return where the parser stopped.
+
+        Raises:
+            RefusedBytesError: the parser cannot go on.
+        """
+        end = begin + self._body_bytes if self._body_bytes else self._after_blank_line(data, begin)
+        piece = memoryview(data)[begin:end]
+        size_bytes = len(piece)
+        if self._body_bytes:
+            self._body_bytes -= size_bytes
+        else:
+            self.structure_bytes += size_bytes
+            self._unfinished_bytes += size_bytes
+            if self._unfinished_bytes > MAX_HEAD_BYTES and not self._is_chunked:
+                raise _too_large("head")
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self._parse_head_without_upgrade()
+        except httptools.HttpParserCallbackError as err:
+            raise err.__context__ or err from None
+        except httptools.HttpParserError as err:
+            raise _not_http(err, bytes(piece)) from None
+        if self._unfinished_bytes > MAX_HEAD_BYTES:
+            raise _too_large("trailers or chunk extensions")
+        return begin + size_bytes
+
+    def _after_blank_line(self, data: bytes, begin: int) -> int:
+        """Return where the first blank line of ``data`` ends, or a place before."""
+        tail, self._tail = self._tail, b""
+        if tail:
+            seam = tail + data[begin : begin + len(_BLANK_LINE) - 1]
+            found = seam.find(_BLANK_LINE)
+            if found >= 0:
+                return begin + found + len(_BLANK_LINE) - len(tail)
+        end = min(len(data), begin + _MOST_BYTES_AT_ONCE)
+        found = data.find(_BLANK_LINE, begin, end)
+        if found >= 0:
+            return found + len(_BLANK_LINE)
+        self._tail = (tail + data[max(begin, end - 3) : end])[-3:]
+        return end
+
+    def _begin(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+
+    def _parse_head_without_upgrade(self) -> None:
+        """Parse the head again without its ``Upgrade``, which a server may ignore (RFC 9110, 7.8).
+
+        httptools takes the bytes behind such a head for another protocol.
+        """
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            raise RefusedBytesError(501, "CONNECT: the server is no proxy")
+        lines = [b"%s %s HTTP/%s" % (method, self._target, self._parser.get_http_version().encode())]
+        lines += [b"%s: %s" % header for header in self._headers if header[0] != b"upgrade"]
+        self._begin()
+        self._parser.feed_data(b"\r\n".join(lines) + _BLANK_LINE)
+
+    # httptools' callbacks. It refuses a request with two lengths, or with a length and chunks.
+
+    def on_message_begin(self) -> None:
+        """See httptools' callbacks."""
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._has_head = self._expects_continue = self._is_chunked = False
+
+    def on_url(self, url: bytes) -> None:
+        """See httptools' callbacks."""
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools' callbacks."""
+        if self._has_head:  # a trailer
+            return
+        if len(self._headers) == MAX_HEADERS:
+            raise RefusedBytesError(431, f"the request has more than the {MAX_HEADERS} headers that the server accepts")
+        name = name.lower()
+        self._headers.append((name, value))
+        if name == b"content-length":
+            self._body_bytes = int(value)
+        elif name == b"transfer-encoding":
+            self._is_chunked = True
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self._expects_continue = True
+
+    def on_headers_complete(self) -> None:
+        """See httptools' callbacks."""
+        parser = self._parser
+        if parser.should_upgrade():
+            self._body_bytes = 0
+            return
+        self._has_head = True
+        self._unfinished_bytes = 0
+        try:
+            url = httptools.parse_url(self._target)
+        except httptools.HttpParserInvalidURLError as err:
+            raise _not_http(err, self._target) from None
+        version = parser.get_http_version()
+        keeps_alive = version != "1.0" and parser.should_keep_alive()
+        method = parser.get_method().decode("ascii")
+        path, query = url.path or b"/", url.query or b""
+        head = Head(method, path, query, version, self._headers, keeps_alive, self._expects_continue)
+        self._events.on_head(head)
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools' callbacks."""
+        self._unfinished_bytes = 0
+        self._events.on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools' callbacks."""
+        if self._has_head:
+            self._unfinished_bytes = 0
+            self._is_chunked = False
+            self._tail = b""
+            self._events.on_end()
+
+
+def _too_large(what: str) -> RefusedBytesError:
+    return RefusedBytesError(
+        431, f"the request's {what} has more than the {MAX_HEAD_BYTES:,} bytes that the server accepts"
+    )
+
+
+def _not_http(err: Exception, piece: bytes) -> RefusedBytesError:
+    dots = "..." if len(piece) > _SHOWN_BYTES else ""
+    return RefusedBytesError(400, f"expected HTTP/1.1, got {str(piece[:_SHOWN_BYTES])[1:]}{dots}: {err}")

@@ -1,0 +1,112 @@
+"""The bytes of a connection become requests, however the network divides them."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.frontend.http.request_parser import RefusedBytesError, RequestParser
+
+
+class Requests:
+    """Collects the requests that a parser finds: method, path, headers and body."""
+
+    def __init__(self):
+        self.found = []
+        self.is_open = False
+
+    def on_head(self, head):
+        assert not self.is_open
+        self.is_open = True
+        self.found.append((head.method, head.path, dict(head.headers), b""))
+
+    def on_body(self, body):
+        *head, before = self.found[-1]
+        self.found[-1] = (*head, before + body)
+
+    def on_end(self):
+        self.is_open = False
+
+
+def parse(*pieces):
+    """Return the requests in ``pieces``."""
+    requests = Requests()
+    parser = RequestParser(requests)
+    for piece in pieces:
+        begin = 0
+        while begin < len(piece):
+            whole = len(requests.found) - requests.is_open
+            begin = parser.feed(piece, begin)
+            assert len(requests.found) - requests.is_open <= whole + 1, "the parser stops at the end of each request"
+    return requests.found
+
+
+names = st.sampled_from(["a", "host", "x-y"])
+values = st.text("abc \t:,", max_size=9).map(str.strip)
+bodies = st.one_of(st.binary(max_size=40), st.sampled_from([b"\r\n\r\n", b"0\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"]))
+
+
+@st.composite
+def requests(draw):
+    """A request: its bytes, and what a parser finds in them."""
+    headers = draw(st.dictionaries(names, values, max_size=3))
+    body, form = draw(bodies), draw(st.sampled_from(["length", "chunks", "none"]))
+    upgrade = draw(st.booleans())
+    lines = [f"{name}: {value}".encode() for name, value in headers.items()]
+    found = {name.encode(): value.encode() for name, value in headers.items()}
+    if upgrade:
+        lines += [b"Connection: upgrade", b"Upgrade: h2c"]
+        found[b"connection"] = b"upgrade"
+    sent = b""
+    if form == "length":
+        lines.append(b"Content-Length: %d" % len(body))
+        found[b"content-length"] = b"%d" % len(body)
+        sent = body
+    elif form == "chunks":
+        lines.append(b"Transfer-Encoding: chunked")
+        found[b"transfer-encoding"] = b"chunked"
+        cut = draw(st.integers(0, len(body)))
+        chunks = [chunk for chunk in (body[:cut], body[cut:]) if chunk]
+        sent = b"".join(b"%x;e=1\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n"
+        sent += draw(st.sampled_from([b"", b"T: x\r\n"])) + b"\r\n"
+    else:
+        body = b""
+    before = draw(st.sampled_from([b"", b"\r\n"]))
+    head = before + b"POST /p HTTP/1.1\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
+    return head + sent, ("POST", b"/p", found, body)
+
+
+@given(sent=st.lists(requests(), min_size=1, max_size=4), data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_requests_are_found_one_by_one_however_the_bytes_are_divided(sent, data):
+    whole = b"".join(one for one, _ in sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    pieces = [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+
+    assert parse(*pieces) == [expected for _, expected in sent]
+    assert parse(*(bytes([one]) for one in whole)) == [expected for _, expected in sent]
+
+
+def test_trailers_are_not_headers():
+    (request,) = parse(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nContent-Encoding: gzip\r\n\r\n")
+
+    assert request == ("POST", b"/", {b"transfer-encoding": b"chunked"}, b"")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"Content-Length: 3\r\nContent-Length: 4\r\n", id="two lengths"),
+        pytest.param(b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n", id="a length and chunks"),
+        pytest.param(b"Content-Length: 3, 3\r\n", id="a list of lengths"),
+        pytest.param(b"Content-Length: " + b"9" * 30 + b"\r\n", id="a length beyond 64 bits"),
+        pytest.param(b"Transfer-Encoding: gzip\r\n", id="an encoding that does not say where the body ends"),
+        pytest.param(b" a: b\r\n", id="a space before a name"),
+        pytest.param(b"a b: c\r\n", id="a space in a name"),
+        pytest.param(b"a: b\0\r\n", id="a null byte"),
+    ],
+)
+def test_a_head_that_parsers_understand_differently_is_refused(head):
+    with pytest.raises(RefusedBytesError) as refused:
+        parse(b"POST / HTTP/1.1\r\n" + head + b"\r\nabcd")
+
+    assert refused.value.code == 400
