@@ -15,17 +15,26 @@ _BATCH_ROWS = 1 << 20
 class TableKeys:
     """The keys of one table, drawn with Zipf's law, and some keys that the table does not have."""
 
-    def __init__(self, config: ModelConfig, table: TableConfig, rng: np.random.Generator) -> None:
-        """Read all keys of the table's file, 8 bytes each.
+    def __init__(self, known: np.ndarray, largest: int, rng: np.random.Generator) -> None:
+        """Keep the keys that the table has. No key is above ``largest``."""
+        self._known = known
+        self._unknown = np.setdiff1d(rng.integers(0, largest - 1, UNKNOWN_KEYS), self._known)
+        rng.shuffle(self._unknown)
+
+    @classmethod
+    def of_slots(cls, config: ModelConfig, table: TableConfig, rng: np.random.Generator) -> list["TableKeys"]:
+        """Read all keys of the table's file, 8 bytes each, and return the keys of each of its slots.
 
         Raises:
             ModelFileError: the file is missing or is not such a model.
         """
         model = open_sparse(table.file, table.dim, config.key_type, table.row_layout)
-        self._known = np.concatenate(list(model.key_batches(_BATCH_ROWS)))
+        known = np.concatenate(list(model.key_batches(_BATCH_ROWS)))
         largest = np.iinfo(np.int64 if config.key_type == "I64" else np.uint32).max
-        self._unknown = np.setdiff1d(rng.integers(0, largest - 1, UNKNOWN_KEYS), self._known)
-        rng.shuffle(self._unknown)
+        if not table.slot_ranges:
+            return [cls(known, largest, rng)] * table.slots
+        of_slots = [known[(known >= begin) & (known < begin + size)] - begin for begin, size in table.slot_ranges]
+        return [cls(of_slot if of_slot.size else np.zeros(1, np.int64), largest, rng) for of_slot in of_slots]
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, int], skew: float, unknown: float) -> np.ndarray:
         """Draw int64 keys. The key of rank r comes with a frequency of about ``r ** -skew``."""
@@ -60,13 +69,11 @@ class Traffic:
         self._dense_dim = config.dense_dim
         self._key_dtype = np.int64 if config.key_type == "I64" else np.uint32
         self._skew, self._unknown = skew, unknown
-        self._tables = [(TableKeys(config, table, self._rng), table.slots) for table in config.tables]
+        self._slots = [slot for table in config.tables for slot in TableKeys.of_slots(config, table, self._rng)]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The tensors of a new request by name."""
-        keys = np.hstack(
-            [table.draw(self._rng, (self._samples, slots), self._skew, self._unknown) for table, slots in self._tables]
-        )
+        keys = np.hstack([slot.draw(self._rng, (self._samples, 1), self._skew, self._unknown) for slot in self._slots])
         arrays = {
             "CATCOLUMN": keys.astype(self._key_dtype),
             "ROWINDEX": np.arange(keys.size + 1, dtype=np.int32),

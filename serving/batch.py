@@ -6,7 +6,7 @@ All checks are vectorized; the position of the first fault is searched only when
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from kernels.host import first_outside, split_by_table
 from serving.arrays import flat_offsets, floats, integers
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
+from serving.model.slot_sizes import SlotRange, shift_keys
 from serving.model.sparse_rows import KeyType, key_range
 
 # The three tensors' names on the wire, as in HugeCTR's Triton backend.
@@ -102,6 +103,9 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     block of B * S + 1 offsets per table, each starting at 0 (HugeCTR v4), or one CSR over the slots of all tables
     (v3.0); its length decides.
 
+    If the model's keys begin at 0 in each slot, the batch has the keys of the tables. A key that is not one of its slot
+    becomes a key of no table.
+
     Args:
         config: the model the request is for.
         dense: [B * F], [1, B * F] or [B, F] numbers, none of them NaN or infinite; None or empty where F is 0.
@@ -118,6 +122,8 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     offsets = flat_offsets(row_ptrs, ROW_PTRS)
     check_keys(flat_keys, config.key_type, KEYS)
     samples, joined = _by_table(config, flat_keys, offsets)
+    if config.slot_keys == "unshifted":
+        joined = _shifted(config, joined)
     if given_keys.ndim == 2 and len(given_keys) != 1:
         _check_rows(config, given_keys.shape, samples)
     return Batch(_read_dense(dense, samples, config.dense_dim), joined)
@@ -211,6 +217,24 @@ def _by_table(config: ModelConfig, keys: Ints, offsets: Offsets) -> tuple[int, J
             of_table = row_ptrs[first : first + lengths[place] : table.slots]
             raise _too_many_keys(table, limit, np.diff(of_table))
     return samples, JoinedKeys(keys, row_ptrs, lengths)
+
+
+def _shifted(config: ModelConfig, joined: JoinedKeys) -> JoinedKeys:
+    """Return the same bags with keys of the tables in place of keys that begin at 0 in each slot."""
+    parts, begin, first = [], 0, 0
+    for table, length in zip(config.tables, joined.lengths, strict=True):
+        row_ptrs = joined.row_ptrs[first : first + length]
+        end = begin + int(row_ptrs[-1])
+        parts.append(shift_keys(joined.keys[begin:end], np.diff(row_ptrs), _ranges(table.slot_ranges))[0])
+        begin, first = end, first + length
+    return JoinedKeys(np.concatenate(parts), joined.row_ptrs, joined.lengths)
+
+
+@cache
+def _ranges(of_slots: tuple[SlotRange, ...]) -> tuple[Ints, Ints]:
+    """Return the offsets and the sizes as arrays."""
+    offsets, sizes = np.array(of_slots, np.int64).T
+    return offsets, sizes
 
 
 def _too_many_keys(table: TableConfig, limit: int, counts: NDArray[np.int32]) -> RequestError:

@@ -1,5 +1,6 @@
 """One model in full: from a request's tensors to probabilities."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
@@ -22,6 +23,8 @@ from serving.metrics import MetricSample
 from serving.routes import LeastBusy, Prediction, open_routes
 
 _MOST_THREADS = 1024
+
+_log = logging.getLogger(__name__)
 
 
 class InferenceSession:
@@ -79,6 +82,13 @@ class InferenceSession:
             tiers = LookupSession(self.embedding_cache.server, self.embedding_cache.config)
             measure = look_up_calibration(tiers, calibration, tolerance)
         self.graph, network, routes = open_routes(config, caches, engine, threads, measure)
+        if config.slot_keys == "shifted":
+            _log.warning(
+                "model %s: its graph has slot_size_array, so training may have shifted the keys of each slot; then "
+                "requests need shifted keys, and keys from 0 in each slot get wrong rows; a new export of "
+                "`hotrow train` takes unshifted keys",
+                config.name,
+            )
         self.quantization = network.quantization
         self.engine = network.engine
         self._routes = LeastBusy(routes, lambda route: route.is_answering)

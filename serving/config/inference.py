@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from serving.config.clause import INTEGERS, Clause, FilePath, Location, read_clause
 from serving.config.gpu import ONE_PRECISION, GpuCacheConfig, GpuNetworkConfig, precision_of
-from serving.config.models import ModelConfig, check_key_bits, check_model_name, onnx_next_to, tables_of
+from serving.config.models import ModelConfig, check_key_bits, check_model_name, onnx_next_to, slot_keys_of, tables_of
 from serving.model.graph import is_network_file, parse_graph
 from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import read_json
@@ -83,6 +83,7 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
     dense_file = clause.dense_model_file.resolve()
     key_type = _key_type(clause.input_key_type, i64_input_key, at)
     check_key_bits(clause.embedding_cache_key_bits, key_type, at)
+    slot_keys = slot_keys_of(graph, file, key_type)
     return ModelConfig(
         name=name,
         version=version,
@@ -90,8 +91,9 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
         graph_file=file,
         dense_file=dense_file,
         onnx_file=onnx_next_to(dense_file),
-        tables=tables_of(graph, clause.sparse_model_file, "sparse_model_file", at),
+        tables=tables_of(graph, clause.sparse_model_file, "sparse_model_file", at, slot_keys),
         key_type=key_type,
+        slot_keys=slot_keys,
         max_batchsize=clause.max_batchsize,
         dense_dim=graph.dense_dim,
         label_dim=graph.label_dim,

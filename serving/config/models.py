@@ -7,10 +7,12 @@ from kernels.host import RowDtype
 from serving.config.clause import Location, Record
 from serving.config.gpu import GpuCacheConfig, GpuNetworkConfig
 from serving.config.tiers import DisabledConfig, PersistentDbConfig, VolatileDbConfig
-from serving.errors import ConfigError
+from serving.errors import ConfigError, ModelFileError
 from serving.model.graph import Graph, is_network_file
+from serving.model.manifest import MANIFEST_NAME, read_manifest
 from serving.model.names import MODEL_NAME
 from serving.model.records import Combiner
+from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
 from serving.model.sparse_rows import KeyType, RowLayout
 
 
@@ -27,6 +29,7 @@ class TableConfig(Record):
         row_layout: the layout of rows in a single file.
         max_keys_per_sample: over all slots of this table; None means no limit.
         row_dtype: the row type in RAM. The rows of every tier are rounded to it.
+        slot_ranges: the keys of each slot, if they begin at 0 in the slots of a request; else empty.
     """
 
     name: str
@@ -38,6 +41,7 @@ class TableConfig(Record):
     row_layout: RowLayout = "distributed"
     max_keys_per_sample: int | None = None
     row_dtype: RowDtype = "fp32"
+    slot_ranges: tuple[SlotRange, ...] = ()
 
 
 class ModelConfig(Record):
@@ -53,6 +57,7 @@ class ModelConfig(Record):
         onnx_file: an ONNX export of the ``.model`` file next to it, if there is one.
         tables: one record per table, in graph order.
         key_type: ``"I64"`` or ``"I32"`` (uint32 keys).
+        slot_keys: how the keys of requests come.
         max_batchsize: maximum samples per request.
         dense_dim: F.
         label_dim: L; 0 if the model is only looked up.
@@ -68,6 +73,7 @@ class ModelConfig(Record):
     onnx_file: Path | None = None
     tables: tuple[TableConfig, ...]
     key_type: KeyType
+    slot_keys: SlotKeys = "stored"
     max_batchsize: int
     dense_dim: int
     label_dim: int
@@ -137,7 +143,27 @@ def check_key_bits(key_bits: int, key_type: KeyType, at: Location) -> None:
         raise at.error("embedding_cache_key_bits", "32, but the model's keys are int64")
 
 
-def tables_of(graph: Graph, files: Sequence[Path], key: str, at: Location) -> tuple[TableConfig, ...]:
+def slot_keys_of(graph: Graph, graph_file: Path, key_type: KeyType) -> SlotKeys:
+    """Return how the keys of a model's requests come, which the manifest next to its graph says.
+
+    Without such a manifest, the clients of a graph with ``slot_size_array`` shift keys, as those of HugeCTR do.
+
+    Raises:
+        ConfigError: the manifest says that the server shifts keys, but the graph does not say by what.
+    """
+    try:
+        keys = read_manifest(graph_file.parent).keys if (graph_file.parent / MANIFEST_NAME).is_file() else "stored"
+    except ModelFileError:  # it is none of ours
+        keys = "stored"
+    if keys == "unshifted" and (graph.slot_sizes is None or key_type != "I64"):
+        expected = "a Data layer with slot_size_array, one number per slot, and int64 keys"
+        raise ConfigError(str(graph_file), "layers[0]", f"{MANIFEST_NAME} says keys: unshifted, which needs {expected}")
+    return "shifted" if keys == "stored" and graph.slot_sizes is not None else keys
+
+
+def tables_of(
+    graph: Graph, files: Sequence[Path], key: str, at: Location, slot_keys: SlotKeys = "stored"
+) -> tuple[TableConfig, ...]:
     """Return one record per embedding layer. ``files`` are the sparse models that ``key`` lists, in graph order.
 
     Raises:
@@ -148,6 +174,7 @@ def tables_of(graph: Graph, files: Sequence[Path], key: str, at: Location) -> tu
     if len(files) != len(graph.embeddings):
         raise at.error(key, f"expected {len(graph.embeddings)}, one per embedding layer; got {len(files)}")
     most_keys = {sparse.top: sparse.max_keys_per_sample for sparse in graph.sparse}
+    ranges = ranges_by_input(graph) if slot_keys == "unshifted" else {}
     return tuple(
         TableConfig(
             name=embedding.table,
@@ -158,6 +185,7 @@ def tables_of(graph: Graph, files: Sequence[Path], key: str, at: Location) -> tu
             file=file.resolve(),
             row_layout=embedding.row_layout,
             max_keys_per_sample=most_keys[embedding.bottom],
+            slot_ranges=ranges.get(embedding.bottom, ()),
         )
         for embedding, file in zip(graph.embeddings, files, strict=True)
     )

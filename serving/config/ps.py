@@ -30,6 +30,7 @@ from serving.config.models import (
     check_key_bits,
     check_model_name,
     onnx_next_to,
+    slot_keys_of,
     tables_of,
 )
 from serving.config.row_dtypes import by_path, with_row_dtypes
@@ -280,11 +281,13 @@ def _model(clause: ModelClause, at: Location, key_type: KeyType) -> ModelConfig:
     graph_file, dense_file = clause.network_file.resolve(), clause.dense_file.resolve()
     graph = read_model_graph(graph_file, dense_file)
     _check_against_graph(clause, graph, dense_file, at)
+    slot_keys = slot_keys_of(graph, graph_file, key_type)
     return ModelConfig(
         graph_file=graph_file,
         dense_file=dense_file,
         onnx_file=onnx_next_to(dense_file),
-        tables=_with_lists(clause, tables_of(graph, clause.sparse_files, "sparse_files", at), at),
+        tables=_with_lists(clause, tables_of(graph, clause.sparse_files, "sparse_files", at, slot_keys), at),
+        slot_keys=slot_keys,
         dense_dim=graph.dense_dim,
         label_dim=graph.label_dim,
         gpu_network=clause.gpu_network,

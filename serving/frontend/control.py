@@ -85,8 +85,9 @@ class Control:
         return {"name": "hotrow", "version": server_version(), "extensions": EXTENSIONS}
 
     def metadata(self, model: str, version: str = "") -> Document:
-        """A model's tensors, and the names of its slots in the order of their keys."""
+        """A model's tensors, the names of its slots in the order of their keys, and whether the server shifts keys."""
         served = self._endpoint.model(model, version)
+        keys = {} if served.config.slot_keys == "stored" else {"keys": served.config.slot_keys}
         return {
             "name": model,
             "versions": [str(number) for number in sorted(self._repository.versions(model))],
@@ -94,6 +95,7 @@ class Control:
             "inputs": [spec.metadata() for spec in served.signature.inputs],
             "outputs": [spec.metadata() for spec in served.signature.outputs],
             "slots": slot_names(served.config),
+            **keys,
         }
 
     def config(self, model: str, version: str = "") -> Document:

@@ -262,7 +262,8 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     @_call
     def ModelMetadata(self, request: Any) -> Any:
         document = self._control.metadata(request.name, request.version)
-        del document["slots"]  # the message has no field for them
+        for extension in ("slots", "keys"):  # the message has no field for them
+            document.pop(extension, None)
         return service_pb2.ModelMetadataResponse(**document)
 
     @_call

@@ -7,6 +7,7 @@ from serving.errors import ConfigError, nearest
 from serving.model.inputs import EMBEDDING_TYPES, read_data, read_embedding
 from serving.model.layer_types import LAYER_TYPES, REFUSED, Site, Structure, inner, show
 from serving.model.records import B, Embedding, Graph, Layer, Shape, WeightSpec
+from serving.model.slot_sizes import read_slot_sizes
 from serving.model.strict_json import Fields
 from serving.model.wiring import explain_missing
 
@@ -101,7 +102,14 @@ class GraphReader:
             least_samples=max((structure.least_samples for structure in self._structures), default=1),
             mixes_samples=any(structure.mixes_samples for structure in self._structures),
             source=source,
+            slot_sizes=self._slot_sizes(),
         )
+
+    def _slot_sizes(self) -> tuple[int, ...] | None:
+        try:
+            return read_slot_sizes(self._document[0], sum(entry.slots for entry in self._data.sparse))
+        except ConfigError:  # only training reads them; HugeCTR exports what it was given
+            return None
 
     def _read_layer(self, fields: Fields) -> None:
         kind = fields.text("type")

@@ -11,11 +11,13 @@ from typing import NoReturn
 
 from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
+from serving.model.slot_sizes import SlotKeys
 from serving.model.strict_json import Fields, read_json
 
 MANIFEST_NAME = "manifest.json"
 _FORMAT = 1
 _LARGEST = 2**63 - 1
+_KEYS: dict[str, SlotKeys] = {"stored": "stored", "unshifted": "unshifted"}
 _SHA256 = re.compile("[0-9a-f]{64}")
 _IGNORED_FOLDER = "__pycache__"  # Triton imports model.py, and Python writes its bytecode next to it
 
@@ -30,14 +32,22 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One version of one model. ``files`` maps POSIX paths relative to the folder to the file's record."""
+    """One version of one model.
+
+    Attributes:
+        model: its name.
+        version: its number.
+        files: the record of each file by its POSIX path relative to the folder.
+        keys: ``"unshifted"`` if requests have keys that begin at 0 in each slot; see ``serving.model.slot_sizes``.
+    """
 
     model: str
     version: int
     files: Mapping[str, FileRecord]
+    keys: SlotKeys = "stored"
 
 
-def write_manifest(directory: str | Path, model: str, version: int) -> Manifest:
+def write_manifest(directory: str | Path, model: str, version: int, keys: SlotKeys = "stored") -> Manifest:
     """Hash every file in ``directory`` and write ``manifest.json`` there. Raise ModelFileError on failure."""
     directory = Path(directory)
     files = {
@@ -47,6 +57,7 @@ def write_manifest(directory: str | Path, model: str, version: int) -> Manifest:
         "format": _FORMAT,
         "model": model,
         "version": version,
+        **({"keys": keys} if keys == "unshifted" else {}),
         "files": {name: {"size_bytes": r.size_bytes, "sha256": r.sha256} for name, r in files.items()},
     }
     path = directory / MANIFEST_NAME
@@ -55,18 +66,19 @@ def write_manifest(directory: str | Path, model: str, version: int) -> Manifest:
             file.write(json.dumps(document, indent=2).encode() + b"\n")
     except OSError as err:
         raise ModelFileError(path, f"cannot be written: {err.strerror}") from err
-    return Manifest(model, version, files)
+    return Manifest(model, version, files, keys)
 
 
 def read_manifest(directory: str | Path) -> Manifest:
     """Read ``manifest.json`` without looking at the files. Raise ModelFileError if it is not one."""
     path = Path(directory) / MANIFEST_NAME
     try:
-        fields = Fields(read_json(path), "", "", ("format", "model", "version", "files"))
+        fields = Fields(read_json(path), "", "", ("format", "model", "version", "keys", "files"))
         fields.choice("format", {_FORMAT: _FORMAT})
         names = fields.object("files")
         files = {name: _record(names.object(name, ("size_bytes", "sha256"))) for name in names}
-        return Manifest(fields.text("model"), fields.integer("version", maximum=_LARGEST), files)
+        keys = fields.choice("keys", _KEYS, "stored")
+        return Manifest(fields.text("model"), fields.integer("version", maximum=_LARGEST), files, keys)
     except ConfigError as err:
         raise ModelFileError(path, ": ".join(part for part in (err.path, err.reason) if part)) from err
 

@@ -117,6 +117,8 @@ class Graph:
         least_samples: the smallest B that every layer can work on. It is more than 1 if a layer picks rows by number.
         mixes_samples: an answer depends on the other samples of its batch, so requests must not be merged.
         source: the file the graph was read from, for messages.
+        slot_sizes: how many keys each slot of ``sparse`` has, if the training data has keys that begin at 0 in each
+            slot; else None.
     """
 
     dense_top: str
@@ -133,6 +135,7 @@ class Graph:
     least_samples: int
     mixes_samples: bool
     source: str
+    slot_sizes: tuple[int, ...] | None = None
 
     @property
     def stored(self) -> tuple[WeightSpec, ...]:

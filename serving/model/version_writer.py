@@ -17,6 +17,7 @@ from serving.model.dense_file import statistics_path
 from serving.model.manifest import MANIFEST_NAME, write_manifest
 from serving.model.names import MODEL_NAME
 from serving.model.records import Graph
+from serving.model.slot_sizes import SlotKeys
 from serving.model.strict_json import read_json
 
 GRAPH_FILE, DENSE_FILE, ONNX_FILE = "graph.json", "dense.model", "dense.onnx"
@@ -50,7 +51,11 @@ _TIERS = {"supportlonglong": True, "models": [], "volatile_db": {"type": "parall
 
 
 def write_version(
-    repository: Path, name: str, graph: Graph, write_files: Callable[[Path], None], version: int | None = None
+    repository: Path,
+    name: str,
+    graph: Graph,
+    write_files: Callable[[Path], SlotKeys | None],
+    version: int | None = None,
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, and Triton's configurations and ``ps.json`` if they are missing.
 
@@ -62,8 +67,9 @@ def write_version(
         repository: the model repository, which is created if it does not exist.
         name: the model's name: letters, digits, ``_`` and ``-``.
         graph: the model's graph.
-        write_files: writes everything except ``model.py`` and ``manifest.json`` into the hidden folder. If it raises,
-            there is no version.
+        write_files: writes everything except ``model.py`` and ``manifest.json`` into the hidden folder. It returns how
+            the keys of requests come, for the manifest; None: as the tables have them. If it raises, there is no
+            version.
         version: at least 1. The default is one more than the newest version.
 
     Returns:
@@ -81,8 +87,8 @@ def write_version(
             target = folder / str(_next_version(folder) if version is None else _free_version(folder, version))
             with atomic_directory(target) as unfinished:
                 (unfinished / _ENTRY_FILE).write_text(TRITON_ENTRY, encoding="utf-8")
-                write_files(unfinished)
-                write_manifest(unfinished, name, int(target.name))
+                keys = write_files(unfinished)
+                write_manifest(unfinished, name, int(target.name), keys or "stored")
                 # last, because a file left by a failed export would describe the wrong model to Triton
                 _write_if_absent(folder / _CONFIG_FILE, triton_config(name, graph, "CPU"))
                 (folder / _GPU_CONFIG_FILE).parent.mkdir(exist_ok=True)

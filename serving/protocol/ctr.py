@@ -58,4 +58,6 @@ def triton_config(name: str, config: ModelConfig) -> dict[str, Any]:
         "tables": " ".join(table.name for table in config.tables),
         "slots": " ".join(str(table.slots) for table in config.tables),
     }
+    if config.slot_keys != "stored":
+        parameters["keys"] = config.slot_keys
     return config_document(name, signature_of(config), parameters)

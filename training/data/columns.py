@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from serving.errors import MissingExtraError, nearest
 from serving.model.atomic import atomic_write
 from serving.model.data_files import list_data_files
+from serving.model.slot_sizes import slot_ranges
 from serving.model.strict_json import Fields, read_json
 from training.data.file_list import read_file_list
-from training.data.slot_sizes import slot_ranges
 from training.errors import DataError
 from training.samples import Bags, Samples
 

@@ -7,11 +7,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
+from serving.model.slot_sizes import slot_ranges
 from training.data.columns import write_parquet_files
 from training.data.file_list import write_file_list
 from training.data.norm import write_norm
 from training.data.raw import write_raw_parts
-from training.data.slot_sizes import slot_ranges
 from training.data.streams import batches_of
 from training.samples import Bags, Samples
 
@@ -73,7 +73,13 @@ def _from_zero(samples: Samples, slot_sizes: Sequence[int] | None) -> Samples:
     bags = samples.bags
     if slot_sizes is None:
         return samples
-    offsets, _ = slot_ranges(slot_sizes, bags.slots)
-    of_bags = np.tile(offsets, len(bags))
-    keys = bags.keys - np.repeat(of_bags, bags.sizes.reshape(-1))
+    counts = bags.sizes.reshape(-1)
+    offsets, sizes = (
+        np.repeat(np.tile(of_slots, len(bags)), counts) for of_slots in slot_ranges(slot_sizes, bags.slots)
+    )
+    keys = bags.keys - offsets
+    if ((keys < 0) | (keys >= sizes)).any():
+        at = int(np.argmax((keys < 0) | (keys >= sizes)))
+        there = f"{offsets[at]} to {offsets[at] + sizes[at] - 1}"
+        raise ValueError(f"keys: slot_sizes say that a slot has the keys {there}, got {bags.keys[at]}")
     return Samples(samples.labels, samples.dense, Bags(keys, bags.row_ptrs, bags.slots))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.model.atomic import atomic_write
-from training.data.slot_sizes import slot_ranges
+from serving.model.slot_sizes import slot_ranges
 from training.errors import DataError
 from training.samples import Bags, Samples
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ConfigError
+from serving.model.slot_sizes import slot_ranges
 from training.data.convert import write_data_set
-from training.data.slot_sizes import slot_ranges
 from training.samples import Bags, Samples
 from training.synthetic.keyed_random import keyed_uniform
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from serving.errors import ConfigError, nearest
 from serving.model.graph import Graph, parse_graph
+from serving.model.slot_sizes import read_slot_sizes
 from serving.model.strict_json import Fields, read_json
 from training.built_in import built_in_graphs
 from training.optimizers.learning_rate import LearningRateSchedule
@@ -62,7 +63,7 @@ class DataFiles:
         format: "Norm" unless the layer says another.
         source: the path of the training data; None: the layer has none.
         eval_source: the path of the evaluation data; None: the layer has none.
-        slot_sizes: of Raw and Parquet files; see ``training.data.read_raw``.
+        slot_sizes: S numbers if the keys of each slot begin at 0 in the data, as in Raw and Parquet files; else None.
         has_floats: of Raw files; see ``training.data.read_raw``.
     """
 
@@ -156,10 +157,7 @@ def _read_data(data: Fields, slots: int) -> DataFiles:
     source, eval_source = (data.text(key) if key in data else None for key in ("source", "eval_source"))
     if form == "Norm":
         return DataFiles(form, source, eval_source, None, False)
-    sizes = data.integers("slot_size_array", minimum=0) if "slot_size_array" in data else None
-    if sizes is not None and len(sizes) != slots:
-        raise data.error(f"expected {slots} numbers, one per slot, got {len(sizes)}", "slot_size_array")
-    return DataFiles(form, source, eval_source, sizes, data.boolean("float_label_dense", False))
+    return DataFiles(form, source, eval_source, read_slot_sizes(data, slots), data.boolean("float_label_dense", False))
 
 
 def _read_optimizer(fields: Fields) -> tuple[TableOptimizer, LearningRateSchedule]:

@@ -1,7 +1,8 @@
 """Write a trained model into a model repository, or only the rows that changed."""
 
 import json
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,18 @@ from numpy.typing import NDArray
 from serving.dense.onnx import build_onnx
 from serving.model.dense_file import write_dense
 from serving.model.graph import inference_document, parse_graph
+from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
 from serving.model.sparse_writer import write_sparse_batches
 from serving.model.version_writer import CALIBRATION_FILE, DENSE_FILE, GRAPH_FILE, ONNX_FILE, write_version
 from training.embedding.table import TableRows
 from training.embedding.table_folders import write_tables
 from training.model.ctr_model import CtrModel
-from training.samples import Samples
+from training.samples import Bags, Samples
 
 _MAX_BATCHSIZE = 1024
 _HIT_RATE_THRESHOLD = 0.5
+
+_log = logging.getLogger(__name__)
 
 
 def export_model(
@@ -32,6 +36,8 @@ def export_model(
     calibration: Samples | None = None,
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, complete or absent. Of several processes, the first writes.
+
+    If the graph has ``slot_size_array`` and training shifted keys by it, requests to the version have unshifted keys.
 
     Args:
         model: the trained model.
@@ -81,7 +87,8 @@ def export_delta(model: CtrModel, folder: str | Path, since_step: int) -> dict[s
     return write_tables(model.processes, folder, rows)
 
 
-def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibration: Samples | None) -> None:
+def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibration: Samples | None) -> SlotKeys:
+    """Write the files of a version, and return how the keys of its requests come."""
     inference = {
         "max_batchsize": _MAX_BATCHSIZE,
         "hit_rate_threshold": _HIT_RATE_THRESHOLD,
@@ -96,11 +103,49 @@ def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibr
     (folder / GRAPH_FILE).write_text(text, encoding="utf-8")
     write_dense(folder / DENSE_FILE, graph, weights)
     (folder / ONNX_FILE).write_bytes(build_onnx(graph, weights))
+    ranges = {} if graph.slot_sizes is None else ranges_by_input(graph)
+    shifts = [_Shift(ranges.get(embedding.bottom, ())) for embedding in graph.embeddings]
     for number, embedding in enumerate(graph.embeddings):
-        write_sparse_batches(folder / embedding.table, _vectors(model.dump(number)))
+        write_sparse_batches(folder / embedding.table, _vectors(shifts[number].watch(model.dump(number))))
+    are_shifted = all(shift.has_all for shift in shifts)
+    if graph.slot_sizes is not None and not are_shifted:
+        _log.warning(
+            "%s: the tables have keys beyond slot_size_array, so training did not shift keys; requests have the same "
+            "keys as the training samples",
+            graph.source,
+        )
     if calibration is not None:
-        bags = calibration.bags
+        of_tables = model.bags(calibration)
+        if are_shifted:
+            of_tables = [shift.undo(bags) for shift, bags in zip(shifts, of_tables, strict=True)]
+        bags = Bags.side_by_side(of_tables)
         np.savez(folder / CALIBRATION_FILE, DES=calibration.dense, CATCOLUMN=bags.keys, ROWINDEX=bags.row_ptrs)
+    return "unshifted" if are_shifted else "stored"
+
+
+class _Shift:
+    """The keys of one table, which training may have shifted by the sizes of the slots.
+
+    Attributes:
+        has_all: whether every key so far is one that the shift makes. False without sizes.
+    """
+
+    def __init__(self, ranges: Sequence[SlotRange]) -> None:
+        self.has_all = bool(ranges)
+        self._offsets = np.array([of_slot.offset for of_slot in ranges], np.int64)
+        self._end = max((of_slot.offset + of_slot.size for of_slot in ranges), default=0)
+
+    def watch(self, parts: Iterable[TableRows]) -> Iterator[TableRows]:
+        """Yield the rows of the table, and note whether all keys are in its range."""
+        for part in parts:
+            if self.has_all and len(part):
+                self.has_all = bool(self._offsets.min() <= part.keys.min() and part.keys.max() < self._end)
+            yield part
+
+    def undo(self, bags: Bags) -> Bags:
+        """Return the bags as requests send them."""
+        of_keys = np.repeat(np.tile(self._offsets, len(bags)), bags.sizes.reshape(-1))
+        return Bags(bags.keys - of_keys, bags.row_ptrs, bags.slots)
 
 
 def _vectors(parts: Iterable[TableRows]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:

@@ -65,8 +65,9 @@ SAME_GRAPH = {
 def test_members_that_only_training_needs_change_nothing(document, graph, change):
     change(document)
 
-    assert parse_graph(document, "graph.json") == graph
-    assert parse_graph(inference_document(document), "graph.json") == graph
+    for form in (document, inference_document(document)):
+        found = parse_graph(form, "graph.json")
+        assert dataclasses.replace(found, slot_sizes=None) == graph  # only exports shift keys by the slots' sizes
 
 
 def test_the_model_name_of_an_exported_graph_is_ignored(document, graph):
