@@ -111,7 +111,7 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
         dense: [B * F], [1, B * F] or [B, F] numbers, none of them NaN or infinite; None or empty where F is 0.
         keys: [N], [1, N] or, with one key per slot, [B, S] integers; 0 to 2**32 - 1 for a uint32 model, any int64
             except the two smallest and the two largest values for an int64 model.
-        row_ptrs: [R] or [1, R] integers.
+        row_ptrs: [R] or [1, R] integers; None: the keys are [B, S], one key per slot.
 
     Raises:
         RequestError: a tensor is wrong, or the request has no sample or more than ``config.max_batchsize``; the
@@ -119,7 +119,7 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     """
     given_keys = integers(keys, KEYS)
     flat_keys = given_keys.reshape(-1)
-    offsets = flat_offsets(row_ptrs, ROW_PTRS)
+    offsets = _one_key_per_slot(config, given_keys) if row_ptrs is None else flat_offsets(row_ptrs, ROW_PTRS)
     check_keys(flat_keys, config.key_type, KEYS)
     samples, joined = _by_table(config, flat_keys, offsets)
     if config.slot_keys == "unshifted":
@@ -145,6 +145,17 @@ def _join_keys(parts: Sequence[TableKeys]) -> TableKeys:
         raise RequestError(f"{KEYS}: {starts[-1]} keys of one table, but 32-bit offsets reach {INT32_MAX}")
     row_ptrs = [part.row_ptrs[1:] + np.int32(start) for part, start in zip(parts, starts, strict=False)]
     return TableKeys(np.concatenate([part.keys for part in parts]), np.concatenate([parts[0].row_ptrs[:1], *row_ptrs]))
+
+
+def _one_key_per_slot(config: ModelConfig, keys: Ints) -> Offsets:
+    """Return the offsets of [B, S] keys."""
+    slots = sum(table.slots for table in config.tables)
+    if keys.ndim != 2 or keys.shape[1] != slots:
+        expected = f"expected the shape [B, {slots}], one key per slot"
+        raise RequestError(f"{KEYS}: {expected}, because {ROW_PTRS} is missing; got {list(keys.shape)}")
+    if not 1 <= len(keys) <= config.max_batchsize:
+        raise RequestError(f"{KEYS}: {len(keys)} samples, but the model takes 1 to {config.max_batchsize}")
+    return np.arange(keys.size + 1, dtype=np.int32)
 
 
 def _check_rows(config: ModelConfig, shape: tuple[int, ...], samples: int) -> None:

@@ -102,14 +102,14 @@ class InferenceSession:
         return any(cache.is_answering for cache in self._caches)
 
     def predict(
-        self, dense_feature: Any, embeddingcolumns: Any, row_ptrs: Any, i64_input_key: bool | None = None
+        self, dense_feature: Any, embeddingcolumns: Any, row_ptrs: Any = None, i64_input_key: bool | None = None
     ) -> NDArray[np.float32]:
         """Predict from lists or arrays; ``read_batch`` describes their forms.
 
         Args:
             dense_feature: dense features, sample by sample.
             embeddingcolumns: keys.
-            row_ptrs: CSR offsets of the slots into the keys.
+            row_ptrs: CSR offsets of the slots into the keys; None: the keys are [B, S], one key per slot.
             i64_input_key: if given, must agree with the model's key type.
 
         Returns:

@@ -237,11 +237,13 @@ def triton_config(name: str, graph: Graph, kind: str) -> str:
     """Return ``config.pbtxt`` for instances on the ``"CPU"`` or on every ``"GPU"``.
 
     Every tensor has the form ``[1, N]``, as clients of HugeCTR's backend send it. For Triton that is a batch of one, so
-    it may hand over waiting requests of different sizes together.
+    it may hand over waiting requests of different sizes together. ``[B, S]`` keys, which need no ``ROWINDEX``, are a
+    batch of B.
     """
     inputs = []
     for tensor, datatype in _INPUTS:
-        optional = " optional: true" if tensor == "DES" and graph.dense_dim == 0 else ""
+        is_optional = tensor == "ROWINDEX" or (tensor == "DES" and graph.dense_dim == 0)
+        optional = " optional: true" if is_optional else ""
         inputs.append(f'  {{ name: "{tensor}" data_type: {datatype} dims: [ -1 ] allow_ragged_batch: true{optional} }}')
     return "\n".join(
         [

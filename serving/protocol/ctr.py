@@ -2,8 +2,8 @@
 
 ====================  ==============  ===========================================================================
 ``DES``               FP32            dense features, [B, F] or flat as [B * F] or [1, B * F]; optional if F = 0
-``CATCOLUMN``         INT64, UINT32   N keys, [N] or [1, N]
-``ROWINDEX``          INT32, INT64    CSR offsets into the keys, [R] or [1, R]
+``CATCOLUMN``         INT64, UINT32   N keys, [N] or [1, N], or [B, S] with one key per slot
+``ROWINDEX``          INT32, INT64    CSR offsets into the keys, [R] or [1, R]; optional if the keys are [B, S]
 ``OUTPUT0``           FP32            probabilities, [B, L]
 ====================  ==============  ===========================================================================
 """
@@ -21,13 +21,13 @@ PROBABILITIES = "OUTPUT0"
 def signature_of(config: ModelConfig) -> Signature:
     """Return a model's inputs and outputs; of several datatypes of an input, the declared datatype comes first.
 
-    Keys and offsets have two free dimensions, as in ``config.pbtxt``: HugeCTR's clients send ``[1, N]``.
+    All have two free dimensions, as in Triton with an export's ``config.pbtxt``: HugeCTR's clients send ``[1, N]``.
     """
     return Signature(
         inputs=(
-            TensorSpec(DENSE, ("FP32",), (-1, config.dense_dim), optional=config.dense_dim == 0),
+            TensorSpec(DENSE, ("FP32",), (-1, -1), optional=config.dense_dim == 0),
             TensorSpec(KEYS, key_datatypes(config.key_type), (-1, -1)),
-            TensorSpec(ROW_PTRS, ("INT32", "INT64"), (-1, -1)),
+            TensorSpec(ROW_PTRS, ("INT32", "INT64"), (-1, -1), optional=True),
         ),
         outputs=(TensorSpec(PROBABILITIES, ("FP32",), (-1, config.label_dim)),),
     )
@@ -35,7 +35,7 @@ def signature_of(config: ModelConfig) -> Signature:
 
 def batch_of(config: ModelConfig, inputs: dict[str, Array]) -> Batch:
     """Return the samples in a request's arrays, which an ``InferDecoder`` for ``signature_of(config)`` made."""
-    return read_batch(config, inputs.get(DENSE), inputs[KEYS], inputs[ROW_PTRS])
+    return read_batch(config, inputs.get(DENSE), inputs[KEYS], inputs.get(ROW_PTRS))
 
 
 def slot_names(config: ModelConfig) -> list[str]:

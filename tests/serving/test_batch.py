@@ -125,9 +125,18 @@ def samples_of(config, row_ptrs):
     return (len(row_ptrs) - 1) // slots if slots else 0
 
 
+def one_key_per_slot(config, keys):
+    """The offsets of rows with one key per slot, or None."""
+    rows = keys.tolist() if isinstance(keys, np.ndarray) else keys
+    slots = sum(table.slots for table in config.tables)
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == slots for row in rows):
+        return None
+    return list(range(len(rows) * slots + 1))
+
+
 def oracle(config, dense, keys, row_ptrs):
     """(dense rows, bags[sample][slot]) in plain Python, or None if the request must be refused."""
-    row_ptrs = flat_ints(row_ptrs)
+    row_ptrs = one_key_per_slot(config, keys) if row_ptrs is None else flat_ints(row_ptrs)
     if row_ptrs is None:
         return None
     keys = flat_ints(keys, (samples_of(config, row_ptrs), sum(table.slots for table in config.tables)))
@@ -262,6 +271,30 @@ def test_flat_and_one_row_tensors_mean_the_same(form):
     assert batch.samples == 2
     assert batch.dense.tolist() == [[0.5, 1.5], [2.5, 3.5]]
     assert bags_of(batch, model(2)) == [[[7], []], [[8], [9]]]
+
+
+@pytest.mark.parametrize("form", [list, np.array])
+@pytest.mark.parametrize("slots", [(2,), (1, 1)])
+def test_keys_with_one_key_per_slot_need_no_offsets(slots, form):
+    batch = read_batch(model(*slots), DENSE, form([[7, 8], [9, 10]]), None)
+
+    assert bags_of(batch, model(*slots)) == [[[7], [8]], [[9], [10]]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ([7, 8, 9, 10], r"expected the shape \[B, 2\], one key per slot, because ROWINDEX is missing; got \[4\]"),
+        ([[7, 8, 9, 10]], r"because ROWINDEX is missing; got \[1, 4\]"),
+        (np.zeros((0, 2), np.int64), "CATCOLUMN: 0 samples, but the model takes 1 to 8"),
+        (np.zeros((9, 2), np.int64), "CATCOLUMN: 9 samples, but the model takes 1 to 8"),
+        ([[7, 8], [9, 2**63 - 1]], "CATCOLUMN: 9223372036854775807 at position 3"),
+        ([[7, 8]], "DES: expected 1 samples of 2 features"),
+    ],
+)
+def test_keys_without_offsets_must_have_one_key_per_slot(keys, message):
+    with pytest.raises(RequestError, match=message):
+        read_batch(model(2), DENSE, keys, None)
 
 
 def test_dense_may_come_with_one_row_per_sample():

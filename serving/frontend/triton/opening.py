@@ -96,6 +96,12 @@ def open_model(settings: Settings) -> OpenedModel:
         raise ConfigError(str(settings.directory), "", "no such version directory")
     ps = read_repository(settings.directory)
     if settings.instances > 1:
+        if ps.persistent_db.type == "rocks_db" and not ps.persistent_db.read_only:
+            reason = (
+                f"{settings.instances} instances, but one process writes to RocksDB. Use one instance, or fill the "
+                "database with `hotrow load` and set read_only in persistent_db of ps.json"
+            )
+            raise ConfigError(_SOURCE, "instance_group", reason)
         ps = with_shared_ram(ps, str(settings.directory.resolve()))
     (config,) = ps.models
     if config.graph_file is None and settings.engine != "auto":

@@ -34,7 +34,8 @@ SETTINGS_FILE = "rocksdict-config.json"
 _HERE = "lock hold by current process"
 _LOCKED_HERE = "in this process: close the other store first, and end loops over its rows"
 _LOCKED_ELSEWHERE = (
-    "by another process, probably `hotrow serve`: stop it first, or open the database with persistent_db.read_only"
+    "by another process, such as `hotrow serve` or Triton: stop it first, or open the database with "
+    "persistent_db.read_only"
 )
 
 

@@ -396,6 +396,21 @@ def test_instances_of_a_model_share_one_copy_of_its_tables_until_the_last_is_fin
     assert not folder.exists()
 
 
+def test_several_instances_that_would_write_to_rocksdb_are_refused_with_the_settings_to_change(tmp_path, opened):
+    directory = TinyModel().write(tmp_path, "tiny")
+    database = {"type": "rocks_db", "path": str(tmp_path / "rows")}
+    write_ps(tmp_path, volatile_db={"type": "hash_map"}, persistent_db=database)
+
+    with pytest.raises(ConfigError) as caught:
+        opened(directory, instances=2)
+
+    assert str(caught.value) == (
+        "config.pbtxt: instance_group: 2 instances, but one process writes to RocksDB. Use one instance, or fill the "
+        "database with `hotrow load` and set read_only in persistent_db of ps.json"
+    )
+    assert not (tmp_path / "rows").exists()
+
+
 class Samples:
     """Counters, a gauge and a histogram of a model."""
 

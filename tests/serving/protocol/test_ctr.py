@@ -35,7 +35,7 @@ def test_metadata_shows_the_declared_key_type_first_and_the_samples_as_any_exten
     signature = signature_of(config("I32"))
 
     assert [spec.metadata() for spec in signature.inputs] == [
-        {"name": "DES", "datatype": "FP32", "shape": [-1, 2]},
+        {"name": "DES", "datatype": "FP32", "shape": [-1, -1]},
         {"name": "CATCOLUMN", "datatype": "UINT32", "shape": [-1, -1]},
         {"name": "ROWINDEX", "datatype": "INT32", "shape": [-1, -1]},
     ]
@@ -54,6 +54,12 @@ def test_dense_features_may_be_left_out_only_if_the_model_has_none():
     assert signature_of(config(dense_dim=0)).inputs[0].optional
     assert not signature_of(config()).inputs[0].optional
     assert batch_of(config(dense_dim=0), without).dense.shape == (2, 0)
+
+
+def test_keys_by_slot_need_no_offsets():
+    arrays = {"DES": inputs()["DES"], "CATCOLUMN": np.array([[1, 2], [3, 4]])}
+
+    assert batch_of(config(), arrays).joined.row_ptrs.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_dense_features_of_another_width_are_refused_even_if_the_count_fits():
@@ -80,9 +86,10 @@ def test_the_configuration_is_in_tritons_words():
     assert document["name"] == "dcn"
     assert document["max_batch_size"] == 0
     assert [(entry["name"], entry["data_type"], entry["dims"]) for entry in document["input"]] == [
-        ("DES", "TYPE_FP32", [-1, 2]),
+        ("DES", "TYPE_FP32", [-1, -1]),
         ("CATCOLUMN", "TYPE_INT64", [-1, -1]),
         ("ROWINDEX", "TYPE_INT32", [-1, -1]),
     ]
+    assert [entry["optional"] for entry in document["input"]] == [False, False, True]
     assert document["output"] == [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1, 3]}]
     assert document["parameters"]["max_batchsize"] == {"string_value": "8"}
