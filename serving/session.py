@@ -37,6 +37,7 @@ class InferenceSession:
             ``"runner"`` on the device of the caches.
         quantization: the error that the engine int8 measured when it was opened; None for other engines.
         embedding_cache: looks up its embeddings; the first embedding cache if there are several.
+        health: the outages of the model, and how its requests ended.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class InferenceSession:
         self.engine = network.engine
         self._routes = LeastBusy(routes, lambda route: route.is_answering)
         self._caches = caches
+        self.health = self.embedding_cache.health
         self._defaults = DefaultsWatch(self.embedding_cache.server, config)
         self._releases: list[Callable[[], None]] = []
 
@@ -132,6 +134,15 @@ class InferenceSession:
             StoreError: a tier did not answer, and no other tier holds one of the keys.
             DeviceFaultError: work on the GPU failed, now or earlier, and there is no other GPU.
         """
+        try:
+            prediction = self._predict(batch)
+        except Exception as err:
+            self.health.request_failed(err)
+            raise
+        self.health.succeeded()
+        return prediction
+
+    def _predict(self, batch: Batch) -> Prediction:
         if too_few := self.graph.too_few(batch.samples):
             raise RequestError(too_few)
         with self._routes.one() as route:
@@ -151,12 +162,14 @@ class InferenceSession:
             batches: together at most ``max_batchsize`` samples, of a model whose samples do not mix.
 
         Raises:
-            RequestError, StoreError, DeviceFaultError: see ``predict_batch``; no batch has an answer.
+            RequestError, StoreError, DeviceFaultError: see ``predict_batch``; no batch has an answer. No request counts
+                as failed: predict each batch alone.
         """
-        together = self.predict_batch(join_batches(batches))
+        together = self._predict(join_batches(batches))
         parts = np.split(together.probabilities, list(accumulate(batch.samples for batch in batches))[:-1])
         keys = [[table.keys for table in batch.tables] for batch in batches]
         defaulted = defaulted_keys_of(self.embedding_cache, keys, together.defaulted_keys, together.incomplete)
+        self.health.succeeded(len(batches))
         return [Prediction(part, count) for part, count in zip(parts, defaulted, strict=True)]
 
     def refresh_embedding_cache(self) -> None:

@@ -20,7 +20,7 @@ _TIMEOUT_S = 10.0
 _INTERVAL_S = 1.0
 _CLEAR = "\x1b[H\x1b[J"  # the cursor to the top, then erase what is below it
 _MODEL_COLUMNS = ("model", "version", "state", "requests", "failed", "samples", "p50 ms", "p99 ms")
-_TIER_COLUMNS = ("table", "tier", "rows", "size", "keys asked", "hits", "hit rate", "p99 ms")
+_TIER_COLUMNS = ("table", "tier", "state", "rows", "size", "keys asked", "hits", "hit rate", "errors", "p99 ms")
 _TEXT_COLUMNS = frozenset({"model", "version", "state", "table", "tier"})
 
 Document = dict[str, Any]
@@ -103,9 +103,8 @@ def _screen(options: argparse.Namespace, now: Document, before: Document | None)
 
 
 def _lines(url: str, now: Document, before: Document | None) -> Iterator[str]:
-    state = "ready" if now["is_ready"] else "not ready"
     figures = f"{_size(now['memory_bytes'])} of memory, {now['requests_in_flight']:,} in flight"
-    yield f"hotrow {now['version']} at {url}: {state}, up {_duration(now['uptime_s'])}, {figures}"
+    yield f"hotrow {now['version']} at {url}: {now['state']}, up {_duration(now['uptime_s'])}, {figures}"
     unmatched = sum(now["unmatched_requests"].values())
     if unmatched:
         yield f"{unmatched:,} requests named no served model"
@@ -117,6 +116,10 @@ def _lines(url: str, now: Document, before: Document | None) -> Iterator[str]:
     models = [row for model in now["models"] for row in _model_rows(model, earlier.get(model["name"]), seconds)]
     yield ""
     yield from _table((*_MODEL_COLUMNS, *rates), models)
+    for model in now["models"]:
+        for version in model["versions"]:
+            if version["reason"]:
+                yield f"{model['name']} version {version['version']}: {version['reason']}"
     earlier_tables = {} if before is None or is_first else dict(_tables(before))
     rows = [row for path, table in _tables(now) for row in _tier_rows(path, table, earlier_tables.get(path), seconds)]
     yield ""
@@ -137,7 +140,8 @@ def _model_rows(model: Document, before: Document | None, seconds: float | None)
         figures += [f"{(count - before_it) / seconds:,.0f}" for count, before_it in counts]
     for index, version in enumerate(model["versions"]):
         shared = figures if index == 0 else []
-        yield (model["name"] if index == 0 else "", version["version"], version["state"].lower(), *shared)
+        state = "degraded" if version["state"] == "READY" and version["reason"] else version["state"].lower()
+        yield (model["name"] if index == 0 else "", version["version"], state, *shared)
     if not model["versions"]:
         yield (model["name"], "-", "unloaded", *figures)
 
@@ -162,16 +166,18 @@ def _tier_rows(path: str, table: Document, before: Document | None, seconds: flo
         yield (
             path if index == 0 else "",
             tier["name"],
+            "up" if tier["is_up"] else "away",
             "-" if tier["rows"] is None else f"{'~' if tier['rows_are_estimated'] else ''}{tier['rows']:,}",
             "-" if tier["bytes"] is None else _size(tier["bytes"]),
             f"{asked:,}",
             f"{tier['hits']:,}",
             _share(hits, hits + misses),
+            f"{tier['errors']:,}",
             _milliseconds(times.quantile(0.99)) if times else "-",
             *([f"{(hits + misses) / seconds:,.0f}"] if seconds else []),
         )
     keys, defaulted = table["keys"], table["defaulted_keys"]
-    yield ("", "default value", "", "", f"{keys:,}", f"{defaulted:,}", _share(defaulted, keys), "")
+    yield ("", "default value", "", "", "", f"{keys:,}", f"{defaulted:,}", _share(defaulted, keys))
 
 
 def _times(now: Document, before: Document | None) -> Histogram:

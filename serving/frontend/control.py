@@ -73,12 +73,12 @@ class Control:
         self.regions = regions
 
     def is_ready(self) -> bool:
-        """Whether every model is ready, and there is one."""
-        return self._repository.are_ready()
+        """Whether every model is ready or degraded."""
+        return self._repository.readiness_of_all().is_ready
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
         """Whether requests for a model can succeed; raises UnknownModelError if it is not served."""
-        return self._repository.is_ready(model, version)
+        return self._repository.readiness(model, version).is_ready
 
     def server(self) -> Document:
         """The server's name, version and extensions."""

@@ -64,7 +64,7 @@ class FrontEnd:
             repository, self._runner, self.metrics, settings.limits, settings.batching, recorder
         )
         self.control = Control(repository, self.endpoint, self._regions, siblings)
-        self.status = Status(repository, self.metrics, self.control)
+        self.status = Status(repository, self.metrics)
 
     def close(self) -> None:
         """Wait for running work, and end the threads."""

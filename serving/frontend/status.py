@@ -4,12 +4,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from serving.errors import UnknownModelError
-from serving.frontend.control import Control
 from serving.frontend.version import server_version
 from serving.metrics import LATENCY_BUCKETS_S, Histogram, MetricSample, RequestMetrics
+from serving.parameter_server.health import State
 from serving.repository import ModelRepository
 
 Document = dict[str, Any]
@@ -24,23 +24,27 @@ _TIER_FIELDS = {
     **dict.fromkeys(("hotrow_gpu_cache_rows", "hotrow_tier_rows", "hotrow_tier_estimated_rows"), "rows"),
     **dict.fromkeys(("hotrow_gpu_cache_bytes", "hotrow_tier_bytes"), "bytes"),
     "hotrow_tier_errors": "errors",
+    "hotrow_tier_up": "is_up",
     "hotrow_tier_fetch_seconds": "fetch_times",
 }
+#: Of a server, the best first.
+_STATES = get_args(State)
 _TABLE_FIELDS = {"hotrow_lookup_keys": "keys", "hotrow_defaulted_keys": "defaulted_keys"}
 
 
 class Status:
     """Makes status documents. Counts run since the start: the difference of two documents gives rates."""
 
-    def __init__(self, repository: ModelRepository, metrics: RequestMetrics, control: Control) -> None:
+    def __init__(self, repository: ModelRepository, metrics: RequestMetrics) -> None:
         """Describe one process; its uptime begins now."""
-        self._repository, self._metrics, self._control = repository, metrics, control
+        self._repository, self._metrics = repository, metrics
         self._began_s = time.monotonic()
 
     def document(self) -> Document:
         """The status now. May be called from any thread; waits for GPUs."""
         models, unmatched, in_flight = self._requests()
         tables = _tables(tuple(self._repository.readings()))
+        readiness = self._repository.readiness_of_all()
         for one in self._repository.index():
             shown = models.setdefault(one.name, _model(one.name))
             if one.version:  # a model that was never loaded has none
@@ -53,7 +57,8 @@ class Status:
             "version": server_version(),
             "time_s": time.time(),
             "uptime_s": time.monotonic() - self._began_s,
-            "is_ready": self._control.is_ready(),
+            "is_ready": readiness.is_ready,
+            "state": readiness.state,
             "memory_bytes": _resident_bytes(),
             "requests_in_flight": in_flight,
             "unmatched_requests": unmatched,
@@ -96,10 +101,15 @@ class Status:
 
 
 def merged_status(documents: Iterable[Document]) -> Document:
-    """One document of several workers: their counts are added to the first document, which is returned."""
+    """One document of several workers: the others are added to the first document, which is returned.
+
+    Counts add up. A state is the worst of all workers.
+    """
     merged, *others = documents
     for other in others:
         merged["uptime_s"] = max(merged["uptime_s"], other["uptime_s"])
+        merged["is_ready"] &= other["is_ready"]
+        merged["state"] = max(merged["state"], other["state"], key=_STATES.index)
         _add(merged, other, ("memory_bytes", "requests_in_flight"))
         _add_counts(merged["unmatched_requests"], other["unmatched_requests"])
         for model, same in _pairs(merged["models"], other["models"], "name"):
@@ -107,19 +117,32 @@ def merged_status(documents: Iterable[Document]) -> Document:
             _add_counts(model["requests"], same["requests"])
             _add_times(model["latency"], same["latency"])
             for version, same_version in _pairs(model["versions"], same["versions"], "version"):
+                if _badness(same_version) > _badness(version):
+                    version |= {"state": same_version["state"], "reason": same_version["reason"]}
                 for table, same_table in _pairs(version["tables"], same_version["tables"], "name"):
                     _add(table, same_table, ("keys", "defaulted_keys"))
                     for tier, same_tier in _pairs(table["tiers"], same_table["tiers"], "name"):
                         _add(tier, same_tier, ("hits", "misses", "errors"))
+                        tier["is_up"] &= same_tier["is_up"]
                         if tier["fetch_times"] and same_tier["fetch_times"]:
                             _add_times(tier["fetch_times"], same_tier["fetch_times"])
+            model["versions"].sort(key=lambda one: int(one["version"]))
+    merged["models"].sort(key=lambda one: str(one["name"]))
     return merged
 
 
-def _pairs(ours: Iterable[Document], theirs: Iterable[Document], key: str) -> Iterator[tuple[Document, Document]]:
-    """The entries of two lists that have the same ``key``."""
-    by_key = {one[key]: one for one in theirs}
-    return ((one, by_key[one[key]]) for one in ours if one[key] in by_key)
+def _badness(version: Document) -> tuple[bool, bool]:
+    return version["state"] != "READY", bool(version["reason"])
+
+
+def _pairs(ours: list[Document], theirs: Iterable[Document], key: str) -> Iterator[tuple[Document, Document]]:
+    """The entries of two lists that have the same ``key``; entries that only ``theirs`` has are added to ``ours``."""
+    by_key = {one[key]: one for one in ours}
+    for one in theirs:
+        if one[key] in by_key:
+            yield by_key[one[key]], one
+        else:
+            ours.append(one)
 
 
 def _add(ours: Document, theirs: Document, fields: Iterable[str]) -> None:
@@ -168,9 +191,10 @@ def _fill(table: Document, name: str, sample: MetricSample) -> None:
     tier = next((one for one in table["tiers"] if one["name"] == name), None)
     if tier is None:
         tier = dict.fromkeys(("rows", "bytes", "fetch_times")) | {"hits": 0, "misses": 0, "errors": 0}
-        tier |= {"name": name, "rows_are_estimated": False}
+        tier |= {"name": name, "is_up": True, "rows_are_estimated": False}
         table["tiers"].append(tier)
-    tier[_TIER_FIELDS[sample.name]] = _times(sample.value) if isinstance(sample.value, Histogram) else sample.value
+    value: Any = _times(sample.value) if isinstance(sample.value, Histogram) else sample.value
+    tier[_TIER_FIELDS[sample.name]] = bool(value) if sample.name == "hotrow_tier_up" else value
     if sample.name == "hotrow_tier_estimated_rows":
         tier["rows_are_estimated"] = True
 

@@ -40,6 +40,7 @@ class LookupSession:
         config: the model.
         device_id: the GPU that ``CreateEmbeddingCache`` named; without effect on the CPU.
         device: where the caches are; None without caches.
+        health: the outages of the model, and how its requests ended.
     """
 
     device: Device | None = None
@@ -52,6 +53,7 @@ class LookupSession:
         """
         self._held = server.model(config.name, config.version)
         self.server = server
+        self.health = server.health(config.name, config.version)
         self.config = config
         self.device_id = device_id
         self._pooled = server.pooled_tables(config)

@@ -56,6 +56,7 @@ class TableCopies:
         self.lookup = lookup
         self._on_change = on_change
         held.clock.listen(on_change)
+        held.health.copies.add(self)
 
     def read(self, keys: Keys, is_request: bool) -> ReadRows:
         """Read rows from the tiers.
@@ -87,6 +88,7 @@ class TableCopies:
     def close(self) -> None:
         """Stop listening. Closing twice is allowed."""
         self.held.clock.unlisten(self._on_change)
+        self.held.health.copies.discard(self)
 
 
 @dataclass(frozen=True, slots=True)

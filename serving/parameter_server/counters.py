@@ -70,6 +70,7 @@ class TierCounters:
             many were waiting.
         refills: how often the tier was refilled after it had become invalid.
         fetch_times: times of the calls that it answered.
+        is_up: whether it answers now.
     """
 
     tier: str
@@ -81,6 +82,7 @@ class TierCounters:
     dropped_promotions: int = 0
     refills: int = 0
     fetch_times: Histogram = field(default_factory=lambda: Histogram(FETCH_BUCKETS_S))
+    is_up: bool = True
 
     @property
     def hit_ratio(self) -> float:
@@ -233,6 +235,8 @@ def _tier_samples(tier: TierCounters, labels: Labels) -> Iterator[MetricSample]:
     yield MetricSample(
         "hotrow_tier_hit_ratio", "Part of all keys so far that a tier held.", labels, tier.hit_ratio, is_gauge=True
     )
+    help_text = "1 while a tier answers, 0 from a call that it did not answer until it answers again."
+    yield MetricSample("hotrow_tier_up", help_text, labels, int(tier.is_up), is_gauge=True)
     yield MetricSample("hotrow_tier_errors", "Calls that a tier did not answer.", labels, tier.errors)
     yield MetricSample("hotrow_tier_timeouts", "Calls that a tier's time budget ended.", labels, tier.timeouts)
     yield MetricSample(

@@ -6,7 +6,6 @@ is unknown, even if a faster tier did not answer.
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from random import randrange
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,6 @@ from serving.storage.store import Keys, Mask, NativeTable, RowPtrs, Vectors, Wei
 
 NOWHERE = -1
 Times = NDArray[np.uint32]
-PROBED_KEYS = 2**31  # smaller keys also fit tables of uint32 keys
 
 
 class _Search:
@@ -144,15 +142,6 @@ class TierLookup:
         finally:
             search.count(held)
         return out, search.found
-
-    def probe(self, tables: Sequence[ServedTable]) -> None:
-        """Ask the tiers for a row of each table, until one answers: ``Tier.is_silent`` then shows a recovery.
-
-        The key is random, because a tier may have lost some partitions and not others.
-        """
-        for held in tables:
-            key = np.array([randrange(PROBED_KEYS)], dtype=np.int64)
-            any(not isinstance(tier.fetch(held, key), StoreError) for tier in self._tiers)
 
     def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
         """See ``Tier.native_tables``, of the fastest tier."""

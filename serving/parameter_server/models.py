@@ -20,10 +20,13 @@ from serving.parameter_server.progress import Progress
 from serving.parameter_server.table import ServedTable
 from serving.parameter_server.table_files import table_source
 from serving.parameter_server.tier import Tier
+from serving.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.25
+# Silent tiers are asked again at each of these intervals, and the other tiers at each fifth.
+WATCH_INTERVAL_S, INTERVALS_OF_A_BEAT = 1.0, 5
 
 
 class ServedModels:
@@ -42,6 +45,8 @@ class ServedModels:
         self._cached: tuple[CachedTable, ...] = ()
         self._filling = threading.Lock()  # held while a cache is refilled
         self._refill_worker: PeriodicWorker | None = None  # started with the first cache that may become invalid
+        self._watcher: PeriodicWorker | None = None  # started with the first model, if a tier may not answer
+        self._looks = 0
 
     def models(self) -> tuple[ModelConfig, ...]:
         """See ``ParameterServer.models``."""
@@ -109,6 +114,8 @@ class ServedModels:
             self._cached += tuple(cached)
             if self._cached and self._refill_worker is None:
                 self._refill_worker = PeriodicWorker("hotrow-refill", self._refill, LOOK_INTERVAL_S)
+            if self._watcher is None and any(_may_be_silent(tier.store) for tier in self._tiers):
+                self._watcher = PeriodicWorker("hotrow-outages", self._watch, WATCH_INTERVAL_S)
             # A copy of the record tells this load from earlier loads, whose sessions are refused.
             self._models = (*self._models, config.model_copy())
 
@@ -142,6 +149,8 @@ class ServedModels:
             self._end(tables)
             if self._refill_worker is not None:
                 self._refill_worker.close()
+            if self._watcher is not None:
+                self._watcher.close(timeout_s=1.0)  # closing must not wait for a tier that hangs
 
     def _end(self, tables: Sequence[ServedTable]) -> None:
         """Stop serving tables, and tell the truth whether their caches took every change."""
@@ -161,11 +170,26 @@ class ServedModels:
             for table in tables:
                 tier.forget(table.name)
 
+    def _watch(self) -> None:
+        """Ask tiers that do not answer, and end the outages that are over."""
+        self._looks += 1
+        tables = self.tables()
+        for tier in self._tiers:
+            if _may_be_silent(tier.store):
+                tier.watch(tables, is_beat=self._looks % INTERVALS_OF_A_BEAT == 0)
+        for table in tables:
+            table.health.end_outages()
+
     def _refill(self) -> None:
         """Fill caches that have become invalid."""
         for cached in self._cached:
             with self._filling:
                 cached.refill_if_due()
+
+
+def _may_be_silent(store: Store) -> bool:
+    """Return whether a store is more than RAM of this process."""
+    return store.outlives_process or store.reads_model_files
 
 
 def _exclude_each_other(one: ModelConfig, other: ModelConfig) -> bool:

@@ -6,13 +6,13 @@ from typing import Self
 
 import numpy as np
 
-from serving.background import QueueWorker
 from serving.config import ModelConfig, ParameterServerConfig, read_ps_config
 from serving.model.records import Combiner
 from serving.parameter_server import updates
 from serving.parameter_server.arguments import check_keys, check_row_ptrs, check_weights
 from serving.parameter_server.copies import OnChange, TableCopies
 from serving.parameter_server.counters import TableCounters
+from serving.parameter_server.health import ModelHealth
 from serving.parameter_server.lookup import TierLookup
 from serving.parameter_server.models import ServedModels
 from serving.parameter_server.opening import open_stores, tier_settings
@@ -69,7 +69,6 @@ class ParameterServer:
         self._promoter = Promoter() if promote else None
         self._lookup = TierLookup(self._tiers, self._promoter)
         self._served = ServedModels(self._tiers)
-        self._probes = QueueWorker("hotrow-readiness", most_waiting=1)
 
     @classmethod
     def from_config(cls, config: str | Path | ParameterServerConfig) -> Self:
@@ -321,20 +320,14 @@ class ParameterServer:
         """
         return TableCopies(self._served.table(table), self._lookup, on_change)
 
-    def is_answering(self, name: str, version: int | None = None) -> bool:
-        """Whether lookups of a model can succeed: for each of its tables, some store answered its last request.
-
-        Never waits. If no store answered, a thread asks again, so that a later call sees the recovery.
+    def health(self, name: str, version: int | None = None) -> ModelHealth:
+        """The outages of a loaded model, and how its requests ended. A thread asks a store that does not answer again.
 
         Raises:
             UnknownModelError: it is not loaded.
         """
         model = self.model(name, version)
-        tables = [self._served.table(model.full_name(table)) for table in model.tables]
-        silent = [table for table in tables if all(tier.is_silent(table.name) for tier in self._tiers)]
-        if silent:  # a load balancer sends no requests now, so no request could show the recovery
-            self._probes.submit(lambda: self._lookup.probe(silent))
-        return not silent
+        return self._served.table(model.full_name(model.tables[0])).health
 
     def wait_for_promotions(self, timeout_s: float | None = None) -> bool:
         """Wait for the promotions of all lookups so far; returns whether they ended within ``timeout_s``."""
@@ -342,7 +335,7 @@ class ParameterServer:
 
     def counters(self) -> dict[str, TableCounters]:
         """Counts of every loaded table, by full name."""
-        return {table.name: table.counting.read() for table in self._served.tables()}
+        return {table.name: table.read_counters() for table in self._served.tables()}
 
     def close(self) -> None:
         """Forget the models and close the stores. Closing twice is allowed.
@@ -352,7 +345,6 @@ class ParameterServer:
         if self._promoter is not None:
             self._promoter.close()
         self._served.close()
-        self._probes.close(timeout_s=0)  # a tier that hangs ends its thread with the process
         for tier in self._tiers:
             tier.close()
 

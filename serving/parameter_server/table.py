@@ -7,7 +7,8 @@ from typing import Self
 from kernels.host import RowDtype
 from serving.config import ModelConfig
 from serving.model.sparse_rows import KeyType
-from serving.parameter_server.counters import RequestCounts, TableCounting
+from serving.parameter_server.counters import RequestCounts, TableCounters, TableCounting
+from serving.parameter_server.health import ModelHealth
 from serving.parameter_server.version_clock import ModelVersions, VersionClock
 
 
@@ -22,6 +23,7 @@ class ServedTable:
         row_dtype: the row type to which every answer's rows are rounded.
         default_value: every float of an unknown key's vector.
         counting: the table's counters.
+        health: the outages of the table's model.
         clock: the order of the table's writes.
         is_written: this process has changed rows of the table; guarded by the clock's lock.
         is_uncertain: the truth failed in the middle of a change, so caches may differ from it; guarded likewise.
@@ -34,23 +36,35 @@ class ServedTable:
     row_dtype: RowDtype
     default_value: float
     counting: TableCounting
+    health: ModelHealth
     clock: VersionClock = field(default_factory=VersionClock)
     is_written: bool = False
     is_uncertain: bool = False
     removed_keys: set[int] | None = None
 
+    def read_counters(self) -> TableCounters:
+        """The table's counts, and whether each tier answers now."""
+        counters = self.counting.read()
+        for depth, tier in enumerate(counters.tiers):
+            tier.is_up = self.health.is_up(depth, self.name)
+        return counters
+
     @classmethod
     def all_of(cls, config: ModelConfig, tiers: Sequence[str]) -> list[Self]:
         """The tables of a model, in graph order, in tiers of these names, fastest first."""
+        version = f" version {config.version}" if config.has_versioned_tables else ""
+        health = ModelHealth(f"{config.name!r}{version}", tiers, config.gpu_cache.mode == "asynchronous")
         versions, requests = ModelVersions(), RequestCounts(len(config.tables))
-        return [cls._of(config, place, tiers, versions, requests) for place in range(len(config.tables))]
-
-    @classmethod
-    def _of(
-        cls, config: ModelConfig, place: int, tiers: Sequence[str], versions: ModelVersions, requests: RequestCounts
-    ) -> Self:
-        table = config.tables[place]
-        counting = TableCounting(config.name, config.version, table.name, tiers, requests, place)
-        name = config.full_name(table)
-        clock = VersionClock(versions)
-        return cls(name, table.dim, config.key_type, table.row_dtype, table.default_value, counting, clock)
+        return [
+            cls(
+                config.full_name(table),
+                table.dim,
+                config.key_type,
+                table.row_dtype,
+                table.default_value,
+                TableCounting(config.name, config.version, table.name, tiers, requests, place),
+                health,
+                VersionClock(versions),
+            )
+            for place, table in enumerate(config.tables)
+        ]

@@ -4,6 +4,8 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from random import randrange
 from time import perf_counter as now_s
 
 import numpy as np
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 # A full table is offered no rows for this time: each offer costs the lookups some of the processor.
 FULL_PAUSE_S = 1.0
+# Keys of one call that asks whether the tier answers; smaller keys also fit tables of uint32 keys.
+PROBES, PROBED_KEYS = 64, 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,45 +45,34 @@ class TierSettings:
     takes_copies: bool = True
 
 
-class Outages:
-    """The tables for which a tier fails at one task; logged once when an outage starts and once when it ends.
+class Refusals:
+    """The tables for which a tier takes no promoted rows; logged once when that starts and once when it ends."""
 
-    Outages are kept by table, because one table may be damaged and another may not. An outage is logged once more where
-    the tier could not be reached and is then reached but fails, or the reverse: these are two different faults.
-    """
-
-    def __init__(self, tier: str, fails: str, succeeds: str) -> None:
-        """Start with no outage; the log says that ``tier`` ``fails`` or ``succeeds``."""
-        self._starts, self._ends = f"tier {tier} {fails}, table %r: %s", f"tier {tier} {succeeds} again, table %r"
-        self._lock = threading.Lock()  # one ``failed`` at a time
-        self._failing: dict[str, set[bool]] = {}  # by table: for each logged failure, whether the tier was reached
-
-    def __contains__(self, table: str) -> bool:
-        """Whether the table has an outage now."""
-        return table in self._failing
-
-    def __bool__(self) -> bool:
-        """Whether any table has an outage now."""
-        return bool(self._failing)
+    def __init__(self, tier: str) -> None:
+        """Start with no refusal."""
+        self._tier = tier
+        self._lock = threading.Lock()  # guards the set below
+        self._refused: set[str] = set()
 
     def failed(self, table: str, error: StoreError) -> None:
-        """Note a failure."""
-        was_reached = not isinstance(error, StoreUnreachableError)
+        """Note a refusal."""
         with self._lock:
-            logged = self._failing.setdefault(table, set())
-            is_new = was_reached not in logged
-            logged.add(was_reached)
+            is_new = table not in self._refused
+            self._refused.add(table)
         if is_new:
-            logger.warning(self._starts, table, error.reason)
+            logger.warning("tier %s takes no promoted rows, table %r: %s", self._tier, table, error.reason)
 
     def succeeded(self, table: str) -> None:
-        """Note a success."""
-        if table in self._failing and self._failing.pop(table, set()):  # another thread may be first
-            logger.warning(self._ends, table)
+        """Note that the tier took rows."""
+        if table not in self._refused:
+            return
+        self.forget(table)
+        logger.warning("tier %s takes promoted rows again, table %r", self._tier, table)
 
     def forget(self, table: str) -> None:
         """Forget a table that is no longer served."""
-        self._failing.pop(table, None)
+        with self._lock:
+            self._refused.discard(table)
 
 
 class Tier:
@@ -98,19 +91,15 @@ class Tier:
         self.name = store.name
         self._depth = depth
         self._breaker = None if settings.timeout_ms is None else CircuitBreaker(store.name, settings.timeout_ms)
-        self._silence = Outages(store.name, "does not answer", "answers")
-        self._refusal = Outages(store.name, "takes no promoted rows", "takes promoted rows")
+        self._silent: set[str] = set()  # tables whose last call was not answered
+        self._refusals = Refusals(store.name)
+        self._beats = 0
         self._bypassed: dict[str, bool] = {}  # by table whose change it missed: whether it takes changes again
         self._paused_until_s: dict[str, float] = {}  # by full table; the promotion's thread writes it
 
     def fetch(self, table: ServedTable, keys: Keys) -> tuple[Vectors, Mask] | StoreError:
         """Return rows, float32[N, D], and which keys were found; or the error of a tier that did not answer."""
-
-        def fetch() -> tuple[Vectors, Mask]:
-            rows = np.empty((keys.size, table.dim), dtype=np.float32)
-            return rows, self.store.fetch(table.name, keys, rows)
-
-        return self._answer(table, keys, fetch)
+        return self._answer(table, keys, lambda: self._rows(table, keys))
 
     def fetch_tables(
         self, tables: Sequence[ServedTable], keys: Sequence[Keys]
@@ -150,10 +139,10 @@ class Tier:
             native = self.store.native_tables(tables)
         except StoreError:  # ``fetch_pooled`` reports it
             return [None] * len(tables)
-        if not self._bypassed and not self._silence:
+        if not self._bypassed and not self._silent:
             return native
         return [
-            None if name in self._bypassed or name in self._silence else one
+            None if name in self._bypassed or name in self._silent else one
             for name, one in zip(tables, native, strict=True)
         ]
 
@@ -172,8 +161,7 @@ class Tier:
         try:
             write(self.store)
         except StoreError as err:
-            table.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
-            self._silence.failed(table.name, err)
+            self._failed(table, err)
             if self.store.is_whole(table.name):  # a store with invalid parts bypasses these itself
                 self.bypass(table.name)
 
@@ -202,10 +190,10 @@ class Tier:
         try:
             added, dropped = self._add_what_fits(table.name, keys, rows)
             if added:  # a tier that had nothing to take may still refuse rows
-                self._refusal.succeeded(table.name)
+                self._refusals.succeeded(table.name)
         except StoreError as err:
             table.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
-            self._refusal.failed(table.name, err)
+            self._refusals.failed(table.name, err)
         table.counting.promoted(self._depth, added, dropped)
 
     def takes_promotions(self, table: ServedTable) -> bool:
@@ -217,8 +205,34 @@ class Tier:
         table.counting.promoted(self._depth, 0, rows)
 
     def is_silent(self, table: str) -> bool:
-        """Whether the last request about the table got no answer."""
-        return table in self._silence
+        """Whether the last call for the table got no answer."""
+        return table in self._silent
+
+    def watch(self, tables: Sequence[ServedTable], *, is_beat: bool) -> None:
+        """Ask again for silent tables, and at a beat for one table more, in turn; nothing is counted.
+
+        So an outage ends without a request, and one that no request has met is found. A tier that cannot be reached
+        is asked once.
+        """
+        usable = [table for table in tables if table.name not in self._bypassed]  # a refill ends other outages
+        asked = [table for table in usable if table.name in self._silent]
+        if is_beat and usable:
+            self._beats += 1
+            asked.append(usable[self._beats % len(usable)])
+        for table in asked:
+            # Random, and more than one: a tier may have lost some partitions and not others.
+            keys = np.array([randrange(PROBED_KEYS) for _ in range(PROBES)], dtype=np.int64)
+            try:
+                self._within_budget(table, keys, partial(self._rows, table, keys))
+            except StoreUnreachableError as err:
+                for one in tables:
+                    self._fell_silent(one, err)
+                return
+            except StoreError as err:
+                self._fell_silent(table, err)
+            else:
+                if self.store.is_whole(table.name):
+                    self._answered(table)
 
     def is_current(self, table: str) -> bool:
         """Whether the cache took every change of the table."""
@@ -228,20 +242,19 @@ class Tier:
         """Note that the cache could not be filled now; the server tries again later."""
         if table.name in self._bypassed:
             self.bypass(table.name)
-        table.counting.failed(self._depth, isinstance(error, StoreTimeoutError))
-        self._silence.failed(table.name, error)
+        self._failed(table, error)
 
     def was_filled(self, table: ServedTable, *, again: bool) -> None:
         """Note that the cache has the table; ``again``: it had become invalid."""
-        self._silence.succeeded(table.name)
+        self._answered(table)
         if again:
             table.counting.refilled(self._depth)
 
     def forget(self, table: str) -> None:
         """Forget a table that is no longer served."""
         self._bypassed.pop(table, None)
-        for outages in (self._silence, self._refusal):
-            outages.forget(table)
+        self._silent.discard(table)
+        self._refusals.forget(table)
 
     def close(self) -> None:
         """Close the store."""
@@ -268,21 +281,36 @@ class Tier:
             return StoreError(self.name, table.name, "missed a change, or was not filled yet: it is bypassed")
         started = now_s()
         try:
-            answer = fetch() if self._breaker is None else self._within_budget(self._breaker, table, keys, fetch)
+            answer = self._within_budget(table, keys, fetch)
         except StoreError as err:
-            table.counting.failed(self._depth, isinstance(err, StoreTimeoutError))
-            self._silence.failed(table.name, err)
+            self._failed(table, err)
             return without_frames(err)
         table.counting.fetched(self._depth, now_s() - started)
         # Keys of invalid parts are not found without asking, so an outage of these ends when they are filled.
-        if table.name in self._silence and self.store.is_whole(table.name):
-            self._silence.succeeded(table.name)
+        if table.name in self._silent and self.store.is_whole(table.name):
+            self._answered(table)
         return answer
 
     def _within_budget(
-        self, breaker: CircuitBreaker, table: ServedTable, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]
+        self, table: ServedTable, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]
     ) -> tuple[Vectors, Mask]:
-        def probe() -> None:
-            self.store.fetch(table.name, keys[:1], np.empty((min(keys.size, 1), table.dim), dtype=np.float32))
+        if self._breaker is None:
+            return fetch()
+        return self._breaker.call(table.name, fetch, lambda: self._rows(table, keys[:1]))
 
-        return breaker.call(table.name, fetch, probe)
+    def _rows(self, table: ServedTable, keys: Keys) -> tuple[Vectors, Mask]:
+        rows = np.empty((keys.size, table.dim), dtype=np.float32)
+        return rows, self.store.fetch(table.name, keys, rows)
+
+    def _failed(self, table: ServedTable, error: StoreError) -> None:
+        """Count and note a call that was not answered."""
+        table.counting.failed(self._depth, isinstance(error, StoreTimeoutError))
+        self._fell_silent(table, error)
+
+    def _fell_silent(self, table: ServedTable, error: StoreError) -> None:
+        self._silent.add(table.name)
+        table.health.tier_failed(self._depth, table.name, error)
+
+    def _answered(self, table: ServedTable) -> None:
+        self._silent.discard(table.name)
+        table.health.tier_answered(self._depth, table.name)

@@ -30,6 +30,7 @@ from serving.errors import RequestError, UnknownModelError, WorkerError, about, 
 from serving.lookup import check_device_name, warn_of_idle_caches
 from serving.lookup_model import LookupModelSession
 from serving.metrics import MetricSample
+from serving.parameter_server.health import Readiness, worst
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.progress import Progress
 from serving.repository.loaded_model import LoadedModel
@@ -286,22 +287,25 @@ class ModelRepository:
         finally:
             model.end()
 
-    def is_ready(self, name: str, version: str = "") -> bool:
+    def readiness(self, name: str, version: str = "") -> Readiness:
         """Whether requests for a served model can succeed, by what is known of tiers and GPUs; never waits."""
-        return self._is_answering(self.loaded(name, version))
+        return self._readiness(self.loaded(name, version))
 
-    def are_ready(self) -> bool:
-        """Whether every model is ready, and there is one; see ``is_ready``."""
+    def readiness_of_all(self) -> Readiness:
+        """The worst readiness of the newest versions; a server without models is ready to load them."""
+        if self._loader is None:
+            return Readiness("not ready", "the repository is closed")
         newest = [next(iter(versions.values())) for versions in self._models.values()]
-        return bool(newest) and all(map(self._is_answering, newest))
+        return worst(self._readiness(model) for model in newest)
 
     def index(self) -> list[ModelState]:
         """The models and versions with their states, also those that are not served, by name and version."""
         states = dict(self._states)
         for name, versions in self._models.items():
             for number, model in versions.items():
-                state = ("READY", "") if self._is_answering(model) else ("UNAVAILABLE", "a tier does not answer")
-                states[name, number] = ModelState(name, str(number), *state)
+                readiness = self._readiness(model)
+                state = "READY" if readiness.is_ready else "UNAVAILABLE"
+                states[name, number] = ModelState(name, str(number), state, readiness.reason)
         known = {name for name, _ in states}
         absent = [ModelState(name) for name in self._source.names if name not in known]
         return sorted([*states.values(), *absent], key=lambda one: (one.name, int(one.version or 0)))
@@ -335,12 +339,10 @@ class ModelRepository:
         """See ``close``."""
         self.close()
 
-    def _is_answering(self, model: LoadedModel) -> bool:
-        config, loader = model.config, self._loader
-        with suppress(UnknownModelError):  # it is being dropped
-            if loader is not None:
-                return loader.server.is_answering(config.name, config.version) and model.session.is_answering
-        return False
+    def _readiness(self, model: LoadedModel) -> Readiness:
+        if not model.session.is_answering:
+            return Readiness("not ready", "no GPU is left that works")
+        return model.session.health.readiness()
 
     def all_loaded(self) -> list[LoadedModel]:
         """The served versions of all models, newest first."""

@@ -135,17 +135,27 @@ def test_names_are_text_whatever_they_are(browse):
 
 
 def test_a_failure_is_shown_in_red_and_a_model_that_is_not_ready_says_why(browse):
-    document = status(is_ready=False)
+    document = status(is_ready=False, state="not ready")
     [version] = document["models"][0]["versions"]
     version |= {"state": "UNAVAILABLE", "reason": "a tier does not answer"}
-    version["tables"][0]["tiers"][1]["errors"] = 12
+    version["tables"][0]["tiers"][1] |= {"errors": 12, "is_up": False}
     with status_server(document) as server:
         dom = browse(server.url)
 
     assert re.search(r'class="state bad"[^>]*>Not ready<', dom)
     assert re.search(r'class="state bad"[^>]*>a tier does not answer<', dom)
-    assert re.search(r'class="second bad"[^>]*>12 errors<', dom)
+    assert re.search(r'class="second bad"[^>]*>does not answer, 12 errors<', dom)
     assert re.search(r'<b class="bad">2</b> failed', dom)
+
+
+def test_a_degraded_model_says_why(browse):
+    document = status(state="degraded")
+    document["models"][0]["versions"][0]["reason"] = "tier redis does not answer"
+    with status_server(document) as server:
+        dom = browse(server.url)
+
+    assert re.search(r'class="state warn"[^>]*>Degraded<', dom)
+    assert re.search(r'class="state warn"[^>]*>Degraded: tier redis does not answer<', dom)
 
 
 def test_a_restart_begins_again_and_a_new_model_appears(browse):

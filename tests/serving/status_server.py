@@ -26,6 +26,7 @@ def tier(name, hits, misses, **fields):
         "hits": hits,
         "misses": misses,
         "errors": 0,
+        "is_up": True,
         "fetch_times": times(hits + misses, 0, 0, 0),
         **fields,
     }
@@ -48,6 +49,7 @@ def status(uptime_s=10.0, requests=100, model="ctr", table="user", **fields):
         "time_s": 1.7e9,
         "uptime_s": uptime_s,
         "is_ready": True,
+        "state": "ready",
         "memory_bytes": 3 * 2**30,
         "requests_in_flight": 5,
         "unmatched_requests": {},

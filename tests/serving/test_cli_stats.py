@@ -39,20 +39,21 @@ def test_one_reading_is_two_tables(capsys):
         ["MODEL", "VERSION", "STATE", "REQUESTS", "FAILED", "SAMPLES", "P50 MS", "P99 MS"],
         ["ctr", "7", "ready", "100", "2", "6,400", "1.00", "9.68"],
     ]
-    assert cells(columns) == ["TABLE", "TIER", "ROWS", "SIZE", "KEYS ASKED", "HITS", "HIT RATE", "P99 MS"]
-    assert cells(memory) == ["ctr/7/user", "memory", "1,000", "1.0 MiB", "1,000", "600", "60.0 %", "0.99"]
-    assert cells(rocksdb) == ["rocksdb", "~12,345", "-", "400", "300", "75.0 %", "0.99"]
+    names = ["TABLE", "TIER", "STATE", "ROWS", "SIZE", "KEYS ASKED", "HITS", "HIT RATE", "ERRORS", "P99 MS"]
+    assert cells(columns) == names
+    assert cells(memory) == ["ctr/7/user", "memory", "up", "1,000", "1.0 MiB", "1,000", "600", "60.0 %", "0", "0.99"]
+    assert cells(rocksdb) == ["rocksdb", "up", "~12,345", "-", "400", "300", "75.0 %", "0", "0.99"]
     assert cells(default) == ["default value", "1,000", "100", "10.0 %"]
     assert len({line.index("HITS") + 4 for line in [columns]} | {memory.index("600") + 3}) == 1
 
 
 def test_a_server_without_requests_has_no_rates(capsys):
-    with status_server(status(requests=0, is_ready=False, uptime_s=90061.5)) as server:
+    with status_server(status(requests=0, is_ready=False, state="not ready", uptime_s=90061.5)) as server:
         main(["stats", server.url])
 
     head, *_, memory, rocksdb, _ = capsys.readouterr().out.splitlines()
     assert ": not ready, up 1 d 1 h," in head
-    assert cells(memory)[-2:] == cells(rocksdb)[-2:] == ["-", "-"]
+    assert cells(memory)[-3:] == cells(rocksdb)[-3:] == ["-", "0", "-"]
 
 
 def test_watching_shows_what_the_last_second_added(monkeypatch, capsys):
@@ -114,7 +115,7 @@ def test_a_version_that_is_loaded_again_counts_from_zero(monkeypatch, capsys):
         main(["stats", server.url, "--watch"])
 
     second = capsys.readouterr().out.strip().rpartition("\n\nhotrow")[2]
-    assert re.search(r"memory .* 10 +9 +90\.0 % +\S+ +10\n", second)
+    assert re.search(r"memory .* 10 +9 +90\.0 % +0 +\S+ +10\n", second)
 
 
 def test_a_terminal_is_cleared_before_each_reading_and_a_file_is_not(monkeypatch, capsys):
@@ -156,6 +157,22 @@ def test_every_version_of_a_model_and_a_model_without_versions_are_lines(capsys)
     assert ["8", "unavailable"] in lines
     assert ["gone", "-", "unloaded", "100", "2", "6,400", "1.00", "9.68"] in lines
     assert ["3 requests named no served model"] in lines
+
+
+def test_a_tier_that_is_away_and_its_errors_are_shown_with_the_reason(capsys):
+    document = status(state="degraded")
+    [version] = document["models"][0]["versions"]
+    version["reason"] = "tier rocksdb does not answer"
+    version["tables"][0]["tiers"][1] |= {"is_up": False, "errors": 1234}
+    with status_server(document) as server:
+        main(["stats", server.url])
+
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert ": degraded, up 10 s," in head
+    shown = [cells(line) for line in lines]
+    assert ["ctr", "7", "degraded", "100", "2", "6,400", "1.00", "9.68"] in shown
+    assert ["ctr version 7: tier rocksdb does not answer"] in shown
+    assert ["rocksdb", "away", "~12,345", "-", "400", "300", "75.0 %", "1,234", "0.99"] in shown
 
 
 def test_no_server_is_an_error_that_says_how_to_start_one(capsys):

@@ -1,20 +1,26 @@
 """Readiness while tiers fail: the answers that a load balancer gets, and when they change."""
 
 import time
+from unittest.mock import Mock
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.tiny_model import TinyModel
 from serving.errors import StoreError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.lookup import LookupSession
+from serving.parameter_server import health
+from serving.parameter_server import models as served_models
 from serving.repository import ModelRepository
 from serving.storage import RocksDbStore
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import write_ps
 
 SAMPLE = {"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], [3]]}]}
+COLD = {"samples": [{"dense": [1, 2, 3], "keys": [[900], [900], [900]]}]}
+BOUNDED_RAM = {"type": "hash_map", "capacity_rows": 200}
 MODEL, SERVER = "/v2/models/tiny/ready", "/v2/health/ready"
 DEADLINE_S = 20
 
@@ -53,8 +59,32 @@ def clients(tmp_path):
         repository.close()
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of outages and requests, which a test moves by hand."""
+    now = [1000.0]
+    monkeypatch.setattr(health, "now_s", lambda: now[0])
+    return now
+
+
 def codes(client):
     return [client.get(path).status_code for path in (MODEL, SERVER)]
+
+
+def states(client):
+    """The state of the server, and the state and the reason of its first version."""
+    document = client.get("/status").json()
+    [indexed] = client.post("/v2/repository/index", json={}).json()
+    [version] = document["models"][0]["versions"]
+    assert (indexed["state"], indexed.get("reason", "")) == (version["state"], version["reason"])
+    return document["state"], version["state"], version["reason"]
+
+
+def tiers_up(client):
+    """``hotrow_tier_up`` by tier, of the table where it is higher."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    samples = [one for family in families for one in family.samples if one.name == "hotrow_tier_up"]
+    return {one.labels["tier"]: one.value for one in sorted(samples, key=lambda one: one.value)}
 
 
 def wait_until_ready(client):
@@ -90,14 +120,101 @@ def test_a_request_that_is_answered_makes_the_model_ready_at_once(clients, disk)
     assert codes(client) == [200, 200]
 
 
-def test_a_model_whose_hot_rows_are_in_ram_stays_ready_when_the_disk_fails(clients, disk):
-    client = clients({"type": "hash_map", "capacity_rows": 200})
+def test_a_model_is_degraded_while_most_requests_succeed_and_not_ready_while_most_fail(clients, disk):
+    client = clients(BOUNDED_RAM)
     disk |= {"tiny@1.item", "tiny@1.user"}
-    cold = {"samples": [{"dense": [1, 2, 3], "keys": [[900], [900], [900]]}]}
 
-    assert client.post("/predict/tiny", json=cold).status_code == 503
-    assert codes(client) == [200, 200]
     assert client.post("/predict/tiny", json=SAMPLE).status_code == 200
+    assert client.post("/predict/tiny", json=COLD).status_code == 503
+    assert codes(client) == [200, 200]
+    assert states(client) == ("degraded", "READY", "tier rocksdb does not answer")
+
+    assert client.post("/predict/tiny", json=COLD).status_code == 503
+    assert codes(client) == [503, 503]
+    reason = "2 of 3 requests in a minute failed: tier rocksdb does not answer"
+    assert states(client) == ("not ready", "UNAVAILABLE", reason)
+
+    assert client.post("/predict/tiny", json=SAMPLE).status_code == 200
+    assert codes(client) == [200, 200]
+
+
+def test_a_model_that_gets_no_requests_any_more_is_ready_when_its_tier_answers_and_not_before(clients, disk, clock):
+    client = clients(BOUNDED_RAM)
+    disk |= {"tiny@1.item", "tiny@1.user"}
+    for _ in range(3):
+        assert client.post("/predict/tiny", json=COLD).status_code == 503
+
+    clock[0] += 3600.0
+    assert codes(client) == [503, 503]
+
+    disk.clear()
+    end = time.monotonic() + DEADLINE_S
+    while codes(client) != [200, 200]:
+        clock[0] += 0.1
+        assert time.monotonic() < end
+    assert states(client) == ("ready", "READY", "")
+
+
+def test_a_request_of_more_than_a_minute_ago_decides_nothing(clients, clock, monkeypatch):
+    client = clients(BOUNDED_RAM)
+    monkeypatch.setattr(RocksDbStore, "fetch", Mock(side_effect=MemoryError))
+    assert client.post("/predict/tiny", json=COLD).status_code == 500
+    assert codes(client) == [503, 503]
+    assert states(client) == ("not ready", "UNAVAILABLE", "1 of 1 requests in a minute failed")
+
+    clock[0] += 61.0
+
+    assert codes(client) == [200, 200]
+
+
+def test_what_clients_do_wrong_leaves_a_model_ready(clients):
+    client = clients(BOUNDED_RAM)
+    for bad in ({"samples": []}, {"samples": [{"dense": [1], "keys": [[1], [2], [3]]}]}):
+        assert client.post("/predict/tiny", json=bad).status_code == 400
+
+    assert states(client) == ("ready", "READY", "")
+
+
+def test_an_outage_is_found_without_a_request_and_its_metric_is_0(clients, disk, monkeypatch):
+    monkeypatch.setattr(served_models, "INTERVALS_OF_A_BEAT", 1)
+    monkeypatch.setattr(served_models, "WATCH_INTERVAL_S", 0.01)
+    client = clients(BOUNDED_RAM)
+    assert tiers_up(client) == {"memory": 1.0, "rocksdb": 1.0}
+
+    disk |= {"tiny@1.item", "tiny@1.user"}
+    end = time.monotonic() + DEADLINE_S
+    while tiers_up(client) != {"memory": 1.0, "rocksdb": 0.0}:
+        assert time.monotonic() < end
+
+    assert states(client)[0] == "degraded"
+    for table in client.get("/status").json()["models"][0]["versions"][0]["tables"]:
+        assert [(tier["name"], tier["is_up"], tier["errors"]) for tier in table["tiers"]] == [
+            ("memory", True, 0),
+            ("rocksdb", False, 0),
+        ]
+    assert client.post("/predict/tiny", json=SAMPLE).status_code == 200
+
+
+def test_the_log_says_what_follows_an_outage_how_long_it_took_and_how_many_requests_failed(
+    clients, disk, clock, caplog
+):
+    client = clients(BOUNDED_RAM)
+    disk |= {"tiny@1.item"}
+    for sample in (COLD, SAMPLE, COLD):
+        client.post("/predict/tiny", json=sample)
+        clock[0] += 5.0
+
+    disk.clear()
+    assert client.post("/predict/tiny", json=COLD).status_code == 200
+    starts, ends = [record for record in caplog.records if record.name == health.__name__]
+    assert starts.levelname == "ERROR"
+    assert starts.getMessage() == (
+        "tier rocksdb does not answer, model 'tiny' version 1: Input/output error (table 'tiny@1.item'): "
+        "its requests fail with 503, unless memory has all of their rows"
+    )
+    assert ends.getMessage() == (
+        "tier rocksdb answers again, model 'tiny' version 1: after 15.0 s, in which 2 requests failed"
+    )
 
 
 def test_the_server_is_not_ready_while_one_of_its_models_is_not(clients, disk):

@@ -77,6 +77,32 @@ def test_the_documents_of_workers_add_up(client):
     assert merged_status([copy.deepcopy(one)]) == one
 
 
+def test_the_documents_of_workers_have_the_worst_state_and_every_model(client):
+    predict(client, 1)
+    well, ill = status(client), status(client)
+    ill |= {"is_ready": False, "state": "not ready"}
+    [version] = ill["models"][0]["versions"]
+    version |= {"state": "UNAVAILABLE", "reason": "tier rocksdb does not answer"}
+    version["tables"][0]["tiers"][1]["is_up"] = False
+    ill["models"].insert(0, copy.deepcopy(well["models"][0]) | {"name": "another"})
+
+    for documents in ([well, ill], [ill, well]):
+        both = merged_status(copy.deepcopy(documents))
+
+        assert (both["is_ready"], both["state"]) == (False, "not ready")
+        another, ctr = both["models"]
+        assert (another["name"], another["samples"], ctr["samples"]) == ("another", 1, 2)
+        [version] = ctr["versions"]
+        assert (version["state"], version["reason"]) == ("UNAVAILABLE", "tier rocksdb does not answer")
+        assert [tier["is_up"] for tier in version["tables"][0]["tiers"]] == [True, False]
+    degraded = copy.deepcopy(well) | {"state": "degraded"}
+    degraded["models"][0]["versions"][0]["reason"] = "tier rocksdb does not answer"
+    both = merged_status([well, degraded])
+    assert (both["is_ready"], both["state"]) == (True, "degraded")
+    [version] = both["models"][0]["versions"]
+    assert (version["state"], version["reason"]) == ("READY", "tier rocksdb does not answer")
+
+
 def test_requests_and_keys_are_counted(client):
     codes = [
         predict(client, 1, 2, UNKNOWN_KEY),
@@ -145,7 +171,7 @@ def test_loaded_and_unloaded_versions_are_told_apart(tmp_path):
     assert shown == [("3", "READY", [0, 0]), ("4", "READY", [2, 1])]  # the newest version answers
     assert (waiting["name"], waiting["versions"]) == ("waiting", [])
     ctr, _ = unloaded["models"]
-    assert (ctr["requests"], unloaded["is_ready"]) == ({"200": 1}, False)
+    assert (ctr["requests"], unloaded["is_ready"]) == ({"200": 1}, True)
     assert [(one["state"], one["reason"], one["tables"]) for one in ctr["versions"]] == [
         ("UNAVAILABLE", "unloaded", []),
         ("UNAVAILABLE", "unloaded", []),

@@ -2,8 +2,15 @@
 
 import pytest
 
+from serving.parameter_server import health
 from serving.storage import MemoryStore
 from tests.serving.small_server import DictStore, serve, write_model
+
+
+@pytest.fixture(autouse=True)
+def outages_end_at_once(monkeypatch):
+    """Outages end with the first answer, so that their end needs no wait."""
+    monkeypatch.setattr(health, "QUIET_S", 0.0)
 
 
 @pytest.fixture(scope="session")

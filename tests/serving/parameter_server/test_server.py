@@ -11,6 +11,7 @@ from kernels.host import round_rows
 from serving.errors import RequestError, StoreError, StoreTimeoutError, StoreUnreachableError, UnknownModelError
 from serving.parameter_server import ParameterServer, tier
 from serving.parameter_server.counters import FETCH_BUCKETS_S, TableCounting
+from serving.parameter_server.health import ModelHealth
 from serving.parameter_server.table import ServedTable
 from serving.storage import MemoryStore
 from tests.serving.small_server import (
@@ -210,6 +211,19 @@ def test_slower_tiers_are_asked_for_missing_keys_only(config):
     assert slow.calls["fetch"] == 1
 
 
+def tables(*names):
+    """Tables of the model "m" in a tier "dict"."""
+    health = ModelHealth("'m'", ["dict"])
+    return [
+        ServedTable(f"m.{name}", 3, "I64", "fp32", 0.0, TableCounting("m", 0, name, ["dict"]), health) for name in names
+    ]
+
+
+def said(caplog):
+    """The log lines without their last part."""
+    return [line.rpartition(": ")[0] for line in caplog.messages]
+
+
 class TestOutages:
     @pytest.fixture
     def server(self, config):
@@ -231,10 +245,10 @@ class TestOutages:
             server.stores[0].is_down = is_down
             server.lookup("m.t", np.array(KEYS))
 
-        assert [record.getMessage() for record in caplog.records] == [
-            "tier fast does not answer, table 'm.t': no answer",
-            "tier fast answers again, table 'm.t'",
-            "tier fast does not answer, table 'm.t': no answer",
+        assert [(record.levelname, record.getMessage().rpartition(": ")[0]) for record in caplog.records] == [
+            ("ERROR", "tier fast does not answer, model 'm': no answer (table 'm.t')"),
+            ("WARNING", "tier fast answers again, model 'm'"),
+            ("ERROR", "tier fast does not answer, model 'm': no answer (table 'm.t')"),
         ]
 
     def test_an_outage_is_logged_once_more_when_an_unreachable_tier_is_reached_and_fails(self, caplog):
@@ -245,33 +259,30 @@ class TestOutages:
         refused = StoreUnreachableError("dict", "m.t", "Connection refused")
         lost = StoreError("dict", "m.t", "has lost the rows")
         late = StoreTimeoutError("dict", "m.t", "no answer within 5 ms")
-        held = ServedTable("m.t", 3, "I64", "fp32", 0.0, TableCounting("m", 0, "t", ["dict"]))
+        [held] = tables("t")
         one = tier.Tier(FailingStore(), 0, tier.TierSettings())
         for failure in (refused, refused, late, lost, refused, lost):  # noqa: B007 - the store raises it
             one.fetch(held, np.array([1]))
 
-        assert caplog.messages == [
-            "tier dict does not answer, table 'm.t': Connection refused",
-            "tier dict does not answer, table 'm.t': has lost the rows",
+        assert said(caplog) == [
+            "tier dict does not answer, model 'm': Connection refused (table 'm.t')",
+            "tier dict does not answer, model 'm': has lost the rows (table 'm.t')",
         ]
 
     def test_a_table_that_fails_is_logged_once_whatever_other_tables_answer(self, caplog):
         store = DictStore()
-        damaged, healthy = (
-            ServedTable(f"m.{name}", 3, "I64", "fp32", 0.0, TableCounting("m", 0, name, ["dict"]))
-            for name in ("bad", "good")
-        )
+        damaged, healthy = tables("bad", "good")
         one = tier.Tier(store, 0, tier.TierSettings())
         for _ in range(3):
             for held in (damaged, healthy):
                 store.is_down = held is damaged
                 one.fetch(held, np.array([1]))
 
-        assert caplog.messages == ["tier dict does not answer, table 'm.bad': no answer"]
+        assert said(caplog) == ["tier dict does not answer, model 'm': no answer (table 'm.bad')"]
 
     def test_the_outage_of_a_cache_lasts_until_the_cache_is_whole_again(self, caplog):
         store = DictStore()
-        held = ServedTable("m.t", 3, "I64", "fp32", 0.0, TableCounting("m", 0, "t", ["dict"]))
+        [held] = tables("t")
         one = tier.Tier(store, 0, tier.TierSettings())
         store.is_down = True
         one.fetch(held, np.array([1]))
@@ -281,9 +292,9 @@ class TestOutages:
             one.fetch(held, np.array([1]))
             assert one.is_silent("m.t") == (not is_whole)
 
-        assert caplog.messages == [
-            "tier dict does not answer, table 'm.t': no answer",
-            "tier dict answers again, table 'm.t'",
+        assert said(caplog) == [
+            "tier dict does not answer, model 'm': no answer (table 'm.t')",
+            "tier dict answers again, model 'm'",
         ]
 
     @pytest.mark.parametrize("kind", [DictStore, DurableDictStore])

@@ -3,12 +3,18 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
-from serving.parameter_server import loading
+from serving.parameter_server import health, loading
 from serving.parameter_server import models as served_models
 from tests.serving import small_server
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.storage.redis_stores import OPENED, PATIENT
 from tests.serving.storage.tiers import STORES
+
+
+@pytest.fixture(autouse=True)
+def outages_end_at_once(monkeypatch):
+    """Outages end with the first answer, so that their end needs no wait."""
+    monkeypatch.setattr(health, "QUIET_S", 0.0)
 
 
 @pytest.fixture(scope="session")

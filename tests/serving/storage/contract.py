@@ -17,7 +17,7 @@ from tests.serving.small_server import KEYS, ROWS, UNKNOWN, held_by, rows_of, se
 from tests.serving.storage.redis_stores import OPENED, open_store
 
 TABLE = "m.t"
-STARTS, ENDS = f"tier redis does not answer, table {TABLE!r}", f"tier redis answers again, table {TABLE!r}"
+STARTS, ENDS = "tier redis does not answer, model 'm'", "tier redis answers again, model 'm'"
 PARTITIONS = 4
 FILE = {key: row.tolist() for key, row in zip(KEYS, ROWS, strict=True)}
 ROOT = Path(__file__).parents[3]

@@ -162,7 +162,7 @@ def test_a_model_that_is_loaded_again_begins_without_the_outage_of_its_last_load
         server.unload_model("dcn")
         own_server.start()
         server.load_model(config)
-        assert server.is_answering("dcn")
+        assert server.health("dcn").readiness().is_ready
         assert_served(server, model)
 
 

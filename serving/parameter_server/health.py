@@ -1,0 +1,223 @@
+"""Whether the requests of a model can succeed: its outages, and how its requests of the last minute ended.
+
+A model is ``ready`` while all its tiers answer. It is ``degraded`` while a tier is away and most requests succeed. It
+is ``not ready`` if no tier answers for one of its tables, or if over half of the requests of the last minute failed.
+
+A load balancer sends no requests to a model that is not ready, so no request could show the end of an outage. The
+parameter server asks the tier again, and the end of an outage forgets how the requests before it ended.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic as now_s
+from typing import Literal, get_args
+
+from kernels.errors import DeviceFaultError, HotrowError
+from serving.errors import StoreError, StoreUnreachableError
+
+logger = logging.getLogger(__name__)
+
+# A tier whose calls fail and succeed in turn has one outage, which ends when no call has failed for this time.
+QUIET_S = 2.0
+_BUCKET_S, _BUCKETS = 5.0, 12  # together the last minute
+
+State = Literal["ready", "degraded", "not ready"]  # the best first
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether requests can succeed.
+
+    Attributes:
+        state: see the module.
+        reason: why the state is not ``ready``.
+    """
+
+    state: State = "ready"
+    reason: str = ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a load balancer should send requests."""
+        return self.state != "not ready"
+
+
+def worst(of_models: Iterable[Readiness]) -> Readiness:
+    """The worst of several models; ``Readiness()`` of none."""
+    order = get_args(State)
+    return max(of_models, key=lambda one: order.index(one.state), default=Readiness())
+
+
+class RequestWindow:
+    """How many requests succeeded and failed in the last minute. Methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        """Start without requests."""
+        self._lock = threading.Lock()  # guards the buckets; held for a few additions only
+        self._buckets: deque[list[int]] = deque(maxlen=_BUCKETS)  # oldest first: time, succeeded, failed
+
+    def note(self, succeeded: int, failed: int) -> None:
+        """Count requests that have ended now."""
+        time = int(now_s() / _BUCKET_S)
+        with self._lock:
+            if not self._buckets or self._buckets[-1][0] != time:
+                self._buckets.append([time, 0, 0])
+            self._buckets[-1][1] += succeeded
+            self._buckets[-1][2] += failed
+
+    def counts(self, *, until_last: bool) -> tuple[int, int]:
+        """The requests that succeeded and failed in the minute until now, or until the last request."""
+        with self._lock:
+            if not self._buckets:
+                return 0, 0
+            end = self._buckets[-1][0] if until_last else int(now_s() / _BUCKET_S)
+            shown = [one for one in self._buckets if one[0] > end - _BUCKETS]
+            return sum(one[1] for one in shown), sum(one[2] for one in shown)
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        with self._lock:
+            self._buckets.clear()
+
+
+@dataclass(slots=True)
+class Outage:
+    """One tier that does not answer for some tables of a model.
+
+    Attributes:
+        tier: the tier's name.
+        failed_before: how many requests of the model had failed before.
+        began_s: when the first call failed.
+        failed_s: when the last call failed.
+        answered_s: when the last of the tables was answered again.
+        tables: the tables of failed calls.
+        silent: those of them whose last call failed.
+        kinds: for each logged failure, whether the tier was reached.
+    """
+
+    tier: str
+    failed_before: int
+    began_s: float
+    failed_s: float = 0.0
+    answered_s: float = 0.0
+    tables: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
+    kinds: set[bool] = field(default_factory=set)
+
+    def is_over(self) -> bool:
+        """Whether the tier answers for all tables, and no call has failed for a while."""
+        return not self.silent and now_s() - self.failed_s >= QUIET_S
+
+
+class ModelHealth:
+    """The outages and the requests of one loaded model. Methods may be called from any thread.
+
+    An outage is logged when it starts, with what follows for the requests, and when it ends. It is logged once more
+    where the tier could not be reached and is then reached but fails, or the reverse: these are two different faults.
+
+    Attributes:
+        copies: what holds copies of rows in front of the tiers: GPU caches.
+    """
+
+    def __init__(self, model: str, tiers: Sequence[str], answers_early: bool = False) -> None:
+        """Start without an outage.
+
+        Args:
+            model: the model, for messages.
+            tiers: the names of its tiers, fastest first.
+            answers_early: its GPU caches answer with defaults and insert the rows later.
+        """
+        self.copies: set[object] = set()
+        self._model, self._tiers, self._answers_early = model, tuple(tiers), answers_early
+        self._lock = threading.Lock()  # guards the fields below
+        self._outages: dict[int, Outage] = {}  # by the tier's place
+        self._window = RequestWindow()
+        self._failed_requests = 0
+
+    def succeeded(self, requests: int = 1) -> None:
+        """Count requests that were answered."""
+        self._window.note(requests, 0)
+
+    def request_failed(self, error: Exception) -> None:
+        """Count a request that was not answered, unless the request itself is the reason."""
+        if isinstance(error, HotrowError) and not isinstance(error, StoreError | DeviceFaultError):
+            return
+        with self._lock:
+            self._failed_requests += 1
+        self._window.note(0, 1)
+
+    def forget_requests(self) -> None:
+        """Forget how requests ended so far."""
+        self._window.clear()
+
+    def tier_failed(self, depth: int, table: str, error: StoreError) -> None:
+        """Note that the tier at ``depth``, 0 for the fastest, did not answer a call for a table."""
+        was_reached, failed_s = not isinstance(error, StoreUnreachableError), now_s()
+        with self._lock:
+            outage = self._outages.get(depth)
+            if outage is None:
+                outage = self._outages[depth] = Outage(self._tiers[depth], self._failed_requests, failed_s)
+            outage.failed_s = failed_s
+            outage.tables.add(table)
+            outage.silent.add(table)
+            is_new = was_reached not in outage.kinds
+            outage.kinds.add(was_reached)
+        if is_new:
+            about = outage.tier, self._model, error.reason, table, self._consequence(depth)
+            logger.error("tier %s does not answer, model %s: %s (table %r): %s", *about)
+
+    def tier_answered(self, depth: int, table: str) -> None:
+        """Note that the tier answered a call for a table, after a call that it did not answer."""
+        with self._lock:
+            outage = self._outages.get(depth)
+            if outage is None:
+                return
+            outage.silent.discard(table)
+            outage.answered_s = now_s()
+        self.end_outages()
+
+    def end_outages(self) -> None:
+        """End the outages that are over."""
+        with self._lock:
+            over = {depth: outage for depth, outage in self._outages.items() if outage.is_over()}
+            self._outages = {depth: outage for depth, outage in self._outages.items() if depth not in over}
+            failed = self._failed_requests
+        for outage in over.values():
+            self._window.clear()
+            took_s, failures = outage.answered_s - outage.began_s, failed - outage.failed_before
+            about = outage.tier, self._model, took_s, f"{failures:,}"
+            logger.warning("tier %s answers again, model %s: after %.1f s, in which %s requests failed", *about)
+
+    def is_up(self, depth: int, table: str) -> bool:
+        """Whether the tier answers for a table."""
+        with self._lock:
+            return depth not in self._outages or table not in self._outages[depth].tables
+
+    def readiness(self) -> Readiness:
+        """Whether requests can succeed, by what is known now."""
+        with self._lock:
+            outages = list(self._outages.values())
+            silent = [outage.silent.copy() for outage in outages]
+        succeeded, failed = self._window.counts(until_last=bool(outages))
+        away = " and ".join(f"tier {outage.tier} does not answer" for outage in outages)
+        dead = set.intersection(*silent) if len(silent) == len(self._tiers) else set()
+        if dead and not self.copies:
+            return Readiness("not ready", f"{away}, table {min(dead)!r}")
+        if failed > succeeded:
+            reason = f"{failed:,} of {failed + succeeded:,} requests in a minute failed"
+            return Readiness("not ready", f"{reason}: {away}" if away else reason)
+        return Readiness("degraded", away) if outages else Readiness()
+
+    def _consequence(self, depth: int) -> str:
+        """What follows for the model's requests if a tier does not answer."""
+        slower, front = self._tiers[depth + 1 :], [*(["a GPU cache"] if self.copies else []), *self._tiers[:depth]]
+        if slower:
+            return f"its requests succeed with the rows of {' and '.join(slower)}"
+        if self.copies and self._answers_early:
+            return "its requests get default values for rows that the GPU caches miss, or fail with 503"
+        if front:
+            return f"its requests fail with 503, unless {' or '.join(front)} has all of their rows"
+        return "each of its requests fails with 503"
