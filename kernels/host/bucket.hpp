@@ -6,7 +6,7 @@
 //   rows    uint32[5]    row number of the key in the same position, kNoRow if the slot is free
 //   passed  uint32       keys that live in a later bucket although their probe starts in this one or an earlier one
 //
-// Probing. A key's home bucket is fastrange(mix(key)); a full bucket sends it to the next one. A probe ends at the
+// Probing. A key's home bucket is fastrange(hash(key)) (key_hash.hpp); a full bucket sends it to the next one. A probe ends at the
 // first bucket that no key passed, so an erased slot is simply free again: there are no tombstones, keys never move,
 // and no amount of inserting and erasing lengthens the probes (the idea is the overflow count of folly's F14).
 //
@@ -28,6 +28,8 @@
 
 #include <atomic>
 #include <cstdint>
+
+#include "key_hash.hpp"
 
 namespace hotrow {
 
@@ -73,28 +75,13 @@ constexpr int64_t kSmallestKey = INT64_MIN + 2, kLargestKey = INT64_MAX - 2;
 
 inline bool is_reserved(int64_t key) { return key < kSmallestKey || key > kLargestKey; }
 
-// Spread a key over 64 bits. fastrange uses the upper bits, so those must depend on every bit of the key: the first
-// shift brings the upper half down for ids such as (slot << 40 | id), the multiplications carry everything up.
-inline uint64_t mix(int64_t key) {
-  uint64_t h = static_cast<uint64_t>(key);
-  h ^= h >> 32;
-  h *= 0x9E3779B97F4A7C15u;
-  h ^= h >> 29;
-  h *= 0xD6E8FEB86659FD93u;
-  return h;
-}
-
-// Map a 64-bit hash to [0, bucket_count) without a division (Lemire's fastrange).
-inline uint64_t fastrange(uint64_t hash, uint64_t bucket_count) {
-  return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * bucket_count) >> 64);
-}
-
 // An index for readers: plain values, so that loops keep them in registers.
 struct IndexView {
   const Bucket* buckets;
   uint64_t bucket_count;
+  KeyHash hash;
 
-  uint64_t home(int64_t key) const { return fastrange(mix(key), bucket_count); }
+  uint64_t home(int64_t key) const { return fastrange(hash(key), bucket_count); }
   uint64_t after(uint64_t bucket) const { return bucket + 1 == bucket_count ? 0 : bucket + 1; }
 };
 

@@ -26,9 +26,13 @@ class BucketIndex {
   static constexpr double kLoadAtCapacity = 0.5;
 
   // With `lent`, the index is in memory of bytes_for(capacity_keys) that the caller owns. Memory that is not `is_new`
-  // keeps its keys.
-  explicit BucketIndex(uint64_t capacity_keys, std::byte* lent = nullptr, bool is_new = true)
-      : memory_(bytes_for(capacity_keys), lent), bucket_count_(buckets_for(capacity_keys)) {
+  // keeps its keys, and the seed is the one that they were written with.
+  explicit BucketIndex(uint64_t capacity_keys, uint64_t seed = random_seed(), std::byte* lent = nullptr,
+                       bool is_new = true)
+      : memory_(bytes_for(capacity_keys), lent),
+        bucket_count_(buckets_for(capacity_keys)),
+        seed_(seed),
+        hash_(seed) {
     if (!is_new) return;
     for (uint64_t b = 0; b < bucket_count_; ++b) (new (buckets() + b) Bucket)->clear();
   }
@@ -38,7 +42,8 @@ class BucketIndex {
   }
   static size_t bytes_for(uint64_t capacity_keys) { return buckets_for(capacity_keys) * sizeof(Bucket); }
 
-  IndexView view() const { return {buckets(), bucket_count_}; }
+  IndexView view() const { return {buckets(), bucket_count_, hash_}; }
+  uint64_t seed() const { return seed_; }
   uint64_t bucket_count() const { return bucket_count_; }
   size_t memory_bytes() const { return memory_.bytes(); }
 
@@ -163,7 +168,9 @@ class BucketIndex {
   }
 
   HugeArray memory_;
-  uint64_t bucket_count_;
+  const uint64_t bucket_count_;
+  const uint64_t seed_;
+  const KeyHash hash_;
   // The number of keys by their distance from home in buckets. Relaxed: longest_probe only reports it.
   std::array<std::atomic<uint64_t>, kDistances> keys_at_distance_{};
 };

@@ -29,7 +29,7 @@ HostTable::HostTable(std::unique_ptr<SharedArea> area, bool writes)
       capacity_rows_(area_->shape().capacity_rows),
       target_rows_(0),
       epochs_(area_->epochs()),
-      index_(capacity_rows_, area_->index(), area_->is_new()),
+      index_(capacity_rows_, area_->header().seed, area_->index(), area_->is_new()),
       arena_(row_stride_bytes(row_type_, dim_), static_cast<uint32_t>(capacity_rows_ + spare_rows_for(capacity_rows_)),
              epochs_, area_->rows()),
       stamps_(OverflowPolicy::kRefuse, capacity_rows_, 0),

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bucket.hpp"
+#include "key_hash.hpp"
 
 namespace hotrow {
 
@@ -29,7 +29,8 @@ inline OwnedKeys keys_by_owner(const int64_t* keys, size_t n, int64_t processes,
   size_t size = 16;
   while (size < 2 * n) size *= 2;
   std::vector<Entry> entries(distinct ? size : 0);
-  const auto home = [&](int64_t key) { return (mix(key) >> 32) & (size - 1); };
+  static const KeyHash hash(random_seed());
+  const auto home = [&](int64_t key) { return (hash(key) >> 32) & (size - 1); };
   std::vector<int64_t> firsts;
   OwnedKeys owned;
   owned.places.resize(n);

@@ -106,7 +106,7 @@ class RowStamps {
     if (!memory_ || policy_ == OverflowPolicy::kEvictOldestWritten) return {};
     if (policy_ == OverflowPolicy::kEvictOldest) return {data(), false, now_.load(std::memory_order_relaxed), 0};
     thread_local uint64_t stays = 0;  // so that no two stays of a thread draw alike
-    return {data(), true, 0, mix(static_cast<int64_t>(++stays)) | 1};
+    return {data(), true, 0, KeyHash(0)(static_cast<int64_t>(++stays)) | 1};
   }
 
   void prefetch(uint32_t row) const {

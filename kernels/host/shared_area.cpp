@@ -16,13 +16,14 @@
 
 #include "bucket_index.hpp"
 #include "host_table.hpp"
+#include "key_hash.hpp"
 #include "pages.hpp"
 
 namespace hotrow {
 namespace {
 
 constexpr char kMagic[8] = {'H', 'R', 'S', 'H', 'A', 'R', 'E', 'D'};
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFormat = 2;
 size_t whole_pages(size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
 
 static_assert(sizeof(SharedHeader) <= 4096, "the header has a page");
@@ -76,6 +77,7 @@ void SharedArea::make(const SharedShape& shape) {
   made->row_type = static_cast<uint32_t>(shape.row_type);
   made->capacity_rows = shape.capacity_rows;
   made->file_bytes = bytes_;
+  made->seed = random_seed();
   made->epoch.store(1);
   take_peer();
 }

@@ -52,6 +52,7 @@ struct SharedHeader {
   uint32_t unused;
   uint64_t capacity_rows;
   uint64_t file_bytes;
+  uint64_t seed;  // of the index's hash
   char source[kSourceBytes];         // what the rows came from, ended by 0; written before others know of the file
   std::atomic<uint32_t> is_changed;  // whether other rows came since
   std::atomic<int64_t> rows;

@@ -23,13 +23,15 @@ SnapshotHeader read_header(const MappedFile& file) {
     throw FileFault{file.path(), "its header cannot be read"};
   if (std::memcmp(header.magic, kSnapshotMagic, sizeof kSnapshotMagic) != 0)
     throw FileFault{file.path(), "not a snapshot"};
-  if (header.format != kSnapshotFormat)
-    throw FileFault{file.path(), "format " + std::to_string(header.format) + ", expected " + std::to_string(kSnapshotFormat)};
+  if (header.format != kSnapshotFormat && header.format != kUnseededSnapshotFormat)
+    throw FileFault{file.path(), "format " + std::to_string(header.format) + ", expected " +
+                                     std::to_string(kUnseededSnapshotFormat) + " or " + std::to_string(kSnapshotFormat)};
   if (header.checksum() != header.header_checksum) throw FileFault{file.path(), "its header is damaged: the checksum is wrong"};
   const bool possible = header.dim >= 1 && header.dim <= kMostSnapshotDim && header.row_type < kRowTypes &&
                         header.key_bytes == sizeof(int64_t) && header.rows <= header.capacity_rows &&
                         header.capacity_rows <= kMostSnapshotRows && header.bucket_count >= 1 &&
                         header.bucket_count <= 2 * kMostSnapshotRows &&
+                        (header.format == kSnapshotFormat || header.seed == 0) &&
                         header.rows <= header.bucket_count * kSlots;
   if (!possible) throw FileFault{file.path(), "its header is inconsistent"};
   return header;
@@ -40,6 +42,7 @@ SnapshotHeader read_header(const MappedFile& file) {
 Snapshot::Snapshot(const std::string& path)
     : file_(path),
       header_(read_header(file_)),
+      hash_(header_.seed),
       layout_(header_.dim, row_type(), header_.capacity_rows, header_.bucket_count),
       is_checked_(new std::atomic<bool>[layout_.index_pages()]()),
       unchecked_pages_(layout_.index_pages()) {
@@ -54,7 +57,7 @@ Snapshot::Snapshot(const std::string& path)
 }
 
 TableView Snapshot::view() const {
-  return {{at<const Bucket>(layout_.index), header_.bucket_count},
+  return {{at<const Bucket>(layout_.index), header_.bucket_count, hash_},
           {at<const std::byte>(layout_.rows), row_stride_bytes(row_type(), dim()),
            static_cast<uint32_t>(header_.capacity_rows)},
           dim(),

@@ -101,6 +101,7 @@ class Snapshot {
 
   const MappedFile file_;
   const SnapshotHeader header_;
+  const KeyHash hash_;
   const SnapshotLayout layout_;
   // Whether each page of the index was found sound. A probe that begins in a sound page meets only sound pages.
   // Relaxed: nobody writes the pages.

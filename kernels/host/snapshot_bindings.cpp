@@ -27,8 +27,13 @@ nb::bytes source_of(const Snapshot& snapshot) {
   return nb::bytes(reinterpret_cast<const char*>(snapshot.header().source), kSourceBytes);
 }
 
-nb::bytes header_of(const Snapshot& snapshot) {
-  return nb::bytes(reinterpret_cast<const char*>(&snapshot.header()), sizeof(SnapshotHeader));
+// What names the content. The same rows written twice have other seeds, and so other indexes. A file without a seed keeps
+// the name that it had before there were seeds: all of its header.
+nb::bytes identity_of(const Snapshot& snapshot) {
+  SnapshotHeader header = snapshot.header();
+  if (header.seed) header.seed = header.index_checksum = header.header_checksum = 0;
+  const size_t bytes = header.format == kUnseededSnapshotFormat ? offsetof(SnapshotHeader, seed) : sizeof header;
+  return nb::bytes(reinterpret_cast<const char*>(&header), bytes);
 }
 
 void require_range(const Snapshot& snapshot, int64_t first, int64_t count) {
@@ -144,7 +149,7 @@ void bind_snapshots(nb::module_& module) {
       .def_prop_ro("row_dtype", [](const Snapshot& snapshot) { return row_type_name(snapshot.row_type()); })
       .def_prop_ro("file_bytes", &Snapshot::file_bytes)
       .def_prop_ro("source", &source_of)
-      .def_prop_ro("header", &header_of)
+      .def_prop_ro("identity", &identity_of)
       .def("__len__", [](const Snapshot& snapshot) { return static_cast<size_t>(snapshot.rows()); })
       .def("fetch", &fetch<Snapshot>, nb::arg("keys").none(), nb::arg("out").none())
       .def("fetch_pooled", &fetch_pooled<Snapshot>, nb::arg("keys").none(), nb::arg("row_ptrs").none(),

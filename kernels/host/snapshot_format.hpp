@@ -30,7 +30,8 @@ namespace hotrow {
 constexpr size_t kSnapshotPage = 4096;
 constexpr size_t kBucketsPerPage = kSnapshotPage / sizeof(Bucket);
 constexpr char kSnapshotMagic[8] = {'H', 'R', 'S', 'N', 'A', 'P', '\r', '\n'};  // a copy in text mode changes it
-constexpr uint32_t kSnapshotFormat = 1;
+constexpr uint32_t kSnapshotFormat = 2;
+constexpr uint32_t kUnseededSnapshotFormat = 1;  // its header ends before the seed
 constexpr size_t kSourceBytes = 32;
 constexpr uint64_t kMostSnapshotRows = 3'500'000'000;  // as in a host table
 constexpr uint32_t kMostSnapshotDim = 1u << 16;
@@ -51,14 +52,15 @@ struct SnapshotHeader {
   uint64_t capacity_rows;     // C
   uint64_t bucket_count;      // B
   unsigned char source[kSourceBytes];  // names the source of the rows
+  uint64_t seed;              // of the index's hash; 0 in format 1, which has zeros here
 
   uint32_t checksum() const {
     SnapshotHeader copy = *this;
     copy.header_checksum = 0;
-    return crc32(&copy, sizeof copy);
+    return crc32(&copy, format == kUnseededSnapshotFormat ? offsetof(SnapshotHeader, seed) : sizeof copy);
   }
 };
-static_assert(sizeof(SnapshotHeader) == 96, "no padding that nobody sets");
+static_assert(sizeof(SnapshotHeader) == 104, "no padding that nobody sets");
 
 // Where the sections lie, in bytes from the file's beginning.
 struct SnapshotLayout {

@@ -107,6 +107,7 @@ SnapshotHeader SnapshotWriter::make_header(const std::vector<uint32_t>& checksum
   header.rows = rows_;
   header.capacity_rows = capacity_rows_;
   header.bucket_count = index_.bucket_count();
+  header.seed = index_.seed();
   std::memcpy(header.source, source, kSourceBytes);
   header.header_checksum = header.checksum();
   return header;

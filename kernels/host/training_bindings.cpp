@@ -559,6 +559,7 @@ nb::tuple sightings(const TrainingTable& table) {
     const std::lock_guard<std::mutex> hold(table.mutex());
     found = table.sightings();
   }
+  std::sort(found.begin(), found.end());  // so that equal tables are saved as equal files
   nb::object keys = python().empty(found.size(), python().int64);
   nb::object counts = python().empty(found.size(), python().int64);
   const Array keys_array(keys, "keys", "int64[N]", Array::kWrite);

@@ -60,8 +60,8 @@ class SnapshotModel(SparseModel):
         return self._read(batch_rows, warns)
 
     def digest(self) -> str:
-        """See ``SparseModel.digest``. The header has all checksums, so nothing else is read."""
-        identity = ["snapshot", self._key_type, self.dim, self.snapshot.header.hex()]
+        """See ``SparseModel.digest``. The header has a checksum of all rows, so nothing else is read."""
+        identity = ["snapshot", self._key_type, self.dim, self.snapshot.identity.hex()]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     def stamp(self) -> str:

@@ -25,8 +25,9 @@ HEADER = {
     "capacity_rows": (48, "Q"),
     "bucket_count": (56, "Q"),
     "source": (64, "32s"),
+    "seed": (96, "Q"),
 }
-HEADER_BYTES = 96
+HEADER_BYTES = 104
 
 
 def random_rows(n, dim, seed=0):
@@ -90,14 +91,22 @@ def seal_header(data):
     set_field(data, "header_checksum", zlib.crc32(data[:HEADER_BYTES]))
 
 
-def home(key, bucket_count):
-    """The bucket where the search for a key begins (kernels/host/bucket.hpp)."""
+def splitmix64(word):
+    word = (word + 0x9E3779B97F4A7C15) % 2**64
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+    return word ^ word >> 31
+
+
+def home(key, header):
+    """The bucket where the search for a key begins (kernels/host/key_hash.hpp)."""
+    seed = header["seed"]
     hash_ = key % 2**64
     hash_ ^= hash_ >> 32
-    hash_ = hash_ * 0x9E3779B97F4A7C15 % 2**64
+    hash_ = hash_ * (splitmix64(seed) | 1) % 2**64
     hash_ ^= hash_ >> 29
-    hash_ = hash_ * 0xD6E8FEB86659FD93 % 2**64
-    return hash_ * bucket_count >> 64
+    hash_ = hash_ * (splitmix64(seed ^ (2**64 - 1)) | 1) % 2**64
+    return hash_ * header["bucket_count"] >> 64
 
 
 def bucket_at(data, number):
@@ -108,8 +117,9 @@ def bucket_at(data, number):
 
 def find(data, key):
     """The row number of a key, or None if it is absent."""
-    count = header_of(data)["bucket_count"]
-    number = home(key, count)
+    header = header_of(data)
+    count = header["bucket_count"]
+    number = home(key, header)
     for _ in range(count):
         keys, rows, passed = bucket_at(data, number)
         if key in keys:

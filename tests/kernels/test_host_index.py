@@ -24,7 +24,7 @@ def test_churn_leaves_probes_short_and_rows_right():
     assert table.fetch(last, out).all()
     assert (out == last[:, None]).all()
     assert not table.fetch(last - capacity // 2, out).any()
-    assert table.stats().longest_probe_buckets <= 8
+    assert table.stats().longest_probe_buckets <= 16
     assert table.evict(last) == len(last)
     assert table.stats() == untouched
 
@@ -45,8 +45,8 @@ def test_patterned_ids_spread_like_random_ones(keys):
     table = HostTable(1, len(keys))
     table.insert(keys, np.zeros((len(keys), 1), np.float32))
 
-    # Random keys at this load need at most 7 to 10 buckets (20 seeds); clustered ids would need hundreds.
-    assert table.stats().longest_probe_buckets <= 12
+    # Random keys at this load need at most 5 to 11 buckets (300 seeds); clustered ids would need hundreds.
+    assert table.stats().longest_probe_buckets <= 16
 
 
 def test_stats_report_the_tables_rows_and_memory():

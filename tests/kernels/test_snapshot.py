@@ -111,7 +111,7 @@ def test_the_file_follows_the_format(tmp_path):
     where = sections(header, stride_bytes=64)
 
     assert header["magic"] == b"HRSNAP\r\n"
-    assert [header[name] for name in ("format", "dim", "row_type", "key_bytes", "unused")] == [1, 10, 0, 8, 0]
+    assert [header[name] for name in ("format", "dim", "row_type", "key_bytes", "unused")] == [2, 10, 0, 8, 0]
     assert (header["rows"], header["capacity_rows"], header["source"]) == (4000, 4000, SOURCE)
     assert len(data) == where["end"]
     assert struct.unpack_from("<4000q", data, where["keys"]) == tuple(keys.tolist())
