@@ -26,7 +26,8 @@ def repeated_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     found = [header for header in headers if header[0] in _REPEATED]
     if not found:  # on the path of every request
         return found
-    return [header for header in dict(found).items() if _REPEATED[header[0]].fullmatch(header[1])]
+    several = len(dict(found)) < len(set(found))  # of a header with several values, none can be told to be right
+    return [] if several else [header for header in dict(found).items() if _REPEATED[header[0]].fullmatch(header[1])]
 
 
 def with_request_id(headers: Headers) -> Headers:

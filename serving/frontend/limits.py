@@ -13,13 +13,14 @@ class Limits:
     Attributes:
         max_body_bytes: largest body, before and after decompression.
         max_inflight: maximum predict requests at a time, counted once their bodies are complete; further requests get
-            429. HTTP bodies that are still arriving may together hold ``max_inflight`` times ``max_body_bytes`` more.
-            So slow clients lock nobody out, and the memory of HTTP bodies stays bounded.
+            429.
         max_json_elements: maximum values of one JSON document: numbers, strings, lists, objects.
         max_json_depth: how deep lists and objects of one JSON document may be nested.
         max_answer_bytes: largest answer to a predict request, before compression.
         max_unread_bytes: maximum bytes of all answers that wait for slow clients.
-        max_arriving_bytes: maximum bytes of all gRPC messages that have not arrived completely.
+        max_arriving_bytes: maximum bytes of all HTTP bodies, and of all gRPC messages, that have not arrived
+            completely. Beyond it, those that have been arriving longest, or hold most, are refused. So slow clients
+            lock nobody out.
         max_connections: maximum HTTP connections, and maximum gRPC connections.
         max_streams: maximum calls at a time on one gRPC connection.
         max_calls: maximum gRPC calls at a time; beyond it, calls that wait for their clients end.

@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
 from serving.frontend.front_end import FrontEnd
+from serving.frontend.http.body import Arriving
 from serving.frontend.http.control_routes import add_control_routes, path_parameter
 from serving.frontend.http.edge import Edge, http_exception
 from serving.frontend.http.infer import Answer, HttpEndpoint, InferExchange, InferPath, SamplesExchange
@@ -58,10 +59,11 @@ def create_app(front: FrontEnd) -> ASGIApp:
         redoc_url=None,
         exception_handlers={HTTPException: http_exception},
     )
-    add_control_routes(app, front.control, front.limits)
+    arriving = Arriving(front.limits)
+    add_control_routes(app, front.control, front.limits, arriving)
     _add_metrics_route(app, front)
     _add_status_routes(app, front)
-    endpoint = HttpEndpoint(front)
+    endpoint = HttpEndpoint(front, arriving)
     _add_infer_routes(app, endpoint)
     _add_predict_route(app, endpoint)
     return InferPath(app, endpoint, front)

@@ -3,6 +3,8 @@
 import asyncio
 import re
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.types import Message, Receive
 
@@ -21,24 +23,63 @@ _NO_WEIGHT = re.compile(rb"q\s*=\s*0(\.0*)?")
 IDENTITY = b"identity"
 
 
+class ArrivingBody:
+    """A body that arrives in several pieces.
+
+    Attributes:
+        chunks: what has arrived.
+        is_given_up: whether it must make room for other bodies.
+    """
+
+    def __init__(self, deadline: asyncio.Timeout) -> None:
+        """Wait for the body until ``deadline``."""
+        self.chunks = bytearray()
+        self.is_given_up = False
+        self._deadline = deadline
+
+    def give_up(self) -> None:
+        """End the wait for the body."""
+        if not self._deadline.expired():
+            self.is_given_up = True
+            self._deadline.reschedule(0)
+
+
 class Arriving:
-    """Counts the bytes of bodies that are still arriving. Belongs to one event loop."""
+    """Counts the bytes of bodies that are still arriving. Belongs to one event loop.
+
+    If they are too many, the body that has been arriving longest is given up. So clients that send slowly lock nobody
+    out.
+    """
 
     def __init__(self, limits: Limits) -> None:
-        """Accept bodies within ``limits``."""
-        self._left_bytes = self._max_bytes = limits.max_inflight * limits.max_body_bytes
+        """Accept bodies within ``limits``; each body alone has room."""
+        self.max_bytes = max(limits.max_arriving_bytes, 2 * limits.max_body_bytes)
+        self._bytes = 0
+        self._bodies: dict[ArrivingBody, None] = {}  # the body that has been arriving longest comes first
 
-    def take(self, size_bytes: int) -> None:
-        """Count ``size_bytes`` more, or raise OverloadedError if they are too many."""
-        if size_bytes > self._left_bytes:
-            raise OverloadedError(
-                f"{self._max_bytes:,} bytes of bodies are arriving; the server accepts no more at a time"
-            )
-        self._left_bytes -= size_bytes
+    @contextmanager
+    def counted(self, body: ArrivingBody) -> Iterator[None]:
+        """Count ``body`` until it is complete or abandoned."""
+        self._bodies[body] = None
+        try:
+            yield
+        finally:
+            self._forget(body)
 
-    def give_back(self, size_bytes: int) -> None:
-        """Subtract the bytes of a body that is complete or abandoned."""
-        self._left_bytes += size_bytes
+    def add(self, body: ArrivingBody, chunk: bytes) -> None:
+        """Add a piece to ``body``."""
+        body.chunks += chunk
+        if body in self._bodies:
+            self._bytes += len(chunk)
+        while self._bytes > self.max_bytes:
+            longest_arriving = next(iter(self._bodies))
+            longest_arriving.give_up()
+            self._forget(longest_arriving)
+
+    def _forget(self, body: ArrivingBody) -> None:
+        if body in self._bodies:
+            del self._bodies[body]
+            self._bytes -= len(body.chunks)
 
 
 class ClientDisconnectedError(Exception):
@@ -53,10 +94,16 @@ async def read_body(receive: Receive, headers: dict[bytes, bytes], limits: Limit
         raise PayloadTooLargeError(
             f"the body has {declared[:32].decode()} bytes, but the server accepts {limits.max_body_bytes:,}"
         )
+    deadline = asyncio.timeout(limits.body_timeout_s)
+    arriving_body = ArrivingBody(deadline)
     try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            body = await _read_chunks(receive, limits.max_body_bytes, arriving, declared)
+        async with deadline:
+            body = await _read(receive, arriving_body, limits.max_body_bytes, arriving, declared)
     except TimeoutError as err:
+        if arriving_body.is_given_up:
+            raise OverloadedError(
+                f"more than {arriving.max_bytes:,} bytes of bodies are arriving; this body has been arriving longest"
+            ) from err
         raise RequestError(f"the body did not arrive within {limits.body_timeout_s:g} s") from err
     if len(body) > limits.max_body_bytes:
         raise PayloadTooLargeError(
@@ -65,24 +112,19 @@ async def read_body(receive: Receive, headers: dict[bytes, bytes], limits: Limit
     return body
 
 
-async def _read_chunks(receive: Receive, max_bytes: int, arriving: Arriving, declared: bytes) -> bytes:
+async def _read(receive: Receive, body: ArrivingBody, max_bytes: int, arriving: Arriving, declared: bytes) -> bytes:
     """Return a whole body, or the beginning of a body that is too large."""
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body"):
         return bytes(message.get("body", b""))
-    chunks = bytearray()
-    try:
+    with arriving.counted(body):
         while True:
             if message["type"] == "http.disconnect":
-                raise _disconnected(message, len(chunks), declared)
-            chunk = message.get("body", b"")
-            arriving.take(len(chunk))
-            chunks += chunk
-            if not message.get("more_body") or len(chunks) > max_bytes:
-                return bytes(chunks)
+                raise _disconnected(message, len(body.chunks), declared)
+            arriving.add(body, message.get("body", b""))
+            if not message.get("more_body") or len(body.chunks) > max_bytes:
+                return bytes(body.chunks)
             message = await receive()
-    finally:
-        arriving.give_back(len(chunks))
 
 
 def _disconnected(message: Message, size_bytes: int, declared: bytes) -> Exception:

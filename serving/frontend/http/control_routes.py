@@ -9,14 +9,15 @@ from fastapi.responses import Response
 from serving.errors import RequestError
 from serving.frontend.control import Control
 from serving.frontend.http.body import Arriving, decompress, read_body
+from serving.frontend.http.headers import headers_of
 from serving.frontend.limits import Limits
 from serving.protocol.document import known_only, optional, parse_document, required
 from serving.protocol.shared_memory import no_cuda_shared_memory
 
 
-def add_control_routes(app: FastAPI, control: Control, limits: Limits) -> None:
-    """Add the routes to ``app``; bodies are read within ``limits``."""
-    bodies = _Bodies(limits)
+def add_control_routes(app: FastAPI, control: Control, limits: Limits, arriving: Arriving) -> None:
+    """Add the routes to ``app``; bodies are read within ``limits``, and ``arriving`` counts the bytes of all bodies."""
+    bodies = _Bodies(limits, arriving)
     _add_server_routes(app, control, bodies)
     _add_log_and_trace_routes(app, control, bodies)
     _add_shared_memory_routes(app, control, bodies)
@@ -189,13 +190,13 @@ def _add_cuda_shared_memory_routes(app: FastAPI) -> None:
 class _Bodies:
     """Reads the bodies of requests."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, arriving: Arriving) -> None:
         self._limits = limits
-        self._arriving = Arriving(limits)
+        self._arriving = arriving
 
     async def document(self, request: Request) -> dict[str, Any]:
         """Read a body, which may be empty, as an object."""
-        headers: dict[bytes, bytes] = dict(request.scope["headers"])
+        headers = headers_of(request.scope)
         body = await read_body(request.receive, headers, self._limits, self._arriving)
         body = decompress(body, headers, self._limits.max_body_bytes)
         return parse_document(body) if body else {}

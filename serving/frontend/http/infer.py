@@ -23,6 +23,7 @@ from serving.frontend.http.body import (
 )
 from serving.frontend.http.connection import connection_of
 from serving.frontend.http.edge import MODEL, Edge, error_response
+from serving.frontend.http.headers import headers_of
 from serving.frontend.served_model import PredictModel, ServedModel
 from serving.metrics import RequestMetrics
 from serving.protocol.infer import InferDecoder, encode_infer
@@ -145,13 +146,13 @@ class SamplesExchange(HttpExchange):
 class HttpEndpoint:
     """Reads predict requests over HTTP and answers them. Belongs to one event loop."""
 
-    def __init__(self, front: FrontEnd) -> None:
-        """Answer through ``front``."""
+    def __init__(self, front: FrontEnd, arriving: Arriving) -> None:
+        """Answer through ``front``; ``arriving`` counts the bytes of all bodies."""
         self._endpoint: PredictEndpoint = front.endpoint
         self._metrics: RequestMetrics = front.metrics
         self._limits = front.limits
         self._decoders = Decoders(front.control.regions)
-        self._arriving = Arriving(front.limits)
+        self._arriving = arriving
 
     async def answer(self, scope: Scope, receive: Receive, form: type[HttpExchange]) -> Answer:
         """Answer one request for the model that ``scope``'s path names.
@@ -170,7 +171,7 @@ class HttpEndpoint:
         path = scope["path_params"]
         name, version = path["model"], path.get("version", "")
         scope[MODEL] = self._endpoint.model(name, version).name
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers = headers_of(scope)
         self._check_load(scope, headers, name, version)
         body = await read_body(receive, headers, self._limits, self._arriving)
         # Counted from here on, so a client that sends slowly does not use up the limit.

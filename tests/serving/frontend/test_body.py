@@ -167,13 +167,13 @@ def test_a_body_that_does_not_arrive_is_given_up(sent):
 
 
 class TestArriving:
-    """Limits of 2 requests of 100 bytes: arriving bodies may hold 200 bytes together."""
+    """Bodies of at most 100 bytes; together they may hold 200 while they arrive."""
 
-    limits = Limits(max_body_bytes=100, max_inflight=2)
+    limits = Limits(max_body_bytes=100, max_arriving_bytes=200)
 
-    def read_all(self, *bodies):
+    def read_all(self, *bodies, arriving=None):
         """Read bodies, each a list of chunks, at the same time; return the outcome of each."""
-        arriving = Arriving(self.limits)
+        arriving = arriving or Arriving(self.limits)
 
         async def read_one(chunks):
             left = list(chunks)
@@ -190,23 +190,20 @@ class TestArriving:
         async def read_them():
             return await asyncio.gather(*map(read_one, bodies), return_exceptions=True)
 
-        return asyncio.run(read_them()), arriving
+        return asyncio.run(read_them())
 
     def test_bodies_that_together_hold_no_more_than_the_limit_arrive(self):
-        (first, second), _ = self.read_all([b"a" * 50, b"b" * 50], [b"c" * 50, b"d" * 50])
+        first, second = self.read_all([b"a" * 50, b"b" * 50], [b"c" * 50, b"d" * 50])
 
         assert (len(first), len(second)) == (100, 100)
 
-    def test_a_further_body_is_refused_as_overload(self):
-        outcomes, _ = self.read_all(*[[b"a" * 90, b"b"]] * 2, [b"c" * 90, b"d"])
+    def test_the_body_that_has_been_arriving_longest_makes_room_for_others(self):
+        slow = [b"a" * 90, *[b""] * 9, b"b"]
 
-        assert [type(outcome) for outcome in outcomes] == [bytes, bytes, OverloadedError]
-        assert str(outcomes[2]) == "200 bytes of bodies are arriving; the server accepts no more at a time"
+        outcomes = self.read_all(slow, slow, [b"c" * 90, b"d"])
 
-    def test_clients_that_have_sent_nothing_yet_use_no_capacity(self):
-        outcomes, _ = self.read_all(*[[b"", b"", b""]] * 9, [b"a" * 90, b"b"])
-
-        assert outcomes == [b""] * 9 + [b"a" * 90 + b"b"]
+        assert [type(outcome) for outcome in outcomes] == [OverloadedError, bytes, bytes]
+        assert str(outcomes[0]) == "more than 200 bytes of bodies are arriving; this body has been arriving longest"
 
     @pytest.mark.parametrize(
         "ends",
@@ -214,8 +211,10 @@ class TestArriving:
         ids=["there", "the client goes away", "too large", "no room"],
     )
     def test_a_body_frees_its_capacity_however_it_ends(self, ends):
-        _, arriving = self.read_all(ends)
+        arriving = Arriving(self.limits)
+        for _ in range(9):
+            self.read_all(ends, arriving=arriving)
 
-        arriving.take(200)
-        with pytest.raises(OverloadedError):
-            arriving.take(1)
+        outcomes = self.read_all(*[[b"a" * 50, b"b" * 50]] * 2, arriving=arriving)
+
+        assert outcomes == [b"a" * 50 + b"b" * 50] * 2
