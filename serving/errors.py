@@ -32,6 +32,18 @@ class UnknownModelError(RequestError):
     """No loaded model has this name and version."""
 
 
+class UnknownRouteError(RequestError):
+    """The server has no such route."""
+
+
+class UnauthenticatedError(RequestError):
+    """The request needs a token, and has none that the server knows."""
+
+
+class ForbiddenError(RequestError):
+    """The client may not do this."""
+
+
 class PayloadTooLargeError(RequestError):
     """The request body is larger than the server accepts."""
 

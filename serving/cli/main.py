@@ -61,6 +61,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         serve,
         snapshot,
         stats,
+        token,
     )
     from serving.frontend.version import server_version
 
@@ -81,6 +82,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         load,
         checkpoint,
         snapshot,
+        token,
     )
     for command in commands_in_order:
         command.add_parser(commands)

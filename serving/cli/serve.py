@@ -36,6 +36,7 @@ _OPTIONS = (
     "ssl_certfile",
     "ssl_keyfile",
     "ssl_ca_certs",
+    "tokens",
     "workers",
     "threads",
     "engine",
@@ -47,6 +48,7 @@ _OPTIONS = (
     "load_model",
     "max_body_bytes",
     "max_inflight",
+    "max_inflight_per_token",
     "max_batch_size",
     "max_queue_delay_ms",
     "max_queue_wait_ms",
@@ -115,6 +117,13 @@ def add_parser(commands: Any) -> None:
         help="clients must present a certificate that these authorities signed (PEM)",
     )
     parser.add_argument(
+        "--tokens",
+        type=Path,
+        metavar="FILE",
+        help="clients must send a token of this file, which `hotrow token` writes (default: no tokens; loading, log "
+        "settings and shared memory are then closed, unless the server listens on this machine only)",
+    )
+    parser.add_argument(
         "--workers",
         type=whole_number(1, _MOST_WORKERS),
         default=1,
@@ -173,6 +182,13 @@ def add_parser(commands: Any) -> None:
         default=limits.max_inflight,
         metavar="N",
         help="maximum requests in flight, counted once their bodies have arrived (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-inflight-per-token",
+        type=whole_number(1, _MOST_INFLIGHT),
+        default=limits.max_inflight_per_token,
+        metavar="N",
+        help="maximum requests in flight with the same token (default: %(default)s)",
     )
     parser.add_argument(
         "--max-batch-size",
@@ -263,11 +279,13 @@ def serve(options: argparse.Namespace) -> int:
         return _supervise(options)
     siblings = None if place is None else Siblings(place)
     # The other commands do not need the web framework, which is slow to import.
+    from serving.frontend.access import Access
     from serving.frontend.batcher import Batching
     from serving.frontend.front_end import FrontEnd, Settings
     from serving.frontend.http.app import create_app
-    from serving.frontend.http.server import Neighbour, run, url_of
+    from serving.frontend.http.server import Neighbour, host_of, run, url_of
     from serving.frontend.tls import Tls
+    from serving.frontend.tokens import Tokens
     from serving.frontend.version import server_version
     from serving.frontend.workers import WorkerServer
     from serving.repository import ModelRepository
@@ -280,6 +298,7 @@ def serve(options: argparse.Namespace) -> int:
     open_neighbours = [] if options.grpc_port is None else [_grpc_server()]
     tolerance = checked_tolerance(options)
     tls = Tls.from_options(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
+    tokens = None if options.tokens is None else Tokens(options.tokens, options.max_inflight_per_token)
     repository = ModelRepository(
         options.repository,
         options.engine,
@@ -296,7 +315,11 @@ def serve(options: argparse.Namespace) -> int:
         print(f"hotrow {server_version()}")
         for line in repository.describe():
             print(line)
-        limits = Limits(max_body_bytes=options.max_body_bytes, max_inflight=options.max_inflight)
+        limits = Limits(
+            max_body_bytes=options.max_body_bytes,
+            max_inflight=options.max_inflight,
+            max_inflight_per_token=options.max_inflight_per_token,
+        )
         waits_s = (options.max_queue_delay_ms / 1000, options.max_queue_wait_ms / 1000)
         batching = Batching(options.max_batch_size, *waits_s)
         threads = options.threads or max(1, usable_cores() // options.workers)
@@ -304,7 +327,8 @@ def serve(options: argparse.Namespace) -> int:
         front = FrontEnd(repository, settings, recorder, siblings)
         grpc_port = options.grpc_port if place is None or place.grpc_port is None else place.grpc_port
         neighbours = [
-            open_it(front, options.host, grpc_port, tls, shares_port=place is not None) for open_it in open_neighbours
+            open_it(front, options.host, grpc_port, tls, shares_port=place is not None, tokens=tokens)
+            for open_it in open_neighbours
         ]
         private = [WorkerServer(siblings, front, neighbours)] if siblings is not None else []
         # Loaded objects stay, so the garbage collector need not walk them during requests.
@@ -317,9 +341,10 @@ def serve(options: argparse.Namespace) -> int:
             print(f"listening on {url_of(listener, tls is not None)}", flush=True)
 
         all_neighbours: list[Neighbour] = [*neighbours, *private]
+        app = create_app(front, Access(tokens, host_of(listener), options.host))
         with closing(front):  # after all servers, whose last requests need its threads
-            app, has_siblings = create_app(front), bool(private)
-            run(app, listener, ready, _STOP_TIMEOUT_S, all_neighbours, tls, shares_listener=has_siblings, limits=limits)
+            is_shared = bool(private)
+            run(app, listener, ready, _STOP_TIMEOUT_S, all_neighbours, tls, shares_listener=is_shared, limits=limits)
     return 0
 
 

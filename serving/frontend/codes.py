@@ -4,18 +4,24 @@ from kernels.errors import DeviceFaultError, DeviceUnavailableError, HotrowError
 from serving.errors import (
     DeadlineError,
     DeviceMemoryError,
+    ForbiddenError,
     OverloadedError,
     PayloadTooLargeError,
     RequestError,
     StoreError,
+    UnauthenticatedError,
     UnknownModelError,
+    UnknownRouteError,
     UnsupportedEncodingError,
     WorkerError,
 )
 
 #: With a 429 or a 503 the same request may succeed later. With another code below 500 the caller must change it.
 CODES: dict[type[HotrowError], tuple[int, str]] = {
+    UnauthenticatedError: (401, "UNAUTHENTICATED"),
+    ForbiddenError: (403, "PERMISSION_DENIED"),
     UnknownModelError: (404, "NOT_FOUND"),
+    UnknownRouteError: (404, "UNIMPLEMENTED"),
     PayloadTooLargeError: (413, "RESOURCE_EXHAUSTED"),
     UnsupportedEncodingError: (415, "UNIMPLEMENTED"),
     RequestError: (400, "INVALID_ARGUMENT"),

@@ -47,7 +47,6 @@ _TRACE_SETTINGS = {
     "trace_file": "",
     "trace_mode": "triton",
 }
-_SILENT = logging.CRITICAL + 1
 
 Document = dict[str, Any]
 
@@ -237,8 +236,10 @@ class Control:
                 raise RequestError(f"{name}: only {only!r} is supported: the log goes to standard error")
         settings = self.log_settings()
         enabled = {name: optional(changes, name, bool, settings[name], "") for name in _LEVELS}
+        if not enabled["log_error"]:
+            raise RequestError("log_error: expected true: errors are always logged")
         is_verbose = optional(changes, "log_verbose_level", int, settings["log_verbose_level"], "") > 0
-        level = logging.DEBUG if is_verbose else next((_LEVELS[name] for name in _LEVELS if enabled[name]), _SILENT)
+        level = logging.DEBUG if is_verbose else next(_LEVELS[name] for name in _LEVELS if enabled[name])
         logging.getLogger().setLevel(level)
 
     def trace_settings(self, model: str = "") -> Document:

@@ -20,6 +20,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from kernels.errors import HotrowError
 from serving.errors import ConfigError, UnknownModelError
+from serving.frontend.access import Access
 from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
 from serving.frontend.codes import codes_of
 from serving.frontend.front_end import FrontEnd
@@ -28,6 +29,7 @@ from serving.frontend.grpc_sockets import ServerSockets
 from serving.frontend.limits import Limits
 from serving.frontend.served_model import ServedModel
 from serving.frontend.tls import Tls
+from serving.frontend.tokens import Tokens
 from serving.protocol.messages import chosen, decode_message, encode_message
 from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
 
@@ -56,7 +58,13 @@ class GrpcServer:
     """
 
     def __init__(
-        self, front: FrontEnd, host: str, port: int, tls: Tls | None = None, shares_port: bool = False
+        self,
+        front: FrontEnd,
+        host: str,
+        port: int,
+        tls: Tls | None = None,
+        shares_port: bool = False,
+        tokens: Tokens | None = None,
     ) -> None:
         """Describe a server; ``start`` binds the port.
 
@@ -66,8 +74,10 @@ class GrpcServer:
             port: its port; 0 takes a free port.
             tls: the files of TLS; None: no TLS.
             shares_port: other processes listen on the port too.
+            tokens: what the server knows of its clients' tokens; None: no client needs one.
         """
         self._front = front
+        self._access = Access(tokens, host or "::")
         self._tls = tls
         self._shares_port = shares_port
         self._host = f"[{host}]" if ":" in host else host
@@ -83,7 +93,7 @@ class GrpcServer:
         """
         limits = self._front.limits
         most_bytes = limits.max_body_bytes + _ENVELOPE_BYTES
-        calls = self._calls = OpenCalls(limits, most_bytes)
+        calls = self._calls = OpenCalls(limits, most_bytes, self._access, self._front.has_access_log)
         server = grpc.aio.server(interceptors=[calls], options=_options(limits, most_bytes, self._shares_port))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Inference(self._front), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -23,6 +23,10 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
+from kernels.errors import HotrowError
+from serving.frontend.access import Access
+from serving.frontend.codes import codes_of
+from serving.frontend.grpc_guard import MethodGuard
 from serving.frontend.grpc_sockets import ServerSockets, client_of
 from serving.frontend.limits import Limits
 
@@ -45,6 +49,11 @@ class Refusal(Exception):  # noqa: N818  # it ends a call, and is never an error
         """End the call with ``code`` and ``details``."""
         super().__init__(details)
         self.code = code
+
+
+def refusal_of(error: HotrowError) -> Refusal:
+    """Return what ends a call with an error."""
+    return Refusal(grpc.StatusCode[codes_of(error)[1]], str(error))
 
 
 class _Connection:
@@ -83,6 +92,8 @@ class _Call:
     Attributes:
         context: gRPC's context.
         connection: its connection.
+        guard: checks its messages.
+        token: the name of its client's token.
         task: answers it.
         is_stream: it may wait for the next message without a limit of time.
         is_watch: it has all its messages, and sends an answer now and then.
@@ -98,6 +109,7 @@ class _Call:
         "bytes_before",
         "connection",
         "context",
+        "guard",
         "is_reading",
         "is_stream",
         "is_watch",
@@ -105,11 +117,16 @@ class _Call:
         "sending_s",
         "taken_bytes",
         "task",
+        "token",
         "unread_bytes",
     )
 
-    def __init__(self, context: Any, connection: _Connection, task: "asyncio.Task[Any]") -> None:
+    def __init__(
+        self, context: Any, connection: _Connection, task: "asyncio.Task[Any]", guard: MethodGuard, token: str
+    ) -> None:
         self.context = context
+        self.guard = guard
+        self.token = token
         self.connection = connection
         self.task = task
         self.is_stream = self.is_watch = self.is_reading = False
@@ -123,14 +140,18 @@ _Status = tuple[grpc.StatusCode, str]
 
 
 class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Parses the requests of all calls, and bounds what their clients make the server hold. Belongs to one event loop.
+    """Where calls begin: clients make the calls that they may make, and within bounds. Belongs to one event loop.
 
     A request that is not a message gets INVALID_ARGUMENT instead of gRPC's UNKNOWN.
     """
 
-    def __init__(self, limits: Limits, most_message_bytes: int) -> None:
-        """Bound calls by ``limits``; gRPC refuses messages beyond ``most_message_bytes``."""
+    def __init__(
+        self, limits: Limits, most_message_bytes: int, access: Access | None = None, has_access_log: bool = False
+    ) -> None:
+        """Bound calls by ``limits`` and ``access``; gRPC refuses messages beyond ``most_message_bytes``."""
         self._limits = limits
+        self._access = access or Access()
+        self._has_access_log = has_access_log
         self._most_message_bytes = most_message_bytes
         self._handlers: dict[str, Any] = {}  # of known methods
         self._connections: dict[str, _Connection] = {}  # by gRPC's name of the peer
@@ -150,15 +171,16 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        known = self._handlers[details.method] = self._bounded(handler)
+        guard = MethodGuard(self._access, details.method, self._has_access_log)
+        known = self._handlers[details.method] = self._bounded(handler, guard)
         return known
 
-    def _bounded(self, handler: Any) -> Any:
+    def _bounded(self, handler: Any, guard: MethodGuard) -> Any:
         """Return a handler that reads and parses its requests itself. On the wire all kinds of calls are the same."""
         is_unary = handler.unary_unary is not None
 
         async def call(stream: Any, context: Any) -> bytes | None:
-            answer, status = await (self._answer if is_unary else self._answer_all)(handler, context)
+            answer, status = await (self._answer if is_unary else self._answer_all)(handler, guard, context)
             if status is None:
                 return answer
             # gRPC stores the error that this raises, so its traceback must not lead back to the call.
@@ -169,10 +191,10 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         kind = grpc.stream_unary_rpc_method_handler if is_unary else grpc.stream_stream_rpc_method_handler
         return kind(call)
 
-    async def _answer(self, handler: Any, context: Any) -> tuple[bytes | None, _Status | None]:
+    async def _answer(self, handler: Any, guard: MethodGuard, context: Any) -> tuple[bytes | None, _Status | None]:
         """Answer a call with one request and one answer."""
         try:
-            call = self._begin(context)
+            call = self._begin(context, guard)
             message = await self._read_only(call, handler)
             data = handler.response_serializer(await handler.unary_unary(message, context))
         except Refusal as err:
@@ -183,10 +205,10 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._sends(call, len(data))  # until the task ends
         return data, None
 
-    async def _answer_all(self, handler: Any, context: Any) -> tuple[None, _Status | None]:
+    async def _answer_all(self, handler: Any, guard: MethodGuard, context: Any) -> tuple[None, _Status | None]:
         """Answer a call with many answers."""
         try:
-            call = self._begin(context)
+            call = self._begin(context, guard)
             if handler.unary_stream is not None:
                 message = await self._read_only(call, handler)
                 call.is_watch = True
@@ -216,11 +238,11 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         data = await self._read(call)
         if data is None:
             raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
-        return _parsed(handler, data)
+        return _parsed(handler, call, data)
 
     async def _messages(self, call: _Call, handler: Any) -> AsyncIterator[Any]:
         while (data := await self._read(call)) is not None:
-            yield _parsed(handler, data)
+            yield _parsed(handler, call, data)
 
     async def _read(self, call: _Call) -> bytes | None:
         """Read the next message; None if the client sends no more."""
@@ -232,17 +254,21 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._goes_on(call)
         return None if data is grpc.aio.EOF else data
 
-    def _begin(self, context: Any) -> _Call:
+    def _begin(self, context: Any, guard: MethodGuard) -> _Call:
         """Open a call, which ends with the task that runs now."""
         if self._calls >= 2 * self._limits.max_calls:
             raise Refusal(_EXHAUSTED, f"{self._calls:,} calls are open; the server accepts no more at a time")
+        try:
+            token = guard.begin(context)
+        except HotrowError as err:
+            raise refusal_of(err) from None
         peer = context.peer()
         connection = self._connections.get(peer)
         if connection is None:
             connection = self._connections[peer] = _Connection(client_of(peer))
             self._has_new = True
         task: Any = asyncio.current_task()
-        call = _Call(context, connection, task)
+        call = _Call(context, connection, task, guard, token)
         connection.calls += 1
         self._calls += 1
         task.add_done_callback(partial(self._end, call))
@@ -252,6 +278,7 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         connection = call.connection
         self._goes_on(call)
         self._has_sent(call)
+        call.guard.end(call.token)
         self._calls -= 1
         connection.calls -= 1
         connection.used_s = monotonic()
@@ -413,8 +440,13 @@ async def _ended(call: _Call, code: grpc.StatusCode, details: str) -> None:
         call.task.cancel()
 
 
-def _parsed(handler: Any, data: bytes) -> Any:
+def _parsed(handler: Any, call: _Call, data: bytes) -> Any:
     try:
-        return handler.request_deserializer(data)
+        message = handler.request_deserializer(data)
     except DecodeError as err:
         raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(err)) from err
+    try:
+        call.guard.check(message, call.context)
+    except HotrowError as err:
+        raise refusal_of(err) from None
+    return message

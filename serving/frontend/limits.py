@@ -14,6 +14,7 @@ class Limits:
         max_body_bytes: largest body, before and after decompression.
         max_inflight: maximum predict requests at a time, counted once their bodies are complete; further requests get
             429.
+        max_inflight_per_token: maximum requests at a time of all clients with the same token; further requests get 429.
         max_json_elements: maximum values of one JSON document: numbers, strings, lists, objects.
         max_json_depth: how deep lists and objects of one JSON document may be nested.
         max_answer_bytes: largest answer to a predict request, before compression.
@@ -33,6 +34,7 @@ class Limits:
 
     max_body_bytes: int = 16 << 20
     max_inflight: int = 256
+    max_inflight_per_token: int = 128
     max_json_elements: int = 1_000_000
     max_json_depth: int = 64
     max_answer_bytes: int = 64 << 20

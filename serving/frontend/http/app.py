@@ -10,10 +10,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 
+from serving.frontend.access import Access
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.body import Arriving
 from serving.frontend.http.control_routes import add_control_routes, path_parameter
-from serving.frontend.http.edge import Edge, http_exception
+from serving.frontend.http.edge import BROWSER_HEADERS, Edge, http_exception
 from serving.frontend.http.infer import Answer, HttpEndpoint, InferExchange, InferPath, SamplesExchange
 from serving.frontend.status import merged_status
 from serving.frontend.version import server_version
@@ -47,16 +48,18 @@ _ERRORS: dict[int, str] = {
 }
 
 
-def create_app(front: FrontEnd) -> ASGIApp:
-    """Make the HTTP application."""
+def create_app(front: FrontEnd, access: Access | None = None) -> ASGIApp:
+    """Make the HTTP application; ``access`` says who may do what. Without it, the listener is this machine's only."""
+    access = access or Access()
     an_error = {"default": {"content": {"application/json": {"schema": _ERROR_SCHEMA}}, "description": "An error."}}
     app = FastAPIOffline(  # /docs works without the internet
         title="Hotrow",
         responses=an_error,  # of every route, instead of FastAPI's own 422
         version=server_version(),
         description=_DESCRIPTION,
-        middleware=[Middleware(Edge, metrics=front.metrics, has_access_log=front.has_access_log)],
+        middleware=[Middleware(Edge, front.metrics, front.has_access_log, access, BROWSER_HEADERS)],
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would lead to the Host that the client wrote
         exception_handlers={HTTPException: http_exception},
     )
     arriving = Arriving(front.limits)
@@ -66,7 +69,7 @@ def create_app(front: FrontEnd) -> ASGIApp:
     endpoint = HttpEndpoint(front, arriving)
     _add_infer_routes(app, endpoint)
     _add_predict_route(app, endpoint)
-    return InferPath(app, endpoint, front)
+    return InferPath(app, endpoint, front, access)
 
 
 def _add_metrics_route(app: FastAPI, front: FrontEnd) -> None:

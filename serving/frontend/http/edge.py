@@ -1,4 +1,4 @@
-"""The edge of the application: every error becomes an answer in Triton's form, ``{"error": "..."}``."""
+"""The edge of the application: who may do what, and every error as an answer in Triton's form, ``{"error": "..."}``."""
 
 import asyncio
 import logging
@@ -11,13 +11,22 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernels.errors import HotrowError
+from serving.frontend.access import Access, path_needs
 from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
 from serving.frontend.codes import RETRY_AFTER_S, codes_of
 from serving.frontend.http.body import ClientDisconnectedError
+from serving.frontend.http.headers import headers_of
 from serving.metrics import RequestMetrics
 
 #: Key of the ASGI scope under which a predict route names its model; requests without it are not counted.
 MODEL = "hotrow.model"
+
+#: For browsers: no page of another site may frame an answer, and no answer is read as another type than it has.
+BROWSER_HEADERS: Headers = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+]
 
 _log = logging.getLogger("hotrow.http")
 _JSON = "application/json"
@@ -41,14 +50,24 @@ async def http_exception(_request: Request, error: Exception) -> Response:
 class Edge:
     """ASGI middleware around the whole application.
 
-    Errors become answers, predict requests are counted, answers repeat the request's id, and requests are logged.
+    Clients do what they may do only. Errors become answers, predict requests are counted, answers repeat the request's
+    id, and requests are logged.
     """
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics, has_access_log: bool = False) -> None:
-        """Guard ``app`` and count its predict requests in ``metrics``."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: RequestMetrics,
+        has_access_log: bool = False,
+        access: Access | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        """Guard ``app`` with ``access``, count its predict requests, and add ``headers`` to all answers."""
         self._app = app
         self._metrics = metrics
         self._has_access_log = has_access_log
+        self._access = access
+        self._headers = headers or []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
@@ -59,7 +78,7 @@ class Edge:
         repeated = repeated_headers(scope["headers"])
         if self._has_access_log:
             repeated = with_request_id(repeated)
-        watched = _WatchedSend(send, repeated)
+        watched = _WatchedSend(send, [*self._headers, *repeated])
         try:
             await self._answer(scope, receive, watched)
         finally:
@@ -71,7 +90,10 @@ class Edge:
                 log_request(scope["method"], path, watched.code, began, repeated, scope.get(MODEL, ""))
 
     async def _answer(self, scope: Scope, receive: Receive, send: "_WatchedSend") -> None:
+        token = ""
         try:
+            if self._access is not None:
+                token = _admit(self._access, scope)
             await self._app(scope, receive, send)
         except ClientDisconnectedError:
             send.code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
@@ -85,6 +107,18 @@ class Edge:
             if send.code:
                 raise  # the answer has begun; the server can only cut the connection
             await error_response("internal error; see the server's log", 500)(scope, receive, send)
+        finally:
+            if token and self._access is not None:
+                self._access.end(token)
+
+
+def _admit(access: Access, scope: Scope) -> str:
+    """Check that a client may do this, and begin its request; return the name of its token."""
+    headers = headers_of(scope)
+    need = path_needs(scope["path"], scope["raw_path"])
+    access.check_browser(scope["method"], headers.get(b"host"), headers.get(b"origin"))
+    authorization = headers.get(b"authorization")
+    return access.begin(need, None if authorization is None else authorization.decode("latin-1"))
 
 
 async def _send_error(send: Send, message: str, code: int) -> None:
@@ -93,6 +127,8 @@ async def _send_error(send: Send, message: str, code: int) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if code in (429, 503):
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+    elif code == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": code, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

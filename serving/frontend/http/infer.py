@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.errors import RequestError
+from serving.frontend.access import Access
 from serving.frontend.access_log import Headers
 from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.front_end import FrontEnd
@@ -207,11 +208,11 @@ class InferPath:
 
     _PATH = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 
-    def __init__(self, app: ASGIApp, endpoint: HttpEndpoint, front: FrontEnd) -> None:
+    def __init__(self, app: ASGIApp, endpoint: HttpEndpoint, front: FrontEnd, access: Access) -> None:
         """Answer infer requests through ``endpoint``, and pass all others to ``app``."""
         self._app = app
         self._endpoint = endpoint
-        self._infer = Edge(self._answer, front.metrics, front.has_access_log)
+        self._infer = Edge(self._answer, front.metrics, front.has_access_log, access)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""

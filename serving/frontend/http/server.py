@@ -92,6 +92,11 @@ def _remove_dead_socket(path: Path) -> None:
             raise ConfigError(f"--uds {path}", "", "another server listens on it")
 
 
+def host_of(listener: socket.socket) -> str:
+    """Return the address of the host that ``listener`` listens on; "" for a Unix socket."""
+    return "" if listener.family == socket.AF_UNIX else str(listener.getsockname()[0])
+
+
 def url_of(listener: socket.socket, has_tls: bool = False) -> str:
     """Return the URL of ``listener`` for clients, or ``unix:`` and the path of a Unix socket."""
     if listener.family == socket.AF_UNIX:

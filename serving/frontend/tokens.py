@@ -1,0 +1,168 @@
+"""Tokens: random strings that clients send. A JSON file holds their SHA-256, their names and their scopes.
+
+{"ranker": {"sha256": "<64 hexadecimal digits>", "scopes": ["infer"]}}
+"""
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.errors import ConfigError, OutputError, OverloadedError
+from serving.frontend.watched_files import WatchedFiles, read_small_file
+from serving.model.atomic import atomic_write
+from serving.model.strict_json import Fields, parse_json
+
+INFER, CONTROL, METRICS = "infer", "control", "metrics"
+SCOPES = (INFER, CONTROL, METRICS)
+_OPTION = "--tokens"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_TOKEN_BYTES = 32
+_PREFIX = "hotrow_"  # so that programs that search for leaked secrets recognize a token
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What the server knows of one token.
+
+    Attributes:
+        name: for people and for limits; unique in its file.
+        digest: SHA-256 of the token.
+        scopes: what the token allows.
+    """
+
+    name: str
+    digest: bytes
+    scopes: frozenset[str]
+
+
+class Tokens:
+    """The tokens in force: those of a file, which is read again when it changes. Belongs to one event loop."""
+
+    def __init__(self, file: Path, max_inflight: int) -> None:
+        """Read the file, and watch it until ``close``.
+
+        Args:
+            file: the file.
+            max_inflight: maximum requests in flight with one token.
+
+        Raises:
+            ConfigError: the file cannot be read, or is not a file of tokens.
+        """
+        self._file = file
+        self._max_inflight = max_inflight
+        self._tokens: Mapping[bytes, Token] = {}
+        self._in_flight: Counter[str] = Counter()  # requests by the token's name
+        self._watched = WatchedFiles({_OPTION: file}, self._use)
+
+    def find(self, token: bytes) -> Token | None:
+        """Return what is known of a client's token, or None; the time that this takes tells nothing about tokens."""
+        digest = hashlib.sha256(token).digest()
+        found = self._tokens.get(digest)
+        return found if found is not None and hmac.compare_digest(found.digest, digest) else None
+
+    def begin(self, name: str) -> None:
+        """Count a request with the token ``name``, or raise OverloadedError if it has too many."""
+        if self._in_flight[name] >= self._max_inflight:
+            raise OverloadedError(
+                f"the token {name!r} has {self._max_inflight} requests in flight; the server accepts no more at a time"
+            )
+        self._in_flight[name] += 1
+
+    def end(self, name: str) -> None:
+        """Uncount a request; a name without requests takes no memory, because the file may change."""
+        self._in_flight[name] -= 1
+        if not self._in_flight[name]:
+            del self._in_flight[name]
+
+    def close(self) -> None:
+        """Stop watching the file."""
+        self._watched.close()
+
+    def _use(self, contents: Sequence[bytes]) -> None:
+        self._tokens = {token.digest: token for token in _parse(contents[0], f"{_OPTION} {self._file}")}
+
+
+def add_token(file: Path, name: str, scopes: Iterable[str]) -> str:
+    """Make a token and add it to ``file``, which need not exist; return the token, which is stored nowhere.
+
+    Raises:
+        ConfigError: the name or the file is not valid, or the file has a token of this name.
+        OutputError: the file cannot be written.
+    """
+    _check_name(name, "NAME", "")
+    token = _PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
+    file = file.resolve()  # a link stays a link
+    try:
+        descriptor = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as err:
+        raise OutputError(f"{file.parent}: cannot be opened: {err.strerror}") from err
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # against another `hotrow token`; the file itself is replaced
+        tokens = _parse(read_small_file(file, str(file)), str(file)) if file.exists() else []
+        if any(known.name == name for known in tokens):
+            raise ConfigError(str(file), name, "the file has a token of this name; choose another, or delete it there")
+        tokens.append(Token(name, hashlib.sha256(token.encode()).digest(), frozenset(scopes)))
+        _write(file, tokens)
+    finally:
+        os.close(descriptor)
+    return token
+
+
+def _write(file: Path, tokens: Iterable[Token]) -> None:
+    document = {
+        token.name: {"sha256": token.digest.hex(), "scopes": [one for one in SCOPES if one in token.scopes]}
+        for token in tokens
+    }
+    try:
+        earlier = file.stat() if file.exists() else None
+        with atomic_write(file) as opened:
+            os.fchmod(opened.fileno(), 0o600 if earlier is None else earlier.st_mode & 0o777)
+            if earlier is not None:
+                with suppress(PermissionError):  # only root may give a file to another user
+                    os.fchown(opened.fileno(), earlier.st_uid, earlier.st_gid)
+            opened.write(json.dumps(document, indent=2).encode() + b"\n")
+    except OSError as err:
+        raise OutputError(f"{file}: cannot be written: {err.strerror}") from err
+
+
+def _parse(content: bytes, source: str) -> list[Token]:
+    """Read a file of tokens. No message shows a digest, because it might be a token by mistake."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as err:
+        raise ConfigError(source, "", f"not UTF-8: byte {err.start} is 0x{content[err.start]:02x}") from err
+    document = Fields(parse_json(text, source), source, "")
+    tokens: dict[bytes, Token] = {}
+    for name in document:
+        _check_name(name, source, "")
+        if not isinstance(document.value(name), dict):
+            raise document.error("expected an object with sha256 and scopes", name)
+        members = document.object(name, ("sha256", "scopes"))
+        sha256 = members.value("sha256")
+        if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+            raise members.error("expected 64 hexadecimal digits in lower case", "sha256")
+        scopes = [
+            members.check_choice(scope, f"scopes[{index}]", {one: one for one in SCOPES})
+            for index, scope in enumerate(members.items("scopes"))
+        ]
+        token = Token(name, bytes.fromhex(sha256), frozenset(scopes))
+        if token.digest in tokens:
+            raise members.error(f"this is the token of {tokens[token.digest].name!r}", "sha256")
+        tokens[token.digest] = token
+    return list(tokens.values())
+
+
+def _check_name(name: str, source: str, path: str) -> None:
+    if not _NAME.fullmatch(name):
+        expected = "expected a name of 1 to 64 letters, digits, '.', '_' and '-'"
+        raise ConfigError(source, path, f"{expected}, got {name[:32]!r}")
