@@ -17,7 +17,7 @@ class LookupModelSession:
 
     Attributes:
         config: the model.
-        health: the outages of the model, and how its requests ended.
+        health: see ``InferenceSession``.
     """
 
     def __init__(self, lookups: Sequence[LookupSession]) -> None:
@@ -34,34 +34,23 @@ class LookupModelSession:
 
     def lookup(self, keys: Sequence[Keys]) -> LookupResult:
         """See ``LookupSession.lookup``."""
-        try:
-            result = self._lookup(keys)
-        except Exception as err:
-            self.health.request_failed(err)
-            raise
-        self.health.succeeded()
-        return result
+        with self._least_busy.one() as lookup:
+            return lookup.lookup(keys)
 
     def lookup_together(self, requests: Sequence[Sequence[Keys]]) -> list[LookupResult]:
         """Look up the keys of several requests as one request, and return the answer to each request.
 
         Raises:
-            HotrowError: see ``LookupSession.lookup``; no request has an answer. No request counts as failed: look each
-                up alone.
+            HotrowError: see ``LookupSession.lookup``; no request has an answer.
         """
         of_tables = list(zip(*requests, strict=True))
-        together = self._lookup([np.concatenate(of_table) for of_table in of_tables])
+        together = self.lookup([np.concatenate(of_table) for of_table in of_tables])
         parts = [
             np.split(rows, list(accumulate(keys.size for keys in of_table))[:-1])
             for rows, of_table in zip(together.embeddings, of_tables, strict=True)
         ]
         defaulted = defaulted_keys_of(self._lookups[0], requests, together.defaulted_keys, together.incomplete)
-        self.health.succeeded(len(requests))
         return [LookupResult(rows, count) for rows, count in zip(zip(*parts, strict=True), defaulted, strict=True)]
-
-    def _lookup(self, keys: Sequence[Keys]) -> LookupResult:
-        with self._least_busy.one() as lookup:
-            return lookup.lookup(keys)
 
     def readings(self) -> Iterator[MetricSample]:
         """Return the counters of its caches for the metrics page."""

@@ -37,7 +37,7 @@ class InferenceSession:
             ``"runner"`` on the device of the caches.
         quantization: the error that the engine int8 measured when it was opened; None for other engines.
         embedding_cache: looks up its embeddings; the first embedding cache if there are several.
-        health: the outages of the model, and how its requests ended.
+        health: the outages of the model, and how its requests ended; who serves requests notes it there.
     """
 
     def __init__(
@@ -134,15 +134,6 @@ class InferenceSession:
             StoreError: a tier did not answer, and no other tier holds one of the keys.
             DeviceFaultError: work on the GPU failed, now or earlier, and there is no other GPU.
         """
-        try:
-            prediction = self._predict(batch)
-        except Exception as err:
-            self.health.request_failed(err)
-            raise
-        self.health.succeeded()
-        return prediction
-
-    def _predict(self, batch: Batch) -> Prediction:
         if too_few := self.graph.too_few(batch.samples):
             raise RequestError(too_few)
         with self._routes.one() as route:
@@ -162,14 +153,12 @@ class InferenceSession:
             batches: together at most ``max_batchsize`` samples, of a model whose samples do not mix.
 
         Raises:
-            RequestError, StoreError, DeviceFaultError: see ``predict_batch``; no batch has an answer. No request counts
-                as failed: predict each batch alone.
+            RequestError, StoreError, DeviceFaultError: see ``predict_batch``; no batch has an answer.
         """
-        together = self._predict(join_batches(batches))
+        together = self.predict_batch(join_batches(batches))
         parts = np.split(together.probabilities, list(accumulate(batch.samples for batch in batches))[:-1])
         keys = [[table.keys for table in batch.tables] for batch in batches]
         defaulted = defaulted_keys_of(self.embedding_cache, keys, together.defaulted_keys, together.incomplete)
-        self.health.succeeded(len(batches))
         return [Prediction(part, count) for part, count in zip(parts, defaulted, strict=True)]
 
     def refresh_embedding_cache(self) -> None:

@@ -14,6 +14,7 @@ from serving.config import ModelConfig
 from serving.lookup import LookupResult
 from serving.lookup_model import LookupModelSession
 from serving.metrics import ModelStatistics
+from serving.parameter_server.health import ModelHealth
 from serving.protocol import ctr, lookup
 from serving.protocol.tensors import Array, Signature
 from serving.routes import Prediction
@@ -59,13 +60,31 @@ class ServedModel(ABC):
 
     can_merge = True
 
-    def __init__(self, config: ModelConfig, signature: Signature) -> None:
-        """Describe a model."""
+    def __init__(self, config: ModelConfig, signature: Signature, health: ModelHealth) -> None:
+        """Describe a model; ``health`` hears how its requests end."""
         self.name = config.name
         self.version = str(config.version)
         self.config = config
         self.signature = signature
         self.statistics = ModelStatistics()
+        self._health = health
+
+    def answer(self, questions: Sequence[Any]) -> Sequence[Any]:
+        """Answer one question, or several together if ``can_merge``.
+
+        If several questions have no answer, each must be answered alone: only then it counts as failed.
+
+        Raises:
+            HotrowError: no question has an answer; one of the questions may be the reason.
+        """
+        try:
+            answers = self._answer(questions)
+        except Exception as err:
+            if len(questions) == 1:
+                self._health.request_failed(err)
+            raise
+        self._health.succeeded(len(questions))
+        return answers
 
     @abstractmethod
     def read(self, inputs: dict[str, Array]) -> Any:
@@ -84,12 +103,8 @@ class ServedModel(ABC):
         """Return the keys that a question has of each table."""
 
     @abstractmethod
-    def answer(self, questions: Sequence[Any]) -> Sequence[Any]:
-        """Answer one question, or several together if ``can_merge``.
-
-        Raises:
-            HotrowError: no question has an answer; one of the questions may be the reason.
-        """
+    def _answer(self, questions: Sequence[Any]) -> Sequence[Any]:
+        """See ``answer``."""
 
     @abstractmethod
     def outputs(self, answer: Any) -> Outputs:
@@ -105,7 +120,7 @@ class PredictModel(ServedModel):
 
     def __init__(self, session: InferenceSession) -> None:
         """Serve ``session``."""
-        super().__init__(session.config, ctr.signature_of(session.config))
+        super().__init__(session.config, ctr.signature_of(session.config), session.health)
         self._session = session
         self.can_merge = not session.graph.mixes_samples
 
@@ -121,8 +136,7 @@ class PredictModel(ServedModel):
         """See ``ServedModel.keys``."""
         return [of_table.keys for of_table in question.tables]
 
-    def answer(self, questions: Sequence[Batch]) -> Sequence[Prediction]:
-        """See ``ServedModel.answer``."""
+    def _answer(self, questions: Sequence[Batch]) -> Sequence[Prediction]:
         if len(questions) == 1:
             return [self._session.predict_batch(questions[0])]
         return self._session.predict_batches(questions)
@@ -141,7 +155,7 @@ class LookupModel(ServedModel):
 
     def __init__(self, session: LookupModelSession) -> None:
         """Serve ``session``."""
-        super().__init__(session.config, lookup.signature_of(session.config))
+        super().__init__(session.config, lookup.signature_of(session.config), session.health)
         self._session = session
 
     def read(self, inputs: dict[str, Array]) -> Sequence[NDArray[np.int64]]:
@@ -156,8 +170,7 @@ class LookupModel(ServedModel):
         """See ``ServedModel.keys``."""
         return question
 
-    def answer(self, questions: Sequence[Sequence[NDArray[np.int64]]]) -> Sequence[LookupResult]:
-        """See ``ServedModel.answer``."""
+    def _answer(self, questions: Sequence[Sequence[NDArray[np.int64]]]) -> Sequence[LookupResult]:
         if len(questions) == 1:
             return [self._session.lookup(questions[0])]
         return self._session.lookup_together(questions)

@@ -93,7 +93,7 @@ class Outage:
         began_s: when the first call failed.
         failed_s: when the last call failed.
         answered_s: when the last of the tables was answered again.
-        tables: the tables of failed calls.
+        failing: the tables of failed calls whose keys were not answered since.
         silent: those of them whose last call failed.
         kinds: for each logged failure, whether the tier was reached.
     """
@@ -103,13 +103,13 @@ class Outage:
     began_s: float
     failed_s: float = 0.0
     answered_s: float = 0.0
-    tables: set[str] = field(default_factory=set)
+    failing: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     kinds: set[bool] = field(default_factory=set)
 
     def is_over(self) -> bool:
-        """Whether the tier answers for all tables, and no call has failed for a while."""
-        return not self.silent and now_s() - self.failed_s >= QUIET_S
+        """Whether all keys of failed calls were answered, and no call has failed for a while."""
+        return not self.failing and now_s() - self.failed_s >= QUIET_S
 
 
 class ModelHealth:
@@ -149,10 +149,6 @@ class ModelHealth:
             self._failed_requests += 1
         self._window.note(0, 1)
 
-    def forget_requests(self) -> None:
-        """Forget how requests ended so far."""
-        self._window.clear()
-
     def tier_failed(self, depth: int, table: str, error: StoreError) -> None:
         """Note that the tier at ``depth``, 0 for the fastest, did not answer a call for a table."""
         was_reached, failed_s = not isinstance(error, StoreUnreachableError), now_s()
@@ -161,7 +157,7 @@ class ModelHealth:
             if outage is None:
                 outage = self._outages[depth] = Outage(self._tiers[depth], self._failed_requests, failed_s)
             outage.failed_s = failed_s
-            outage.tables.add(table)
+            outage.failing.add(table)
             outage.silent.add(table)
             is_new = was_reached not in outage.kinds
             outage.kinds.add(was_reached)
@@ -169,13 +165,19 @@ class ModelHealth:
             about = outage.tier, self._model, error.reason, table, self._consequence(depth)
             logger.error("tier %s does not answer, model %s: %s (table %r): %s", *about)
 
-    def tier_answered(self, depth: int, table: str) -> None:
-        """Note that the tier answered a call for a table, after a call that it did not answer."""
+    def tier_answered(self, depth: int, table: str, *, has_recovered: bool) -> None:
+        """Note that the tier answered a call for a table, after a call that it did not answer.
+
+        ``has_recovered``: it has answered the keys of that call, too. A tier may be damaged in part.
+        """
         with self._lock:
             outage = self._outages.get(depth)
             if outage is None:
                 return
             outage.silent.discard(table)
+            if not has_recovered:
+                return
+            outage.failing.discard(table)
             outage.answered_s = now_s()
         self.end_outages()
 
@@ -194,7 +196,7 @@ class ModelHealth:
     def is_up(self, depth: int, table: str) -> bool:
         """Whether the tier answers for a table."""
         with self._lock:
-            return depth not in self._outages or table not in self._outages[depth].tables
+            return depth not in self._outages or table not in self._outages[depth].failing
 
     def readiness(self) -> Readiness:
         """Whether requests can succeed, by what is known now."""

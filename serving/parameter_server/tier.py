@@ -3,8 +3,8 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from random import randrange
 from time import perf_counter as now_s
 
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 FULL_PAUSE_S = 1.0
 # Keys of one call that asks whether the tier answers; smaller keys also fit tables of uint32 keys.
 PROBES, PROBED_KEYS = 64, 2**31
+MOST_FAILED_KEYS = 1024
+NO_KEYS: Keys = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class Tier:
         self._depth = depth
         self._breaker = None if settings.timeout_ms is None else CircuitBreaker(store.name, settings.timeout_ms)
         self._silent: set[str] = set()  # tables whose last call was not answered
+        self._failed_keys: dict[str, Keys] = {}  # by table: keys of the last failed call, until they are answered
         self._refusals = Refusals(store.name)
         self._beats = 0
         self._bypassed: dict[str, bool] = {}  # by table whose change it missed: whether it takes changes again
@@ -215,7 +218,7 @@ class Tier:
         is asked once.
         """
         usable = [table for table in tables if table.name not in self._bypassed]  # a refill ends other outages
-        asked = [table for table in usable if table.name in self._silent]
+        asked = [table for table in usable if table.name in self._failed_keys]
         if is_beat and usable:
             self._beats += 1
             asked.append(usable[self._beats % len(usable)])
@@ -223,7 +226,7 @@ class Tier:
             # Random, and more than one: a tier may have lost some partitions and not others.
             keys = np.array([randrange(PROBED_KEYS) for _ in range(PROBES)], dtype=np.int64)
             try:
-                self._within_budget(table, keys, partial(self._rows, table, keys))
+                self._probe(table, keys)
             except StoreUnreachableError as err:
                 for one in tables:
                     self._fell_silent(one, err)
@@ -231,8 +234,10 @@ class Tier:
             except StoreError as err:
                 self._fell_silent(table, err)
             else:
-                if self.store.is_whole(table.name):
-                    self._answered(table)
+                failed_keys = self._failed_keys.get(table.name)
+                if failed_keys is not None:
+                    with suppress(StoreError):  # the tier is damaged in part
+                        self._probe(table, failed_keys)
 
     def is_current(self, table: str) -> bool:
         """Whether the cache took every change of the table."""
@@ -246,7 +251,7 @@ class Tier:
 
     def was_filled(self, table: ServedTable, *, again: bool) -> None:
         """Note that the cache has the table; ``again``: it had become invalid."""
-        self._answered(table)
+        self._answered(table, self._failed_keys.get(table.name, NO_KEYS))
         if again:
             table.counting.refilled(self._depth)
 
@@ -254,6 +259,7 @@ class Tier:
         """Forget a table that is no longer served."""
         self._bypassed.pop(table, None)
         self._silent.discard(table)
+        self._failed_keys.pop(table, None)
         self._refusals.forget(table)
 
     def close(self) -> None:
@@ -283,12 +289,11 @@ class Tier:
         try:
             answer = self._within_budget(table, keys, fetch)
         except StoreError as err:
-            self._failed(table, err)
+            self._failed(table, err, keys)
             return without_frames(err)
         table.counting.fetched(self._depth, now_s() - started)
-        # Keys of invalid parts are not found without asking, so an outage of these ends when they are filled.
-        if table.name in self._silent and self.store.is_whole(table.name):
-            self._answered(table)
+        if table.name in self._failed_keys:
+            self._answered(table, keys)
         return answer
 
     def _within_budget(
@@ -302,15 +307,29 @@ class Tier:
         rows = np.empty((keys.size, table.dim), dtype=np.float32)
         return rows, self.store.fetch(table.name, keys, rows)
 
-    def _failed(self, table: ServedTable, error: StoreError) -> None:
-        """Count and note a call that was not answered."""
+    def _probe(self, table: ServedTable, keys: Keys) -> None:
+        self._within_budget(table, keys, lambda: self._rows(table, keys))
+        self._answered(table, keys)
+
+    def _failed(self, table: ServedTable, error: StoreError, keys: Keys | None = None) -> None:
+        """Count and note a call that was not answered; ``keys`` if it was to read rows."""
         table.counting.failed(self._depth, isinstance(error, StoreTimeoutError))
+        if keys is not None:
+            self._failed_keys[table.name] = keys[:MOST_FAILED_KEYS].copy()
         self._fell_silent(table, error)
 
     def _fell_silent(self, table: ServedTable, error: StoreError) -> None:
         self._silent.add(table.name)
+        self._failed_keys.setdefault(table.name, NO_KEYS)
         table.health.tier_failed(self._depth, table.name, error)
 
-    def _answered(self, table: ServedTable) -> None:
+    def _answered(self, table: ServedTable, keys: Keys) -> None:
+        """Note a call that was answered. Keys of invalid parts are not found without asking: these must be filled."""
+        failed_keys = self._failed_keys.get(table.name)
+        if failed_keys is None or not self.store.is_whole(table.name):
+            return
         self._silent.discard(table.name)
-        table.health.tier_answered(self._depth, table.name)
+        has_recovered = bool(np.isin(failed_keys, keys).all())
+        if has_recovered:
+            self._failed_keys.pop(table.name, None)
+        table.health.tier_answered(self._depth, table.name, has_recovered=has_recovered)

@@ -92,7 +92,6 @@ class VersionLoader:
                 session = open_session(server, config, devices, *settings)
             opened.callback(session.close)
             warm_up(session)
-            server.health(config.name, config.version).forget_requests()  # the warm-up was none
             opened.pop_all()
         return LoadedModel(session)
 

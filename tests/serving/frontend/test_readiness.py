@@ -27,11 +27,11 @@ DEADLINE_S = 20
 
 @pytest.fixture
 def disk(monkeypatch):
-    """The RocksDB tables that cannot be read."""
+    """The RocksDB tables and keys that cannot be read."""
     broken, fetch = set(), RocksDbStore.fetch
 
     def fetch_unless_broken(store, table, keys, out):
-        if table in broken:
+        if table in broken or not broken.isdisjoint(keys.tolist()):
             raise StoreError("rocksdb", table, "Input/output error")
         return fetch(store, table, keys, out)
 
@@ -153,6 +153,25 @@ def test_a_model_that_gets_no_requests_any_more_is_ready_when_its_tier_answers_a
         clock[0] += 0.1
         assert time.monotonic() < end
     assert states(client) == ("ready", "READY", "")
+
+
+def test_a_disk_that_is_damaged_in_part_has_one_outage_which_ends_when_the_damaged_rows_are_read(
+    clients, disk, clock, caplog
+):
+    client = clients({"type": "disabled"})
+    disk |= {900}
+    for _ in range(3):
+        assert client.post("/predict/tiny", json=COLD).status_code == 503
+        for _ in range(2):
+            assert client.post("/predict/tiny", json=SAMPLE).status_code == 200
+        clock[0] += 10.0
+        assert states(client) == ("degraded", "READY", "tier rocksdb does not answer")
+
+    disk.clear()
+    assert client.post("/predict/tiny", json=COLD).status_code == 200
+    clock[0] += 10.0
+    wait_until_ready(client)
+    assert [record.levelname for record in caplog.records if record.name == health.__name__] == ["ERROR", "WARNING"]
 
 
 def test_a_request_of_more_than_a_minute_ago_decides_nothing(clients, clock, monkeypatch):
