@@ -9,9 +9,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+from serving.cli.outcome import outcome
 from serving.cli.output import outlive_readers
 
-_INTERRUPTED = 130
 _FAILED_TO_START = 2
 _REPORTS = ("check", "plan", "predict", "stats")  # these commands do nothing but print
 
@@ -29,22 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if shadowed:
         print(f"hotrow: {shadowed}", file=sys.stderr)
         return _FAILED_TO_START
-    # Only after the check that `kernels` is ours.
-    from kernels.errors import HotrowError
-    from serving.errors import told
-
     options = _parse(arguments)
     if options.command not in _REPORTS:
         outlive_readers()
-    try:
-        code: int = options.run(options)
-    except HotrowError as err:
-        print(f"hotrow {options.command}: {told(err)}", file=sys.stderr)
-        code = options.error_code
-    except KeyboardInterrupt:
-        print(f"hotrow {options.command}: interrupted", file=sys.stderr)
-        code = _INTERRUPTED
-    return code
+    return outcome(options, options.run)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -8,13 +8,15 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.system_cores import usable_cores
 from serving.cli.engine_options import add_engine_options, checked_tolerance
-from serving.cli.log import LOG_FORMATS, LOG_LEVELS, set_up_log
+from serving.cli.log import LOG_FORMATS, LOG_LEVELS, logging_to_standard_error
 from serving.cli.numbers import is_on, number, one_of, ratio, whole_number
+from serving.cli.outcome import outcome
 from serving.cli.progress import load_progress
 from serving.config.control import CONTROL_MODES
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, ServingError, is_about_a_model, told
@@ -271,12 +273,23 @@ def _device(text: str) -> str:
 
 def serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    from serving.cli.supervisor import end_with
-    from serving.frontend.workers import Siblings, WorkerPlace
+    from serving.frontend.workers import WorkerPlace
 
+    # Until the server handles it. Process 1 of a container ignores a signal without a handler.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     place = WorkerPlace.of_this_process()
-    if place is None and options.workers > 1:
-        return _supervise(options)
+    number = None if place is None else place.number
+    with logging_to_standard_error(options.log_level, options.log_format, number) as standard_error:
+        supervises = place is None and options.workers > 1
+        run = partial(_supervise, standard_error=standard_error) if supervises else partial(_serve, place=place)
+        return outcome(options, run)  # here, so that the log's format includes its error
+
+
+def _serve(options: argparse.Namespace, place: "WorkerPlace | None") -> int:
+    """Serve in this process."""
+    from serving.cli.supervisor import end_with
+    from serving.frontend.workers import Siblings
+
     siblings = None if place is None else Siblings(place)
     # The other commands do not need the web framework, which is slow to import.
     from serving.frontend.access import Access
@@ -290,9 +303,6 @@ def serve(options: argparse.Namespace) -> int:
     from serving.frontend.workers import WorkerServer
     from serving.repository import ModelRepository
 
-    # Until the server handles it. Process 1 of a container ignores a signal without a handler.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    set_up_log(options.log_level, options.log_format, None if place is None else place.number)
     if place is not None:
         end_with(place.starter)
     open_neighbours = [] if options.grpc_port is None else [_grpc_server()]
@@ -348,14 +358,13 @@ def serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _supervise(options: argparse.Namespace) -> int:
+def _supervise(options: argparse.Namespace, standard_error: int) -> int:
     """Serve in several processes until SIGTERM or Ctrl-C."""
     from serving.cli.supervisor import Supervisor
 
-    set_up_log(options.log_level, options.log_format)
     if options.record is not None:
         raise ConfigError("--record", "", "needs --workers 1, because the workers would write the same file")
-    with _listener(options) as listener, Supervisor(options, listener) as supervisor:
+    with _listener(options) as listener, Supervisor(options, listener, standard_error) as supervisor:
         return supervisor.run()
 
 

@@ -46,8 +46,8 @@ def end_with(starter: int) -> None:
 class Supervisor:
     """The workers of one ``hotrow serve``. Belongs to the main thread. Close it by leaving its block."""
 
-    def __init__(self, options: argparse.Namespace, listener: socket.socket) -> None:
-        """Prepare the workers; they accept connections on ``listener``.
+    def __init__(self, options: argparse.Namespace, listener: socket.socket, standard_error: int) -> None:
+        """Prepare the workers; they accept connections on ``listener`` and log to ``standard_error``.
 
         Raises:
             ConfigError: the gRPC port cannot be bound.
@@ -72,7 +72,7 @@ class Supervisor:
                 rereads=False,
             )
             self._held = opened.pop_all()
-        self._workers = [_Worker(replace(place, number=number)) for number in range(options.workers)]
+        self._workers = [_Worker(replace(place, number=number), standard_error) for number in range(options.workers)]
         self._stopped_by: signal.Signals | None = None
         self._is_ready = False
         self._rolling: asyncio.Task[None] | None = None
@@ -158,8 +158,9 @@ class _Worker:
         printed: what the process printed until it was ready.
     """
 
-    def __init__(self, place: WorkerPlace) -> None:
+    def __init__(self, place: WorkerPlace, standard_error: int) -> None:
         self._place = place
+        self._standard_error = standard_error
         self._launch: asyncio.Future[Process] | None = None
         self._process: Process | None = None
         self._changing = asyncio.Lock()  # held while the process is replaced
@@ -186,6 +187,7 @@ class _Worker:
             env=place.environment(),
             pass_fds=[place.listener],
             stdout=PIPE,
+            stderr=self._standard_error,
             process_group=0,
         )
         self._launch = asyncio.ensure_future(launch)

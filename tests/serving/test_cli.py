@@ -27,14 +27,14 @@ def test_the_version_is_printed(capsys):
     assert capsys.readouterr().out.startswith("hotrow ")
 
 
-def test_grpc_without_its_extra_is_refused_before_models_are_loaded(monkeypatch, tmp_path, capsys):
+def test_grpc_without_its_extra_is_refused_before_models_are_loaded(monkeypatch, tmp_path, capfd):
     monkeypatch.setitem(sys.modules, "grpc", None)
     monkeypatch.delitem(sys.modules, "serving.frontend.grpc", raising=False)
 
     code = main(["serve", str(tmp_path), "--http-port", "0", "--grpc-port", "0"])
 
     assert code == 2
-    assert "--grpc-port needs the package 'grpc': pip install 'hotrow[grpc]'" in capsys.readouterr().err
+    assert "--grpc-port needs the package 'grpc': pip install 'hotrow[grpc]'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,24 @@
+"""How a command ends: its exit code, and its error on standard error."""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+_INTERRUPTED = 130
+
+
+def outcome(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
+    """Run a command and return its exit code; print an error that it raises on purpose."""
+    # Only after the command's check that `kernels` is ours.
+    from kernels.errors import HotrowError
+    from serving.errors import told
+
+    try:
+        return run(options)
+    except HotrowError as err:
+        print(f"hotrow {options.command}: {told(err)}", file=sys.stderr)
+        code: int = options.error_code
+        return code
+    except KeyboardInterrupt:
+        print(f"hotrow {options.command}: interrupted", file=sys.stderr)
+        return _INTERRUPTED

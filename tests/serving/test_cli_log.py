@@ -1,0 +1,123 @@
+"""The log of ``hotrow serve``: nobody who writes to it waits, and no message forges a line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+LOG = """
+import logging, os, sys, warnings
+from serving.cli.log import logging_to_standard_error
+log = logging.getLogger("test")
+with logging_to_standard_error("info", sys.argv[1]):
+"""
+
+
+def logged(form, code, **options):
+    """Run indented code with the log on, and return what it wrote to standard error."""
+    command = [sys.executable, "-c", LOG + code, form]
+    return subprocess.run(command, capture_output=True, timeout=60, **options).stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("two\nlines", r"two\nlines"),
+        ("\r2026-01-01 ERROR forged", r"\r2026-01-01 ERROR forged"),
+        ("\x1b[31mred\x07", r"\x1b[31mred\x07"),
+        ("\x9b31m", r"\x9b31m"),
+        ("line\u2028separator", r"line\u2028separator"),
+        ("\u202egpj.exe", r"\u202egpj.exe"),
+        (os.fsdecode(b"no\xffutf"), r"no\udcffutf"),
+        ("Größe 数", "Größe 数"),
+    ],
+)
+def test_text_shows_control_characters_instead_of_obeying_them(message, shown):
+    text = logged("text", f"    log.info('model %s', {message!a})\n")
+
+    assert text.endswith(f" INFO test: model {shown}\n")
+    assert text.count("\n") == 1
+
+
+def test_the_lines_of_a_traceback_cannot_be_taken_for_lines_of_the_log():
+    text = logged("text", "    log.error('failed', exc_info=ValueError('x\\n2026-01-01 00:00:00,000 INFO forged'))\n")
+
+    assert text.splitlines()[1:] == ["  ValueError: x", "  2026-01-01 00:00:00,000 INFO forged"]
+
+
+def test_every_line_of_a_json_log_is_an_object():
+    code = """
+    log.info('a\\nb')
+    warnings.warn('careful')
+    print('printed', file=sys.stderr)
+    os.write(2, b'E0000 00:00:00 chttp2.cc:1] from C++ \\xff\\n')
+    os.write(2, b'an unfinished line')
+    raise ValueError('unexpected')
+"""
+    lines = [json.loads(line) for line in logged("json", code).splitlines()]
+
+    assert all(line.keys() >= {"time", "level", "logger", "message"} for line in lines)
+    messages = [line["message"] for line in lines]
+    for part in (
+        "a\nb",
+        "UserWarning: careful",
+        "printed",
+        r"from C++ \xff",
+        "an unfinished line",
+        "ValueError: unexp",
+    ):
+        assert sum(part in message for message in messages) == 1
+
+
+def test_a_crash_is_reported_next_to_a_json_log():
+    text = logged("json", "    import ctypes; ctypes.string_at(0)\n", env={**os.environ, "PYTHONFAULTHANDLER": "1"})
+
+    assert "Segmentation fault" in text
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_log_that_nobody_reads_drops_lines_and_says_so_once_it_is_read_again(form):
+    code = """
+    for number in range(60):
+        log.info('%d %s', number, 100_000 * 'x')
+    print('free', flush=True)
+    sys.stdin.readline()
+    log.info('the end')
+"""
+    reader, writer = os.pipe()
+    command = [sys.executable, "-c", LOG + code, form]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=writer) as process:
+        os.close(writer)
+        assert process.stdout.readline() == b"free\n"
+        with open(reader, encoding="utf-8") as lines:
+            report = next(line for line in lines if "lines were dropped" in line)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            end = lines.readline()
+
+    kept_bytes = 4 << 20
+    assert f"{60 - kept_bytes // 100_000 - 1} lines" in report or f"{60 - kept_bytes // 100_000} lines" in report
+    assert "the end" in end
+
+
+def test_a_process_ends_although_nobody_reads_its_log():
+    reader, writer = os.pipe()
+    command = [sys.executable, "-c", LOG + "    for _ in range(9): log.info(100_000 * 'x')\n", "text"]
+    with subprocess.Popen(command, stderr=writer) as process:
+        os.close(writer)
+        assert process.wait(timeout=60) == 0
+    os.close(reader)
+
+
+def test_a_reader_that_leaves_does_not_end_the_process():
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "    log.info('lost')\n    print('lost', file=sys.stderr)\nprint('goes on')\n"
+    command = [sys.executable, "-c", LOG + code, "text"]
+
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writer, timeout=60)
+
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (0, b"goes on\n")
