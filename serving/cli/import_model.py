@@ -22,7 +22,8 @@ _DESCRIPTION = """\
 Write a model version from a dense network (ONNX) and the embedding tables that feed it.
 
 Each input of the network has the name of a table and takes its pooled vectors, [B, S, D] or
-[B, S * D]. One input may be the dense features, [B, F]. The output is [B, L].
+[B, S * D]. The input 'dense', or what --dense names, takes the dense features, [B, F].
+The output is [B, L].
 """
 _EPILOG = """\
 forms of SOURCE in --table NAME=SOURCE:
@@ -30,7 +31,7 @@ forms of SOURCE in --table NAME=SOURCE:
                                         float32, float16, bfloat16 [V, D]; row numbers are the keys
   FILE.npy                              float32 or float16 [V, D]; row numbers are the keys
   FILE.npz                              the arrays 'keys' and 'vectors', or its only array
-  KEYS,VECTORS                          two files: .npy, or int64 and float32, little-endian, no header
+  KEYS,VECTORS                          two files: .npy, or int64 and --row-dtype, little-endian, no header
   FOLDER                                with 'key' and 'emb_vector' (HugeCTR), or a DynamicEmb dump
 
 examples:
@@ -61,6 +62,16 @@ def add_parser(commands: Any) -> None:
         required=True,
         metavar="[NAME=]HOW",
         help="how the rows of one slot are pooled: sum, mean or sqrtn, for all tables or for one",
+    )
+    parser.add_argument(
+        "--dense",
+        metavar="NAME",
+        help="the input that takes the dense features (default: the input 'dense', if it has no table)",
+    )
+    parser.add_argument(
+        "--row-dtype",
+        choices=("fp32", "fp16", "bf16"),
+        help="the type of vectors in files without a header (default: fp32, unless half precision fits too)",
     )
     parser.add_argument("--logits", action="store_true", help="the network answers with logits; add a Sigmoid")
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the model repository")
@@ -106,6 +117,8 @@ def import_model(options: argparse.Namespace) -> int:
         combiners,
         logits=options.logits,
         max_batchsize=options.max_batchsize,
+        dense=options.dense,
+        row_dtype=options.row_dtype,
     )
     for line in plan.describe():
         print(line, flush=True)

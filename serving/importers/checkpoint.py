@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from serving.errors import ModelFileError, nearest
-from serving.importers.rows import TableRows
+from serving.importers.rows import BareRows, TableRows
 
 _MOST_NAMES_SHOWN = 5
 # TorchRec's tables are in EmbeddingBagCollection.embedding_bags and EmbeddingCollection.embeddings, both ModuleDicts.
@@ -25,7 +25,7 @@ class Checkpoint(Protocol):
     def tables(self) -> Sequence[str]:
         """Return the names of what may be a table."""
 
-    def rows(self, name: str) -> TableRows:
+    def rows(self, name: str) -> TableRows | BareRows:
         """Open one of ``names()``. Raise ModelFileError if it is damaged or not a table."""
 
 
@@ -64,12 +64,12 @@ def find_table(checkpoint: Checkpoint, table: str) -> str | None:
 
 def likeness(checkpoint: Checkpoint, wanted: str) -> float:
     """Return how similar ``wanted`` is to the most similar table name, from 0 to 1."""
-    names = (table_name(name) for name in checkpoint.tables())
-    return max((difflib.SequenceMatcher(None, table_name(wanted), name).ratio() for name in names), default=0)
+    closest = nearest(table_name(wanted), map(table_name, checkpoint.tables()), cutoff=0)
+    return max((difflib.SequenceMatcher(None, table_name(wanted), name).ratio() for name in closest), default=0)
 
 
-def missing(checkpoint: Checkpoint, wanted: str) -> ModelFileError:
-    """Return the error that nothing is called ``wanted``. It lists the nearest names."""
+def missing(checkpoint: Checkpoint, wanted: str, advice: str = "") -> ModelFileError:
+    """Return the error that nothing is called ``wanted``. It lists the nearest names. ``advice`` follows."""
     names = list(checkpoint.names())
     by_short_name = {table_name(name): name for name in names}
     near = nearest(wanted, names, count=_MOST_NAMES_SHOWN, cutoff=0.5)
@@ -78,7 +78,7 @@ def missing(checkpoint: Checkpoint, wanted: str) -> ModelFileError:
     there = (
         f"nearest are {show_names(near)}" if near else f"found {show_names(checkpoint.tables() or names) or 'nothing'}"
     )
-    return ModelFileError(checkpoint.path, f"no table {wanted!r}; {there}")
+    return ModelFileError(checkpoint.path, "; ".join(filter(None, (f"no table {wanted!r}", there, advice))))
 
 
 def show_names(names: Sequence[str]) -> str:

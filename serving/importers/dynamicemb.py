@@ -4,7 +4,7 @@
 Each folder has these files for each table and each rank r of w:
 
     <table>_emb_keys.rank_<r>.world_size_<w>      int64[n]
-    <table>_emb_values.rank_<r>.world_size_<w>    float32[n, D]
+    <table>_emb_values.rank_<r>.world_size_<w>    [n, D], float32, float16 or bfloat16: no file says which
     <table>_emb_scores..., <table>_opt_values..., <table>_opt_args.json    not needed for predictions
 
 The files are bare numbers in the machine's byte order, which is little-endian wherever CUDA runs. Every key is on one
@@ -16,15 +16,17 @@ https://github.com/NVIDIA/recsys-examples
 
 import re
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
-from serving.importers.numpy_files import bare_numbers
-from serving.importers.rows import TableRows
-from serving.model.sparse_rows import Keys, Vectors
+from serving.importers.numpy_files import bare_numbers, bare_rows
+from serving.importers.rows import BareRows
+from serving.model.data_files import is_data_name
+from serving.model.sparse_rows import Keys
 
 _KEY_FILE = re.compile(r"(?P<table>.+)_emb_keys\.rank_(?P<rank>\d+)\.world_size_(?P<size>\d+)")
 _MOST_RANKS_SHOWN = 5
@@ -39,7 +41,7 @@ class DynamicEmbDump:
         self._files: dict[str, list[tuple[int, int, Path]]] = {}  # by table: (rank, world size, key file)
         for file in sorted([*path.glob("*_emb_keys.rank_*"), *path.glob("*/*_emb_keys.rank_*")]):
             match = _KEY_FILE.fullmatch(file.name)
-            if match:
+            if match and all(map(is_data_name, file.relative_to(path).parts)):
                 table = (file.parent.relative_to(path) / match["table"]).as_posix()
                 self._files.setdefault(table, []).append((int(match["rank"]), int(match["size"]), file))
 
@@ -51,27 +53,17 @@ class DynamicEmbDump:
         """See ``Checkpoint.tables``. Every name is a table."""
         return self.names()
 
-    def rows(self, name: str) -> TableRows:
+    def rows(self, name: str) -> BareRows:
         """See ``Checkpoint.rows``."""
         source = f"{self.path}#{name}"
-        parts = [part for file in self._rank_files(source, name) if (part := _open_part(file))[0].size]
+        parts = [part for file in self._rank_files(source, name) if (part := _open_part(file)) is not None]
         if not parts:
             raise ModelFileError(source, "expected at least one row, found none on any rank")
-        dims = {vectors.shape[1] for _, vectors in parts}
-        if len(dims) > 1:
-            raise ModelFileError(source, f"expected vectors of one dimension on all ranks, found {sorted(dims)}")
-        keys = np.concatenate([keys for keys, _ in parts])
-        ends = np.cumsum([0, *(part.size for part, _ in parts)]).tolist()
-
-        def read(begin: int, end: int) -> Vectors:
-            pieces = [
-                vectors[max(begin - first, 0) : max(end - first, 0)]
-                for (_, vectors), (first, last) in zip(parts, pairwise(ends), strict=True)
-                if first < end and begin < last
-            ]
-            return np.concatenate(pieces, dtype=np.float32)
-
-        return TableRows(source, keys.size, dims.pop(), keys, read)
+        widths = {vectors.shape[1] for _, vectors in parts}
+        if len(widths) > 1:
+            found = f"rows of {' and '.join(map(str, sorted(widths)))} bytes"
+            raise ModelFileError(source, f"expected vectors of one dimension on all ranks, found {found}")
+        return BareRows(source, np.concatenate([keys for keys, _ in parts]), [vectors for _, vectors in parts])
 
     def _rank_files(self, source: str, name: str) -> list[Path]:
         """Return the key file of every rank, in order."""
@@ -89,11 +81,15 @@ class DynamicEmbDump:
         return [file for _, _, file in sorted(entries)]
 
 
-def _open_part(key_file: Path) -> tuple[Keys, Vectors]:
+def _open_part(key_file: Path) -> tuple[Keys, NDArray[np.uint8]] | None:
+    """Return the keys and vectors of one rank, or None if it has none."""
     value_file = key_file.with_name(key_file.name.replace("_emb_keys.rank_", "_emb_values.rank_"))
-    keys, numbers = bare_numbers(key_file, "<i8"), bare_numbers(value_file, "<f4")
-    divides = bool(numbers.size) and numbers.size % keys.size == 0 if keys.size else not numbers.size
-    if not divides:
-        expected = f"float32[D] for each of {keys.size:,} keys in {key_file.name}"
-        raise ModelFileError(value_file, f"expected {expected}, found {4 * numbers.size:,} bytes")
-    return keys, numbers.reshape(keys.size, -1) if keys.size else numbers.reshape(0, 1)
+    keys = bare_numbers(key_file, "<i8")
+    if keys.size:
+        return keys, bare_rows(value_file, key_file, keys.size)
+    stored = bare_numbers(value_file, "u1")
+    if stored.size:
+        raise ModelFileError(
+            value_file, f"expected no vector, as {key_file.name} has no key, found {stored.size:,} bytes"
+        )
+    return None

@@ -1,19 +1,19 @@
 """Find the table that feeds each input of a network, by name."""
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from serving.errors import ConfigError, ModelFileError, ServingError, did_you_mean
 from serving.importers.checkpoint import Checkpoint, find_table, likeness, missing, show_names
 from serving.importers.network import ImportedNetwork, NetworkInput
-from serving.importers.rows import TableRows
+from serving.importers.rows import BareDtype, BareRows, TableRows
 from serving.importers.sources import open_checkpoint, open_table
 
 _MISSPELT = 0.6  # the ``likeness`` above which a name is taken for misspelt
 
-_log = logging.getLogger(__name__)
+_DENSE = "dense"
+_ADVICE = "if it takes the dense features, say so: --dense {0} (dense={0!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Matching:
 
     Attributes:
         rows: each table's rows by the name of its input, in the order of the inputs.
-        dense: the input without a table, which takes the dense features. None if every input has a table.
+        dense: the input that takes the dense features. None if every input has a table.
         unused: possible tables of the checkpoint that no input is named after.
     """
 
@@ -31,16 +31,24 @@ class Matching:
     unused: tuple[str, ...]
 
 
-def match_tables(network: ImportedNetwork, tables: Mapping[str, str | Path], checkpoint: str | Path | None) -> Matching:
+def match_tables(
+    network: ImportedNetwork,
+    tables: Mapping[str, str | Path],
+    checkpoint: str | Path | None,
+    dense: str | None = None,
+    row_dtype: BareDtype | None = None,
+) -> Matching:
     """Open the rows of every input except the dense features.
 
     Args:
         network: the network.
         tables: where a table's rows are, by the name of its input.
         checkpoint: where the tables of all other inputs are looked up by name.
+        dense: the input of the dense features. None: the input called ``dense``, if there is one without a table.
+        row_dtype: the type of vectors in files without a header. None: the type that alone fits the input.
 
     Raises:
-        ConfigError: a table has no input, or an input has no table.
+        ConfigError: a table has no input, an input has no table, or the type of its vectors is unknown.
         ModelFileError: a source cannot be read, or is not a table.
         MissingExtraError: a source needs PyTorch, which is not installed.
     """
@@ -48,11 +56,16 @@ def match_tables(network: ImportedNetwork, tables: Mapping[str, str | Path], che
     for name in tables:
         if name not in names:
             raise ConfigError(source, f"table {name!r}", f"the network has no input of this name{hint(name, names)}")
+    if dense is not None and (dense not in names or dense in tables):
+        reason = "has a table" if dense in tables else f"the network has no input of this name{hint(dense, names)}"
+        raise ConfigError(source, f"dense {dense!r}", reason)
     opened = {name: open_table(name, where) for name, where in tables.items()}
     place = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
     unused: tuple[str, ...] = ()
     if place is not None:
-        found = {name: inside for name in names if name not in tables and (inside := find_table(place, name))}
+        wanted = [name for name in names if name not in tables and name != dense]
+        found = {name: inside for name in wanted if (inside := find_table(place, name))}
+        _refuse_shared(place, found)
         opened.update((name, place.rows(inside)) for name, inside in found.items())
         unused = tuple(inside for inside in place.tables() if inside not in found.values())
     left = [entry for entry in network.inputs if entry.name not in opened]
@@ -60,10 +73,43 @@ def match_tables(network: ImportedNetwork, tables: Mapping[str, str | Path], che
         raise _without_table(source, left, place)
     if not opened:
         raise ConfigError(source, "", "none of its inputs has a table; a model needs at least one table")
-    dense = _dense(source, left, place)
-    if dense is not None and place is not None:
-        _tell_of_feeding_tables(source, dense, place, unused)
-    return Matching({name: opened[name] for name in names if name in opened}, dense, unused)
+    of_dense = _dense(source, left, place, dense or _DENSE)
+    if row_dtype is not None and not any(isinstance(rows, BareRows) for rows in opened.values()):
+        raise ConfigError("row_dtype", "", "has no effect: every table's file says the type of its numbers")
+    decided = {
+        entry.name: _decided(source, entry, opened[entry.name], row_dtype)
+        for entry in network.inputs
+        if entry.name in opened
+    }
+    return Matching(decided, of_dense, unused)
+
+
+def _decided(source: str, entry: NetworkInput, rows: TableRows | BareRows, row_dtype: BareDtype | None) -> TableRows:
+    """Return rows whose type is known: the user says it, or only one type fits the input."""
+    if not isinstance(rows, BareRows):
+        return rows
+    if row_dtype is not None:
+        return rows.as_dtype(row_dtype)
+    fitting = rows.fitting(entry.sizes)
+    if "fp16" not in fitting:  # the size alone does not tell the two halves apart
+        return rows.as_dtype("fp32")
+    maybe = f"float32 [{rows.row_bytes // 4}] or " if "fp32" in fitting else ""
+    reason = (
+        f"is {entry.shape}, and {rows.source} has {rows.row_bytes} bytes per key: {maybe}float16 or bfloat16 "
+        f"[{rows.row_bytes // 2}]; no file says which, so say it: --row-dtype fp32, fp16 or bf16 (row_dtype=...)"
+    )
+    raise ConfigError(source, f"input {entry.name!r}", reason)
+
+
+def _refuse_shared(checkpoint: Checkpoint, found: Mapping[str, str]) -> None:
+    """Refuse one entry that two inputs find by the end of its name, because only one of them can mean it."""
+    inputs: dict[str, str] = {}
+    for name, inside in found.items():
+        if inside in inputs:
+            both = f"{inputs[inside]!r} and {name!r}"
+            reason = f"may be the table of two inputs, {both}; name the table of each: {name}={checkpoint.path}#NAME"
+            raise ModelFileError(f"{checkpoint.path}#{inside}", reason)
+        inputs[inside] = name
 
 
 def hint(name: str, known: Iterable[str]) -> str:
@@ -72,11 +118,13 @@ def hint(name: str, known: Iterable[str]) -> str:
     return did_you_mean(name, there) or f"; there are {show_names(there) or 'none'}"
 
 
-def _dense(source: str, left: list[NetworkInput], checkpoint: Checkpoint | None) -> NetworkInput | None:
-    """Return the one input without a table, which must have the shape of dense features."""
-    if len(left) > 1 or any(len(entry.sizes) == 2 for entry in left):
-        raise _without_table(source, left, checkpoint)
-    return left[0] if left else None
+def _dense(source: str, left: list[NetworkInput], checkpoint: Checkpoint | None, name: str) -> NetworkInput | None:
+    """Return the input of the dense features. Every other input must have a table."""
+    dense = next((entry for entry in left if entry.name == name and len(entry.sizes) == 1), None)
+    others = [entry for entry in left if entry is not dense]
+    if others:
+        raise _without_table(source, others, checkpoint)
+    return dense
 
 
 def _without_table(source: str, left: list[NetworkInput], checkpoint: Checkpoint | None) -> ServingError:
@@ -85,25 +133,13 @@ def _without_table(source: str, left: list[NetworkInput], checkpoint: Checkpoint
     if checkpoint is not None:
         likest = max(vectors or left, key=lambda entry: likeness(checkpoint, entry.name))
         if vectors or len(left) == 1 or likeness(checkpoint, likest.name) > _MISSPELT:
-            return missing(checkpoint, likest.name)
+            is_flat = len(likest.sizes) == 1
+            return missing(checkpoint, likest.name, _ADVICE.format(likest.name) if is_flat else "")
     names = ", ".join(f"{entry.name!r} {entry.shape}" for entry in vectors or left)
-    reason = f"no table for {names}; only the input of the dense features, [B, F], may have no table"
+    flat = [entry.name for entry in left if len(entry.sizes) == 1]
+    advice = f"; {_ADVICE.format(flat[0])}" if len(left) == 1 and flat else ""
+    if len(flat) > 1:
+        advice = f"; one of {', '.join(map(repr, flat))} may take the dense features: --dense NAME (dense=...)"
+    reason = f"no table for {names}{advice}"
     there = f"; {checkpoint.path} has {show_names(checkpoint.tables())}" if checkpoint is not None else ""
     return ConfigError(source, "", reason + there)
-
-
-def _tell_of_feeding_tables(source: str, dense: NetworkInput, checkpoint: Checkpoint, unused: Sequence[str]) -> None:
-    """Warn if an unused table fits the input that was taken for dense features: it may be misspelt."""
-    fitting = [name for name in unused if _fills(dense, checkpoint, name)]
-    if fitting:
-        _log.warning(
-            "%s: input %r %s has no table and takes the dense features; should one of these tables feed it: %s?",
-            *(source, dense.name, dense.shape, show_names(fitting)),
-        )
-
-
-def _fills(entry: NetworkInput, checkpoint: Checkpoint, name: str) -> bool:
-    try:
-        return entry.sizes[0] % checkpoint.rows(name).dim == 0
-    except ModelFileError:  # it is not a table
-        return False

@@ -2,12 +2,13 @@
 
     <file>.npy              float32 or float16 [V, D]; the keys are the row numbers
     <file>.npz              the arrays ``keys``, integers [V], and ``vectors``; or one array, as in a .npy; read whole
-    <keys>,<vectors>        each a .npy, or else bare numbers: keys int64[V], vectors float32[V, D]
+    <keys>,<vectors>        each a .npy, or else bare numbers: keys int64[V], vectors [V, D]
     <folder>/key            int64[V]          HugeCTR's directory format; see ``serving.model.sparse_file``
     <folder>/emb_vector     float32[V, D]
 
 Bare numbers are little-endian. ``ndarray.tofile`` writes this form, and NVIDIA's NV Embedding Cache and HugeCTR read
-and write it. D follows from the sizes of both files.
+and write it. Such vectors are float32, float16 or bfloat16. The bytes of a row and the network's input show the type,
+or the user says it.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
-from serving.importers.rows import TableRows, rows_of_array
+from serving.importers.rows import BareRows, TableRows, as_int64, rows_of_array
 from serving.model.numpy_faults import UNREADABLE, explain
 
 
@@ -40,18 +41,30 @@ def open_npz(path: Path) -> TableRows:
     raise ModelFileError(path, f"expected the arrays 'keys' and 'vectors', or one array, found {found}")
 
 
-def open_pair(keys: Path, vectors: Path) -> TableRows:
+def open_folder(folder: Path) -> TableRows:
+    """Open HugeCTR's ``key`` and ``emb_vector``, whose numbers are float32. Raise ModelFileError if they do not fit."""
+    rows = open_pair(folder / "key", folder / "emb_vector")
+    return rows.as_dtype("fp32") if isinstance(rows, BareRows) else rows
+
+
+def open_pair(keys: Path, vectors: Path) -> TableRows | BareRows:
     """Open a file of keys and a file of vectors. Raise ModelFileError if they do not fit each other."""
     key_array = _matrix_in(keys) if keys.suffix == ".npy" else bare_numbers(keys, "<i8")
     if vectors.suffix == ".npy":
         return rows_of_array(str(vectors), _matrix_in(vectors), key_array, str(keys))
-    numbers = bare_numbers(vectors, "<f4")
     if not key_array.size:
         raise ModelFileError(keys, "expected at least one key, found none")
-    if numbers.size % key_array.size:
-        reason = f"expected a multiple of {4 * key_array.size:,} bytes, float32[D] for each of {key_array.size:,} keys "
-        raise ModelFileError(vectors, f"{reason}in {keys}, found {4 * numbers.size:,}")
-    return rows_of_array(str(vectors), numbers.reshape(key_array.size, -1), key_array, str(keys))
+    int64_keys = as_int64(str(keys), key_array)
+    return BareRows(str(vectors), int64_keys, [bare_rows(vectors, keys, int64_keys.size)], str(keys))
+
+
+def bare_rows(path: Path, keys: Path, count: int) -> NDArray[np.uint8]:
+    """Return a view of a file of vectors, uint8[V, R]. Raise ModelFileError unless each of V keys has a vector."""
+    stored = bare_numbers(path, "u1")
+    if not stored.size or stored.size % count:
+        expected = f"expected a multiple of {count:,} bytes, a vector for each of {count:,} keys in {keys}"
+        raise ModelFileError(path, f"{expected}, found {stored.size:,} bytes")
+    return stored.reshape(count, -1)
 
 
 def bare_numbers(path: Path, dtype: str) -> NDArray[Any]:

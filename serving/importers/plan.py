@@ -9,7 +9,7 @@ from serving.errors import ConfigError
 from serving.importers.checkpoint import show_names
 from serving.importers.matching import Matching, hint, match_tables
 from serving.importers.network import ImportedNetwork, NetworkInput, read_network, try_network
-from serving.importers.rows import TableRows
+from serving.importers.rows import BareDtype, TableRows
 from serving.model.graph import parse_graph
 from serving.model.names import TABLE_NAME
 from serving.model.records import Combiner, Graph
@@ -102,6 +102,8 @@ def plan_import(
     combiners: Mapping[str, Combiner] | None = None,
     logits: bool = False,
     max_batchsize: int = 1024,
+    dense: str | None = None,
+    row_dtype: BareDtype | None = None,
 ) -> ImportPlan:
     """Open the network and its tables, and check that they fit.
 
@@ -110,11 +112,14 @@ def plan_import(
             [B, S * D], or the dense features, [B, F]. The output is float32[B, L], probabilities.
         combiner: how the rows of one slot are pooled. No file says this, and a wrong guess gives wrong answers.
         tables: where a table's rows are, by the name of its input. See ``open_table`` for the forms.
-        checkpoint: where the tables of all other inputs are looked up by name. See ``open_checkpoint``. The one input
-            without a table takes the dense features.
+        checkpoint: where the tables of all other inputs are looked up by name. See ``open_checkpoint``.
         combiners: for tables that are pooled in another way than ``combiner``.
         logits: the network answers with logits, so a Sigmoid is appended.
         max_batchsize: maximum samples per request.
+        dense: the input that takes the dense features. None: the input called ``dense``, if it has no table. Every
+            other input needs a table.
+        row_dtype: the type of vectors in files without a header. None: float32, unless half precision fits the input
+            too, which is an error.
 
     Raises:
         ConfigError: the arguments do not fit the network: a table has no input, an input has no table, or D differs.
@@ -122,7 +127,7 @@ def plan_import(
         MissingExtraError: a package is not installed.
     """
     imported = read_network(Path(network), logits)
-    matching = match_tables(imported, tables or {}, checkpoint)
+    matching = match_tables(imported, tables or {}, checkpoint, dense, row_dtype)
     own = combiners or {}
     for name in own.keys() - matching.rows.keys():
         raise ConfigError(str(network), "combiner", f"no table is called {name!r}{hint(name, matching.rows)}")

@@ -1,8 +1,9 @@
 """The rows of one table, whatever file they come from."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,10 @@ from serving.model.sparse_rows import Keys, Vectors, refuse_repeated_keys
 
 #: float16 and bfloat16 are widened without loss. Other types would have to be rounded, or scaled by an unknown factor.
 FLOAT_DTYPES: Final = "float32, float16 or bfloat16"
+
+#: The types of numbers in files without a header.
+BareDtype = Literal["fp32", "fp16", "bf16"]
+_BARE_BYTES: dict[BareDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,56 @@ class TableRows:
             yield np.array(keys, dtype=np.int64), self.read(begin, end)
 
 
+@dataclass(frozen=True, slots=True)
+class BareRows:
+    """Keys, and vectors as bytes without a header, so that no file says the type of their numbers.
+
+    Attributes:
+        source: the file, for messages.
+        keys: int64[V], V at least 1.
+        parts: uint8[n, R] each, V rows together, in the order of the keys.
+        keys_source: see ``TableRows``.
+    """
+
+    source: str
+    keys: Keys
+    parts: Sequence[NDArray[np.uint8]]
+    keys_source: str = ""
+
+    @property
+    def row_bytes(self) -> int:
+        """R."""
+        return int(self.parts[0].shape[1])
+
+    def fitting(self, sizes: Sequence[int]) -> list[BareDtype]:
+        """Return the types with which a network's input of these sizes, (S * D,) or (S, D), can take the rows."""
+        dims = {dtype: self.row_bytes // size for dtype, size in _BARE_BYTES.items() if not self.row_bytes % size}
+        return [dtype for dtype, dim in dims.items() if (sizes[-1] == dim if len(sizes) == 2 else not sizes[0] % dim)]
+
+    def as_dtype(self, dtype: BareDtype) -> TableRows:
+        """Return the rows. Raise ModelFileError if R is no multiple of a number's bytes."""
+        number_bytes = _BARE_BYTES[dtype]
+        if self.row_bytes % number_bytes:
+            reason = (
+                f"expected rows of {dtype}, {number_bytes} bytes per number, found {self.row_bytes:,} bytes per key"
+            )
+            raise ModelFileError(self.source, reason)
+        ends = np.cumsum([0, *(len(part) for part in self.parts)]).tolist()
+
+        def read(begin: int, end: int) -> Vectors:
+            pieces = [
+                part[max(begin - first, 0) : max(end - first, 0)]
+                for part, (first, last) in zip(self.parts, pairwise(ends), strict=True)
+                if first < end and begin < last
+            ]
+            stored = np.concatenate(pieces)
+            if dtype == "bf16":  # the upper half of a float32
+                return (stored.view("<u2").astype(np.uint32) << 16).view(np.float32)
+            return stored.view("<f4" if dtype == "fp32" else "<f2").astype(np.float32)
+
+        return TableRows(self.source, self.keys.size, self.row_bytes // number_bytes, self.keys, read, self.keys_source)
+
+
 def check_matrix(source: str, dtype: str, is_float: bool, shape: tuple[int, ...]) -> None:
     """Raise ModelFileError unless a tensor of this type and shape can be a table's vectors."""
     if not is_float or len(shape) != 2 or 0 in shape:
@@ -58,7 +113,7 @@ def rows_of_array(source: str, vectors: NDArray[Any], keys: NDArray[Any] | None,
     check_matrix(source, str(vectors.dtype), vectors.dtype.kind == "f" and vectors.dtype.itemsize <= 4, vectors.shape)
     rows, dim = vectors.shape
     if keys is not None:
-        keys = _as_int64(keys_source, keys)
+        keys = as_int64(keys_source, keys)
         if keys.size != rows:
             raise ModelFileError(keys_source, f"expected {rows:,} keys, one per vector of {source}, got {keys.size:,}")
 
@@ -68,7 +123,8 @@ def rows_of_array(source: str, vectors: NDArray[Any], keys: NDArray[Any] | None,
     return TableRows(source, rows, dim, keys, read, keys_source)
 
 
-def _as_int64(source: str, keys: NDArray[Any]) -> Keys:
+def as_int64(source: str, keys: NDArray[Any]) -> Keys:
+    """Return integer keys [V] as int64. Raise ModelFileError if they are something else."""
     if keys.ndim != 1 or keys.dtype.kind not in "iu":
         raise ModelFileError(source, f"expected integer keys [V], got {keys.dtype} {list(keys.shape)}")
     if keys.dtype == np.uint64 and keys.size and keys.max() > np.iinfo(np.int64).max:

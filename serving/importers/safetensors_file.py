@@ -2,11 +2,12 @@
 
 Format (https://github.com/huggingface/safetensors, "Format"): a uint64, the size of the header in bytes; the header,
 ``{"<name>": {"dtype": "F32", "shape": [V, D], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}``; the data.
+``safetensors.torch.save_model`` writes the other names of a tensor into ``__metadata__``: ``{"<other>": "<name>"}``.
 Offsets count from the first byte of the data. Numbers are little-endian, tensors row-major and dense.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from serving.model.strict_json import Fields, parse_json
 
 _LARGEST_HEADER_BYTES = 100_000_000  # the format's own limit
 _LARGEST = 2**63 - 1
+_METADATA = "__metadata__"
 _STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I64": "int64", "I32": "int32"}
 
@@ -85,8 +87,11 @@ def _read_header(path: Path) -> dict[str, _Tensor]:
         raise ModelFileError(path, "not a safetensors file: the header is not UTF-8") from err
     try:
         fields = Fields(parse_json(header, ""), "", "")
-        names = [name for name in fields if name != "__metadata__"]
+        names = [name for name in fields if name != _METADATA]
         tensors = {name: _read_tensor(fields.object(name), 8 + header_bytes) for name in names}
+        notes = fields.object(_METADATA) if _METADATA in fields else ()
+        # ``save_model`` writes a tensor with several names once, and its other names here
+        tied = {name: notes.value(name) for name in notes if name not in tensors} if notes else {}
     except ConfigError as err:
         where = ": ".join(part for part in (err.path, err.reason) if part)
         raise ModelFileError(path, f"not a safetensors file: header: {where}") from err
@@ -94,7 +99,20 @@ def _read_header(path: Path) -> dict[str, _Tensor]:
         if not tensor.begin <= tensor.end <= size_bytes:
             reason = f"expected at least {tensor.end:,} bytes, found {size_bytes:,}: the file is truncated"
             raise ModelFileError(f"{path}#{name}", reason)
-    return tensors
+    _check_order(path, tensors, 8 + header_bytes, size_bytes)
+    return tensors | {name: tensors[of] for name, of in tied.items() if isinstance(of, str) and of in tensors}
+
+
+def _check_order(path: Path, tensors: Mapping[str, _Tensor], data_begin: int, size_bytes: int) -> None:
+    """Refuse tensors that overlap or leave bytes over, which the format forbids: the file is damaged."""
+    end = data_begin
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != end:
+            reason = f"expected the tensor to begin at byte {end:,}, where the one before ends, found {tensor.begin:,}"
+            raise ModelFileError(f"{path}#{name}", reason)
+        end = tensor.end
+    if end != size_bytes:
+        raise ModelFileError(path, f"expected {end:,} bytes, found {size_bytes:,}: bytes of no tensor follow")
 
 
 def _read_tensor(fields: Fields, data_begin: int) -> _Tensor:

@@ -6,10 +6,11 @@ from pathlib import Path
 from serving.errors import ModelFileError
 from serving.importers.checkpoint import Checkpoint, find_table, missing
 from serving.importers.dynamicemb import DynamicEmbDump
-from serving.importers.numpy_files import open_npy, open_npz, open_pair
-from serving.importers.rows import TableRows
+from serving.importers.numpy_files import open_folder, open_npy, open_npz, open_pair
+from serving.importers.rows import BareRows, TableRows
 from serving.importers.safetensors_file import SafetensorsFile
 from serving.importers.torch_file import TorchFile
+from serving.model.data_files import is_data_name
 
 _CONVERTED = (
     "a folder of torch.distributed.checkpoint, whose index is a pickle that can run code; convert it to one file: "
@@ -23,7 +24,8 @@ class TableFolders:
     def __init__(self, path: Path) -> None:
         """List the tables. There may be none."""
         self.path = path
-        self._tables = sorted(file.parent.name for file in path.glob("*/emb_vector"))
+        folders = (file.parent.name for file in path.glob("*/emb_vector"))
+        self._tables = sorted(filter(is_data_name, folders))
 
     def names(self) -> Sequence[str]:
         """See ``Checkpoint.names``."""
@@ -35,7 +37,7 @@ class TableFolders:
 
     def rows(self, name: str) -> TableRows:
         """See ``Checkpoint.rows``."""
-        return open_pair(self.path / name / "key", self.path / name / "emb_vector")
+        return open_folder(self.path / name)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -62,7 +64,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     raise ModelFileError(path, f"no tables found: expected {expected}")
 
 
-def open_table(table: str, source: str | Path) -> TableRows:
+def open_table(table: str, source: str | Path) -> TableRows | BareRows:
     """Open the rows of one table.
 
     Args:
@@ -92,7 +94,7 @@ def open_table(table: str, source: str | Path) -> TableRows:
     if name is None and path.suffix == ".npz":
         return open_npz(path)
     if name is None and (path / "emb_vector").exists():
-        return open_pair(path / "key", path / "emb_vector")
+        return open_folder(path)
     checkpoint = open_checkpoint(path)
     found = find_table(checkpoint, table) if name is None else name if name in checkpoint.names() else None
     if found is None:

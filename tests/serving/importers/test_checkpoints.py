@@ -265,6 +265,28 @@ def header(**entry):
     return {"ads": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24], **entry}}
 
 
+def test_a_tensor_that_save_model_writes_under_one_of_its_names_is_found_under_all(tmp_path):
+    model = torch.nn.Module()
+    model.clicked, model.shown, model.other = (torch.nn.EmbeddingBag(5, 3) for _ in range(3))
+    model.shown.weight = model.clicked.weight
+    safetensors.torch.save_model(model, str(tmp_path / "m.safetensors"))
+
+    checkpoint = open_checkpoint(tmp_path / "m.safetensors")
+
+    assert sorted(checkpoint.tables()) == ["clicked.weight", "other.weight", "shown.weight"]
+    for name in ("clicked", "shown", "other"):
+        rows = open_table(name, tmp_path / "m.safetensors")
+        np.testing.assert_array_equal(rows.read(0, 5), getattr(model, name).weight.detach().numpy())
+
+
+def test_notes_in_a_safetensors_file_are_no_tables(tmp_path):
+    safetensors.torch.save_file(
+        {"ads": torch.ones(2, 3)}, tmp_path / "m.safetensors", metadata={"format": "pt", "users": "nothing"}
+    )
+
+    assert open_checkpoint(tmp_path / "m.safetensors").names() == ["ads"]
+
+
 class TestSafetensorsRefused:
     """Files that the library itself does not write."""
 
@@ -272,7 +294,9 @@ class TestSafetensorsRefused:
         ("document", "data", "expected"),
         [
             (header(), 23, r"#ads: expected at least \d+ bytes, found \d+: the file is truncated"),
-            (header(data_offsets=[8, 24]), 24, r"#ads: expected 24 bytes for float32 \[2, 3\], found offsets of 16"),
+            (header(data_offsets=[0, 16]), 16, r"#ads: expected 24 bytes for float32 \[2, 3\], found offsets of 16"),
+            (header(data_offsets=[8, 32]), 32, r"#ads: expected the tensor to begin at byte .*, where the one before"),
+            (header(), 32, r"expected .* bytes, found .*: bytes of no tensor follow"),
             (header(data_offsets=[24, 0]), 24, r"#ads: expected at least"),
             (header(data_offsets=[-4, 20]), 24, r"header: ads\.data_offsets\[0\]: expected"),
             (header(data_offsets=[0]), 24, r"header: ads\.data_offsets: expected a begin and an end, got 1"),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +41,7 @@ def test_the_rows_of_all_ranks_are_one_table(tmp_path_factory, ranks, batch_rows
     for rank, count in enumerate(ranks):  # row-wise sharding: a rank has the keys with its remainder
         write_rank(dump / COLLECTION, "ads", rank, len(ranks), [rank + len(ranks) * i for i in range(count)], dim)
 
-    rows = open_table("ads", dump)
+    rows = open_table("ads", dump).as_dtype("fp32")
 
     expected = {rank + len(ranks) * i for rank, count in enumerate(ranks) for i in range(count)}
     assert (rows.rows, rows.dim) == (len(expected), dim)
@@ -52,7 +53,7 @@ def test_more_than_nine_ranks_are_one_table(tmp_path):
     for rank in range(12):
         write_rank(tmp_path, "ads", rank, 12, [rank])
 
-    assert sorted(everything(open_table("ads", tmp_path), 5)) == list(range(12))
+    assert sorted(everything(open_table("ads", tmp_path).as_dtype("fp32"), 5)) == list(range(12))
 
 
 def test_tables_are_found_in_the_dump_its_collection_and_by_their_whole_name(tmp_path):
@@ -60,13 +61,60 @@ def test_tables_are_found_in_the_dump_its_collection_and_by_their_whole_name(tmp
     write_rank(tmp_path / COLLECTION, "ads_emb", 0, 1, [2])
     write_rank(tmp_path / "model.other", "users", 0, 1, [3])
 
-    assert everything(open_table("ads", tmp_path), 9).keys() == {1}
-    assert everything(open_table("ads_emb", tmp_path / COLLECTION), 9).keys() == {2}
-    assert everything(open_table("anything", f"{tmp_path}#model.other/users"), 9).keys() == {3}
+    assert everything(open_table("ads", tmp_path).as_dtype("fp32"), 9).keys() == {1}
+    assert everything(open_table("ads_emb", tmp_path / COLLECTION).as_dtype("fp32"), 9).keys() == {2}
+    assert everything(open_table("anything", f"{tmp_path}#model.other/users").as_dtype("fp32"), 9).keys() == {3}
     assert len(open_checkpoint(tmp_path).tables()) == 3
 
 
+@pytest.mark.parametrize(
+    ("sizes", "row_bytes", "fitting"),
+    [
+        pytest.param((8,), 16, ["fp32", "fp16", "bf16"], id="1 slot of 8 halves, or 2 slots of 4 floats"),
+        pytest.param((8,), 32, ["fp32"], id="1 slot of 8 floats"),
+        pytest.param((2, 8), 16, ["fp16", "bf16"], id="2 slots of 8 halves"),
+        pytest.param((2, 8), 32, ["fp32"], id="2 slots of 8 floats"),
+        pytest.param((3,), 6, ["fp16", "bf16"], id="no whole floats"),
+        pytest.param((3,), 7, [], id="no whole numbers"),
+    ],
+)
+def test_the_bytes_of_a_row_and_the_input_show_which_types_fit(tmp_path, sizes, row_bytes, fitting):
+    write_rank(tmp_path, "ads", 0, 1, [1, 2])
+    (tmp_path / "ads_emb_values.rank_0.world_size_1").write_bytes(b"x" * 2 * row_bytes)
+
+    assert open_table("ads", tmp_path).fitting(sizes) == fitting
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_rows_of_every_type_are_read(tmp_path, dtype):
+    torch_dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+    vectors = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).to(torch_dtype)
+    for rank in range(2):
+        write_rank(tmp_path, "ads", rank, 2, [rank, rank + 2])
+        stored = vectors[rank::2].contiguous().view(torch.uint8).numpy()
+        stored.tofile(tmp_path / f"ads_emb_values.rank_{rank}.world_size_2")
+
+    rows = open_table("ads", tmp_path).as_dtype(dtype)
+
+    assert everything(rows, 3) == dict(enumerate(vectors.float().tolist()))
+
+
+def test_hidden_and_temporary_folders_hold_no_tables(tmp_path):
+    write_rank(tmp_path / COLLECTION, "ads", 0, 1, [1])
+    for name in (".trash", "_temporary"):
+        write_rank(tmp_path / name, "ads", 0, 1, [2])
+
+    assert open_checkpoint(tmp_path).tables() == [f"{COLLECTION}/ads"]
+
+
 class TestRefused:
+    def test_rows_of_no_whole_numbers(self, tmp_path):
+        write_rank(tmp_path, "ads", 0, 1, [1, 2])
+        (tmp_path / "ads_emb_values.rank_0.world_size_1").write_bytes(b"x" * 12)
+
+        with pytest.raises(ModelFileError, match="expected rows of fp32, 4 bytes per number, found 6 bytes per key"):
+            open_table("ads", tmp_path).as_dtype("fp32")
+
     def test_a_rank_whose_files_are_missing(self, tmp_path):
         for rank in (0, 2):
             write_rank(tmp_path, "ads", rank, 4, [rank])
@@ -103,19 +151,22 @@ class TestRefused:
         with pytest.raises(ModelFileError, match=r"ads_emb_values\.rank_0\.world_size_1: cannot be read: No such file"):
             open_table("ads", tmp_path)
 
-    @pytest.mark.parametrize(("keys", "floats"), [([1, 2], 5), ([], 3)])
+    @pytest.mark.parametrize(("keys", "floats"), [([1, 2, 4], 5), ([], 3)])
     def test_vectors_that_do_not_divide_among_the_keys(self, tmp_path, keys, floats):
         write_rank(tmp_path, "ads", 0, 1, keys)
         np.ones(floats, "<f4").tofile(tmp_path / "ads_emb_values.rank_0.world_size_1")
 
-        with pytest.raises(ModelFileError, match=rf"for each of {len(keys)} keys .*, found {4 * floats} bytes"):
+        expected = f"for each of {len(keys)} keys .*" if keys else "expected no vector, as .* has no key"
+        with pytest.raises(ModelFileError, match=rf"{expected}, found {4 * floats} bytes"):
             open_table("ads", tmp_path)
 
     def test_ranks_of_different_dimensions(self, tmp_path):
         write_rank(tmp_path, "ads", 0, 2, [1], dim=3)
         write_rank(tmp_path, "ads", 1, 2, [2], dim=4)
 
-        with pytest.raises(ModelFileError, match=r"expected vectors of one dimension on all ranks, found \[3, 4\]"):
+        with pytest.raises(
+            ModelFileError, match=r"expected vectors of one dimension on all ranks, found rows of 12 and 16 bytes"
+        ):
             open_table("ads", tmp_path)
 
     def test_a_table_without_rows(self, tmp_path):
@@ -135,4 +186,4 @@ class TestRefused:
             write_rank(tmp_path, "ads", rank, 2, [5, rank])
 
         with pytest.raises(ModelFileError, match="#ads: key 5 is in row 0 and again in row 2"):
-            open_table("ads", tmp_path).check_keys()
+            open_table("ads", tmp_path).as_dtype("fp32").check_keys()

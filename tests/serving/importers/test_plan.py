@@ -100,25 +100,42 @@ def folders(path, **dims):
     return path
 
 
-def test_dense_features_that_an_unused_table_fits_are_logged(sketch_of, tmp_path, caplog):
-    path = sketch_of({"adz": (16,), "users": (4,)}).write(tmp_path / "net.onnx")
+def test_the_input_of_the_dense_features_may_be_named(sketch_of, tmp_path, tables):
+    path = sketch_of({"counts": (3,), "ads": (2, 4), "dense": (4,)}).write(tmp_path / "net.onnx")
 
-    plan = plan_import(path, "sum", checkpoint=folders(tmp_path / "model", ads=8, users=4, other=5))
+    plan = plan_import(path, "sum", {"ads": tables["ads"], "dense": tables["users"]}, dense="counts")
 
-    assert plan.dense.name == "adz"
-    [message] = caplog.messages
-    assert message == (
-        f"{path}: input 'adz' [B, 16] has no table and takes the dense features; "
-        "should one of these tables feed it: 'ads'?"
+    assert plan.dense.name == "counts"
+    assert [table.name for table in plan.tables] == ["ads", "dense"]
+
+
+@pytest.mark.parametrize("form", ["two files", "dump"])
+def test_the_type_of_vectors_without_a_header_is_said_or_the_only_one_that_fits(sketch_of, tmp_path, form):
+    path = sketch_of({"user": (8,)}).write(tmp_path / "net.onnx")
+    rows = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float16)
+    for dtype in (np.float16, np.float32):
+        folder = tmp_path / dtype.__name__
+        folder.mkdir()
+        np.arange(40).tofile(folder / "user_emb_keys.rank_0.world_size_1")
+        rows.astype(dtype).tofile(folder / "user_emb_values.rank_0.world_size_1")
+
+    def planned(folder, row_dtype=None):
+        names = [f"{folder}/user_emb_{what}.rank_0.world_size_1" for what in ("keys", "values")]
+        source = {"user": ",".join(names)} if form == "two files" else {}
+        checkpoint = None if source else folder
+        [table] = plan_import(path, "sum", source, checkpoint=checkpoint, row_dtype=row_dtype).tables
+        return table
+
+    for folder, row_dtype in (("float32", None), ("float32", "fp32"), ("float16", "fp16")):
+        table = planned(tmp_path / folder, row_dtype)
+        np.testing.assert_array_equal(table.rows.read(0, 40), rows.astype(np.float32))
+        assert table.slots == 1
+    message = (
+        r"input 'user': is \[B, 8\], and .* has 16 bytes per key: float32 \[4\] or float16 or bfloat16 \[8\]; "
+        r"no file says which, so say it: --row-dtype fp32, fp16 or bf16"
     )
-
-
-def test_dense_features_that_no_unused_table_fits_are_not_logged(sketch_of, tmp_path, caplog):
-    path = sketch_of({"dense": (13,), "users": (4,)}).write(tmp_path / "net.onnx")
-
-    plan_import(path, "sum", checkpoint=folders(tmp_path / "model", ads=8, users=4))
-
-    assert caplog.messages == []
+    with pytest.raises(ConfigError, match=message):
+        planned(tmp_path / "float16")
 
 
 class TestRefused:
@@ -134,6 +151,40 @@ class TestRefused:
 
         with pytest.raises(ConfigError, match=r"no table for 'dense' \[B, 13\], 'users' \[B, 8\]; .*model has 'xyz'"):
             plan_import(path, "sum", checkpoint=folders(tmp_path / "model", xyz=4))
+        path = sketch_of({"a": (13,), "b": (8,), "xyz": (4,)}).write(tmp_path / "net.onnx")
+        with pytest.raises(
+            ConfigError, match=r"'a' \[B, 13\], 'b' \[B, 8\]; one of 'a', 'b' may take the dense features"
+        ):
+            plan_import(path, "sum", checkpoint=folders(tmp_path / "model", xyz=4))
+
+    def test_an_input_without_a_table_that_is_not_called_dense(self, sketch_of, tmp_path, tables):
+        path = sketch_of({"clicked": (4,), "ads": (2, 4)}).write(tmp_path / "net.onnx")
+
+        message = r"no table for 'clicked' \[B, 4\]; if it takes the dense features, say so: --dense clicked"
+        with pytest.raises(ConfigError, match=message):
+            plan_import(path, "sum", {"ads": tables["ads"]})
+        for checkpoint in (folders(tmp_path / "model", ads=4), folders(tmp_path / "more", ads=4, other=4)):
+            with pytest.raises(ModelFileError, match=r"no table 'clicked'; .*--dense clicked"):
+                plan_import(path, "sum", checkpoint=checkpoint)
+
+    @pytest.mark.parametrize(
+        ("dense", "message"), [("desne", "no input of this name; did you mean 'dense'"), ("ads", "'ads': has a table")]
+    )
+    def test_a_name_of_the_dense_features_that_is_none(self, network, tables, dense, message):
+        with pytest.raises(ConfigError, match=message):
+            plan_import(network, "sum", tables, dense=dense)
+
+    def test_a_row_dtype_without_effect(self, network, tables):
+        with pytest.raises(ConfigError, match="row_dtype: has no effect: every table's file says the type"):
+            plan_import(network, "sum", tables, row_dtype="fp16")
+
+    def test_one_entry_for_two_inputs(self, sketch_of, tmp_path):
+        path = sketch_of({"ads": (4,), "shown.ads": (4,)}).write(tmp_path / "net.onnx")
+
+        with pytest.raises(
+            ModelFileError, match=r"model#shown.ads: may be the table of two inputs, 'ads' and 'shown.ads'"
+        ):
+            plan_import(path, "sum", checkpoint=folders(tmp_path / "model", **{"shown.ads": 4}))
 
     def test_a_table_without_an_input(self, network, tables):
         with pytest.raises(
@@ -144,10 +195,10 @@ class TestRefused:
     def test_inputs_without_a_table(self, network, tables):
         with pytest.raises(
             ConfigError,
-            match=r"no table for 'ads' \[B, 2, 4\]; only the input of the dense features",
+            match=r"no table for 'ads' \[B, 2, 4\]$",
         ):
             plan_import(network, "sum", {"users": tables["users"]})
-        with pytest.raises(ConfigError, match=r"no table for 'dense' \[B, 3\], 'users' \[B, 4\]; only the"):
+        with pytest.raises(ConfigError, match=r"no table for 'users' \[B, 4\]; if it takes the dense features"):
             plan_import(network, "sum", {"ads": tables["ads"]})
 
     def test_an_input_without_a_table_with_the_nearest_names(self, network, tables, tmp_path):
