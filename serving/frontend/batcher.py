@@ -209,10 +209,11 @@ class Batcher:
                 _guarded(one, self._answer_alone)
             return
         ended_ns = perf_counter_ns()
-        batch[0].watch.batch_samples = sum(one.watch.samples for one in batch)
         for one, answer in zip(batch, answers, strict=True):
             one.watch.times_ns.append(ended_ns)
             _guarded(one, self._write, answer)
+        first = next((one for one in batch if one.error is None), batch[0])  # a failed request counts no batch
+        first.watch.batch_samples = sum(one.watch.samples for one in batch)
 
     def _answer_alone(self, one: Waiting) -> None:
         one.watch.batch_samples = one.watch.samples

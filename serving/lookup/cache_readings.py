@@ -73,7 +73,7 @@ def insertion_readings(late_keys: int, dropped_keys: int, labels: Labels) -> Ite
     )
     yield MetricSample(
         "hotrow_gpu_cache_dropped_insertions",
-        "Keys whose rows are not inserted later because too many keys were waiting.",
+        "Keys whose rows are not inserted later: too many keys were waiting, or a tier did not answer.",
         labels,
         dropped_keys,
     )

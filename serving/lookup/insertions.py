@@ -43,6 +43,7 @@ class InsertQueue:
         self._waiting_keys = 0
         self._is_closed = False
         self._dropped_keys = 0
+        self._failing: set[int] = set()  # tables whose last insertion failed
 
     def offer(self, table: int, keys: Keys) -> None:
         """Queue ``keys``, int64[N], without waiting; if the queue is full, keys are dropped and counted."""
@@ -59,7 +60,7 @@ class InsertQueue:
 
     @property
     def dropped_keys(self) -> int:
-        """Keys that were dropped because the queue was full."""
+        """Keys that were dropped because the queue was full or their insertion failed."""
         return self._dropped_keys
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -78,9 +79,17 @@ class InsertQueue:
         with self._lock:
             parts = self._waiting.pop(table, [])
             self._waiting_keys -= sum(part.size for part in parts)
+        if not parts:
+            return
+        keys = np.unique(np.concatenate(parts))
         try:
-            if parts:
-                self._insert(table, np.unique(np.concatenate(parts)))
+            self._insert(table, keys)
         except HotrowError as err:
-            if not self._is_closed:  # after a close, failures are expected
-                logger.warning("rows were not inserted into the GPU cache: %s", err)
+            with self._lock:
+                self._dropped_keys += keys.size
+                is_new = table not in self._failing and not self._is_closed  # after a close, failures are expected
+                self._failing.add(table)
+            if is_new:
+                logger.warning("rows are not inserted into the GPU cache: %s", err)
+        else:
+            self._failing.discard(table)

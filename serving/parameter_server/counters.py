@@ -1,8 +1,8 @@
 """What a parameter server counts for each table, and the counts as metric samples.
 
-There are two kinds of counts, and each has one place. ``RequestCounts`` counts the keys of answered requests and the
+There are two kinds of counts, and each has one place. ``RequestCounts`` counts the keys of answered lookups and the
 keys that got the default value, whatever tier or cache answered. ``TableCounting`` counts the calls of each tier,
-including calls of requests that fail later.
+including calls of lookups that fail later.
 """
 
 import threading
@@ -21,7 +21,7 @@ FETCH_BUCKETS_S = (*(digit * 10.0**power for power in range(-5, 1) for digit in 
 
 
 class RequestCounts:
-    """The keys of one model's answered requests, by table, duplicates included. May be used from any thread."""
+    """The keys of one model's answered lookups, by table, duplicates included. May be used from any thread."""
 
     def __init__(self, tables: int) -> None:
         """Start at zero."""
@@ -30,7 +30,7 @@ class RequestCounts:
         self._defaulted_keys = np.zeros(tables, dtype=np.int64)
 
     def answered(self, keys: Sequence[int], defaulted_keys: NDArray[np.int64] | None = None) -> None:
-        """Count an answered request.
+        """Count an answered lookup of all tables.
 
         Args:
             keys: how many keys it had of each table.
@@ -98,7 +98,7 @@ class TableCounters:
         model: the model's name.
         version: the model's version, or 0.
         table: the table's name inside the model.
-        keys: keys of answered requests.
+        keys: keys of answered lookups.
         defaulted_keys: keys among ``keys`` that were answered with the default value: no tier held them, or, in the
             asynchronous mode of a GPU cache, their rows are inserted later.
         tiers: the counts of each tier, fastest first.
@@ -123,7 +123,7 @@ class TableCounting:
     ``depth`` names a tier: 0 is the fastest.
 
     Attributes:
-        requests: the keys of the model's answered requests.
+        requests: the keys of the model's answered lookups.
         place: the table's place among the tables of ``requests``.
         pooled: int64, counts that ``kernels.host.PooledLookup`` writes for the fastest tier: keys of lookups in which
             it held all keys, and for all of its answers the nanoseconds and how many fell into each time bucket.
@@ -148,11 +148,11 @@ class TableCounting:
         self.pooled = np.zeros(2 + len(FETCH_BUCKETS_S) + 1, dtype=np.int64)
 
     def answered(self, keys: int, defaulted_keys: int) -> None:
-        """Count the keys of an answered request, whatever tier answered them."""
+        """Count the keys of an answered lookup, whatever tier answered them."""
         self.requests.of_table(self.place, keys, defaulted_keys)
 
     def take_back(self, keys: int) -> None:
-        """Take back keys that ``pooled`` counted, because their request failed in another table."""
+        """Take back keys that ``pooled`` counted, because their lookup failed in another table."""
         self.requests.of_table(self.place, -keys)
 
     def asked(self, asked_keys: Sequence[int], hits: Sequence[int]) -> None:
@@ -217,7 +217,12 @@ def table_samples(name: str, counters: TableCounters, stores: Sequence[Store] = 
     for store in stores:
         for sample in store.samples(name):
             yield replace(sample, labels=(*labels, ("tier", store.name), *sample.labels))
-    yield MetricSample("hotrow_lookup_keys", "Keys of answered requests.", labels, counters.keys)
+    yield MetricSample(
+        "hotrow_lookup_keys",
+        "Keys looked up, duplicates included, except those of lookups that failed.",
+        labels,
+        counters.keys,
+    )
     yield MetricSample(
         "hotrow_defaulted_keys",
         "Keys answered with the default vector: no tier holds them, or their rows are inserted later.",

@@ -94,6 +94,30 @@ def test_requests_that_wait_for_a_thread_are_answered_as_one_batch(pool):
     assert model.batches == [[1], [2, 1]]  # the first request found an idle thread
 
 
+def test_a_batch_is_counted_although_its_first_request_cannot_be_written(pool):
+    class Unwritable(Numbers):
+        def write(self, _model, answer):
+            raise RequestError("the shared memory is full")
+
+    model, watches = Doubler(), [Stopwatch() for _ in range(3)]
+
+    async def ask_in_turn():
+        batcher = Batcher(model, pool, 1, Batching())
+        asked = []
+        for exchange, watch in zip((Numbers([1]), Unwritable([2, 3]), Numbers([4])), watches, strict=True):
+            watch.note()
+            asked.append(asyncio.ensure_future(batcher.answer(exchange, watch, None)))
+        await asyncio.sleep(0)
+        model.may_answer.set()
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    _, failed, (written, _) = asyncio.run(ask_in_turn())
+
+    assert (str(failed), written) == ("the shared memory is full", "[8]")
+    assert model.batches == [[1], [2, 1]]
+    assert [watch.batch_samples for watch in watches] == [1, 0, 3]
+
+
 def test_idle_threads_share_the_queue(pool):
     model = Doubler()
 

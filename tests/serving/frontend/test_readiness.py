@@ -249,6 +249,17 @@ def test_a_missing_model_is_neither_ready_nor_unready(clients):
     assert clients({"type": "disabled"}).get("/v2/models/absent/ready").status_code == 404
 
 
+def test_a_server_that_waits_for_its_first_model_is_ready(tmp_path):
+    TinyModel().write(tmp_path)
+    with ModelRepository(tmp_path, control="explicit") as repository:
+        repository.load()
+        client = Client(create_app(FrontEnd(repository)))
+        assert client.get(SERVER).status_code == 200
+        assert client.get("/status").json()["state"] == "ready"
+        assert client.get(MODEL).status_code == 404
+    assert client.get(SERVER).status_code == 503
+
+
 def test_a_model_whose_device_failed_is_not_ready(clients, monkeypatch):
     client = clients({"type": "hash_map"})
     assert codes(client) == [200, 200]
