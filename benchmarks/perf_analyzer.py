@@ -38,13 +38,16 @@ class PerfAnalyzer:
             (found,) = (packages / "nvidia_pytriton.libs").glob(f"{stem}-*.so{rest}*")
             (folder / name).symlink_to(found)
 
-    def measure(self, model, address, protocol, inputs, concurrency, seconds):
-        """Send the request in ``inputs`` again and again; return requests per second, and latencies in microseconds."""
+    def measure(self, model, address, protocol, inputs, concurrency, seconds, options=()):
+        """Send the request in ``inputs`` again and again; return requests per second, and latencies in microseconds.
+
+        ``options`` are more options of its command line.
+        """
         table = self._folder / "measured.csv"
         interval_ms = max(500, round(seconds * 1000 / _WINDOWS))
         command = [self._program, "-m", model, "-u", address, *PROTOCOLS[protocol], "--input-data", inputs, "-f", table]
         command += ["--concurrency-range", str(concurrency), "--measurement-interval", str(interval_ms)]
-        command += ["--max-trials", "20", "--stability-percentage", _ANY_SPREAD]
+        command += ["--max-trials", "20", "--stability-percentage", _ANY_SPREAD, *options]
         # One connection per request in flight, as the HTTP client has; the default is one for six.
         environment = {"LD_LIBRARY_PATH": str(self._folder), "TRITON_CLIENT_GRPC_CHANNEL_MAX_SHARE_COUNT": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)

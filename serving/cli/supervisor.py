@@ -26,7 +26,7 @@ from typing import Self
 
 from serving.config import shared_ram_name
 from serving.errors import ConfigError
-from serving.frontend.workers import WorkerPlace
+from serving.frontend.workers import WorkerPlace, address_of
 from serving.storage.shared.folder import SHARED_MEMORY
 
 _log = logging.getLogger("hotrow.workers")
@@ -34,6 +34,9 @@ _PR_SET_PDEATHSIG = 1
 #: A worker that ends earlier than this again and again waits before it is started: twice as long each time.
 _SETTLED_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+#: How often a worker is asked, and how long it may take to answer. A worker that is silent twice is replaced: the first
+#: time, the supervisor may have been stopped with it.
+_ASK_INTERVAL_S, _ANSWER_TIMEOUT_S = 1.0, 5.0
 
 
 def end_with(starter: int) -> None:
@@ -214,7 +217,11 @@ class _Worker:
         while True:
             began_s, process = time.monotonic(), self._process
             if process is not None:
-                await process.wait()
+                asking = asyncio.ensure_future(self._kill_once_silent(process))
+                try:
+                    await process.wait()
+                finally:
+                    asking.cancel()
             async with self._changing:
                 if self.is_running:
                     continue  # it was restarted
@@ -223,6 +230,33 @@ class _Worker:
                 _log.warning("worker %d %s; it starts again in %g s", self._place.number, self._ending(), pause_s)
                 await asyncio.sleep(pause_s)
                 await self.start()
+
+    async def _kill_once_silent(self, process: Process) -> None:
+        """Kill a process that is stopped or hangs, because gRPC clients would still be connected to it."""
+        silences = 0
+        while silences < 2:
+            await asyncio.sleep(_ASK_INTERVAL_S)
+            silences = silences + 1 if await self._is_silent() else 0
+        _log.error("worker %d does not answer", self._place.number)
+        process.kill()
+
+    async def _is_silent(self) -> bool:
+        """Whether the process takes a call of another worker and does not answer it."""
+        writer = None
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(address_of(self._place.folder, self._place.number))
+                writer.write(b'["versions"]')
+                writer.write_eof()
+                await reader.read()
+        except TimeoutError:
+            return True
+        except OSError:  # it is starting or stopping
+            return False
+        finally:
+            if writer is not None:
+                writer.close()
+        return False
 
     async def restart(self, rereads: bool) -> bool:
         """End the process and start another; return whether it is ready."""
@@ -235,6 +269,7 @@ class _Worker:
         if self._launch is not None:
             process = await self._launch
             self.send(how)
+            self.send(signal.SIGCONT)  # a stopped process would not hear
             await process.wait()
 
     def send(self, number: signal.Signals) -> None:

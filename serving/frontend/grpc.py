@@ -6,7 +6,10 @@ The server runs on the event loop of the HTTP server, and shares its limits, its
 
 import asyncio
 import logging
+import resource
+import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import wraps
 from inspect import isawaitable
 from time import perf_counter
@@ -92,6 +95,7 @@ class GrpcServer:
             ConfigError: the address cannot be bound.
         """
         limits = self._front.limits
+        limits = replace(limits, max_connections=min(limits.max_connections, _affordable_connections()))
         most_bytes = limits.max_body_bytes + _ENVELOPE_BYTES
         calls = self._calls = OpenCalls(limits, most_bytes, self._access, self._front.has_access_log)
         server = grpc.aio.server(interceptors=[calls], options=_options(limits, most_bytes, self._shares_port))
@@ -131,6 +135,12 @@ class GrpcServer:
         """
         self._sockets.end_listening()
         await asyncio.sleep(_HAND_OVER_S)
+
+
+def _affordable_connections() -> int:
+    """How many connections leave enough descriptors for everything else: without one, gRPC cannot accept clients."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors // 4
 
 
 def _options(limits: Limits, most_message_bytes: int, shares_port: bool) -> list[tuple[str, int]]:

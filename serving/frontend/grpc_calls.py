@@ -39,6 +39,7 @@ _LEAST_TAKEN_BYTES = 64 << 10
 #: An answer that is younger than this is not cut off because too many bytes wait.
 _LEAST_UNREAD_S = 1.0
 _LOG_INTERVAL_S = 60.0
+_FAILURE_PAUSE_S = 5.0
 _LATE, _EXHAUSTED = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -311,7 +312,8 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             try:
                 self._bound(sockets, monotonic())
             except Exception:  # noqa: BLE001  # the bounds must hold all the same next time
-                _log.exception("the watch over gRPC's calls failed")
+                _log.exception("the watch over gRPC's calls failed; it pauses for %g s", _FAILURE_PAUSE_S)
+                await asyncio.sleep(_FAILURE_PAUSE_S)
 
     def _bound(self, sockets: ServerSockets, now_s: float) -> None:
         if self._has_new or now_s - self._counted_s >= _COUNT_INTERVAL_S:

@@ -35,7 +35,11 @@ class ServerSockets:
 
     def find(self) -> set[str]:
         """Find the open connections, and return their clients in the form of ``client_of``."""
-        clients = {number: self._client_of(number) for number in map(int, os.listdir("/proc/self/fd"))}
+        try:
+            descriptors = os.listdir("/proc/self/fd")
+        except OSError:  # no descriptor is left: those that are known must do
+            return set(self._connections)
+        clients = {number: self._client_of(number) for number in map(int, descriptors)}
         self._connections = {client: number for number, client in clients.items() if client is not None}
         return set(self._connections)
 

@@ -89,6 +89,11 @@ class WorkerPlace:
         return {**os.environ, self.VARIABLE: json.dumps(asdict(self))}
 
 
+def address_of(folder: str, number: int) -> str:
+    """Return the path of a worker's socket."""
+    return f"{folder}/worker{number}"
+
+
 class Siblings:
     """The other workers, as one worker sees them. See ``serving.repository.Peers``.
 
@@ -202,7 +207,7 @@ class Siblings:
             raise without_frames(errors[0])
 
     def _address_of(self, number: int) -> str:
-        return str(self._folder / f"worker{number}")
+        return address_of(self._place.folder, number)
 
     def _result(self, number: int, *call: Any, timeout_s: float | None = None) -> Any:
         """Return the result of a call; WorkerError if it failed, OSError if the worker is not running."""

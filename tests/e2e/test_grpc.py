@@ -102,6 +102,7 @@ def test_tensors_in_shared_memory_are_read_and_written(client, model):
         result = client.infer("tiny", inputs, outputs=[output])
 
         shape = list(result.get_output("OUTPUT0").shape)
+        assert list(result.get_response().raw_output_contents) == [b""]  # clients find bytes by an output's position
         written = system_memory.get_contents_as_numpy(handle, np.float32, shape, offset=offset)
         np.testing.assert_allclose(written, expected, atol=TOLERANCE)
         client.unregister_system_shared_memory("data")

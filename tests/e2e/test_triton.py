@@ -1,6 +1,7 @@
 """One client suite against `hotrow serve` and a real Triton Inference Server with the same model repository."""
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -189,6 +190,39 @@ def test_perf_analyzer_drives_our_server(hotrow, model, python, tmp_path, protoc
 
     assert measured["requests_per_s"] > 0
     assert 0 < measured["p50"] <= measured["p99"]
+
+
+@pytest.mark.parametrize("protocol", ["http", "unary"])
+@pytest.mark.parametrize(("server", "batch"), [("hotrow", "1,"), ("triton", "")])
+def test_one_input_file_of_perf_analyzer_drives_both_servers(
+    hotrow, triton, model, python, tmp_path, server, batch, protocol
+):
+    arrays, _ = flat_request(model, 7)
+    inputs = tmp_path / "inputs.json"
+    inputs.write_text(json.dumps({"data": [{name: array[0].tolist() for name, array in arrays.items()}]}))
+    shapes = [option for name, array in arrays.items() for option in ("--shape", f"{name}:{batch}{array.size}")]
+    ports = hotrow if server == "hotrow" else triton
+    address = f"127.0.0.1:{ports.http if protocol == 'http' else ports.grpc}"
+    client = perf_analyzer.PerfAnalyzer(python, tmp_path)
+
+    # For Triton, perf_analyzer reserves shared memory for one sample.
+    for options in (shapes, [*shapes, "--shared-memory", "system"])[: 1 if server == "triton" else 2]:
+        measured = client.measure("tiny", address, protocol, inputs, concurrency=1, seconds=1.5, options=options)
+        assert measured["requests_per_s"] > 0
+
+
+@pytest.mark.parametrize(("server", "protocol"), [("hotrow", "http"), ("hotrow", "grpc"), ("triton", "http")])
+def test_keys_with_one_key_per_slot_need_no_offsets(hotrow, triton, model, server, protocol):
+    arrays, expected = request_of(model, 5)
+    keys = np.arange(5 * 3).reshape(5, 3)
+    offsets = np.arange(keys.size + 1)[None].astype(np.int32)
+    with_offsets = {"DES": arrays["DES"].reshape(1, -1), "CATCOLUMN": keys.reshape(1, -1), "ROWINDEX": offsets}
+    ports = hotrow if server == "hotrow" else triton
+
+    without = infer(protocol, ports, "tiny", {"DES": arrays["DES"], "CATCOLUMN": keys})
+
+    assert without.shape == expected.shape
+    np.testing.assert_allclose(without, infer(protocol, ports, "tiny", with_offsets), atol=TOLERANCE)
 
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["http", "http aio", "grpc", "grpc aio"])

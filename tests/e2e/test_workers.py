@@ -338,6 +338,26 @@ def test_a_killed_worker_fails_only_its_own_requests_and_is_started_again(start,
     assert versions_by_worker(served) == [(0, "1"), (1, "1")]
 
 
+@pytest.mark.slow
+def test_a_stopped_worker_is_replaced_and_then_all_grpc_clients_are_answered(start, folder):
+    served = start(folder, "--workers", "2", "--grpc-port", "0", *PATIENT)
+    os.kill(process_of(served, 1), signal.SIGSTOP)
+
+    until(lambda: starts_of(served, 1) == 2)
+
+    assert "worker 1 does not answer" in served.log.read_text()
+    for _ in range(10):
+        with tritonclient.grpc.InferenceServerClient(grpc_address(served)) as client:
+            assert client.is_server_live(client_timeout=5)
+
+
+def test_sigterm_ends_a_stopped_worker_too(start, folder):
+    served = start(folder, "--workers", "2")
+    os.kill(process_of(served, 1), signal.SIGSTOP)
+
+    assert served.stop() == 0
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", ASKING)
 def test_no_request_fails_while_sighup_restarts_the_workers(start, folder, how):
