@@ -28,6 +28,11 @@ class LookupModelSession:
         self._least_busy = LeastBusy(lookups, lambda lookup: lookup.is_answering)
 
     @property
+    def never_waits(self) -> bool:
+        """See ``LookupSession.never_waits``."""
+        return all(one.never_waits for one in self._lookups)
+
+    @property
     def is_answering(self) -> bool:
         """Whether some device can still answer."""
         return any(lookup.is_answering for lookup in self._lookups)

@@ -99,6 +99,11 @@ class InferenceSession:
         self._releases: list[Callable[[], None]] = []
 
     @property
+    def never_waits(self) -> bool:
+        """See ``LookupSession.never_waits``."""
+        return all(one.never_waits for one in self._caches)
+
+    @property
     def is_answering(self) -> bool:
         """Whether some device can still answer: a device whose work failed is not used again."""
         return any(cache.is_answering for cache in self._caches)

@@ -15,6 +15,8 @@ from serving.frontend.served_model import Exchange, ServedModel, Stopwatch, batc
 
 #: Weight of the latest batch in the pace.
 _PACE_WEIGHT = 0.2
+#: Merging requests with larger answers saves no time.
+_LARGE_ANSWER_FLOATS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +184,16 @@ class Batcher:
             one.watch.note()
             _guarded(one, self._read, began_s)
         read = [one for one in requests if one.error is None]
-        for batch in batches(read, lambda one: one.watch.samples, self._max_samples):
+        for batch in batches(read, self._size_of, self._max_samples):
             self._answer_batch(batch)
         share_s = (thread_time() - began_processor_s) / max(len(requests), 1)
         for one in requests:
             one.processor_s = share_s
+
+    def _size_of(self, one: Waiting) -> int:
+        """Return a request's part of a batch. A large answer has a batch of its own, because batches take memory."""
+        is_large = self.model.answer_floats(one.question) > _LARGE_ANSWER_FLOATS
+        return self._max_samples if is_large else one.watch.samples
 
     def _read(self, one: Waiting, began_s: float) -> None:
         if one.deadline_s is not None and began_s > one.deadline_s:

@@ -6,9 +6,11 @@ workers, each of them answers for all: counts are added up, and changes reach ev
 
 import asyncio
 import logging
+from asyncio import wrap_future
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from kernels.errors import DeviceUnavailableError
@@ -19,6 +21,8 @@ from serving.frontend.served_model import served_model
 from serving.frontend.version import server_version
 from serving.frontend.workers import Siblings
 from serving.metrics import merged_statistics
+from serving.parameter_server.circuit_breaker import CallThreads
+from serving.protocol.bounds import Bounds
 from serving.protocol.ctr import slot_names
 from serving.protocol.document import known_only, optional, parse_document
 from serving.protocol.shared_memory import SharedMemory
@@ -48,11 +52,14 @@ _TRACE_SETTINGS = {
     "trace_mode": "triton",
 }
 
+#: Loads and unloads at a time; the repository makes them one after another.
+_MOST_LOADS = 4
+
 Document = dict[str, Any]
 
 
 class Control:
-    """The documents of one server. Belongs to the event loop of its endpoint, except ``load`` and ``unload``.
+    """The documents of one server. Belongs to the event loop of its endpoint.
 
     Attributes:
         regions: the registered shared memory.
@@ -69,7 +76,13 @@ class Control:
         self._repository = repository
         self._siblings = siblings
         self._endpoint = endpoint
+        # A load may hang, and must neither take a thread from other work nor keep the process from ending.
+        self._loads = CallThreads("hotrow-load", _MOST_LOADS)
         self.regions = regions
+
+    def close(self) -> None:
+        """End the threads of loads; a load that hangs ends with the process."""
+        self._loads.close()
 
     def is_ready(self) -> bool:
         """Whether every model is ready or degraded."""
@@ -106,8 +119,8 @@ class Control:
         states = [asdict(one) for one in self._repository.index() if one.state == "READY" or not only_ready]
         return [{name: value for name, value in one.items() if value or one["state"]} for one in states]
 
-    def load(self, model: str, parameters: Document) -> None:
-        """Load a model, or the versions that its folder has now. Blocks until loaded; any thread may call it.
+    async def load(self, model: str, parameters: Document) -> None:
+        """Load a model, or the versions that its folder has now; returns once they are loaded.
 
         Args:
             model: the model's name.
@@ -120,6 +133,9 @@ class Control:
             StoreError: a tier does not answer or has too little room.
             DeviceMemoryError: a GPU has too little free memory.
         """
+        await wrap_future(self._loads.submit(partial(self._load, model, parameters)))
+
+    def _load(self, model: str, parameters: Document) -> None:
         for name in parameters:
             if name.startswith("file:"):
                 raise RequestError(f"parameters.{name[:64]}: files cannot be sent; put the version into the repository")
@@ -132,13 +148,16 @@ class Control:
         except (ConfigError, ModelFileError, MissingExtraError, DeviceUnavailableError) as err:
             raise RequestError(f"failed to load: {told(err)}") from err
 
-    def unload(self, model: str, parameters: Document) -> None:
-        """Unload a model once its requests in flight are answered. Any thread may call it.
+    async def unload(self, model: str, parameters: Document) -> None:
+        """Unload a model; returns once its requests in flight are answered.
 
         Raises:
             RequestError: models are not unloaded explicitly, or a parameter is not supported.
             UnknownModelError: no such model is served.
         """
+        await wrap_future(self._loads.submit(partial(self._unload, model, parameters)))
+
+    def _unload(self, model: str, parameters: Document) -> None:
         known_only(parameters, frozenset({"unload_dependents"}), "parameters")
         if self._siblings is not None and not self._siblings.leads:
             return self._siblings.lead("unload", model, parameters)
@@ -147,7 +166,7 @@ class Control:
     def _policy_of(self, model: str, text: str) -> VersionPolicy:
         path = "parameters.config"
         try:
-            document = parse_document(text.encode())
+            document = parse_document(text.encode(), Bounds())
         except RequestError as err:
             raise RequestError(f"{path}: {err}") from err
         with suppress(UnknownModelError):  # a client may change one key of what ``config`` returned

@@ -67,7 +67,7 @@ class PredictEndpoint:
                 f"the server accepts {self._batching.max_wait_s * 1000:g} ms"
             )
         batcher = self._batcher(self._repository.loaded(name, version))
-        if size_bytes is None or not self._runner.is_short(batcher.model.name, size_bytes):
+        if not self._runs_here(batcher.model, size_bytes):
             batcher.check_wait()
 
     async def run(
@@ -83,7 +83,7 @@ class PredictEndpoint:
             timeout_s: how long the client waits for the answer; None: no limit.
 
         Raises:
-            OverloadedError: see ``check_load``.
+            OverloadedError: see ``check_load``; or the server has too little memory.
             DeadlineError: the request's time was over before it began.
             UnknownModelError: this model or this version is not served.
         """
@@ -108,19 +108,26 @@ class PredictEndpoint:
         model, watch = batcher.model, Stopwatch()
         watch.note()
         try:
-            if size_bytes is not None and self._runner.is_short(model.name, size_bytes):
+            if size_bytes is not None and self._runs_here(model, size_bytes):
                 answer = self._runner.run(model.name, size_bytes, partial(_answer, model, exchange, watch))
             else:
                 deadline_s = None if timeout_s is None else perf_counter() + timeout_s
                 answer, processor_s = await batcher.answer(exchange, watch, deadline_s)
-                if size_bytes is not None:
+                if size_bytes is not None and model.never_waits:
                     self._runner.took(model.name, size_bytes, processor_s)
+        except MemoryError:
+            model.statistics.failed(perf_counter_ns() - watch.times_ns[0])
+            raise OverloadedError("the server has too little free memory for this request") from None
         except Exception:
             model.statistics.failed(perf_counter_ns() - watch.times_ns[0])
             raise
         model.statistics.answered(watch.samples, watch.batch_samples, watch.times_ns)
         self._metrics.predicted(model.name, watch.samples)
         return answer
+
+    def _runs_here(self, model: ServedModel, size_bytes: int | None) -> bool:
+        """Whether a request runs on the event loop: it is short, and cannot wait for anything."""
+        return size_bytes is not None and model.never_waits and self._runner.is_short(model.name, size_bytes)
 
     def _batcher(self, loaded: LoadedModel) -> Batcher:
         batcher = self._batchers.get(loaded)

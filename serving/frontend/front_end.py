@@ -69,4 +69,5 @@ class FrontEnd:
     def close(self) -> None:
         """Wait for running work, and end the threads."""
         self._runner.close()
+        self.control.close()
         self._regions.unregister()

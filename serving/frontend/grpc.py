@@ -33,7 +33,8 @@ from serving.frontend.limits import Limits
 from serving.frontend.served_model import ServedModel
 from serving.frontend.tls import Tls
 from serving.frontend.tokens import Tokens
-from serving.protocol.messages import chosen, decode_message, encode_message
+from serving.protocol.bounds import Bounds
+from serving.protocol.messages import chosen, decode_message, encode_message, has_parts
 from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
 
 _log = logging.getLogger("hotrow.grpc")
@@ -213,6 +214,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def __init__(self, front: FrontEnd) -> None:
         self._control, self._endpoint, self._metrics = front.control, front.endpoint, front.metrics
+        self._bounds = front.limits.bounds
         self.has_access_log = front.has_access_log
 
     @_call
@@ -245,8 +247,8 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         try:
             name, version = message.model_name, message.model_version
             model = self._endpoint.model(name, version).name
-            exchange = _InferExchange(message, self._control.regions)
-            answer: Any = await self._endpoint.run(name, version, message.ByteSize(), exchange)
+            exchange = _InferExchange(message, self._control.regions, self._bounds)
+            answer: Any = await self._endpoint.run(name, version, exchange.size_bytes, exchange)
             code = 200
             return answer
         except HotrowError as err:
@@ -302,12 +304,12 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     @_call
     async def RepositoryModelLoad(self, request: Any) -> Any:
-        await asyncio.to_thread(self._control.load, request.model_name, _parameters(request))
+        await self._control.load(request.model_name, _parameters(request))
         return service_pb2.RepositoryModelLoadResponse()
 
     @_call
     async def RepositoryModelUnload(self, request: Any) -> Any:
-        await asyncio.to_thread(self._control.unload, request.model_name, _parameters(request))
+        await self._control.unload(request.model_name, _parameters(request))
         return service_pb2.RepositoryModelUnloadResponse()
 
     @_call
@@ -440,18 +442,26 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 class _InferExchange:
     """See ``Exchange``."""
 
-    def __init__(self, message: Any, regions: SharedMemory) -> None:
+    def __init__(self, message: Any, regions: SharedMemory, bounds: Bounds) -> None:
         self._message = message
         self._regions = regions
+        self._bounds = bounds
+
+    @property
+    def size_bytes(self) -> int | None:
+        """The message's size; None if it does not tell how long the request takes: a tensor is in shared memory."""
+        return None if has_parts(self._message) else self._message.ByteSize()
 
     @property
     def timeout_us(self) -> int:
         return int(self._request.timeout_us)
 
     def read(self, model: ServedModel) -> Any:
-        self._request = decode_message(self._message, model.signature, self._regions)
+        self._request = decode_message(self._message, model.signature, self._regions, self._bounds)
         with self._request.locating_errors():
-            return model.read(self._request.inputs)
+            question = model.read(self._request.inputs)
+        self._request.check_answer(model.answer_floats(question), self._bounds)
+        return question
 
     def write(self, model: ServedModel, answer: Any) -> Any:
         outputs, parameters = model.outputs(answer)

@@ -5,6 +5,8 @@
 
 from dataclasses import dataclass
 
+from serving.protocol.bounds import Bounds
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -47,3 +49,8 @@ class Limits:
     body_timeout_s: float = 30.0
     idle_timeout_s: float = 75.0
     answer_timeout_s: float = 30.0
+
+    @property
+    def bounds(self) -> Bounds:
+        """What one request may make the server build; tensors in shared memory count like a body."""
+        return Bounds(self.max_json_elements, self.max_json_depth, self.max_body_bytes, self.max_answer_bytes)

@@ -10,6 +10,8 @@ _T = TypeVar("_T")
 
 #: A request that should take less time runs on the event loop.
 INLINE_S = 0.001
+#: A larger body is never read on the event loop. Requests of its size may take less time and then, once, far more.
+MOST_INLINE_BYTES = 256 << 10
 #: Weight of the latest request in the expected time of the next request.
 _WEIGHT = 0.1
 #: After this many requests in the pool, the expected time is measured again.
@@ -60,6 +62,8 @@ class Runner:
 
     def is_short(self, model: str, body_bytes: int) -> bool:
         """Return whether requests of this size are short. The model must be served, because its name is stored."""
+        if body_bytes > MOST_INLINE_BYTES:
+            return False
         pace = self._paces.get((model, body_bytes.bit_length()))
         return pace is not None and pace.expected_s < INLINE_S
 

@@ -56,9 +56,11 @@ class ServedModel(ABC):
         signature: the tensors of its requests and answers.
         statistics: how long its requests took.
         can_merge: whether the questions of several requests may be answered together.
+        never_waits: an answer waits for no disk, network, GPU or other process.
     """
 
     can_merge = True
+    never_waits = False
 
     def __init__(self, config: ModelConfig, signature: Signature, health: ModelHealth) -> None:
         """Describe a model; ``health`` hears how its requests end."""
@@ -99,6 +101,10 @@ class ServedModel(ABC):
         """Return the batch size of a question."""
 
     @abstractmethod
+    def answer_floats(self, question: Any) -> int:
+        """Return how many numbers the answer to a question has."""
+
+    @abstractmethod
     def keys(self, question: Any) -> Sequence[NDArray[np.int64]]:
         """Return the keys that a question has of each table."""
 
@@ -123,6 +129,7 @@ class PredictModel(ServedModel):
         super().__init__(session.config, ctr.signature_of(session.config), session.health)
         self._session = session
         self.can_merge = not session.graph.mixes_samples
+        self.never_waits = session.never_waits
 
     def read(self, inputs: dict[str, Array]) -> Batch:
         """See ``ServedModel.read``."""
@@ -131,6 +138,10 @@ class PredictModel(ServedModel):
     def samples(self, question: Batch) -> int:
         """See ``ServedModel.samples``."""
         return question.samples
+
+    def answer_floats(self, question: Batch) -> int:
+        """See ``ServedModel.answer_floats``."""
+        return question.samples * self.config.label_dim
 
     def keys(self, question: Batch) -> Sequence[NDArray[np.int64]]:
         """See ``ServedModel.keys``."""
@@ -157,6 +168,7 @@ class LookupModel(ServedModel):
         """Serve ``session``."""
         super().__init__(session.config, lookup.signature_of(session.config), session.health)
         self._session = session
+        self.never_waits = session.never_waits
 
     def read(self, inputs: dict[str, Array]) -> Sequence[NDArray[np.int64]]:
         """See ``ServedModel.read``."""
@@ -165,6 +177,10 @@ class LookupModel(ServedModel):
     def samples(self, question: Sequence[NDArray[np.int64]]) -> int:
         """See ``ServedModel.samples``; the keys may be those of more samples."""
         return lookup.least_samples(self.config, question)
+
+    def answer_floats(self, question: Sequence[NDArray[np.int64]]) -> int:
+        """See ``ServedModel.answer_floats``."""
+        return sum(keys.size * table.dim for keys, table in zip(question, self.config.tables, strict=True))
 
     def keys(self, question: Sequence[NDArray[np.int64]]) -> Sequence[NDArray[np.int64]]:
         """See ``ServedModel.keys``."""

@@ -309,5 +309,5 @@ class WorkerServer:
         if call in self._quick_work:
             return self._quick_work[call](*arguments)
         if call in ("load", "unload"):
-            return await asyncio.to_thread(getattr(self._control, call), *arguments)
+            return await getattr(self._control, call)(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._work[call], *arguments)

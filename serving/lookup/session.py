@@ -92,6 +92,11 @@ class LookupSession:
         return LookupResult(*self._pooled.rows(keys))
 
     @property
+    def never_waits(self) -> bool:
+        """Whether a lookup waits for no disk, network, GPU or other process."""
+        return self.device is None and all(store.never_waits for store in self.server.stores)
+
+    @property
     def is_answering(self) -> bool:
         """Whether the caches can answer, whatever the state of the tiers; always true without caches."""
         return True

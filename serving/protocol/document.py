@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import orjson
 
 from serving.errors import RequestError
+from serving.protocol.bounds import Bounds, check_json
 from serving.protocol.tensors import json_kind
 
 _T = TypeVar("_T")
@@ -18,8 +19,18 @@ _KINDS: dict[type, str] = {
 }
 
 
-def parse_document(text: bytes | memoryview) -> dict[str, Any]:
-    """Return the JSON object in ``text``; anything else, with NaN and Infinity, is a RequestError."""
+def parse_document(text: bytes, bounds: Bounds | None) -> dict[str, Any]:
+    """Return the JSON object in ``text``; anything else, with NaN and Infinity, is a RequestError.
+
+    Args:
+        text: the document.
+        bounds: of a client's document; None: the text is trusted.
+
+    Raises:
+        PayloadTooLargeError: the document has more values than ``bounds`` says.
+    """
+    if bounds is not None:
+        check_json(text, bounds)
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as err:

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from serving.errors import RequestError
+from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
 from serving.protocol.document import checked, known_only, optional, parse_document, required
 from serving.protocol.request import (
     InferRequest,
@@ -22,13 +23,14 @@ from serving.protocol.request import (
     check_inputs,
     check_output,
     check_part_size,
+    check_parts,
     checked_datatype,
     checked_shape,
     region_part,
     timeout_of,
 )
 from serving.protocol.shared_memory import RegionPart, SharedMemory, located
-from serving.protocol.tensors import Array, Signature, TensorSpec, array_from_numbers
+from serving.protocol.tensors import Array, Signature, TensorSpec, array_from_numbers, json_numbers
 
 # The members in KServe v2; ``parameters`` may hold anything.
 _REQUEST_MEMBERS = frozenset({"id", "parameters", "inputs", "outputs"})
@@ -81,9 +83,12 @@ class InferDecoder:
     _MOST_HEADS = 64
     _MOST_HEAD_BYTES = 2048
 
-    def __init__(self, signature: Signature, regions: SharedMemory | None = None) -> None:
-        """Decode requests for a model with this signature, whose tensors may be in ``regions``."""
+    def __init__(
+        self, signature: Signature, regions: SharedMemory | None = None, bounds: Bounds = DEFAULT_BOUNDS
+    ) -> None:
+        """Decode requests within ``bounds`` for a model with this signature, whose tensors may be in ``regions``."""
         self._signature = signature
+        self._bounds = bounds
         self._regions = regions or SharedMemory()
         self._heads: dict[bytes, _Head] = {}
 
@@ -99,7 +104,7 @@ class InferDecoder:
         """
         json_bytes = len(body) if header_bytes is None else _json_bytes(header_bytes, len(body))
         if json_bytes > self._MOST_HEAD_BYTES:
-            head = _read_head(memoryview(body)[:json_bytes], self._signature)
+            head = _read_head(body[:json_bytes], self._signature, self._bounds)
         else:
             head = self._remembered(body[:json_bytes])
         arrays = _arrays(head, body, json_bytes, self._regions)
@@ -108,7 +113,7 @@ class InferDecoder:
     def _remembered(self, text: bytes) -> _Head:
         head = self._heads.get(text)
         if head is None:
-            head = _read_head(text, self._signature)
+            head = _read_head(text, self._signature, self._bounds)
             if head.is_reusable:
                 if len(self._heads) >= self._MOST_HEADS:
                     self._heads.clear()
@@ -124,8 +129,8 @@ def _json_bytes(text: str, body_bytes: int) -> int:
     return int(text)
 
 
-def _read_head(text: bytes | memoryview, signature: Signature) -> _Head:
-    document = parse_document(text)
+def _read_head(text: bytes, signature: Signature, bounds: Bounds) -> _Head:
+    document = parse_document(text, bounds)
     known_only(document, _REQUEST_MEMBERS, "")
     parameters: dict[str, Any] = optional(document, "parameters", dict, {}, "")
     binary_outputs = optional(parameters, "binary_data_output", bool, False, "parameters")
@@ -137,6 +142,7 @@ def _read_head(text: bytes | memoryview, signature: Signature) -> _Head:
             raise RequestError(f"inputs[{index}].name: tensor {tensor.name!r} came twice")
         inputs[tensor.name] = tensor
     check_inputs(inputs, signature)
+    check_parts((one.part for one in inputs.values()), bounds)
     outputs = _outputs(document, binary_outputs, signature)
     is_reusable = not request_id and all(tensor.numbers is None for tensor in inputs.values())
     places = {name: one.path if one.numbers is None else f"{one.path}.data" for name, one in inputs.items()}
@@ -253,7 +259,7 @@ def encode_infer(
     """Encode the answer to ``request``; ``outputs`` has C-contiguous float32 arrays by output name.
 
     Raises:
-        RequestError: an output does not fit its region of ``regions``.
+        RequestError: an output does not fit its region of ``regions``, or has a number that JSON does not have.
     """
     entries: list[dict[str, Any]] = []
     tails: list[bytes] = []
@@ -267,7 +273,7 @@ def encode_infer(
             tails.append(array.tobytes())
             entry["parameters"] = {"binary_data_size": len(tails[-1])}
         else:
-            entry["data"] = array.reshape(-1)
+            entry["data"] = json_numbers(array.reshape(-1), wanted.name)
         entries.append(entry)
     document: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id:

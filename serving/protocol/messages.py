@@ -11,18 +11,21 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from serving.errors import RequestError
+from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
 from serving.protocol.request import (
+    REGION,
     InferRequest,
     OutputRequest,
     check_inputs,
     check_output,
     check_part_size,
+    check_parts,
     checked_datatype,
     checked_shape,
     region_part,
     timeout_of,
 )
-from serving.protocol.shared_memory import SharedMemory, located
+from serving.protocol.shared_memory import RegionPart, SharedMemory, located
 from serving.protocol.tensors import Array, Signature
 
 #: The field of ``InferTensorContents`` that has the numbers of a datatype.
@@ -34,13 +37,16 @@ _CONTENTS = {
 }
 
 
-def decode_message(message: Any, signature: Signature, regions: SharedMemory) -> InferRequest:
+def decode_message(
+    message: Any, signature: Signature, regions: SharedMemory, bounds: Bounds = DEFAULT_BOUNDS
+) -> InferRequest:
     """Decode a ``ModelInferRequest``.
 
     Args:
         message: the message.
         signature: of the model.
         regions: where tensors may be.
+        bounds: of the tensors there.
 
     Raises:
         RequestError: anything is wrong with the request; the message starts with the tensor or the field.
@@ -48,6 +54,7 @@ def decode_message(message: Any, signature: Signature, regions: SharedMemory) ->
     raw = iter(message.raw_input_contents)
     inputs: dict[str, Array] = {}
     places: dict[str, str] = {}
+    parts: list[RegionPart] = []
     for index, tensor in enumerate(message.inputs):
         path = f"inputs[{index}]"
         spec = signature.input(tensor.name, path)
@@ -56,7 +63,14 @@ def decode_message(message: Any, signature: Signature, regions: SharedMemory) ->
         dtype = checked_datatype(tensor.datatype, spec, path)
         shape = checked_shape(tensor.shape, path)
         with located(f"{spec.name} ({path})"):
-            inputs[spec.name] = _numbers(tensor, raw, dtype, shape, path, regions)
+            part = region_part(_parameters(tensor), f"{path}.parameters")
+            if part is None:
+                inputs[spec.name] = _numbers(tensor, raw, dtype, shape)
+            else:
+                check_part_size(part, dtype, shape, path)
+                parts.append(part)
+                check_parts(parts, bounds)
+                inputs[spec.name] = np.frombuffer(regions.read(part), dtype).reshape(shape)
         places[spec.name] = path
     if next(raw, None) is not None:
         raise RequestError("raw_input_contents: more entries than tensors without contents")
@@ -64,13 +78,7 @@ def decode_message(message: Any, signature: Signature, regions: SharedMemory) ->
     return InferRequest(message.id, inputs, _outputs(message, signature), places, timeout_of(_parameters(message)))
 
 
-def _numbers(
-    tensor: Any, raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str, regions: SharedMemory
-) -> Array:
-    part = region_part(_parameters(tensor), f"{path}.parameters")
-    if part is not None:
-        check_part_size(part, dtype, shape, path)
-        return np.frombuffer(regions.read(part), dtype).reshape(shape)
+def _numbers(tensor: Any, raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     count = math.prod(shape)
     if tensor.HasField("contents"):
         numbers = getattr(tensor.contents, _CONTENTS[tensor.datatype])
@@ -85,6 +93,11 @@ def _numbers(
         needed = f"shape {list(shape)} of {tensor.datatype} needs {count * dtype.itemsize:,} bytes"
         raise RequestError(f"raw_input_contents: {needed}, but {len(data):,} came")
     return np.frombuffer(data, dtype).reshape(shape)
+
+
+def has_parts(message: Any) -> bool:
+    """Whether a tensor of a ``ModelInferRequest`` is in shared memory."""
+    return any(REGION in tensor.parameters for tensors in (message.inputs, message.outputs) for tensor in tensors)
 
 
 def _outputs(message: Any, signature: Signature) -> tuple[OutputRequest, ...]:

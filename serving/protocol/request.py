@@ -8,12 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from serving.errors import RequestError
+from serving.errors import PayloadTooLargeError, RequestError
+from serving.protocol.bounds import Bounds
 from serving.protocol.document import checked, optional, required
 from serving.protocol.shared_memory import RegionPart
 from serving.protocol.tensors import DTYPES, Array, Signature, TensorSpec, quoted
 
 _LARGEST_EXTENT = 2**31 - 1
+REGION = "shared_memory_region"
+#: Is in the bytes of every request with a tensor in shared memory, if nobody escapes letters.
+SHARED_MEMORY_REGION = REGION.encode()
+#: Most bytes of a float32 in JSON, with the comma.
+JSON_NUMBER_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,20 @@ class InferRequest:
                 raise
             raise RequestError(f"{name} ({self.places[name]}): {reason}") from err
 
+    def check_answer(self, floats: int, bounds: Bounds) -> None:
+        """Refuse a request whose answer would be too large, before any of it is made.
+
+        Args:
+            floats: how many numbers an output has.
+            bounds: of the answer.
+        """
+        size_bytes = sum(floats * (4 if output.binary or output.part else JSON_NUMBER_BYTES) for output in self.outputs)
+        if size_bytes > bounds.max_answer_bytes:
+            raise PayloadTooLargeError(
+                f"outputs: the answer has {floats:,} numbers and needs about {size_bytes:,} bytes, "
+                f"but the server sends at most {bounds.max_answer_bytes:,}"
+            )
+
 
 def timeout_of(parameters: dict[str, Any]) -> int:
     """Return the request's parameter ``timeout`` in microseconds, 0 without one."""
@@ -65,9 +85,9 @@ def timeout_of(parameters: dict[str, Any]) -> int:
 
 def region_part(parameters: dict[str, Any], path: str) -> RegionPart | None:
     """Return where in shared memory a tensor is, or None."""
-    if "shared_memory_region" not in parameters:
+    if REGION not in parameters:
         return None
-    name = checked(parameters["shared_memory_region"], str, f"{path}.shared_memory_region")
+    name = checked(parameters[REGION], str, f"{path}.{REGION}")
     size = required(parameters, "shared_memory_byte_size", int, path)
     offset = optional(parameters, "shared_memory_offset", int, 0, path)
     for key, value in (("shared_memory_byte_size", size), ("shared_memory_offset", offset)):
@@ -84,13 +104,26 @@ def check_part_size(part: RegionPart, dtype: np.dtype[Any], shape: tuple[int, ..
         raise RequestError(f"{path}.parameters.shared_memory_byte_size: {reason}")
 
 
+def check_parts(parts: Iterable[RegionPart | None], bounds: Bounds) -> None:
+    """Refuse tensors in shared memory that are too large together, before they are read."""
+    size_bytes = sum(part.size_bytes for part in parts if part is not None)
+    if size_bytes > bounds.max_tensor_bytes:
+        raise PayloadTooLargeError(
+            f"inputs: the tensors in shared memory have {size_bytes:,} bytes, "
+            f"but the server accepts {bounds.max_tensor_bytes:,}"
+        )
+
+
 def checked_shape(extents: Sequence[Any], path: str) -> tuple[int, ...]:
-    """Return a tensor's shape, which has 1 to 8 extents."""
+    """Return a tensor's shape, which has 1 to 8 extents; NumPy refuses a shape of too many elements even with a 0."""
     if not 1 <= len(extents) <= 8:
         raise RequestError(f"{path}.shape: expected 1 to 8 extents, but {len(extents):,} came")
     for index, extent in enumerate(extents):
         if type(extent) is not int or not 0 <= extent <= _LARGEST_EXTENT:
             raise RequestError(f"{path}.shape[{index}]: expected a whole number from 0 to {_LARGEST_EXTENT}")
+    if math.prod(extent or 1 for extent in extents) > _LARGEST_EXTENT:
+        reason = f"expected a product of extents other than 0 of at most {_LARGEST_EXTENT}"
+        raise RequestError(f"{path}.shape: {reason}, but {list(extents)} came")
     return tuple(extents)
 
 

@@ -16,9 +16,10 @@ import orjson
 from serving.batch import Batch, read_batch
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError, did_you_mean
+from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
 from serving.protocol.ctr import slot_names
 from serving.protocol.document import checked, join, optional, parse_document, required
-from serving.protocol.tensors import DTYPES, Array, array_from_numbers, json_kind
+from serving.protocol.tensors import DTYPES, Array, array_from_numbers, json_kind, json_numbers
 
 _KEYS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 _KEYS_OF_SLOTS_SCHEMA: dict[str, Any] = {"type": "array", "items": _KEYS_SCHEMA}
@@ -74,13 +75,13 @@ PREDICTIONS_SCHEMA: dict[str, Any] = {
 }
 
 
-def decode_samples(body: bytes, config: ModelConfig) -> Batch:
+def decode_samples(body: bytes, config: ModelConfig, bounds: Bounds = DEFAULT_BOUNDS) -> Batch:
     """Decode ``{"samples": [...]}`` into a batch.
 
     Raises:
         RequestError: anything is wrong with the document; the message starts with the JSON path.
     """
-    return read_samples(parse_document(body), config)
+    return read_samples(parse_document(body, bounds), config)
 
 
 def read_samples(document: dict[str, Any], config: ModelConfig) -> Batch:
@@ -158,5 +159,6 @@ def _refuse_unknown(document: dict[str, Any], known: set[str], path: str) -> Non
 
 def encode_predictions(probabilities: Array, defaulted_keys: int, version: str) -> bytes:
     """Encode the answer to the request of ``decode_samples``; ``probabilities`` is float32[B, L], C-contiguous."""
-    document = {"predictions": probabilities, "defaulted_keys": defaulted_keys, "model_version": version}
+    predictions = json_numbers(probabilities, "predictions")
+    document = {"predictions": predictions, "defaulted_keys": defaulted_keys, "model_version": version}
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,9 +1,11 @@
 """Triton's system shared memory extension: regions of POSIX shared memory that clients of this machine register."""
 
+import errno
 import os
+import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 from serving.errors import RequestError
 
 _FOLDER = Path("/dev/shm")
+#: Each region is an open file in each worker.
+MOST_REGIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +26,53 @@ class RegionPart:
     size_bytes: int
 
 
+class _Memory:
+    """An open file of POSIX shared memory; closed once nobody holds this object."""
+
+    def __init__(self, key: str) -> None:
+        """Open it, if it is a regular file; OSError if it cannot be opened."""
+        self.path = _FOLDER / key.removeprefix("/")
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # it was never opened
+            os.close(self._descriptor)
+
+    def size_bytes(self) -> int:
+        """Return its size now.
+
+        Raises:
+            RequestError: another file has its name now, so the client works with other memory.
+        """
+        now = os.fstat(self._descriptor)
+        with suppress(OSError):  # a file without a name is still shared with those who have it open
+            named = os.stat(self.path, follow_symlinks=False)
+            if (named.st_dev, named.st_ino) != (now.st_dev, now.st_ino):
+                raise RequestError("its memory was replaced; unregister the region and register it again")
+        return now.st_size
+
+    def read(self, begin: int, size_bytes: int) -> bytes:
+        """Return bytes from ``begin`` on; fewer bytes if the memory ends. OSError if it cannot be read."""
+        return os.pread(self._descriptor, size_bytes, begin)
+
+    def write(self, begin: int, data: bytes) -> None:
+        """Write ``data`` at ``begin``; OSError if there is no room for all of it."""
+        rest = memoryview(data)
+        while rest:
+            written = os.pwrite(self._descriptor, rest, begin)
+            rest, begin = rest[written:], begin + written
+
+
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """A registered region: the name of its POSIX shared memory, its bytes from ``offset`` on, and an open file."""
+    """A registered region: the name of its POSIX shared memory, its bytes from ``offset`` on, and the open file."""
 
     key: str
     offset: int
     size_bytes: int
-    descriptor: int
+    memory: _Memory
 
 
 class SharedMemory:
@@ -41,14 +84,15 @@ class SharedMemory:
 
     def __init__(self) -> None:
         """Start without regions."""
-        self._lock = threading.Lock()  # held while bytes are copied, so no file is closed meanwhile
+        self._lock = threading.Lock()  # guards changes of the regions; never held while bytes are copied
         self._regions: dict[str, _Region] = {}
 
     def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
         """Open the POSIX shared memory ``key``, such as ``"/input"``, as the region ``name``.
 
         Raises:
-            RequestError: the name is taken, or there is no such memory, or it is smaller than the region.
+            RequestError: the name is taken, there are ``MOST_REGIONS`` already, or there is no such memory, or it is
+                smaller than the region.
         """
         where = f"shared memory region {name[:64]!r}"
         file = key.removeprefix("/")
@@ -59,23 +103,22 @@ class SharedMemory:
         with self._lock:
             if name in self._regions:
                 raise RequestError(f"{where}: already registered")
+            if len(self._regions) >= MOST_REGIONS:
+                raise RequestError(f"{where}: {MOST_REGIONS} regions are registered; the server accepts no more")
             try:
-                descriptor = os.open(_FOLDER / file, os.O_RDWR | os.O_NOFOLLOW)
+                memory = _Memory(key)
+                has = memory.size_bytes()
             except OSError as err:
                 raise RequestError(f"{where}: key {key[:64]!r}: cannot be opened: {err.strerror}") from err
-            has = os.fstat(descriptor).st_size
             if offset + size_bytes > has:
-                os.close(descriptor)
                 raise RequestError(f"{where}: needs {offset + size_bytes:,} bytes, but {key[:64]!r} has {has:,}")
-            self._regions[name] = _Region(key, offset, size_bytes, descriptor)
+            self._regions[name] = _Region(key, offset, size_bytes, memory)
 
     def unregister(self, name: str = "") -> None:
-        """Close a region, or all regions; an unknown name is no error, as in Triton."""
+        """Close a region, or all regions, after running copies; an unknown name is no error, as in Triton."""
         with self._lock:
             for known in [name] if name else list(self._regions):
-                region = self._regions.pop(known, None)
-                if region is not None:
-                    os.close(region.descriptor)
+                self._regions.pop(known, None)
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Return Triton's status objects of a region, or of all regions.
@@ -96,38 +139,41 @@ class SharedMemory:
         """Return a copy of a part.
 
         Raises:
-            RequestError: no region has this name, or it has not so many bytes.
+            RequestError: no region has this name, it has not so many bytes, or its memory has changed.
         """
-        with self._lock:
-            begin, region = self._place(part)
-            data = os.pread(region.descriptor, part.size_bytes, begin)
-        if len(data) < part.size_bytes:
-            raise RequestError(f"shared memory region {part.region[:64]!r}: its memory was made smaller")
+        with _about(part.region):
+            begin, memory = self._place(part)
+            data = memory.read(begin, part.size_bytes)
+            if len(data) < part.size_bytes:
+                raise RequestError("its memory was made smaller")
         return data
 
     def write(self, part: RegionPart, data: bytes) -> RegionPart:
         """Write to the beginning of a part, and return the part that was written.
 
         Raises:
-            RequestError: no region has this name, or the part is too small.
+            RequestError: no region has this name, the part is too small, its memory has changed, or the system has no
+                room for it. Nothing is written, or a part of ``data``.
         """
         if len(data) > part.size_bytes:
             raise RequestError(f"needs {len(data):,} bytes, but shared_memory_byte_size is {part.size_bytes:,}")
-        with self._lock:
-            begin, region = self._place(part)
-            os.pwrite(region.descriptor, data, begin)
+        with _about(part.region):
+            begin, memory = self._place(part)
+            memory.write(begin, data)
         return RegionPart(part.region, part.offset, len(data))
 
-    def _place(self, part: RegionPart) -> tuple[int, _Region]:
-        """Return where in its memory a part begins, and its region."""
+    def _place(self, part: RegionPart) -> tuple[int, _Memory]:
+        """Return where in its memory a part begins, and the memory."""
         region = self._regions.get(part.region)
         if region is None:
-            raise _unknown(part.region)
+            raise RequestError("not registered")
         if part.offset + part.size_bytes > region.size_bytes:
             span = f"bytes {part.offset:,} to {part.offset + part.size_bytes:,}"
-            reason = f"{span} are not within its {region.size_bytes:,} bytes"
-            raise RequestError(f"shared memory region {part.region[:64]!r}: {reason}")
-        return region.offset + part.offset, region
+            raise RequestError(f"{span} are not within its {region.size_bytes:,} bytes")
+        begin = region.offset + part.offset
+        if begin + part.size_bytes > region.memory.size_bytes():
+            raise RequestError("its memory was made smaller")
+        return begin, region.memory
 
 
 @contextmanager
@@ -137,6 +183,17 @@ def located(place: str) -> Iterator[None]:
         yield
     except RequestError as err:
         raise RequestError(f"{place}: {err}") from err
+
+
+@contextmanager
+def _about(region: str) -> Iterator[None]:
+    """Name the region in errors, also in those of the system."""
+    try:
+        yield
+    except RequestError as err:
+        raise RequestError(f"shared memory region {region[:64]!r}: {err}") from err
+    except OSError as err:
+        raise RequestError(f"shared memory region {region[:64]!r}: {err.strerror}") from err
 
 
 def _unknown(name: str) -> RequestError:

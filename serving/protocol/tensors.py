@@ -125,6 +125,21 @@ def array_from_numbers(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], 
     return array.reshape(shape)
 
 
+def json_numbers(array: Array, output: str) -> Array:
+    """Return an output's floats for JSON.
+
+    Raises:
+        RequestError: one of them is not finite; JSON has no such numbers.
+    """
+    is_finite = np.isfinite(array)
+    if not is_finite.all():
+        at = int(np.argmin(is_finite))
+        number = array.reshape(-1)[at]
+        reason = f"number {at:,} of the answer is {number}, which JSON does not have"
+        raise RequestError(f"{output}: {reason}; ask for binary data: outputs[].parameters.binary_data")
+    return array
+
+
 def _flatten(data: Any, shape: tuple[int, ...], path: str) -> list[Any]:
     if type(data) is not list:
         raise RequestError(f"{path}: expected a list of numbers, but {json_kind(data)} came")

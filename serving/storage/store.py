@@ -72,11 +72,13 @@ class Store(Protocol):
         outlives_process: rows survive the process, and ``marker`` and ``load`` work.
         reads_model_files: ``serve_file`` works: the store serves all rows of a table from a file.
         writes: this process may write rows; False: only another process writes.
+        never_waits: reads wait for no disk, network or other process. A page of a snapshot may have to be read first.
     """
 
     pools: bool = False
     outlives_process: bool = False
     reads_model_files: bool = False
+    never_waits: bool = False
 
     @property
     def name(self) -> str:

@@ -136,6 +136,8 @@ class TableStore(Store, Generic[Table]):
 class HostTableStore(TableStore[AnyHostTable]):
     """A ``TableStore`` whose tables are host tables."""
 
+    never_waits = True
+
     def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
         """See ``Store.native_tables``."""
         return list(map(self._open_tables("").get, tables))

@@ -1,6 +1,7 @@
 """The HTTP routes of ``Control`` and of Triton's shared memory extensions."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Request
@@ -8,9 +9,10 @@ from fastapi.responses import Response
 
 from serving.errors import RequestError
 from serving.frontend.control import Control
-from serving.frontend.http.body import Arriving, decompress, read_body
+from serving.frontend.http.body import IDENTITY, Arriving, decompress, encoding_of, read_body
 from serving.frontend.http.headers import headers_of
 from serving.frontend.limits import Limits
+from serving.frontend.runner import MOST_INLINE_BYTES
 from serving.protocol.document import known_only, optional, parse_document, required
 from serving.protocol.shared_memory import no_cuda_shared_memory
 
@@ -65,13 +67,13 @@ def _add_server_routes(app: FastAPI, control: Control, bodies: "_Bodies") -> Non
     @app.post("/v2/repository/models/{model}/load", response_class=Response)
     async def load(model: str, request: Request) -> Response:
         """Load a model, or the new versions in its folder; needs --model-control-mode explicit."""
-        await asyncio.to_thread(control.load, model, await bodies.parameters(request))
+        await control.load(model, await bodies.parameters(request))
         return Response()
 
     @app.post("/v2/repository/models/{model}/unload", response_class=Response)
     async def unload(model: str, request: Request) -> Response:
         """Unload a model; needs --model-control-mode explicit."""
-        await asyncio.to_thread(control.unload, model, await bodies.parameters(request))
+        await control.unload(model, await bodies.parameters(request))
         return Response()
 
     @app.get("/v2/models/stats")
@@ -193,13 +195,20 @@ class _Bodies:
     def __init__(self, limits: Limits, arriving: Arriving) -> None:
         self._limits = limits
         self._arriving = arriving
+        # Not the event loop's threads, which other work may use up.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hotrow-bodies")
 
     async def document(self, request: Request) -> dict[str, Any]:
         """Read a body, which may be empty, as an object."""
         headers = headers_of(request.scope)
         body = await read_body(request.receive, headers, self._limits, self._arriving)
+        if len(body) <= MOST_INLINE_BYTES and encoding_of(headers) == IDENTITY:
+            return self._parsed(body, headers)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._parsed, body, headers)
+
+    def _parsed(self, body: bytes, headers: dict[bytes, bytes]) -> dict[str, Any]:
         body = decompress(body, headers, self._limits.max_body_bytes)
-        return parse_document(body) if body else {}
+        return parse_document(body, self._limits.bounds) if body else {}
 
     async def parameters(self, request: Request) -> dict[str, Any]:
         """Read the parameters in a body."""

@@ -27,8 +27,9 @@ from serving.frontend.http.edge import MODEL, Edge, error_response
 from serving.frontend.http.headers import headers_of
 from serving.frontend.served_model import PredictModel, ServedModel
 from serving.metrics import RequestMetrics
+from serving.protocol.bounds import Bounds
 from serving.protocol.infer import InferDecoder, encode_infer
-from serving.protocol.request import InferRequest
+from serving.protocol.request import SHARED_MEMORY_REGION, InferRequest
 from serving.protocol.samples import decode_samples, encode_predictions
 from serving.protocol.shared_memory import SharedMemory
 
@@ -52,18 +53,20 @@ class Decoders:
 
     Attributes:
         regions: may hold tensors.
+        bounds: of the requests and their answers.
     """
 
-    def __init__(self, regions: SharedMemory) -> None:
-        """Decode requests whose tensors may be in ``regions``."""
+    def __init__(self, regions: SharedMemory, bounds: Bounds) -> None:
+        """Decode requests within ``bounds``, whose tensors may be in ``regions``."""
         self.regions = regions
+        self.bounds = bounds
         self._decoders: WeakKeyDictionary[ServedModel, InferDecoder] = WeakKeyDictionary()
 
     def of(self, model: ServedModel) -> InferDecoder:
         """Return the decoder of a model."""
         decoder = self._decoders.get(model)
         if decoder is None:
-            decoder = self._decoders[model] = InferDecoder(model.signature, self.regions)
+            decoder = self._decoders[model] = InferDecoder(model.signature, self.regions, self.bounds)
         return decoder
 
 
@@ -81,6 +84,11 @@ class HttpExchange(ABC):
     def timeout_us(self) -> int:
         """See ``Exchange``."""
         return 0
+
+    @property
+    def size_bytes(self) -> int | None:
+        """The body's size; None if it does not tell how long the request takes, because the body is compressed."""
+        return len(self._body) if encoding_of(self._headers) == IDENTITY else None
 
     def read(self, model: ServedModel) -> Any:
         """See ``Exchange.read``."""
@@ -115,12 +123,21 @@ class InferExchange(HttpExchange):
         """See ``Exchange``."""
         return self._request.timeout_us
 
+    @property
+    def size_bytes(self) -> int | None:
+        """See ``HttpExchange.size_bytes``; None for tensors in shared memory, which may be large, too."""
+        json_bytes = self._headers.get(_JSON_LENGTH, b"")
+        end = int(json_bytes) if json_bytes.isdigit() and len(json_bytes) < 19 else len(self._body)
+        return None if self._body.find(SHARED_MEMORY_REGION, 0, end) >= 0 else super().size_bytes
+
     def _read(self, model: ServedModel, body: bytes) -> Any:
         json_bytes = self._headers.get(_JSON_LENGTH)
         header_bytes = None if json_bytes is None else json_bytes.decode("latin-1")
         self._request = self._decoders.of(model).decode(body, header_bytes)
         with self._request.locating_errors():
-            return model.read(self._request.inputs)
+            question = model.read(self._request.inputs)
+        self._request.check_answer(model.answer_floats(question), self._decoders.bounds)
+        return question
 
     def _write(self, model: ServedModel, answer: Any) -> Answer:
         outputs, parameters = model.outputs(answer)
@@ -137,7 +154,7 @@ class SamplesExchange(HttpExchange):
         if not isinstance(model, PredictModel):
             path = f"/v2/models/{model.name}/infer"
             raise RequestError(f"model {model.name!r} has no dense network; ask {path} for rows")
-        return decode_samples(body, model.config)
+        return decode_samples(body, model.config, self._decoders.bounds)
 
     def _write(self, model: ServedModel, answer: Any) -> Answer:
         body = encode_predictions(answer.probabilities, answer.defaulted_keys, model.version)
@@ -152,7 +169,7 @@ class HttpEndpoint:
         self._endpoint: PredictEndpoint = front.endpoint
         self._metrics: RequestMetrics = front.metrics
         self._limits = front.limits
-        self._decoders = Decoders(front.control.regions)
+        self._decoders = Decoders(front.control.regions, front.limits.bounds)
         self._arriving = arriving
 
     async def answer(self, scope: Scope, receive: Receive, form: type[HttpExchange]) -> Answer:
@@ -177,8 +194,7 @@ class HttpEndpoint:
         body = await read_body(receive, headers, self._limits, self._arriving)
         # Counted from here on, so a client that sends slowly does not use up the limit.
         exchange = form(body, headers, self._limits.max_body_bytes, self._decoders)
-        size_bytes = None if encoding_of(headers) != IDENTITY else len(body)
-        return await self._endpoint.run(name, version, size_bytes, exchange, _timeout_of(headers))
+        return await self._endpoint.run(name, version, exchange.size_bytes, exchange, _timeout_of(headers))
 
     def _check_load(self, scope: Scope, headers: dict[bytes, bytes], name: str, version: str) -> None:
         """Refuse a request at once, because a refusal need not wait for the body."""

@@ -33,6 +33,9 @@ class Doubler:
     def samples(self, question):
         return len(question)
 
+    def answer_floats(self, question):
+        return len(question)
+
     def answer(self, questions):
         self.may_answer.wait(DEADLINE_S)
         self.batches.append([len(question) for question in questions])

@@ -124,7 +124,7 @@ class TestRefusedRequests:
             pytest.param(b"", "the body is not JSON", id="an empty body"),
             pytest.param(b"\xff\x00", "the body is not JSON", id="bytes that are no text"),
             pytest.param(b'{"inputs": [}', "the body is not JSON", id="broken JSON"),
-            pytest.param(b"[" * 5000, "the body is not JSON", id="bottomless nesting"),
+            pytest.param(b"[" * 64, "the body is not JSON", id="lists without an end"),
             pytest.param(b"[1]", "must be a JSON object, but a list came", id="a list"),
             pytest.param({}, "inputs: missing", id="no inputs"),
             pytest.param({"inputs": [], "output": []}, "output: unknown; expected id, inputs, outputs", id="misspelt"),

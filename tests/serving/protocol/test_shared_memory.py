@@ -1,5 +1,6 @@
 """Regions of system shared memory: what may be registered, and what happens if a client changes it later."""
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -107,3 +108,69 @@ def test_a_link_is_not_followed(memory):
             SharedMemory().register("x", link.name, 0, 1)
     finally:
         link.unlink()
+
+
+def test_an_output_that_finds_no_room_is_an_error(regions, monkeypatch):
+    def half(descriptor, data, begin):
+        if len(data) > 5:
+            return 5
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", half)
+
+    with pytest.raises(RequestError, match="shared memory region 'r': No space left on device"):
+        regions.write(RegionPart("r", 0, 10), b"0123456789")
+
+
+def test_an_output_that_the_system_writes_in_pieces_is_written_whole(regions, memory, monkeypatch):
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, begin: pwrite(descriptor, data[:3], begin))
+
+    regions.write(RegionPart("r", 0, 10), b"0123456789")
+
+    assert memory.read_bytes()[10:20] == b"0123456789"
+
+
+def test_an_output_does_not_make_memory_larger_that_its_client_made_smaller(regions, memory):
+    os.truncate(memory, 15)
+
+    with pytest.raises(RequestError, match="shared memory region 'r': its memory was made smaller"):
+        regions.write(RegionPart("r", 0, 10), b"0123456789")
+
+    assert memory.stat().st_size == 15
+
+
+def test_memory_that_was_replaced_is_refused_until_it_is_registered_again(regions, memory):
+    memory.unlink()
+    assert len(regions.read(RegionPart("r", 0, 10))) == 10  # the client still has it open
+    memory.write_bytes(bytes(100))
+
+    for use in (lambda: regions.read(RegionPart("r", 0, 10)), lambda: regions.write(RegionPart("r", 0, 10), b"1")):
+        with pytest.raises(RequestError, match="shared memory region 'r': its memory was replaced; unregister"):
+            use()
+
+    regions.unregister("r")
+    regions.register("r", memory.name, 0, 100)
+    assert regions.read(RegionPart("r", 0, 10)) == bytes(10)
+
+
+def test_a_server_has_at_most_256_regions_and_closes_what_is_unregistered(memory):
+    regions, before = SharedMemory(), len(os.listdir("/proc/self/fd"))
+    for number in range(256):
+        regions.register(f"r{number}", memory.name, 0, 1)
+
+    with pytest.raises(RequestError, match="region 'more': 256 regions are registered; the server accepts no more"):
+        regions.register("more", memory.name, 0, 1)
+
+    regions.unregister()
+    assert len(os.listdir("/proc/self/fd")) == before
+    regions.register("more", memory.name, 0, 1)
+    regions.unregister()
+
+
+def test_what_is_no_regular_file_is_no_memory(memory):
+    memory.unlink()
+    os.mkfifo(memory)
+
+    with pytest.raises(RequestError, match="cannot be opened"):
+        SharedMemory().register("r", memory.name, 0, 1)
