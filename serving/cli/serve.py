@@ -49,8 +49,10 @@ _OPTIONS = (
     "repository_poll_secs",
     "load_model",
     "max_body_bytes",
+    "max_answer_bytes",
     "max_inflight",
     "max_inflight_per_token",
+    "max_connections",
     "max_batch_size",
     "max_queue_delay_ms",
     "max_queue_wait_ms",
@@ -68,6 +70,8 @@ _MOST_SAMPLES = 2**31 - 1
 _LONGEST_DELAY_MS = 1000
 _LONGEST_WAIT_MS = 3_600_000
 _LARGEST_BODY_BYTES = 2 << 30
+_LARGEST_ANSWER_BYTES = 2 << 30
+_MOST_CONNECTIONS = 1 << 20
 _RECORDED_SHARE = 0.01
 #: How long a stop waits for clients that send requests or receive answers.
 # Container engines send SIGKILL ten seconds after SIGTERM.
@@ -179,6 +183,13 @@ def add_parser(commands: Any) -> None:
         help="largest request body (default: %(default)s)",
     )
     parser.add_argument(
+        "--max-answer-bytes",
+        type=whole_number(1, _LARGEST_ANSWER_BYTES),
+        default=limits.max_answer_bytes,
+        metavar="N",
+        help="largest answer to a predict request (default: %(default)s)",
+    )
+    parser.add_argument(
         "--max-inflight",
         type=whole_number(1, _MOST_INFLIGHT),
         default=limits.max_inflight,
@@ -191,6 +202,13 @@ def add_parser(commands: Any) -> None:
         default=limits.max_inflight_per_token,
         metavar="N",
         help="maximum requests in flight with the same token (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-connections",
+        type=whole_number(1, _MOST_CONNECTIONS),
+        default=limits.max_connections,
+        metavar="N",
+        help="maximum HTTP connections, and maximum gRPC connections (default: %(default)s)",
     )
     parser.add_argument(
         "--max-batch-size",
@@ -327,8 +345,10 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None") -> int:
             print(line)
         limits = Limits(
             max_body_bytes=options.max_body_bytes,
+            max_answer_bytes=options.max_answer_bytes,
             max_inflight=options.max_inflight,
             max_inflight_per_token=options.max_inflight_per_token,
+            max_connections=options.max_connections,
         )
         waits_s = (options.max_queue_delay_ms / 1000, options.max_queue_wait_ms / 1000)
         batching = Batching(options.max_batch_size, *waits_s)

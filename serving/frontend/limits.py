@@ -20,7 +20,7 @@ class Limits:
         max_json_elements: maximum values of one JSON document: numbers, strings, lists, objects.
         max_json_depth: how deep lists and objects of one JSON document may be nested.
         max_answer_bytes: largest answer to a predict request, before compression.
-        max_unread_bytes: maximum bytes of all answers that wait for slow clients.
+        max_unread_bytes: maximum bytes of all answers that wait for slow clients; HTTP and gRPC each.
         max_arriving_bytes: maximum bytes of all HTTP bodies, and of all gRPC messages, that have not arrived
             completely. Beyond it, those that have been arriving longest, or hold most, are refused. So slow clients
             lock nobody out.
@@ -31,7 +31,7 @@ class Limits:
         body_timeout_s: maximum time for a body to arrive.
         idle_timeout_s: how long a connection stays open between two requests. Clients keep a pool of connections, and
             fail on closed connections.
-        answer_timeout_s: how long a client may take no byte of an answer that waits.
+        answer_timeout_s: how long a client may take hardly a byte of an answer that waits.
     """
 
     max_body_bytes: int = 16 << 20

@@ -27,6 +27,8 @@ _PARSED_BYTES_PER_TURN = 8 << 10
 #: How many turns of the event loop a connection whose next request has arrived already gives to other connections.
 #: Other clients need about so many turns to take an answer and to send their next request.
 _REST_TURNS = 16
+#: A client that takes fewer bytes in ``answer_timeout_s`` does not read.
+_LEAST_TAKEN_BYTES = 64 << 10
 _LINGER_S = 1.0  # how long a refused connection stays open
 _LONGEST_CHECK_INTERVAL_S = 1.0
 _CONNECTION = "hotrow.connection"  # key of the ASGI scope
@@ -69,20 +71,25 @@ class OpenConnections:
         self._unread.pop(connection, None)
 
     def add_unread(self, connection: "Connection") -> None:
-        """An answer waits for its client. If too many bytes wait, the connection that waits longest is cut."""
+        """An answer waits for its client."""
         self._unread[connection] = None
-        while sum(one.unread_bytes for one in self._unread) > self.limits.max_unread_bytes:
-            longest_waiting = next(iter(self._unread))
-            if longest_waiting is connection:  # a single answer is as large as max_answer_bytes allows
-                return
-            del self._unread[longest_waiting]
-            longest_waiting.abort("the answers that wait for clients are too large together")
+        self._cut_excess()
 
     def remove_unread(self, connection: "Connection") -> None:
         """The client has taken its answer."""
         self._unread.pop(connection, None)
 
+    def _cut_excess(self) -> None:
+        """Cut the connections that wait longest for their clients, if all that wait hold too many bytes."""
+        excess_bytes = sum(one.held_bytes for one in self._unread) - self.limits.max_unread_bytes
+        while excess_bytes > 0 and len(self._unread) > 1:  # a single answer is as large as max_answer_bytes allows
+            longest_waiting = next(iter(self._unread))
+            del self._unread[longest_waiting]
+            excess_bytes -= longest_waiting.held_bytes
+            longest_waiting.abort("connections that wait for their clients hold too many bytes together")
+
     def _check(self) -> None:
+        self._cut_excess()
         loop = asyncio.get_running_loop()
         for connection in tuple(self._connections):
             connection.check_time(loop.time())
@@ -120,7 +127,7 @@ class Connection(asyncio.Protocol):
         self._is_refused = self._is_stopping = self._client_has_ended = False
         self._drained: asyncio.Future[None] | None = None
         self._since = self._loop.time()  # when the head, the idle time or the wait for the rest of a request began
-        self._unread_bytes, self._unread_since = 0, 0.0  # of answers, and since when the client takes no byte
+        self._marked_bytes, self._marked_s = 0, 0.0  # how many bytes of answers waited, and when
 
     # asyncio's callbacks
 
@@ -169,6 +176,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """See ``asyncio.BaseProtocol``."""
         self.is_writable = True
+        self._marked_bytes = 0
         self.open_connections.remove_unread(self)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
@@ -275,8 +283,12 @@ class Connection(asyncio.Protocol):
             self.cut()  # otherwise a request may have arrived, see ``_go_on``
 
     @property
-    def unread_bytes(self) -> int:
-        """How many bytes of answers wait for the client."""
+    def held_bytes(self) -> int:
+        """How many bytes of answers wait for the client, and of requests for the server."""
+        return self._unread_answer_bytes + len(self._unparsed)
+
+    @property
+    def _unread_answer_bytes(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def abort(self, reason: str) -> None:
@@ -289,19 +301,19 @@ class Connection(asyncio.Protocol):
         """Close the connection if its client is too slow."""
         if self._transport is None:
             return
-        if self.unread_bytes:
-            self._check_unread(
-                self.unread_bytes + _kernel_bytes(self._transport.get_extra_info("socket").fileno()), now_s
-            )
+        unread_bytes = self._unread_answer_bytes
+        if unread_bytes:
+            self._check_unread(unread_bytes + _kernel_bytes(self._transport), now_s)
         elif not self._is_refused and not self._transport.is_closing():
-            self._unread_bytes = 0
+            self._marked_bytes = 0
             self._check_request(now_s - self._since)
 
     def _check_unread(self, unread_bytes: int, now_s: float) -> None:
-        if unread_bytes != self._unread_bytes:
-            self._unread_bytes, self._unread_since = unread_bytes, now_s
-        elif now_s - self._unread_since > self._limits.answer_timeout_s:
-            self.abort(f"it took no byte of its answer for {self._limits.answer_timeout_s:g} s")
+        taken_bytes = self._marked_bytes - unread_bytes  # negative if the server has sent more
+        if taken_bytes < 0 or taken_bytes >= _LEAST_TAKEN_BYTES:
+            self._marked_bytes, self._marked_s = unread_bytes, now_s
+        elif now_s - self._marked_s > self._limits.answer_timeout_s:
+            self.abort(f"it took less than {_LEAST_TAKEN_BYTES:,} bytes in {self._limits.answer_timeout_s:g} s")
 
     def _check_request(self, waits_s: float) -> None:
         request, limits = self._request, self._limits
@@ -403,9 +415,10 @@ class Connection(asyncio.Protocol):
             self._loop.call_later(_LINGER_S, transport.close)
 
 
-def _kernel_bytes(descriptor: int) -> int:
+def _kernel_bytes(transport: asyncio.Transport) -> int:
     """Return how many bytes the kernel keeps until the client has received them."""
     with suppress(OSError):
+        descriptor = transport.get_extra_info("socket").fileno()
         size_bytes: int = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0]
         return size_bytes
     return 0
