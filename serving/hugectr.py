@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
+from kernels.errors import DeviceUnavailableError
 from serving.config import read_inference_config
 from serving.config.clause import MOST_GPUS
 from serving.errors import ConfigError
@@ -114,7 +115,11 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
         raise ConfigError(source, "device", f"expected cuda or runner, got {device!r}")
     from serving.lookup.cached_lookup import CachedLookup  # only a device needs it
 
-    (opened,) = open_devices(f"{device}:{cuda_dev_id}", ())
+    try:
+        (opened,) = open_devices(f"{device}:{cuda_dev_id}", ())
+    except DeviceUnavailableError as err:
+        advice = "use_gpu_embedding_cache=False looks rows up without a GPU"
+        raise DeviceUnavailableError(f"{source}: use_gpu_embedding_cache: {err}; {advice}") from err
     settings = config.gpu_cache.model_copy(update={"wanted": True, "size_ratio": float(cache_size_percentage)})
     return CachedLookup(parameter_server, config.model_copy(update={"gpu_cache": settings}), opened, cuda_dev_id)
 

@@ -1,5 +1,6 @@
 """HPS's ``ps.json``: the models of one parameter server and its storage tiers."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -51,6 +52,8 @@ from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import read_json
 
 V = TypeVar("V")
+
+_log = logging.getLogger(__name__)
 # The lists with one value for each table, and the fields of TableConfig that they give.
 _PER_TABLE = {
     "embedding_table_names": "name",
@@ -342,6 +345,10 @@ def _with_lists(clause: ModelClause, tables: Sequence[TableConfig], at: Location
 def _per_table(values: list[V] | None, key: str, count: int, at: Location) -> Sequence[V | None]:
     if values is None:
         return [None] * count
+    if key == "default_value_for_each_table" and len(values) == 1 < count:
+        place = f"{at.source}: {at.path}.{key}"
+        _log.warning("%s: one value for %d tables, so each table has it, as in HPS", place, count)
+        return values * count
     if len(values) != count:
         raise at.error(key, f"expected {count}, one per table; got {len(values)}")
     return values

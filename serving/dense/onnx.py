@@ -98,7 +98,10 @@ class OnnxNetwork:
         self._graph = graph
         self._session = open_session(model, threads, source)
         self._refusals = refusals()
-        is_flat = flat_inputs(self._session, graph, source)
+        try:
+            is_flat = flat_inputs(self._session, graph, source)
+        except UnicodeDecodeError as err:
+            raise ModelFileError(source, f"the name of an input or output is not UTF-8: {err}") from err
         self.inputs = tuple(is_flat)
         self._flat = {one.top: one.slots * one.dim for one in graph.embeddings if is_flat.get(one.top)}
 

@@ -27,6 +27,30 @@ def read_structure(file: Path) -> Any:
     return _import_onnx().load(file, load_external_data=False)
 
 
+def refuse_weights_elsewhere(file: Path, structure: Any) -> None:
+    """Raise ModelFileError if weights are in a file outside the folder of the network, or in none.
+
+    Such a network would read any file of the machine, and its version would not be complete.
+    """
+    onnx, folder = _import_onnx(), file.parent.resolve()
+    for tensor in _tensors_of(structure):
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        try:
+            weights = (folder / location).resolve()
+            is_inside = not Path(location).is_absolute() and weights.is_relative_to(folder)
+            is_file = weights.is_file()
+        except (OSError, ValueError) as err:  # a loop of links, or a NUL in the name
+            raise ModelFileError(file, f"tensor {tensor.name!r}: cannot find its weights: {err}") from err
+        if not is_inside:
+            reason = f"its weights are in {location!r}, expected a file in the folder of the network, {folder}"
+            raise ModelFileError(file, f"tensor {tensor.name!r}: {reason}")
+        if not is_file:  # reading a pipe would block
+            there = "not a regular file" if weights.exists() else "no such file"
+            raise ModelFileError(file, f"tensor {tensor.name!r}: its weights are in {location!r}: {there}")
+
+
 def refuse_unread_inputs(graph: Any, source: str | Path) -> None:
     """Raise ModelFileError if no node reads an input: the table of that input would not affect the answer."""
     read = set(_names_read(graph))
@@ -43,8 +67,7 @@ def refuse_unread_inputs(graph: Any, source: str | Path) -> None:
 def has_files_beside(file: Path) -> bool:
     """Whether weights of an ONNX file are in other files, as they must be for more than 2 GiB."""
     onnx, model = _import_onnx(), read_structure(file)
-    tensors = (tensor for part in (model.graph, *model.functions) for tensor in _tensors_in(part))
-    return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors)
+    return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors_of(model))
 
 
 def signature(content: bytes) -> tuple[dict[str, str], dict[str, str]]:
@@ -79,13 +102,24 @@ def _import_onnx() -> Any:
     return onnx
 
 
+def _tensors_of(model: Any) -> Iterator[Any]:
+    return (tensor for part in (model.graph, *model.functions) for tensor in _tensors_in(part))
+
+
 def _tensors_in(part: Any) -> Iterator[Any]:
     """Yield the constant tensors of a graph or function and of the graphs in its nodes, such as an If's branches."""
     yield from getattr(part, "initializer", ())  # a function has no initializers
+    yield from _values_of(*getattr(part, "sparse_initializer", ()))
     for attribute in (attribute for node in part.node for attribute in node.attribute):
         yield from (attribute.t, *attribute.tensors)
+        yield from _values_of(attribute.sparse_tensor, *attribute.sparse_tensors)
         for inner in (attribute.g, *attribute.graphs):
             yield from _tensors_in(inner)
+
+
+def _values_of(*sparse: Any) -> Iterator[Any]:
+    for tensor in sparse:
+        yield from (tensor.values, tensor.indices)
 
 
 def _shape(entry: Any) -> str:

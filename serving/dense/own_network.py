@@ -2,12 +2,13 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from serving.dense.network import Floats
 from serving.dense.onnx import OnnxNetwork
-from serving.dense.onnx_file import read_structure, refuse_unread_inputs
+from serving.dense.onnx_file import read_structure, refuse_unread_inputs, refuse_weights_elsewhere
 from serving.dense.onnx_signature import unread_tables
 from serving.errors import ModelFileError, ServingError
 from serving.model.records import Graph
@@ -31,11 +32,24 @@ def open_own_network(graph: Graph, file: Path, threads: int = 1) -> tuple[OnnxNe
     """
     if not file.is_file():
         raise ModelFileError(file, "no such file")
+    structure = _structure_of(file)
+    if structure is not None:
+        refuse_weights_elsewhere(file, structure)
     network = OnnxNetwork(graph, file, threads, str(file))
-    refuse_unread_inputs(read_structure(file).graph, file)
+    refuse_unread_inputs((structure or read_structure(file)).graph, file)
     for table in unread_tables(network.inputs, graph):
         _log.warning("%s: no input reads the table %r, so its lookups have no effect", file, table)
     return network, _try(network, graph, file)
+
+
+def _structure_of(file: Path) -> Any:
+    """Return the structure of an ONNX file; None: ONNX Runtime says what is wrong with it."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        return read_structure(file)
+    except (DecodeError, ValueError, OSError):
+        return None
 
 
 def _try(network: OnnxNetwork, graph: Graph, file: Path) -> bool:

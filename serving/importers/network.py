@@ -9,7 +9,7 @@ import numpy as np
 
 from serving.dense.network import DenseNetwork, Floats
 from serving.dense.onnx import OnnxNetwork
-from serving.dense.onnx_file import input_names, refuse_unread_inputs, serialized
+from serving.dense.onnx_file import input_names, refuse_unread_inputs, refuse_weights_elsewhere, serialized
 from serving.errors import MissingExtraError, ModelFileError, RequestError
 from serving.importers.rows import TableRows
 from serving.model.records import Graph
@@ -143,6 +143,7 @@ def _load(path: Path) -> Any:
     except ImportError as err:
         raise MissingExtraError("onnx", "onnx", "importing a model") from err
     try:
+        refuse_weights_elsewhere(path, onnx.load(path, load_external_data=False))
         return onnx.load(path)
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err

@@ -54,11 +54,11 @@ class Data:
 
 
 def read_data(fields: Fields) -> Data:
-    """Read the Data layer. Raise ConfigError if a key is missing, unknown or wrong."""
+    """Read the Data layer; without a label it has one column. Raise ConfigError if a key is missing or wrong."""
     fields.allow(("name", "type", "label", "dense", "sparse", *_DATA_IGNORED))
     dense = fields.object("dense", ("top", "dense_dim", "aligned"))  # aligned is for mixed precision training
     return Data(
-        labels=_read_labels(fields.object("label", ("top", "label_dim"))),
+        labels=_read_labels(fields.object("label", ("top", "label_dim"))) if "label" in fields else (Label(None, 1),),
         dense_top=dense.text("top"),
         dense_dim=dense.integer("dense_dim", minimum=0),
         sparse=tuple(_read_sparse(entry) for entry in fields.objects("sparse")),

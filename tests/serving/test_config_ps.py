@@ -97,6 +97,16 @@ def test_every_stated_value_is_read(ps, tmp_path):
     assert (persistent.num_threads, persistent.max_batch_size) == (2, 99)
 
 
+def test_one_default_value_counts_for_all_tables_as_in_hps_and_the_log_warns(ps, caplog):
+    (model,) = ps(in_model(default_value_for_each_table=[0.25])).models
+
+    assert [table.default_value for table in model.tables] == [0.25, 0.25]
+    [line] = [line for line in caplog.messages if "default_value_for_each_table" in line]
+    assert line.endswith(
+        "models[0].default_value_for_each_table: one value for 2 tables, so each table has it, as in HPS"
+    )
+
+
 def test_a_database_keeps_narrow_rows_if_row_dtype_is_set(ps):
     def narrow(document):
         document["volatile_db"]["row_dtype"] = document["persistent_db"]["row_dtype"] = "int8"

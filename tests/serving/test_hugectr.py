@@ -2,11 +2,13 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kernels.errors import DeviceUnavailableError
 from serving.config import read_inference_config
 from serving.errors import ConfigError, RequestError, UnknownModelError
 from serving.hugectr import CreateEmbeddingCache, CreateParameterServer, InferenceSession
@@ -111,6 +113,15 @@ def test_a_device_id_that_is_not_the_index_of_a_gpu_is_refused_by_name(cache_arg
     arguments = {"cuda_dev_id": index, "use_gpu_embedding_cache": has_cache}
     with pytest.raises(ConfigError, match="cuda_dev_id: expected the index of a GPU, 0 to 1023, got"):
         CreateEmbeddingCache(**cache_arguments | arguments, device="runner")
+
+
+def test_without_a_gpu_the_error_names_the_argument_to_change(cache_arguments, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+
+    with pytest.raises(
+        DeviceUnavailableError, match=r"CreateEmbeddingCache: .*use_gpu_embedding_cache=False looks rows"
+    ):
+        CreateEmbeddingCache(**cache_arguments | {"use_gpu_embedding_cache": True})
 
 
 @pytest.mark.parametrize("switch", ["use_gpu_embedding_cache", "i64_input_key"])

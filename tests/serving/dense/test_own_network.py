@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from serving.dense.calibration import Calibration
 from serving.dense.files import open_dense
 from serving.dense.own_network import open_own_network
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, RequestError
+from serving.importers.network import read_network
 from serving.model.graph import parse_graph
 
 onnx = pytest.importorskip("onnx")
@@ -453,3 +455,46 @@ def test_weights_in_a_file_next_to_the_network_are_found(files):
     _, network = open_dense(*files)
 
     np.testing.assert_allclose(network(*draw(5)), in_float64(*draw(5)), rtol=1e-3)
+
+
+def with_weights_at(file, location):
+    """Let the file's first large tensor name another file for its weights."""
+    model = onnx.load(file)
+    tensor = next(one for one in model.graph.initializer if one.name == "w_user")
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    file.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("location", ["../secret", "{}", "inside/../../secret", "link", "pipe", "gone", "a\0b", ""])
+def test_weights_outside_the_folder_of_the_network_are_refused(files, tmp_path, location):
+    folder = tmp_path / "version"
+    folder.mkdir()
+    file = files[1].rename(folder / "net.onnx")
+    secret = tmp_path / "secret"
+    W_USER.tofile(secret)
+    (folder / "link").symlink_to(secret)
+    os.mkfifo(folder / "pipe")
+    with_weights_at(file, location.format(secret))
+
+    with pytest.raises(ModelFileError, match=r"net\.onnx: tensor 'w_user': "):
+        open_own_network(parse_graph(inputs_document(), "graph.json", inputs_only=True), file)
+    with pytest.raises(ModelFileError, match=r"net\.onnx: tensor 'w_user': "):
+        read_network(file)
+
+
+def test_weights_in_the_folder_are_read(files):
+    W_USER.tofile(files[1].parent / "weights.bin")
+    with_weights_at(files[1], "./weights.bin")
+
+    _, network = open_dense(*files)
+
+    np.testing.assert_allclose(network(*draw(5)), in_float64(*draw(5)), rtol=1e-3)
+
+
+def test_a_name_that_is_not_utf8_is_refused(files):
+    files[1].write_bytes(files[1].read_bytes().replace(b"item", b"ite\xff"))
+
+    with pytest.raises(ModelFileError, match=r"net\.onnx: .*(UTF-8|utf-8)"):
+        open_dense(*files)

@@ -86,3 +86,9 @@ def test_the_dense_file_decides_how_a_graph_is_read(base_document, tmp_path):
     assert read_model_graph(file, tmp_path / "dense.model") == read_graph(file)
     with pytest.raises(ConfigError, match="describes a network"):
         read_model_graph(file, tmp_path / "net.onnx")
+
+
+def test_a_data_layer_without_a_label_has_one_label(inputs):
+    del inputs["layers"][0]["label"]
+
+    assert parse_graph(inputs, "graph.json", inputs_only=True).label_dim == 1
