@@ -4,17 +4,14 @@ import argparse
 import json
 import os
 import sys
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlsplit
-from urllib.request import Request, urlopen
+from urllib.parse import quote
 
+from serving.cli.client import DEFAULT_URL, Client, NoAnswerError, add_client_options, message_in
 from serving.cli.numbers import number
 from serving.errors import RequestError, ServingError
 
-_DEFAULT_URL = "http://127.0.0.1:8000"
 _LONGEST_TIMEOUT_S = 86_400
 
 
@@ -27,7 +24,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="the model's name")
     parser.add_argument("file", metavar="FILE", help="the samples, a JSON file; - reads standard input")
-    parser.add_argument("--url", default=_DEFAULT_URL, help="the server (default: %(default)s)")
+    parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
     parser.add_argument(
         "--timeout",
         type=number(_LONGEST_TIMEOUT_S, "seconds", above_zero=True),
@@ -35,6 +32,7 @@ def add_parser(commands: Any) -> None:
         metavar="SECONDS",
         help="longest wait (default: %(default)s)",
     )
+    add_client_options(parser)
     parser.set_defaults(run=predict, error_code=1)
 
 
@@ -52,22 +50,14 @@ def predict(options: argparse.Namespace) -> int:
 def _ask(options: argparse.Namespace) -> bytes:
     """Send the file and return the server's answer."""
     body = _read(options.file)
-    if not options.url.startswith(("http://", "https://")):
-        raise RequestError(f"--url: expected http://... or https://..., got {options.url!r}")
     model = quote(os.fsencode(options.model), safe="")  # a name may be bytes that are not text
     try:
-        _ = urlsplit(options.url).port  # raises ValueError for a bad port; urlopen would use its last 16 bits
-        url = f"{options.url.rstrip('/')}/predict/{model}"
-        request = Request(url, data=body, headers={"Content-Type": "application/json"})
-        with urlopen(request, timeout=options.timeout) as response:
-            answer: bytes = response.read()
-            return answer
-    except HTTPError as err:
-        raise RequestError(_message(err)) from err
-    except (URLError, HTTPException, OSError) as err:
-        raise ServingError(f"{options.url}: {getattr(err, 'reason', err)}") from err
-    except ValueError as err:
-        raise RequestError(f"--url: {options.url!r} is not a URL: {err}") from err
+        code, reason, answer = Client(options.url, options, options.timeout).ask(f"/predict/{model}", body)
+    except NoAnswerError as err:
+        raise ServingError(f"{options.url}: {err}") from err
+    if code != 200:
+        raise RequestError(message_in(answer, f"{options.url}: {code} {reason}"))
+    return answer
 
 
 def _parse(answer: bytes, url: str) -> tuple[list[list[float]], int]:
@@ -87,12 +77,3 @@ def _read(file: str) -> bytes:
         return Path(file).read_bytes()
     except OSError as err:
         raise RequestError(f"{file}: {err.strerror}") from err
-
-
-def _message(error: HTTPError) -> str:
-    """Return the message of Hotrow's server, or the status of another server."""
-    with error:
-        try:
-            return str(json.load(error)["error"])
-        except (ValueError, KeyError, TypeError):
-            return f"{error.url}: {error.code} {error.reason}"

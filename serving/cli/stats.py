@@ -5,17 +5,13 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import urlopen
 
+from serving.cli.client import DEFAULT_URL, Client, NoAnswerError, add_client_options, message_in
 from serving.errors import RequestError, ServingError
 from serving.frontend.version import server_version
 from serving.metrics import Histogram
 
-_DEFAULT_URL = "http://127.0.0.1:8000"
 _TIMEOUT_S = 10.0
 _INTERVAL_S = 1.0
 _CLEAR = "\x1b[H\x1b[J"  # the cursor to the top, then erase what is below it
@@ -34,22 +30,23 @@ def add_parser(commands: Any) -> None:
         description="Show what a running server counted since its start. Percentiles are estimates: the server counts "
         "durations in buckets.",
     )
-    parser.add_argument("url", nargs="?", default=_DEFAULT_URL, metavar="URL", help="the server (default: %(default)s)")
+    parser.add_argument("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="the server (default: %(default)s)")
     parser.add_argument(
         "--watch",
         action="store_true",
         help="refresh every second until Ctrl-C; rates, hit rates and percentiles cover the last second",
     )
     parser.add_argument("--json", action="store_true", help="print GET /status as it is, one line for each reading")
+    add_client_options(parser)
     parser.set_defaults(run=stats, error_code=1)
 
 
 def stats(options: argparse.Namespace) -> int:
     """Print one reading, or a reading per second until Ctrl-C."""
-    before = None
+    before, client = None, Client(options.url, options, _TIMEOUT_S)
     try:
         while True:
-            now = _read(options.url)
+            now = _read(client, options.url)
             print(json.dumps(now) if options.json else _screen(options, now, before), flush=True)
             if not options.watch:
                 return 0
@@ -61,22 +58,17 @@ def stats(options: argparse.Namespace) -> int:
         return 0
 
 
-def _read(url: str) -> Document:
+def _read(client: Client, url: str) -> Document:
     """Ask the server for its status."""
-    if not url.startswith(("http://", "https://")):
-        raise RequestError(f"expected http://... or https://..., got {url!r}")
     try:
-        _ = urlsplit(url).port  # raises ValueError for a bad port; urlopen would use its last 16 bits
-        with urlopen(f"{url.rstrip('/')}/status", timeout=_TIMEOUT_S) as response:
-            answer: bytes = response.read()
-    except HTTPError as err:
-        err.close()
-        raise _stranger(url, f"GET /status gave {err.code} {err.reason}") from err
-    except (URLError, HTTPException, OSError) as err:
-        advice = "`hotrow serve` starts a server"
-        raise ServingError(f"{url}: no server answers: {getattr(err, 'reason', err)}; {advice}") from err
-    except ValueError as err:
-        raise RequestError(f"{url!r} is not a URL: {err}") from err
+        code, reason, answer = client.ask("/status")
+    except NoAnswerError as err:
+        raise ServingError(f"{url}: no server answers: {err}; `hotrow serve` starts a server") from err
+    if code in (401, 403):
+        advice = "set HOTROW_TOKEN to a token with the scope metrics"
+        raise RequestError(f"{url}: {message_in(answer, reason)}; {advice}")
+    if code != 200:
+        raise _stranger(url, f"GET /status gave {code} {reason}")
     try:
         document = json.loads(answer)
     except ValueError as err:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import resource
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import isawaitable
@@ -76,7 +76,7 @@ class GrpcServer:
             front: answers the requests.
             host: the host to listen on.
             port: its port; 0 takes a free port.
-            tls: the files of TLS; None: no TLS.
+            tls: the certificates; None: no TLS.
             shares_port: other processes listen on the port too.
             tokens: what the server knows of its clients' tokens; None: no client needs one.
         """
@@ -167,9 +167,18 @@ def _options(limits: Limits, most_message_bytes: int, shares_port: bool) -> list
 
 
 def _credentials(tls: Tls) -> Any:
-    authorities = tls.authorities.read_bytes() if tls.authorities else None
-    pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
-    return grpc.ssl_server_credentials([pair], authorities, require_client_auth=authorities is not None)
+    used: Sequence[bytes] = ()
+
+    def configuration() -> Any:
+        """Return the certificates for a new connection; None: those of the connection before."""
+        nonlocal used
+        if used is tls.contents:
+            return None
+        used = tls.contents
+        certificate, key, *authorities = used
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], b"".join(authorities) or None)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, tls.wants_certificates)
 
 
 def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:

@@ -1,65 +1,86 @@
 """The certificates of the servers."""
 
+import os
 import ssl
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 from serving.errors import ConfigError
+from serving.frontend.watched_files import WatchedFiles
+
+_CERTIFICATE, _KEY, _AUTHORITIES = "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs"
 
 
-@dataclass(frozen=True, slots=True)
 class Tls:
-    """The files of TLS, all in PEM form.
+    """The certificates in force: those of files, which are read again when they change. Any thread may use them.
 
     Attributes:
-        certificate: the server's certificate, then intermediate certificates.
-        key: its private key; may be the same file.
-        authorities: if given, clients must present a certificate that one of these authorities signed.
+        context: for new connections. A new file gives a new context, so no session of an earlier one goes on.
+        contents: the certificate, with the intermediate certificates after it, its key, and the authorities. All are in
+            PEM form.
+        wants_certificates: whether clients must present a certificate that one of the authorities signed.
     """
 
-    certificate: Path
-    key: Path
-    authorities: Path | None = None
+    def __init__(self, certificate: Path, key: Path, authorities: Path | None) -> None:
+        """Read the files, and watch them until ``close``. The key may be in the certificate's file.
+
+        Raises:
+            ConfigError: a file cannot be read or is not what it should be.
+        """
+        self._files = {_CERTIFICATE: certificate, _KEY: key}
+        if authorities is not None:
+            self._files[_AUTHORITIES] = authorities
+        self.wants_certificates = authorities is not None
+        self._watched = WatchedFiles(self._files, self._use)
 
     @classmethod
     def from_options(cls, certificate: Path | None, key: Path | None, authorities: Path | None) -> Self | None:
-        """Check the files of ``--ssl-certfile``, ``--ssl-keyfile`` and ``--ssl-ca-certs``; None: no TLS.
+        """Read the files of the three options; None: no TLS.
 
         Raises:
             ConfigError: a file cannot be read or is not what it should be, or the certificate is missing.
         """
-        given = {"--ssl-certfile": certificate, "--ssl-keyfile": key, "--ssl-ca-certs": authorities}
-        for option, file in given.items():
-            if file is not None:
-                _check_readable(option, file)
         if certificate is None:
-            for option, file in given.items():
+            for option, file in {_KEY: key, _AUTHORITIES: authorities}.items():
                 if file is not None:
-                    raise ConfigError(option, "", "needs --ssl-certfile")
+                    raise ConfigError(option, "", f"needs {_CERTIFICATE}")
             return None
-        tls = cls(certificate, key or certificate, authorities)
-        tls._check()
-        return tls
+        return cls(certificate, key or certificate, authorities)
 
-    def _check(self) -> None:
+    def close(self) -> None:
+        """Stop watching the files."""
+        self._watched.close()
+
+    def _use(self, contents: Sequence[bytes]) -> None:
+        certificate, key, *authorities = contents
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # Without a password, OpenSSL would ask for the password of an encrypted key.
-            context.load_cert_chain(self.certificate, self.key, password="")
+            with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
+                # Without a password, OpenSSL would ask for the password of an encrypted key.
+                context.load_cert_chain(certificate_file, key_file, password="")
         except ssl.SSLError as err:
             reason = f"expected a certificate and its key, in PEM form and without a password: {err.reason or err}"
-            raise ConfigError(f"--ssl-certfile {self.certificate}, --ssl-keyfile {self.key}", "", reason) from err
-        if self.authorities is not None:
+            raise ConfigError(self._named(_CERTIFICATE, _KEY), "", reason) from err
+        for authority in authorities:
+            context.verify_mode = ssl.CERT_REQUIRED
             try:
-                context.load_verify_locations(self.authorities)
+                with _as_file(authority) as file:
+                    context.load_verify_locations(file)
             except ssl.SSLError as err:
                 reason = f"expected certificates in PEM form: {err.reason or err}"
-                raise ConfigError(f"--ssl-ca-certs {self.authorities}", "", reason) from err
+                raise ConfigError(self._named(_AUTHORITIES), "", reason) from err
+        self.context, self.contents = context, contents
+
+    def _named(self, *options: str) -> str:
+        return ", ".join(f"{option} {self._files[option]}" for option in options)
 
 
-def _check_readable(option: str, file: Path) -> None:
-    try:
-        file.read_bytes()
-    except OSError as err:
-        raise ConfigError(f"{option} {file}", "", f"cannot be read: {err.strerror}") from err
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """Return the path of a file in memory, because OpenSSL reads files only, and the real ones may change meanwhile."""
+    with os.fdopen(os.memfd_create("hotrow-tls"), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"

@@ -1,5 +1,6 @@
 """Tokens, control and browsers at real servers: HTTP and gRPC, one and two workers, TCP and Unix sockets."""
 
+import base64
 import contextlib
 import hashlib
 import http.client
@@ -308,6 +309,18 @@ class TestBrowsers:
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert headers["X-Frame-Options"] == "DENY"
             assert headers["Referrer-Policy"] == "no-referrer"
+
+    def test_the_status_page_may_run_its_own_script_and_style_only_and_no_page_may_frame_it(self, served):
+        _, headers, page = served.ask("/")
+        policy = dict(one.strip().split(" ", 1) for one in headers["Content-Security-Policy"].split(";"))
+
+        for tag in ("script", "style"):
+            [content] = re.findall(f"<{tag}>(.*?)</{tag}>", page.decode(), re.DOTALL)
+            digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+            assert policy[f"{tag}-src"] == f"'sha256-{digest}'"
+        assert (policy["default-src"], policy["connect-src"]) == ("'none'", "'self'")
+        assert policy["frame-ancestors"] == "'none'"
+        assert b"style=" not in page
 
     def test_a_request_in_absolute_form_means_its_path(self, served):
         connection = http.client.HTTPConnection(served.host, served.port)

@@ -9,13 +9,16 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
 
 import grpc
 import httpx
+import numpy as np
 import pytest
 import tritonclient.grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from serving.cli.main import main
 from serving.frontend.http.request_parser import MAX_HEAD_BYTES
 from tests.e2e.kserve_requests import inputs_of, request_of
 from tests.e2e.test_process import DEADLINE_S, break_weights, hotrow_serve, is_right, samples_of
@@ -38,9 +41,9 @@ def certificates(tmp_path_factory):
     return folder
 
 
-def trusting(certificates, client=""):
+def trusting(certificates, client="", server="server"):
     """A client's TLS, which trusts the server and may have a certificate of its own."""
-    context = ssl.create_default_context(cafile=certificates / "server.pem")
+    context = ssl.create_default_context(cafile=certificates / f"{server}.pem")
     if client:
         context.load_cert_chain(certificates / f"{client}.pem", certificates / f"{client}-key.pem")
     return context
@@ -166,6 +169,50 @@ class TestTls:
         with pytest.raises(grpc.RpcError):
             is_live(root)
 
+    def test_new_certificates_count_in_every_worker_and_broken_ones_do_not(
+        self, start, repository, certificates, tmp_path
+    ):
+        names = {"--ssl-certfile": "server.pem", "--ssl-keyfile": "server-key.pem", "--ssl-ca-certs": "client.pem"}
+        files = {option: tmp_path / option for option in names}
+        for option, name in names.items():
+            shutil.copy(certificates / name, files[option])
+        options = [word for option, file in files.items() for word in (option, str(file))]
+        served = start(repository, *options, "--workers", "2", "--grpc-port", "0")
+        ports = [served.port, int(re.search(r"listening for gRPC on 127.0.0.1:(\d+)", served.printed)[1])]
+
+        def presented(port):
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.set_alpn_protocols(["h2" if port != served.port else "http/1.1"])
+            with socket.create_connection(("127.0.0.1", port)) as plain, context.wrap_socket(plain) as encrypted:
+                return ssl.DER_cert_to_PEM_cert(encrypted.getpeercert(binary_form=True))
+
+        def wait_until(is_so):
+            end = time.monotonic() + DEADLINE_S
+            while not is_so():
+                assert time.monotonic() < end
+                time.sleep(0.1)
+
+        def accepts(client):
+            try:
+                url = f"https://localhost:{served.port}/v2"
+                return httpx.get(url, verify=trusting(certificates, client, "client")).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        shutil.copy(certificates / "client-key.pem", files["--ssl-keyfile"])
+        shutil.copy(certificates / "client.pem", files["--ssl-certfile"])
+        new = (certificates / "client.pem").read_text()
+        wait_until(lambda: {presented(port) for port in ports for _ in range(6)} == {new})
+        before = served.log.read_text().count("the server goes on with what it read before")
+        files["--ssl-certfile"].write_text("no certificate")
+        wait_until(lambda: served.log.read_text().count("the server goes on with what it read before") == before + 2)
+        assert {presented(port) for port in ports} == {new}
+        assert accepts("client")
+        shutil.copy(certificates / "client.pem", files["--ssl-certfile"])
+        shutil.copy(certificates / "server.pem", files["--ssl-ca-certs"])
+        wait_until(lambda: [accepts(name) for name in ("client", "server") * 3] == [False, True] * 3)
+
     def test_a_head_that_is_too_large_is_refused_under_tls_too(self, start, repository, certificates):
         served = start(repository, *with_tls(certificates))
         head = b"GET /v2 HTTP/1.1\r\nX: " + b"a" * (2 * MAX_HEAD_BYTES)
@@ -204,6 +251,33 @@ class TestTls:
         transport = httpx.HTTPTransport(uds=str(path), verify=trusting(certificates))
         with httpx.Client(transport=transport) as client:
             assert json.loads(client.get("https://localhost/v2").content)["name"] == "hotrow"
+
+    def test_predict_and_stats_take_a_token_a_private_authority_a_client_certificate_and_a_unix_socket(
+        self, start, repository, certificates, tmp_path, model, capsys, monkeypatch
+    ):
+        path, tokens, samples = tmp_path / "hotrow.sock", tmp_path / "tokens.json", tmp_path / "samples.json"
+        body, expected = samples_of(model, 2, seed=3)
+        samples.write_bytes(body)
+        assert main(["token", str(tokens), "both", "--scopes", "infer,metrics"]) == 0
+        token = capsys.readouterr().out.strip()
+        authority = ("--ssl-ca-certs", certificates / "client.pem")
+        start(repository, *with_tls(certificates, *authority, "--tokens", tokens, "--uds", path))
+        files = [f"--ca-certs={certificates / 'server.pem'}", f"--certfile={certificates / 'client.pem'}"]
+        options = [*files, f"--keyfile={certificates / 'client-key.pem'}", f"--uds={path}"]
+        predict = ["predict", "tiny", str(samples), "--url=https://localhost"]
+
+        assert main([*predict, *options]) == 1
+        assert "a token is needed" in capsys.readouterr().err
+        assert main(["stats", "https://localhost", *options]) == 1
+        assert "set HOTROW_TOKEN to a token with the scope metrics" in capsys.readouterr().err
+        monkeypatch.setenv("HOTROW_TOKEN", token)
+        assert main([*predict, *options]) == 0
+        printed = [float(line) for line in capsys.readouterr().out.split()]
+        assert printed == pytest.approx(np.ravel(expected).tolist(), abs=1e-6)
+        assert main(["stats", "https://localhost", *options]) == 0
+        assert "tiny" in capsys.readouterr().out
+        assert main([*predict, *options[1:]]) == 1  # without the authority
+        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("options", "expected"),

@@ -95,6 +95,26 @@ def test_the_figures_move_with_the_differences_of_readings(browse):
     assert 'aria-label="Requests per second: all models 50"' in dom
 
 
+def test_the_page_of_a_server_with_tokens_asks_for_one(repository, start, browse, tmp_path):
+    (tmp_path / "tokens.json").write_text("{}")
+    text = text_of(browse(start(repository, "--tokens", str(tmp_path / "tokens.json")).url))
+
+    assert "Needs a token" in text
+    assert "a token is needed" in text
+    assert "No answer" not in text
+
+
+def test_the_page_sends_the_token_of_its_tab_and_never_in_a_url(browse):
+    with status_server(status()) as server:
+        script = "sessionStorage.setItem('hotrow-token', 'secret'); location = '/'"
+        server.pages["/sign-in"] = f"<script>{script}</script>".encode()
+        text = text_of(browse(f"{server.url}/sign-in"))
+
+        assert "ctr" in text
+        assert "Bearer secret" in server.authorizations
+        assert set(server.asked) <= {"/sign-in", "/", "/status", "/favicon.ico"}
+
+
 def test_each_chart_draws_a_point_for_each_second(browse):
     rates = [100, 50, 200, 0]
     counts = [sum(rates[:second]) for second in range(len(rates) + 1)]

@@ -64,11 +64,12 @@ class StatusServer:
     Attributes:
         url: its address.
         asked: the paths that were asked for.
+        authorizations: the headers Authorization that came.
         pages: what is at other paths, by path.
     """
 
     def __init__(self, answers):
-        self.asked, self.pages = [], {"/": PAGE}
+        self.asked, self.authorizations, self.pages = [], [], {"/": PAGE}
         self._answers = list(answers)
 
         class Handler(BaseHTTPRequestHandler):
@@ -83,6 +84,7 @@ class StatusServer:
 
     def _answer(self, handler):
         self.asked.append(handler.path)
+        self.authorizations.append(handler.headers["Authorization"])
         body, code = self.pages.get(handler.path, b""), 200
         if handler.path == "/status":
             answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]

@@ -351,6 +351,22 @@ class TestPredict:
             pytest.param(["m", "{file}", "--url", "http://127.0.0.1:99999"], "out of range 0-65535", id="a large port"),
             pytest.param(["m", "{file}", "--url", f"http://{'h' * 64}"], "is not a URL", id="no host's name"),
             pytest.param(["m", "{file}", "--url", "http://127.0.0.1/\xe9"], "is not a URL", id="no ASCII"),
+            pytest.param(["m", "{file}", "--url", "http://u:pw@x"], "the URL has a user", id="a password"),
+            pytest.param(["m", "{file}", "--uds", "{none}"], "No such file", id="no socket"),
+            pytest.param(["m", "{file}", "--ca-certs", "{file}"], "--ca-certs needs https://", id="no TLS"),
+            pytest.param(
+                ["m", "{file}", "--url", "https://x", "--ca-certs", "{none}"],
+                "--ca-certs {none}: expected certificates in PEM form: No such file",
+                id="no authorities",
+            ),
+            pytest.param(
+                ["m", "{file}", "--url", "https://x", "--certfile", "{file}"],
+                "--certfile {file}: expected a certificate and its key, in PEM form and without a password",
+                id="no certificate",
+            ),
+            pytest.param(
+                ["m", "{file}", "--url", "https://x", "--keyfile", "{file}"], "--keyfile needs --certfile", id="a key"
+            ),
         ],
     )
     def test_a_request_that_cannot_be_sent_gives_one_line_and_exit_code_1(self, tmp_path, capsys, arguments, expected):
@@ -360,8 +376,16 @@ class TestPredict:
         assert main(["predict", *(argument.format(**places) for argument in arguments)]) == 1
 
         error = capsys.readouterr().err
-        assert expected in error
+        assert expected.format(**places) in error
+        assert "pw" not in error
         assert error.count("\n") == 1
+
+    def test_a_token_that_cannot_be_sent_is_not_shown(self, samples, capsys, monkeypatch):
+        monkeypatch.setenv("HOTROW_TOKEN", "secret\r\nX: 1")
+
+        assert main(["predict", "m", samples]) == 1
+
+        assert capsys.readouterr().err == "hotrow predict: HOTROW_TOKEN: expected a token of visible ASCII characters\n"
 
 
 @pytest.mark.parametrize("foreign", ["__init__.py", "errors.py"])

@@ -239,7 +239,7 @@ def test_ctrl_c_before_the_only_reading_is_an_interruption(monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("serving.cli.stats.urlopen", interrupted)
+    monkeypatch.setattr("serving.cli.client.Client.ask", interrupted)
 
     assert main(["stats"]) == 130
     assert capsys.readouterr().err == "hotrow stats: interrupted\n"

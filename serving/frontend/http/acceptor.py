@@ -4,7 +4,6 @@ import asyncio
 import logging
 import resource
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +11,7 @@ from contextlib import suppress
 from serving.frontend.codes import RETRY_AFTER_S
 from serving.frontend.http.connection import Connection, OpenConnections
 from serving.frontend.http.request import error_bytes
+from serving.frontend.tls import Tls
 
 #: How many connections one turn of the event loop accepts. Other workers may accept the next ones.
 _ACCEPTED_PER_TURN = 8
@@ -37,7 +37,7 @@ class Acceptor:
         listener: socket.socket,
         connect: Callable[[], Connection],
         open_connections: OpenConnections,
-        tls: ssl.SSLContext | None,
+        tls: Tls | None,
     ) -> None:
         """Accept connections of ``listener`` from now on; ``connect`` makes their protocol."""
         self._listener = listener
@@ -114,9 +114,10 @@ class Acceptor:
 
     async def _connected(self, connection: Connection, client: socket.socket) -> None:
         timeout_s = self._open_connections.limits.head_timeout_s if self._tls else None
+        context = self._tls.context if self._tls else None  # asked each time, because certificates change
         try:
             await self._loop.connect_accepted_socket(
-                lambda: connection, client, ssl=self._tls, ssl_handshake_timeout=timeout_s
+                lambda: connection, client, ssl=context, ssl_handshake_timeout=timeout_s
             )
         except OSError:  # the client has gone, or its TLS failed; the loop has closed the socket
             self._open_connections.remove(connection)

@@ -1,5 +1,8 @@
 """The HTTP front end: KServe v2, a JSON form for people, health and metrics, as one FastAPI application."""
 
+import re
+from base64 import b64encode
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +87,29 @@ def _add_metrics_route(app: FastAPI, front: FrontEnd) -> None:
 
 def _add_status_routes(app: FastAPI, front: FrontEnd) -> None:
     page = Path(__file__).with_name("status.html").read_bytes()
+    headers = {"Cache-Control": "no-cache", "Content-Security-Policy": _content_security_policy(page)}
 
     @app.get("/", include_in_schema=False)
     async def status_page() -> Response:
-        return Response(page, media_type="text/html", headers={"Cache-Control": "no-cache"})
+        return Response(page, media_type="text/html", headers=headers)
 
     @app.get("/status")
     def status_document() -> dict[str, Any]:  # not a coroutine: it waits for GPUs, so it runs in a thread
         """What the status page shows: models, tables, tiers, and what they counted since the start."""
         own, siblings = front.status.document(), front.siblings
         return own if siblings is None else merged_status(siblings.of_all("status", own).values())
+
+
+def _content_security_policy(page: bytes) -> str:
+    """Return what a browser enforces: the page runs its own script and style only, and asks its own server only."""
+    own = {}
+    for tag in ("script", "style"):
+        [content] = re.findall(f"<{tag}>(.*?)</{tag}>".encode(), page, re.DOTALL)
+        own[tag] = f"'sha256-{b64encode(sha256(content).digest()).decode()}'"
+    return (
+        f"default-src 'none'; script-src {own['script']}; style-src {own['style']}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
 
 
 def _add_infer_routes(app: FastAPI, endpoint: HttpEndpoint) -> None:

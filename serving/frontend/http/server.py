@@ -5,7 +5,6 @@ import logging
 import math
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -146,10 +145,11 @@ class Server(uvicorn.Server):
         """Serve ``app``; see ``run``."""
         self._limits = limits or Limits()
         self._draining = Draining(app)
+        self._tls = tls
         self._ready = ready
         self._shares_listener = shares_listener
         self.stop_began_s = math.inf
-        super().__init__(uvicorn_config(self._draining, stop_timeout_s, tls))
+        super().__init__(uvicorn_config(self._draining, stop_timeout_s))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server.startup``; connections are accepted here, because uvicorn's bound is not enough."""
@@ -160,7 +160,7 @@ class Server(uvicorn.Server):
         def connection() -> Connection:
             return Connection(app, self.server_state, state, open_connections)
 
-        acceptors = [Acceptor(one, connection, open_connections, self.config.ssl) for one in sockets or ()]
+        acceptors = [Acceptor(one, connection, open_connections, self._tls) for one in sockets or ()]
         self.servers = acceptors  # type: ignore[assignment]  # uvicorn only closes them
         self._ready()
 
@@ -215,7 +215,7 @@ def run(
         stop_timeout_s: after the signal, how long clients may take to send requests and to receive answers. Their
             connections are cut after that.
         neighbours: servers of other protocols. They start before and stop after this server.
-        tls: the files of TLS; None: no TLS.
+        tls: the certificates; None: no TLS.
         shares_listener: other processes accept connections on ``listener`` too.
         limits: the limits of connections; None: the defaults.
 
@@ -248,7 +248,7 @@ async def _serve(
         await server.serve(sockets=[listener])
 
 
-def uvicorn_config(app: ASGIApp, stop_timeout_s: float, tls: Tls | None = None) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, stop_timeout_s: float) -> uvicorn.Config:
     """Return uvicorn's configuration for ``app``; see ``run``."""
     return uvicorn.Config(
         app,
@@ -261,8 +261,4 @@ def uvicorn_config(app: ASGIApp, stop_timeout_s: float, tls: Tls | None = None) 
         log_config=None,
         log_level=logging.ERROR,  # uvicorn warns about anything that a client sends
         timeout_graceful_shutdown=math.ceil(stop_timeout_s),
-        ssl_certfile=tls.certificate if tls else None,
-        ssl_keyfile=tls.key if tls else None,
-        ssl_ca_certs=str(tls.authorities) if tls and tls.authorities else None,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.authorities else ssl.CERT_NONE,
     )
