@@ -8,6 +8,7 @@ including calls of lookups that fail later.
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,8 @@ class RequestCounts:
 
     def __init__(self, tables: int) -> None:
         """Start at zero."""
-        self._lock = threading.Lock()  # guards the two arrays below; held for a few additions only
-        self._keys = np.zeros(tables, dtype=np.int64)
+        self._lock = threading.Lock()  # guards the two fields below; held for a few additions only
+        self._keys = [0] * tables  # a list, because each request of a few tables adds to it
         self._defaulted_keys = np.zeros(tables, dtype=np.int64)
 
     def answered(self, keys: Sequence[int], defaulted_keys: NDArray[np.int64] | None = None) -> None:
@@ -37,7 +38,7 @@ class RequestCounts:
             defaulted_keys: how many of them got the default value, of each table; None: none.
         """
         with self._lock:
-            self._keys += keys
+            self._keys = list(map(add, self._keys, keys))
             if defaulted_keys is not None:
                 self._defaulted_keys += defaulted_keys
 
@@ -50,7 +51,7 @@ class RequestCounts:
     def read(self, place: int) -> tuple[int, int]:
         """Return the keys and the defaulted keys of one table."""
         with self._lock:
-            return int(self._keys[place]), int(self._defaulted_keys[place])
+            return self._keys[place], int(self._defaulted_keys[place])
 
 
 @dataclass(slots=True)

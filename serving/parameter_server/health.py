@@ -191,7 +191,7 @@ class ModelHealth:
             self._window.clear()
             took_s, failures = outage.answered_s - outage.began_s, failed - outage.failed_before
             about = outage.tier, self._model, took_s, f"{failures:,}"
-            logger.warning("tier %s answers again, model %s: after %.1f s, in which %s requests failed", *about)
+            logger.warning("tier %s answers again, model %s: after %.1f s; failed requests: %s", *about)
 
     def is_up(self, depth: int, table: str) -> bool:
         """Whether the tier answers for a table."""

@@ -16,7 +16,7 @@ from serving.parameter_server import models as served_models
 from serving.repository import ModelRepository
 from serving.storage import RocksDbStore
 from tests.serving.frontend.app_client import Client
-from tests.serving.ps_files import write_ps
+from tests.serving.ps_files import write_lookup_model, write_ps
 
 SAMPLE = {"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], [3]]}]}
 COLD = {"samples": [{"dense": [1, 2, 3], "keys": [[900], [900], [900]]}]}
@@ -231,9 +231,7 @@ def test_the_log_says_what_follows_an_outage_how_long_it_took_and_how_many_reque
         "tier rocksdb does not answer, model 'tiny' version 1: Input/output error (table 'tiny@1.item'): "
         "its requests fail with 503, unless memory has all of their rows"
     )
-    assert ends.getMessage() == (
-        "tier rocksdb answers again, model 'tiny' version 1: after 15.0 s, in which 2 requests failed"
-    )
+    assert ends.getMessage() == ("tier rocksdb answers again, model 'tiny' version 1: after 15.0 s; failed requests: 2")
 
 
 def test_the_server_is_not_ready_while_one_of_its_models_is_not(clients, disk):
@@ -247,6 +245,42 @@ def test_the_server_is_not_ready_while_one_of_its_models_is_not(clients, disk):
 
 def test_a_missing_model_is_neither_ready_nor_unready(clients):
     assert clients({"type": "disabled"}).get("/v2/models/absent/ready").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("device", "code", "state", "follows"),
+    [
+        pytest.param("cpu", 503, "not ready", "each of its requests fails with 503", id="no cache"),
+        pytest.param(
+            "runner",
+            200,
+            "degraded",
+            "its requests get default values for rows that the GPU caches miss, or fail with 503",
+            id="a GPU cache that answers before its rows are there",
+        ),
+    ],
+)
+def test_a_model_without_a_network_answers_as_its_cache_allows(tmp_path, disk, caplog, device, code, state, follows):
+    cache = {"gpucache": True, "embedding_cache_mode": "asynchronous", "hit_rate_threshold": 0.0, "init_ec": False}
+    tiers = {"volatile_db": {"type": "disabled"}, "persistent_db": {"type": "rocks_db", "path": "db", "num_threads": 1}}
+    with ModelRepository(write_lookup_model(tmp_path, cache, **tiers), device=device) as repository:
+        repository.load()
+        client = Client(create_app(FrontEnd(repository)))
+        disk |= {"hps_wdl.embedding_table1", "hps_wdl.embedding_table2"}
+        tensors = [
+            {"name": "KEYS", "datatype": "INT64", "shape": [2], "data": [3, 7]},
+            {"name": "NUMKEYS", "datatype": "INT32", "shape": [2], "data": [1, 1]},
+        ]
+        answer = client.post("/v2/models/hps_wdl/infer", {"inputs": tensors})
+        end = time.monotonic() + DEADLINE_S
+        while states(client)[0] == "ready":  # the rows are read in the background
+            assert time.monotonic() < end
+
+        assert (answer.status_code, states(client)[0]) == (code, state)
+        assert code == 503 or answer.json()["parameters"]["defaulted_keys"] == 2
+        [starts] = [record.getMessage() for record in caplog.records if record.name == health.__name__]
+        assert starts.startswith("tier rocksdb does not answer, model 'hps_wdl': Input/output error (table 'hps_wdl.")
+        assert starts.endswith(f": {follows}")
 
 
 def test_a_server_that_waits_for_its_first_model_is_ready(tmp_path):
