@@ -15,7 +15,8 @@ import asyncio
 import heapq
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from time import monotonic
 from typing import Any, NoReturn
@@ -62,7 +63,7 @@ class _Connection:
 
     Attributes:
         client: the client's address, as in ``client_of``.
-        calls: how many calls are open.
+        calls: its open calls, the oldest first.
         waiting: since when calls wait for the client, the longest wait first.
         received_bytes: how many bytes had come when they were last counted.
         used_s: when a call began or ended.
@@ -72,18 +73,33 @@ class _Connection:
 
     def __init__(self, client: str) -> None:
         self.client = client
-        self.calls = self.received_bytes = 0
+        self.calls: dict[_Call, None] = {}
+        self.received_bytes = 0
         self.waiting: dict[_Call, float] = {}
         self.used_s = 0.0
 
-    def held_bytes(self, most_message_bytes: int) -> int:
-        """The most that its unfinished messages can hold.
+    def reads(self) -> "list[_Call]":
+        """The calls that may have an unfinished message, the longest wait first."""
+        return [call for call in self.waiting if call.is_reading]
+
+    def held_bytes(self, most_message_bytes: int, received_bytes: int | None) -> int:
+        """Return the most that the unfinished messages can hold, and keep how many bytes have come.
 
         Whatever came before a read began does not belong to its message. So the messages of the ``older`` longest
         reads are full at worst, and all others together hold what came since the next read began.
+
+        Args:
+            most_message_bytes: what one message can hold.
+            received_bytes: how many bytes have come; None: unknown, so all messages are full at worst.
         """
-        reads = [call for call in self.waiting if call.is_reading]
-        newer_bytes = [*(self.received_bytes - call.bytes_before for call in reads), 0]
+        reads = self.reads()
+        if received_bytes is None:
+            return len(reads) * most_message_bytes
+        if received_bytes < self.received_bytes:  # a new connection from the same port
+            for call in reads:
+                call.bytes_before = 0
+        self.received_bytes = received_bytes
+        newer_bytes = [*(received_bytes - call.bytes_before for call in reads), 0]
         return min(older * most_message_bytes + newer for older, newer in enumerate(newer_bytes))
 
 
@@ -270,7 +286,7 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._has_new = True
         task: Any = asyncio.current_task()
         call = _Call(context, connection, task, guard, token)
-        connection.calls += 1
+        connection.calls[call] = None
         self._calls += 1
         task.add_done_callback(partial(self._end, call))
         return call
@@ -281,7 +297,7 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._has_sent(call)
         call.guard.end(call.token)
         self._calls -= 1
-        connection.calls -= 1
+        del connection.calls[call]
         connection.used_s = monotonic()
 
     def _goes_on(self, call: _Call) -> None:
@@ -343,7 +359,7 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             one = busy.get(client)
             if one is None:
                 return False, self._seen_s[client]
-            return one.calls > len(one.waiting), max(one.used_s, self._seen_s[client])
+            return len(one.calls) > len(one.waiting), max(one.used_s, self._seen_s[client])
 
         return heapq.nsmallest(count, self._seen_s, idleness)
 
@@ -352,65 +368,63 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         limits, size = self._limits, self._most_message_bytes
         held_bytes: dict[_Connection, int] = {}
         for connection in self._used:
-            reads = [call for call in connection.waiting if call.is_reading]
-            for call in reads:
+            for call in connection.reads():
                 if not call.is_stream and now_s - connection.waiting[call] > limits.body_timeout_s:
                     self._refuse(call, _LATE, f"the message did not arrive within {limits.body_timeout_s:g} s")
             traffic = sockets.traffic(connection.client)
-            if traffic is None:  # at worst, all messages are full
-                held_bytes[connection] = len(reads) * size
-                continue
-            if traffic.received_bytes < connection.received_bytes:  # a new connection from the same port
-                for call in reads:
-                    call.bytes_before = 0
-            connection.received_bytes = traffic.received_bytes
-            held_bytes[connection] = connection.held_bytes(size)
-        self._used = {one for one in held_bytes if any(call.is_reading for call in one.waiting)}
+            held_bytes[connection] = connection.held_bytes(size, None if traffic is None else traffic.received_bytes)
+        self._used = {one for one in held_bytes if one.reads()}
         excess_bytes: float = sum(held_bytes.values()) - max(limits.max_arriving_bytes, 2 * size)
-        for connection in sorted(self._used, key=lambda one: -held_bytes[one]):
-            if excess_bytes <= 0 or not held_bytes[connection]:
-                break
-            reads = [call for call in connection.waiting if call.is_reading]
+        if excess_bytes <= 0:
+            return
+        reason = f"unfinished messages take more than {limits.max_arriving_bytes:,} bytes, and this client's take most"
+        for connection in _by_client({one: held_bytes[one] for one in self._used if held_bytes[one]}):
+            reads = connection.reads()
             mean_bytes = held_bytes[connection] / len(reads)
             for call in reads[: math.ceil(excess_bytes / mean_bytes)]:
-                reason = f"unfinished messages take more than {limits.max_arriving_bytes:,} bytes"
-                self._refuse(call, _EXHAUSTED, f"{reason}, and this connection's take most")
+                self._refuse(call, _EXHAUSTED, reason)
                 excess_bytes -= mean_bytes
+            if excess_bytes <= 0:
+                return
 
     def _bound_answers(self, sockets: ServerSockets, now_s: float) -> None:
         """Cut the connections of clients that do not read."""
         limits = self._limits
-        stuck: dict[str, int] = {}
+        stuck: Counter[_Connection] = Counter()
         for call in self._sending:
-            client, waited_s = call.connection.client, now_s - call.sending_s
+            connection, waited_s = call.connection, now_s - call.sending_s
             if waited_s < _LEAST_UNREAD_S:
                 continue
-            traffic = sockets.traffic(client)
+            traffic = sockets.traffic(connection.client)
             if traffic is None:
                 continue
             if call.taken_bytes is None or traffic.taken_bytes - call.taken_bytes >= _LEAST_TAKEN_BYTES:
                 call.taken_bytes, call.sending_s = traffic.taken_bytes, now_s
             elif waited_s > limits.answer_timeout_s:
-                self._cut(sockets, client, f"its client took no answer for {limits.answer_timeout_s:g} s")
-            stuck[client] = stuck.get(client, 0) + call.unread_bytes
+                self._cut(sockets, connection.client, f"its client took no answer for {limits.answer_timeout_s:g} s")
+            stuck[connection] += call.unread_bytes
         if stuck and self._unread_bytes > limits.max_unread_bytes:
             reason = f"unread answers take more than {limits.max_unread_bytes:,} bytes, and its answers take most"
-            self._cut(sockets, max(stuck, key=stuck.__getitem__), reason)
+            self._cut(sockets, _by_client(stuck)[0].client, reason)
 
     def _bound_calls(self) -> None:
-        """While there are too many calls, end the longest wait of the connection with most waiting calls."""
+        """While there are too many calls, end the longest wait of the client with most waiting calls."""
         excess = self._calls - self._limits.max_calls
         if excess <= 0:
             return
-        reason = f"more than {self._limits.max_calls:,} calls are open, and this connection has most that wait"
-        heap = [(-len(one.waiting), index, one) for index, one in enumerate(self._connections.values())]
+        reason = f"more than {self._limits.max_calls:,} calls are open, and this client has most that wait"
+        waits: defaultdict[str | _Connection, list[tuple[float, int, _Call]]] = defaultdict(list)
+        for connection in self._connections.values():
+            for call, since_s in connection.waiting.items():
+                waits[_owner(call)].append((since_s, id(call), call))
+        heap = [(-len(of_client), index, sorted(of_client)) for index, of_client in enumerate(waits.values())]
         heapq.heapify(heap)
-        for _ in range(excess):
-            waiting, index, connection = heapq.heappop(heap)
-            if not waiting:
-                break
-            self._refuse(next(iter(connection.waiting)), _EXHAUSTED, reason)
-            heapq.heappush(heap, (waiting + 1, index, connection))
+        while excess > 0 and heap:
+            size, index, of_client = heapq.heappop(heap)
+            self._refuse(of_client.pop(0)[-1], _EXHAUSTED, reason)
+            excess -= 1
+            if of_client:
+                heapq.heappush(heap, (size + 1, index, of_client))
 
     def _refuse(self, call: _Call, code: grpc.StatusCode, details: str) -> None:
         """End a call that waits for its client."""
@@ -428,6 +442,20 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if monotonic() - self._logged_s >= _LOG_INTERVAL_S:
             self._logged_s = monotonic()
             _log.warning("%s, because %s (logged at most once a minute)", what, reason)
+
+
+def _owner(call: _Call) -> str | _Connection:
+    """Who is behind a call: a token's name or, without tokens, its connection; never an address."""
+    return call.token or call.connection
+
+
+def _by_client(sizes: Mapping[_Connection, int]) -> list[_Connection]:
+    """Sort connections by what the clients behind them hold in all, then by what they hold; the largest come first."""
+    owners = {one: next(map(_owner, one.calls), one) for one in sizes}
+    totals: Counter[str | _Connection] = Counter()
+    for connection, size in sizes.items():
+        totals[owners[connection]] += size
+    return sorted(sizes, key=lambda one: (-totals[owners[one]], -sizes[one]))
 
 
 async def _ended(call: _Call, code: grpc.StatusCode, details: str) -> None:

@@ -49,11 +49,11 @@ class RawClient:
         with contextlib.suppress(ConnectionError):
             self._socket.sendall(struct.pack(">IBI", len(data) << 8 | kind, flags, call) + data)
 
-    def open(self, path):
+    def open(self, path, **metadata):
         """Begin a call and return its number."""
         call = 1 + 2 * len(self._windows)
         fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers"}
-        fields["content-type"] = "application/grpc"
+        fields |= {"content-type": "application/grpc", **metadata}
         literal = (b"\x00%c%b%c%b" % (len(n), n.encode(), len(v), v.encode()) for n, v in fields.items())
         self.frame(HEADERS, END_HEADERS, call, b"".join(literal))
         self._windows[call] = self._stream_window

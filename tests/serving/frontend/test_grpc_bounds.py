@@ -18,6 +18,8 @@ from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.grpc import GrpcServer
 from serving.frontend.limits import Limits
+from serving.frontend.tokens import INFER as INFER_SCOPE
+from serving.frontend.tokens import Tokens, add_token
 from serving.repository import ModelRepository
 from tests.e2e.kserve_requests import DATATYPES, request_of
 from tests.serving.frontend.raw_http2 import INFER, PING, STREAM, RawClient, message_of
@@ -44,18 +46,18 @@ def repository(model, tmp_path_factory):
 def serve(repository):
     """Serve with some limits, and return the address."""
     with contextlib.ExitStack() as stack:
-        yield lambda **limits: stack.enter_context(serving(repository, Limits(**limits)))
+        yield lambda tokens=None, **limits: stack.enter_context(serving(repository, Limits(**limits), tokens))
 
 
 @contextlib.contextmanager
-def serving(repository, limits):
+def serving(repository, limits, tokens):
     front = FrontEnd(repository, Settings(limits=limits))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
     async def create():
-        server = GrpcServer(front, "127.0.0.1", 0)
+        server = GrpcServer(front, "127.0.0.1", 0, tokens=tokens)
         await server.start()
         return server
 
@@ -174,6 +176,25 @@ class TestCalls:
             assert b"more than 20 calls are open" in client.text_of(calls[0])
             assert not any(map(client.ended, calls[-10:]))  # about the latest
             assert is_answered(address, model)
+
+    def test_with_one_token_count_together_whatever_their_connections(self, serve, tmp_path):
+        secrets = {name: add_token(tmp_path / "tokens", name, [INFER_SCOPE]) for name in ("many", "few")}
+        with (
+            contextlib.closing(Tokens(tmp_path / "tokens", 99)) as tokens,
+            contextlib.ExitStack() as stack,
+        ):
+            address = serve(tokens, max_calls=12)
+            few = stack.enter_context(RawClient(address))
+            kept = [few.open(STREAM, authorization=f"Bearer {secrets['few']}") for _ in range(4)]
+            many = [stack.enter_context(RawClient(address)) for _ in range(14)]
+            calls = [client.open(STREAM, authorization=f"Bearer {secrets['many']}") for client in many]
+
+            def ended():
+                both = zip(many, calls, strict=True)
+                return sum(client.wait_for(lambda c=client, n=call: c.ended(n), 0.05) for client, call in both)
+
+            assert few.wait_for(lambda: ended() == 6)
+            assert not any(map(few.ended, kept))
 
     def test_of_one_connection_are_bounded(self, serve):
         address = serve(max_streams=5)
