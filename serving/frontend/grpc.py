@@ -27,7 +27,7 @@ from serving.frontend.access import Access
 from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
 from serving.frontend.codes import codes_of
 from serving.frontend.front_end import FrontEnd
-from serving.frontend.grpc_calls import OpenCalls, Refusal
+from serving.frontend.grpc_calls import CLIENT_GONE, OpenCalls, Refusal
 from serving.frontend.grpc_sockets import ServerSockets
 from serving.frontend.limits import Limits
 from serving.frontend.served_model import ServedModel
@@ -50,8 +50,6 @@ _HAND_OVER_S = 1.2 * _CONNECTION_AGE_S  # gRPC varies the age by a tenth
 #: Room for the bytes around a message's tensors.
 _ENVELOPE_BYTES = 64 << 10
 _LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
-#: The code in the metrics of a request whose client has gone: nginx's.
-_CANCELLED = 499
 
 
 class GrpcServer:
@@ -98,7 +96,9 @@ class GrpcServer:
         limits = self._front.limits
         limits = replace(limits, max_connections=min(limits.max_connections, _affordable_connections()))
         most_bytes = limits.max_body_bytes + _ENVELOPE_BYTES
-        calls = self._calls = OpenCalls(limits, most_bytes, self._access, self._front.has_access_log)
+        calls = self._calls = OpenCalls(
+            limits, most_bytes, self._front.metrics, self._access, self._front.has_access_log
+        )
         server = grpc.aio.server(interceptors=[calls], options=_options(limits, most_bytes, self._shares_port))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Inference(self._front), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -251,7 +251,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     async def _infer(self, message: Any) -> Any:
         """Answer one request and count it."""
-        began, model, code = perf_counter(), "", _CANCELLED
+        began, model, code = perf_counter(), "", CLIENT_GONE
         self._metrics.started()
         try:
             name, version = message.model_name, message.model_version

@@ -30,6 +30,7 @@ from serving.frontend.codes import codes_of
 from serving.frontend.grpc_guard import MethodGuard
 from serving.frontend.grpc_sockets import ServerSockets, client_of
 from serving.frontend.limits import Limits
+from serving.metrics import RequestMetrics
 
 _log = logging.getLogger("hotrow.grpc")
 _WATCH_INTERVAL_S = 0.1
@@ -41,7 +42,10 @@ _LEAST_TAKEN_BYTES = 64 << 10
 _LEAST_UNREAD_S = 1.0
 _LOG_INTERVAL_S = 60.0
 _FAILURE_PAUSE_S = 5.0
+#: The code in the metrics of a request whose client has gone: nginx's.
+CLIENT_GONE = 499
 _LATE, _EXHAUSTED = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED
+_HTTP_CODES = {_LATE: 504, _EXHAUSTED: 429}
 
 
 class Refusal(Exception):  # noqa: N818  # it ends a call, and is never an error of the server
@@ -120,6 +124,7 @@ class _Call:
         sending_s: since when it is sent, or since when the client has taken too little.
         taken_bytes: what the connection had taken then; None: not counted yet.
         refusal: ends the call.
+        http_code: what its request counts as if it does not arrive.
     """
 
     __slots__ = (
@@ -127,6 +132,7 @@ class _Call:
         "connection",
         "context",
         "guard",
+        "http_code",
         "is_reading",
         "is_stream",
         "is_watch",
@@ -151,6 +157,7 @@ class _Call:
         self.sending_s = 0.0
         self.taken_bytes: int | None = None
         self.refusal: asyncio.Task[None] | None = None
+        self.http_code = CLIENT_GONE
 
 
 _Status = tuple[grpc.StatusCode, str]
@@ -163,11 +170,25 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """
 
     def __init__(
-        self, limits: Limits, most_message_bytes: int, access: Access | None = None, has_access_log: bool = False
+        self,
+        limits: Limits,
+        most_message_bytes: int,
+        metrics: RequestMetrics,
+        access: Access,
+        has_access_log: bool = False,
     ) -> None:
-        """Bound calls by ``limits`` and ``access``; gRPC refuses messages beyond ``most_message_bytes``."""
+        """Bound calls by ``limits`` and ``access``.
+
+        Args:
+            limits: the limits.
+            most_message_bytes: gRPC refuses larger messages.
+            metrics: count predict requests that do not arrive.
+            access: who may do what.
+            has_access_log: whether calls that ``access`` refuses are logged.
+        """
         self._limits = limits
-        self._access = access or Access()
+        self._metrics = metrics
+        self._access = access
         self._has_access_log = has_access_log
         self._most_message_bytes = most_message_bytes
         self._handlers: dict[str, Any] = {}  # of known methods
@@ -252,7 +273,13 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def _read_only(self, call: _Call, handler: Any) -> Any:
         """Read the only request of a call."""
-        data = await self._read(call)
+        began_s, data = monotonic(), None
+        try:
+            data = await self._read(call)
+        finally:
+            if data is None and call.guard.name == "ModelInfer":
+                self._metrics.started()
+                self._metrics.finished("", call.http_code, monotonic() - began_s)
         if data is None:
             raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
         return _parsed(handler, call, data)
@@ -429,6 +456,7 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _refuse(self, call: _Call, code: grpc.StatusCode, details: str) -> None:
         """End a call that waits for its client."""
         self._goes_on(call)
+        call.http_code = _HTTP_CODES.get(code, CLIENT_GONE)
         if code is _EXHAUSTED:
             self._warn("ended a gRPC call", details)
         call.refusal = asyncio.ensure_future(_ended(call, code, details))

@@ -11,7 +11,11 @@ from serving.frontend.codes import codes_of
 
 
 class MethodGuard:
-    """Checks the calls of one method."""
+    """Checks the calls of one method.
+
+    Attributes:
+        name: the method's name, such as ``"ModelInfer"``.
+    """
 
     def __init__(self, access: Access, method: str, has_access_log: bool) -> None:
         """Guard ``/package.Service/Method``; refused calls are logged if ``has_access_log``.
@@ -20,7 +24,7 @@ class MethodGuard:
             UnknownRouteError: the table of routes does not have this method.
         """
         self._access = access
-        self._name = method.rpartition("/")[2]
+        self.name = method.rpartition("/")[2]
         self._need = method_needs(method)
         self._has_access_log = has_access_log
 
@@ -33,7 +37,7 @@ class MethodGuard:
             if self._has_access_log:
                 given = context.invocation_metadata() or ()
                 ids = repeated_headers((name.encode(), text.encode()) for name, text in given if isinstance(text, str))
-                log_request("gRPC", self._name, codes_of(err)[1], began_s, with_request_id(ids), "")
+                log_request("gRPC", self.name, codes_of(err)[1], began_s, with_request_id(ids), "")
             raise
 
     def end(self, token: str) -> None:

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.tiny_model import TinyModel
+from serving.frontend.batcher import Batching
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.grpc import GrpcServer
 from serving.frontend.limits import Limits
@@ -22,7 +23,7 @@ from serving.frontend.tokens import INFER as INFER_SCOPE
 from serving.frontend.tokens import Tokens, add_token
 from serving.repository import ModelRepository
 from tests.e2e.kserve_requests import DATATYPES, request_of
-from tests.serving.frontend.raw_http2 import INFER, PING, STREAM, RawClient, message_of
+from tests.serving.frontend.raw_http2 import INFER, PING, RST_STREAM, STREAM, RawClient, message_of
 
 MIB = 1 << 20
 _ENHANCE_YOUR_CALM = 11
@@ -46,12 +47,13 @@ def repository(model, tmp_path_factory):
 def serve(repository):
     """Serve with some limits, and return the address."""
     with contextlib.ExitStack() as stack:
-        yield lambda tokens=None, **limits: stack.enter_context(serving(repository, Limits(**limits), tokens))
+        yield lambda tokens=None, **limits: stack.enter_context(serving(repository, Limits(**limits), tokens))[0]
 
 
 @contextlib.contextmanager
-def serving(repository, limits, tokens):
-    front = FrontEnd(repository, Settings(limits=limits))
+def serving(repository, limits, tokens=None, **settings):
+    """Serve on an event loop of its own; yield the address and the counters of requests."""
+    front = FrontEnd(repository, Settings(limits=limits, **settings))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -63,7 +65,7 @@ def serving(repository, limits, tokens):
 
     server = asyncio.run_coroutine_threadsafe(create(), loop).result(20)
     try:
-        yield server.address
+        yield server.address, front.metrics
     finally:
         asyncio.run_coroutine_threadsafe(server.stop(0), loop).result(20)
         loop.call_soon_threadsafe(loop.stop)
@@ -263,6 +265,39 @@ class TestConnections:
             client.send(call, message_of(infer_request(model).SerializeToString()), is_last=True)
 
             assert client.wait_for(lambda: client.is_closed)
+
+
+def counted(metrics):
+    """How many requests were counted, by code, and how many are in flight."""
+    samples = list(metrics.samples())
+    codes = {dict(one.labels)["code"]: one.value for one in samples if one.name == "hotrow_requests"}
+    return codes, next(one.value for one in samples if one.name == "hotrow_requests_in_flight")
+
+
+class TestCancelledRequests:
+    def test_are_counted_and_are_no_longer_in_flight(self, repository, model):
+        waits = Batching(max_delay_s=60)
+        with serving(repository, Limits(), batching=waits) as (address, metrics), client_of(address) as client:
+            future = client.ModelInfer.future(infer_request(model))
+            until(lambda: counted(metrics) == ({}, 1))
+            future.cancel()
+
+            until(lambda: counted(metrics) == ({"499": 1}, 0))
+
+    def test_whose_message_has_not_arrived_are_counted_too(self, repository):
+        with serving(repository, Limits(body_timeout_s=0.3)) as (address, metrics), RawClient(address) as client:
+            client.frame(RST_STREAM, 0, client.open(INFER), b"\0\0\0\x08")
+            until(lambda: counted(metrics) == ({"499": 1}, 0))
+            client.send(client.open(INFER), message_of(b"a", of_bytes=9))
+
+            until(lambda: counted(metrics) == ({"499": 1, "504": 1}, 0))
+
+
+def until(condition):
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 class TestErrors:
