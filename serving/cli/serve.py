@@ -251,7 +251,8 @@ def add_parser(commands: Any) -> None:
         "--record",
         type=Path,
         metavar="FILE",
-        help="write the keys of a share of the requests to this new .jsonl file, for `hotrow plan`",
+        help="write the keys of a share of the requests to this .jsonl file, for `hotrow plan`; if it has records, to "
+        "NAME.1.jsonl, NAME.2.jsonl and so on",
     )
     parser.add_argument(
         "--sample",

@@ -1,9 +1,14 @@
 """Records the keys of a sample of the requests, as a trace for ``hotrow plan``."""
 
+import fcntl
+import io
 import logging
+import os
+import stat
 import threading
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from random import random
 from typing import Any, Generic, TypeVar
@@ -29,6 +34,8 @@ _CLOSE_TIMEOUT_S = 5.0
 class Recorder:
     """Writes a random share of the requests to a new file. Every method except ``close`` may be called from any thread.
 
+    The records of earlier servers stay: if ``trace.jsonl`` has some, the file is ``trace.1.jsonl``, and so on.
+
     A background thread writes, so a slow disk delays no request. If too much data waits, requests are left out.
     """
 
@@ -36,17 +43,16 @@ class Recorder:
         """Create the file.
 
         Raises:
-            OutputError: the file exists, or cannot be created.
+            OutputError: the file cannot be created.
         """
         if path.suffix != _SUFFIX:
             raise OutputError(f"--record: expected a file that ends in {_SUFFIX}, got {path}")
         try:
-            self._file = path.open("xb", buffering=0)
-        except FileExistsError as err:
-            raise OutputError(f"--record: {path} exists already") from err
+            self._path, self._file = _unused_file(path)
         except OSError as err:
             raise OutputError(f"--record: {path} cannot be written: {err.strerror}") from err
-        self._path = path
+        if self._path != path:
+            _log.info("%s has earlier records, so requests are recorded in %s", path, self._path)
         self._share = share
         self._worker = QueueWorker("hotrow-record")
         self._lock = threading.Lock()  # guards the two numbers
@@ -93,6 +99,36 @@ class Recorder:
         self._has_failed = True
         self._file.truncate(self._written_bytes)
         _log.error("%s cannot be written, so no more requests are recorded: %s", self._path, reason)
+
+
+def _unused_file(path: Path) -> tuple[Path, io.FileIO]:
+    """Open the first of trace.jsonl, trace.1.jsonl, ... that is new, or empty because its server was killed."""
+    for number in count():
+        chosen = path.with_suffix(f".{number}{path.suffix}") if number else path
+        try:
+            descriptor = os.open(chosen, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except OSError:
+            if not os.path.lexists(chosen):
+                raise
+            continue  # another user's, a folder, a link
+        file = open(descriptor, "wb", buffering=0)  # noqa: SIM115
+        if _try_lock(descriptor):
+            found = os.fstat(descriptor)
+            if (
+                stat.S_ISREG(found.st_mode) and not found.st_size and found.st_nlink
+            ):  # 0: its server has just removed it
+                return chosen, file
+        file.close()
+    raise AssertionError("there are more numbers than files")
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Lock a file for as long as it is open, against other servers that look for a file."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 class RecordedExchange(Generic[_T]):

@@ -1,6 +1,7 @@
 """The file of `hotrow serve --record`."""
 
 import json
+import os
 import resource
 import threading
 from contextlib import closing
@@ -105,14 +106,58 @@ def test_requests_are_left_out_if_too_many_bytes_wait_for_the_disk(tmp_path, con
     ("name", "expected"),
     [
         pytest.param("trace.npz", "expected a file that ends in .jsonl, got ", id="another suffix"),
-        pytest.param("there.jsonl", "there.jsonl exists already", id="a file that exists"),
         pytest.param("none/trace.jsonl", "trace.jsonl cannot be written: No such file or directory", id="no folder"),
     ],
 )
 def test_a_file_that_cannot_be_created_is_refused(tmp_path, name, expected):
-    (tmp_path / "there.jsonl").write_text("kept")
-
     with pytest.raises(OutputError, match=f"^--record: .*{expected}"):
         Recorder(Path(tmp_path / name), share=1.0)
 
-    assert (tmp_path / "there.jsonl").read_text() == "kept"
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "traces").mkdir()
+    return tmp_path / "traces"
+
+
+def test_records_of_earlier_servers_stay(folder, config):
+    for _ in range(3):
+        with closing(Recorder(folder / "trace.jsonl", share=1.0)) as recorder:
+            recorder.record(config, keys_of([5]))
+
+    files = sorted(folder.iterdir())
+    assert [file.name for file in files] == ["trace.1.jsonl", "trace.2.jsonl", "trace.jsonl"]
+    assert read_trace(files, [config])["m.t"].tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    "occupy",
+    [
+        lambda path: path.write_text("kept"),
+        lambda path: path.mkdir(),
+        lambda path: path.symlink_to("elsewhere"),
+        lambda path: os.mkfifo(path),
+    ],
+    ids=["a file", "a folder", "a link", "a pipe"],
+)
+def test_whatever_has_the_name_stays_as_it_is(folder, config, occupy):
+    occupy(folder / "trace.jsonl")
+    before = os.lstat(folder / "trace.jsonl")
+
+    with closing(Recorder(folder / "trace.jsonl", share=1.0)) as recorder:
+        recorder.record(config, keys_of([5]))
+
+    after = os.lstat(folder / "trace.jsonl")
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+    assert sorted(file.name for file in folder.iterdir()) == ["trace.1.jsonl", "trace.jsonl"]
+
+
+def test_the_empty_file_of_a_killed_server_is_used_and_that_of_a_running_server_is_not(folder, config):
+    (folder / "trace.jsonl").touch()
+    with closing(Recorder(folder / "trace.jsonl", share=1.0)) as first:
+        with closing(Recorder(folder / "trace.jsonl", share=1.0)) as second:
+            second.record(config, keys_of([2]))
+        first.record(config, keys_of([1]))
+
+    for name, key in (("trace.jsonl", 1), ("trace.1.jsonl", 2)):
+        assert read_trace([folder / name], [config])["m.t"].tolist() == [key]
