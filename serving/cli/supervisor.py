@@ -21,9 +21,9 @@ import time
 from asyncio.subprocess import PIPE, Process
 from contextlib import ExitStack
 from dataclasses import replace
-from tempfile import TemporaryDirectory
 from typing import Self
 
+from serving.cli.shared_folders import sockets_folder, tables_identity
 from serving.config import shared_ram_name
 from serving.errors import ConfigError
 from serving.frontend.workers import WorkerPlace, address_of
@@ -53,13 +53,13 @@ class Supervisor:
         """Prepare the workers; they accept connections on ``listener`` and log to ``standard_error``.
 
         Raises:
-            ConfigError: the gRPC port cannot be bound.
+            ConfigError: the gRPC port cannot be bound, or there is no shared memory.
         """
         self._rereads = options.model_control_mode == "none"
         self._held = ExitStack()
         with ExitStack() as opened:
             # If an earlier server at this address was killed, its tables are found again instead of staying forever.
-            tables = f"{os.stat('/proc/self/ns/net').st_ino} {listener.getsockname()}"
+            tables = tables_identity(listener)
             opened.callback(shutil.rmtree, SHARED_MEMORY / shared_ram_name(tables), ignore_errors=True)
             grpc = None if options.grpc_port is None else _reserved(options.host, options.grpc_port)
             if grpc is not None:
@@ -69,7 +69,7 @@ class Supervisor:
                 workers=options.workers,
                 listener=listener.fileno(),
                 grpc_port=None if grpc is None else grpc.getsockname()[1],
-                folder=opened.enter_context(TemporaryDirectory(prefix="hotrow-", dir=SHARED_MEMORY)),
+                folder=str(opened.enter_context(sockets_folder())),
                 tables=tables,
                 starter=os.getpid(),
                 rereads=False,

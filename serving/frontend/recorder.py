@@ -114,9 +114,8 @@ def _unused_file(path: Path) -> tuple[Path, io.FileIO]:
         file = open(descriptor, "wb", buffering=0)  # noqa: SIM115
         if _try_lock(descriptor):
             found = os.fstat(descriptor)
-            if (
-                stat.S_ISREG(found.st_mode) and not found.st_size and found.st_nlink
-            ):  # 0: its server has just removed it
+            # Without a name, it was removed by the server that had it.
+            if stat.S_ISREG(found.st_mode) and not found.st_size and found.st_nlink:
                 return chosen, file
         file.close()
     raise AssertionError("there are more numbers than files")

@@ -65,7 +65,8 @@ class SharedFolder:
                 os.close(descriptor)
                 return False
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, str(os.getpid()).encode())
+            with suppress(OSError):  # the memory is full; the number is for messages only
+                os.write(descriptor, str(os.getpid()).encode())
             self._writer = descriptor
             for left in self.path.glob(f"*{_NEW}"):  # left by a process that was killed
                 left.unlink()
@@ -125,6 +126,8 @@ class SharedFolder:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             reason = f"{self.path}: is not a folder of this user; choose another shared_memory_name"
             raise StoreError(self._store, "", reason)
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise StoreError(self._store, "", f"{self.path}: other users may write to it: chmod 700 it or remove it")
 
 
 _ENTERED: WeakSet[SharedFolder] = WeakSet()

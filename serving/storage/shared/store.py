@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 STORE_NAME = "shared_memory"
 _POLL_S = 0.02
+_ANY_SIZE = 1 << 50  # of the tables of workers: no configuration has set it
 
 
 def shared_capacity(size_bytes: int, spec: TableSpec, rows: int, held: Sequence[TableRows]) -> int:
@@ -284,7 +285,9 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         try:
             return SharedTable.create(self._folder.new_file(spec.name), spec.dim, capacity, spec.row_dtype, digest)
         except SharedMemoryError as err:
-            reason = f"{err}; volatile_db.shared_memory_size is {self._capacity_bytes:,}"
+            reason = str(err)
+            if self._capacity_bytes < _ANY_SIZE:
+                reason += f"; volatile_db.shared_memory_size is {self._capacity_bytes:,}"
             raise StoreError(self.name, spec.name, reason) from err
 
     def _serve(self, spec: TableSpec, table: SharedTable) -> None:

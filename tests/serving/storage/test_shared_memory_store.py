@@ -234,7 +234,7 @@ def test_a_table_whose_source_has_a_damaged_name_is_loaded_again_and_readers_get
     load(first)
     first.close()
     with (tmp_path / "shared" / "m.t.table").open("r+b") as file:
-        file.seek(40)
+        file.seek(48)
         file.write(b"\xff")
 
     heir = open_store()

@@ -1,0 +1,85 @@
+"""The two folders of /dev/shm that the workers of one server share: of their tables and of their sockets.
+
+Every user can create folders there, under any name. So a folder is used only if it is this user's alone.
+"""
+
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from serving.config import shared_ram_name
+from serving.errors import ConfigError
+from serving.storage.shared.folder import SHARED_MEMORY
+
+_log = logging.getLogger("hotrow.workers")
+_SOCKETS = "hotrow-workers-"
+#: A younger folder may belong to a server that has not locked it yet.
+_ABANDONED_AFTER_S = 10.0
+
+
+def tables_identity(listener: socket.socket) -> str:
+    """Return what names the tables of the server at an address, see ``with_shared_ram``.
+
+    It stays the same, so the next server finds the tables of a server that was killed with its workers. If another user
+    has taken the name, it is a random one.
+    """
+    address = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        path = Path(address).absolute()
+        folder = path.parent.resolve()
+        found = folder.stat()
+        address = (str(folder / path.name), found.st_dev, found.st_ino)  # folders of two containers may have one path
+    identity = f"{os.stat('/proc/self/ns/net').st_ino} {address}"
+    folder = SHARED_MEMORY / shared_ram_name(identity)
+    if os.path.lexists(folder) and not _is_own(folder):
+        _log.warning("%s is not a folder of this user alone, so the tables are shared under another name", folder)
+        identity += f" {secrets.token_hex(16)}"
+    return identity
+
+
+@contextmanager
+def sockets_folder() -> Iterator[Path]:
+    """Make a folder for the sockets of the workers, and remove it at the end; also those of servers that were killed.
+
+    Raises:
+        ConfigError: /dev/shm is absent, full or read-only.
+    """
+    _remove_abandoned()
+    folder = SHARED_MEMORY / f"{_SOCKETS}{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(mode=0o700)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as err:
+        raise ConfigError("--workers", "", f"needs {SHARED_MEMORY}: {folder}: {err.strerror}") from err
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held while the server runs, however it ends
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _remove_abandoned() -> None:
+    for folder in SHARED_MEMORY.glob(f"{_SOCKETS}*"):
+        with suppress(OSError):
+            if not _is_own(folder) or time.time() - folder.lstat().st_ctime < _ABANDONED_AFTER_S:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _is_own(folder: Path) -> bool:
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
