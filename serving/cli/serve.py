@@ -3,11 +3,12 @@
 import argparse
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -296,12 +297,20 @@ def serve(options: argparse.Namespace) -> int:
 
     # Until the server handles it. Process 1 of a container ignores a signal without a handler.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _permit_open_files()
     place = WorkerPlace.of_this_process()
     number = None if place is None else place.number
     with logging_to_standard_error(options.log_level, options.log_format, number) as standard_error:
         supervises = place is None and options.workers > 1
         run = partial(_supervise, standard_error=standard_error) if supervises else partial(_serve, place=place)
         return outcome(options, run)  # here, so that the log's format includes its error
+
+
+def _permit_open_files() -> None:
+    """Open as many files and connections as the administrator allows; shells and systemd start processes with 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _serve(options: argparse.Namespace, place: "WorkerPlace | None") -> int:

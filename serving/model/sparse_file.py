@@ -22,9 +22,8 @@ import stat
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
-
 from serving.errors import ModelFileError
+from serving.model.mapped_file import map_file
 from serving.model.snapshot_model import SnapshotModel, is_snapshot
 from serving.model.sparse_model import SparseModel
 from serving.model.sparse_rows import KeyType, RowLayout, row_dtype
@@ -72,10 +71,10 @@ def _open_directory(path: Path, dim: int, key_type: KeyType) -> SparseModel:
                 path / name,
                 f"expected {rows * row_bytes:,} bytes for {rows:,} keys of {row_bytes} bytes, found {found:,}{hint}",
             )
-    keys = np.memmap(path / "key", dtype="<i8", mode="r", shape=(rows,))
-    vectors = np.memmap(path / "emb_vector", dtype="<f4", mode="r", shape=(rows, dim))
+    keys = map_file(path / "key", "<i8", (rows,))
+    vectors = map_file(path / "emb_vector", "<f4", (rows, dim))
     has_slots = (path / "slot_id").exists()
-    slot_ids = np.memmap(path / "slot_id", dtype="<u8", mode="r", shape=(rows,)) if has_slots else None
+    slot_ids = map_file(path / "slot_id", "<u8", (rows,)) if has_slots else None
     return SparseModel(path, "directory", key_type, keys, vectors, (path / "key", path / "emb_vector"), slot_ids)
 
 
@@ -90,7 +89,7 @@ def _open_file(path: Path, dim: int, key_type: KeyType, row_layout: RowLayout) -
             f"expected a multiple of {row.itemsize} bytes ({_describe(dim, key_type, row_layout)}), "
             f"found {found:,} bytes, {_other_layouts(found, dim)}",
         )
-    rows = np.memmap(path, dtype=row, mode="r", shape=(found // row.itemsize,))
+    rows = map_file(path, row, (found // row.itemsize,))
     slot_ids = rows["slot_id"] if row_layout == "localized" else None
     return SparseModel(path, row_layout, key_type, rows["key"], rows["vector"], (path,), slot_ids)
 
