@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from serving.lookup import LookupResult, LookupSession, defaulted_keys_of
+from serving.lookup import LookupResult, LookupSession, defaulted_keys_of, failed_devices
 from serving.metrics import MetricSample
 from serving.routes import LeastBusy
 from serving.storage.store import Keys
@@ -35,7 +35,12 @@ class LookupModelSession:
     @property
     def is_answering(self) -> bool:
         """Whether some device can still answer."""
-        return any(lookup.is_answering for lookup in self._lookups)
+        return len(self.failed_devices) < len(self._lookups)
+
+    @property
+    def failed_devices(self) -> list[str]:
+        """See ``InferenceSession.failed_devices``."""
+        return failed_devices(self._lookups)
 
     def lookup(self, keys: Sequence[Keys]) -> LookupResult:
         """See ``LookupSession.lookup``."""

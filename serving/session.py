@@ -18,7 +18,7 @@ from serving.defaults_watch import DefaultsWatch
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, RequestError
-from serving.lookup import LookupSession, defaulted_keys_of
+from serving.lookup import LookupSession, defaulted_keys_of, failed_devices
 from serving.metrics import MetricSample
 from serving.routes import LeastBusy, Prediction, open_routes
 
@@ -106,7 +106,12 @@ class InferenceSession:
     @property
     def is_answering(self) -> bool:
         """Whether some device can still answer: a device whose work failed is not used again."""
-        return any(cache.is_answering for cache in self._caches)
+        return len(self.failed_devices) < len(self._caches)
+
+    @property
+    def failed_devices(self) -> list[str]:
+        """The names of the devices that are not used again, because work on them failed."""
+        return failed_devices(self._caches)
 
     def predict(
         self, dense_feature: Any, embeddingcolumns: Any, row_ptrs: Any = None, i64_input_key: bool | None = None

@@ -3,7 +3,7 @@
 from serving.lookup.devices import DeviceChoice, check_device_name, open_devices
 from serving.lookup.merged import defaulted_keys_of
 from serving.lookup.opening import open_lookups, warn_of_idle_caches
-from serving.lookup.session import LookupResult, LookupSession
+from serving.lookup.session import LookupResult, LookupSession, failed_devices
 
 __all__ = [
     "DeviceChoice",
@@ -11,6 +11,7 @@ __all__ = [
     "LookupSession",
     "check_device_name",
     "defaulted_keys_of",
+    "failed_devices",
     "open_devices",
     "open_lookups",
     "warn_of_idle_caches",

@@ -190,8 +190,10 @@ class ModelHealth:
         for outage in over.values():
             self._window.clear()
             took_s, failures = outage.answered_s - outage.began_s, failed - outage.failed_before
-            about = outage.tier, self._model, took_s, f"{failures:,}"
-            logger.warning("tier %s answers again, model %s: after %.1f s; failed requests: %s", *about)
+            requests = "1 failed request" if failures == 1 else f"{failures:,} failed requests"
+            logger.warning(
+                "tier %s answers again, model %s: after %.1f s and %s", outage.tier, self._model, took_s, requests
+            )
 
     def is_up(self, depth: int, table: str) -> bool:
         """Whether the tier answers for a table."""

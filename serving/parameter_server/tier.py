@@ -207,10 +207,6 @@ class Tier:
         """Count rows that a slower tier held and that this tier is not offered."""
         table.counting.promoted(self._depth, 0, rows)
 
-    def is_silent(self, table: str) -> bool:
-        """Whether the last call for the table got no answer."""
-        return table in self._silent
-
     def watch(self, tables: Sequence[ServedTable], *, is_beat: bool) -> None:
         """Ask again for silent tables, and at a beat for one table more, in turn; nothing is counted.
 

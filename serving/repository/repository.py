@@ -340,9 +340,12 @@ class ModelRepository:
         self.close()
 
     def _readiness(self, model: LoadedModel) -> Readiness:
+        failed = f"{' and '.join(model.session.failed_devices)} failed"
         if not model.session.is_answering:
-            return Readiness("not ready", "no GPU is left that works")
-        return model.session.health.readiness()
+            return Readiness("not ready", failed)
+        readiness = model.session.health.readiness()
+        is_degraded = bool(model.session.failed_devices) and readiness.state == "ready"
+        return Readiness("degraded", failed) if is_degraded else readiness
 
     def all_loaded(self) -> list[LoadedModel]:
         """The served versions of all models, newest first."""

@@ -41,7 +41,7 @@ class DictStore(Store):
         self.calls["fetch"] += 1
         if self.is_down:
             raise StoreError(self.name, table, "no answer")
-        held = self.rows.get(table, {})
+        held = dict(self.rows.get(table, {}))  # another thread may insert
         out[...] = 0.0
         for place, key in enumerate(keys.tolist()):
             if key in held:

@@ -54,7 +54,7 @@ def _add_server_routes(app: FastAPI, control: Control, bodies: "_Bodies") -> Non
     @app.head("/v2/health/ready", include_in_schema=False)
     @app.get("/v2/health/ready", response_class=Response)
     async def ready() -> Response:
-        """200 while every model is ready, otherwise 503."""
+        """200 while every model is ready or degraded, otherwise 503."""
         return Response(status_code=200 if control.is_ready() else 503)
 
     @app.post("/v2/repository/index")
@@ -94,7 +94,7 @@ def _add_model_routes(app: FastAPI, control: Control) -> None:
         @app.head(f"{prefix}/ready", include_in_schema=False)
         @app.get(f"{prefix}/ready", response_class=Response)
         async def model_ready(model: str, version: str = in_path) -> Response:
-            """200 while requests for the model can succeed, 503 while no tier answers for one of its tables."""
+            """200 while the model is ready or degraded, 503 while its requests fail."""
             return Response(status_code=200 if control.is_model_ready(model, version) else 503)
 
         @app.get(f"{prefix}/config")

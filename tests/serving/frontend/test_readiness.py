@@ -11,6 +11,7 @@ from serving.errors import StoreError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.lookup import LookupSession
+from serving.lookup.cached_lookup import CachedLookup
 from serving.parameter_server import health
 from serving.parameter_server import models as served_models
 from serving.repository import ModelRepository
@@ -231,7 +232,8 @@ def test_the_log_says_what_follows_an_outage_how_long_it_took_and_how_many_reque
         "tier rocksdb does not answer, model 'tiny' version 1: Input/output error (table 'tiny@1.item'): "
         "its requests fail with 503, unless memory has all of their rows"
     )
-    assert ends.getMessage() == ("tier rocksdb answers again, model 'tiny' version 1: after 15.0 s; failed requests: 2")
+    end = "tier rocksdb answers again, model 'tiny' version 1: after 15.0 s and 2 failed requests"
+    assert ends.getMessage() == end
 
 
 def test_the_server_is_not_ready_while_one_of_its_models_is_not(clients, disk):
@@ -301,3 +303,21 @@ def test_a_model_whose_device_failed_is_not_ready(clients, monkeypatch):
     monkeypatch.setattr(LookupSession, "is_answering", False)
 
     assert codes(client) == [503, 503]
+    assert states(client) == ("not ready", "UNAVAILABLE", "CPU failed")
+
+
+def test_a_model_that_has_lost_one_of_its_devices_is_degraded(tmp_path, monkeypatch):
+    failed = set()
+    with ModelRepository(
+        write_lookup_model(tmp_path, {"gpucache": True, "deployed_device_list": [0, 1]}), device="runner"
+    ) as repository:
+        repository.load()
+        client = Client(create_app(FrontEnd(repository)))
+        works = property(lambda lookup: lookup.device.name not in failed)
+        monkeypatch.setattr(CachedLookup, "is_answering", works)
+
+        assert states(client) == ("ready", "READY", "")
+        failed |= {"runner:1"}
+        assert states(client) == ("degraded", "READY", "runner:1 failed")
+        failed |= {"runner"}
+        assert states(client) == ("not ready", "UNAVAILABLE", "runner and runner:1 failed")

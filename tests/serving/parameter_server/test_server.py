@@ -290,7 +290,7 @@ class TestOutages:
         for is_whole in (False, True):
             store.is_whole = lambda table, answer=is_whole: answer
             one.fetch(held, np.array([1]))
-            assert one.is_silent("m.t") == (not is_whole)
+            assert held.health.is_up(0, "m.t") == is_whole
 
         assert said(caplog) == [
             "tier dict does not answer, model 'm': no answer (table 'm.t')",
