@@ -332,12 +332,14 @@ def _with_lists(clause: ModelClause, tables: Sequence[TableConfig], at: Location
     """Return the tables with the values that the lists of the clause have for each table."""
     lists = {field: _per_table(getattr(clause, key), key, len(tables), at) for key, field in _PER_TABLE.items()}
     result: list[TableConfig] = []
+    taken: set[Any] = set()
     for index, table in enumerate(tables):
         given = {field: values[index] for field, values in lists.items() if values[index] is not None}
         if given.get("dim", table.dim) != table.dim:
             raise at.error(f"embedding_vecsize_per_table[{index}]", f"{given['dim']}, but the graph has {table.dim}")
-        if "name" in given and given["name"] in lists["name"][:index]:
+        if "name" in given and given["name"] in taken:
             raise at.error(f"embedding_table_names[{index}]", f"the name {given['name']!r} is taken")
+        taken.add(given.get("name"))
         result.append(table.model_copy(update=given))
     return tuple(result)
 

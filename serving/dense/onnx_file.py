@@ -73,7 +73,7 @@ def has_files_beside(file: Path) -> bool:
 def signature(content: bytes) -> tuple[dict[str, str], dict[str, str]]:
     """Return the inputs and the outputs of a model, in its order: names to shapes such as ``[B, 26, 16]``."""
     graph = _import_onnx().load_model_from_string(content).graph
-    names = input_names(graph)
+    names = set(input_names(graph))
     inputs = {entry.name: _shape(entry) for entry in graph.input if entry.name in names}
     return inputs, {entry.name: _shape(entry) for entry in graph.output}
 

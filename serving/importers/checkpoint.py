@@ -1,8 +1,9 @@
 """A checkpoint is a file or folder that holds several tables by name."""
 
 import difflib
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from serving.errors import ModelFileError, nearest
 from serving.importers.rows import BareRows, TableRows
 
 _MOST_NAMES_SHOWN = 5
+_log = logging.getLogger(__name__)
 # TorchRec's tables are in EmbeddingBagCollection.embedding_bags and EmbeddingCollection.embeddings, both ModuleDicts.
 _TORCHREC = re.compile(r"(^|\.)(embedding_bags|embeddings)\.[^.]+\.weight$")
 
@@ -27,6 +29,22 @@ class Checkpoint(Protocol):
 
     def rows(self, name: str) -> TableRows | BareRows:
         """Open one of ``names()``. Raise ModelFileError if it is damaged or not a table."""
+
+
+def without_hidden(folder: Path, files: Iterable[Path]) -> list[Path]:
+    """Return the files in order, without those in hidden folders or with hidden names, which the log counts.
+
+    Only ``.`` hides here: the name of a table or of a module may begin with ``_``.
+    """
+    visible: list[Path] = []
+    hidden: list[Path] = []
+    for file in sorted(files):
+        parts = file.relative_to(folder).parts
+        (hidden if any(part.startswith(".") for part in parts) else visible).append(file)
+    if hidden:
+        some = ", ".join(repr(str(file.relative_to(folder))) for file in hidden[:_MOST_NAMES_SHOWN])
+        _log.warning("%s: left out, because a name begins with '.': %d (%s)", folder, len(hidden), some)
+    return visible
 
 
 def matrices_of(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

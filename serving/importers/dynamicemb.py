@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
+from serving.importers.checkpoint import without_hidden
 from serving.importers.numpy_files import bare_numbers, bare_rows
 from serving.importers.rows import BareRows
-from serving.model.data_files import is_data_name
 from serving.model.sparse_rows import Keys
 
 _KEY_FILE = re.compile(r"(?P<table>.+)_emb_keys\.rank_(?P<rank>\d+)\.world_size_(?P<size>\d+)")
@@ -39,9 +39,9 @@ class DynamicEmbDump:
         """List the tables in a dump's folder or in one collection's folder. There may be none."""
         self.path = path
         self._files: dict[str, list[tuple[int, int, Path]]] = {}  # by table: (rank, world size, key file)
-        for file in sorted([*path.glob("*_emb_keys.rank_*"), *path.glob("*/*_emb_keys.rank_*")]):
+        for file in without_hidden(path, [*path.glob("*_emb_keys.rank_*"), *path.glob("*/*_emb_keys.rank_*")]):
             match = _KEY_FILE.fullmatch(file.name)
-            if match and all(map(is_data_name, file.relative_to(path).parts)):
+            if match:
                 table = (file.parent.relative_to(path) / match["table"]).as_posix()
                 self._files.setdefault(table, []).append((int(match["rank"]), int(match["size"]), file))
 

@@ -79,10 +79,9 @@ def check_network(source: str, model: Any, logits: bool) -> ImportedNetwork:
             f"expected one output, the probabilities, found {len(graph.output)}: {names}; "
             "concatenate them into one, [B, L]",
         )
+    given = set(input_names(graph))
     inputs = tuple(
-        NetworkInput(entry.name, _sizes(source, "input", entry, (1, 2)))
-        for entry in graph.input
-        if entry.name in input_names(graph)
+        NetworkInput(entry.name, _sizes(source, "input", entry, (1, 2))) for entry in graph.input if entry.name in given
     )
     refuse_unread_inputs(graph, source)
     label_dim = _sizes(source, "output", graph.output[0], (0, 1))

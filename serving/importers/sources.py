@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serving.errors import ModelFileError
-from serving.importers.checkpoint import Checkpoint, find_table, missing
+from serving.importers.checkpoint import Checkpoint, find_table, missing, without_hidden
 from serving.importers.dynamicemb import DynamicEmbDump
 from serving.importers.numpy_files import open_folder, open_npy, open_npz, open_pair
 from serving.importers.rows import BareRows, TableRows
 from serving.importers.safetensors_file import SafetensorsFile
 from serving.importers.torch_file import TorchFile
-from serving.model.data_files import is_data_name
 
 _CONVERTED = (
     "a folder of torch.distributed.checkpoint, whose index is a pickle that can run code; convert it to one file: "
@@ -24,8 +23,7 @@ class TableFolders:
     def __init__(self, path: Path) -> None:
         """List the tables. There may be none."""
         self.path = path
-        folders = (file.parent.name for file in path.glob("*/emb_vector"))
-        self._tables = sorted(filter(is_data_name, folders))
+        self._tables = [file.parent.name for file in without_hidden(path, path.glob("*/emb_vector"))]
 
     def names(self) -> Sequence[str]:
         """See ``Checkpoint.names``."""

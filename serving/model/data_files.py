@@ -35,7 +35,7 @@ class DataFiles:
         return "; ".join([f"{len(self.files):,} of {total:,} entries are data files", *reasons])
 
 
-def is_data_name(name: str) -> bool:
+def _is_data_name(name: str) -> bool:
     """Return whether a name may be one of data."""
     return not name.startswith(_HIDDEN)
 
@@ -58,7 +58,7 @@ def list_data_files(folder: Path, suffixes: Sequence[str]) -> DataFiles:
 
 
 def _reason_to_leave_out(path: Path, suffixes: Sequence[str]) -> str:
-    if not is_data_name(path.name):
+    if not _is_data_name(path.name):
         return "the name begins with '.' or '_'"
     if path.name.endswith(tuple(suffixes)):
         return ""  # whatever it is: a dead link is missing data

@@ -9,6 +9,7 @@ file list of such files, and ``_metadata.json`` in their folder names the column
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -267,11 +268,12 @@ def _damaged(path: Path, err: Exception) -> DataError:
 
 
 def _check_names(path: Path, columns: ColumnMap, found: list[str]) -> None:
+    counts = Counter(found)
     for name in columns.names:
-        if found.count(name) != 1:
+        if counts[name] != 1:
             close = nearest(name, found)
             hint = f"; did you mean {close[0]}?" if close and close[0] != name else ""
-            reason = "is there twice" if name in found else f"missing; the file has {', '.join(found)}{hint}"
+            reason = "is there twice" if counts[name] else f"missing; the file has {', '.join(found)}{hint}"
             raise DataError(path, reason, column=name)
 
 

@@ -96,7 +96,7 @@ def load(path: str | PathLike[str], load_vars: Any) -> None:
         ModelFileError: a file is missing or damaged, or has rows that the variable cannot have. Nothing has changed.
     """
     path, variables = _read_path("load", path), _by_name("load", load_vars)
-    stored = sorted(folder.name for folder in path.glob("*") if folder.is_dir())
+    stored = sorted(folder.name for folder in path.glob("[!.]*") if folder.is_dir())
     if not all(variable.name for variable in variables.values()) and len(stored) != len(variables):
         expected = f"{len(variables)} folders, because a variable without a name is found by its place"
         raise ModelFileError(path, f"expected {expected}, found {', '.join(stored) or 'none'}")

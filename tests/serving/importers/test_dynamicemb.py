@@ -99,12 +99,13 @@ def test_rows_of_every_type_are_read(tmp_path, dtype):
     assert everything(rows, 3) == dict(enumerate(vectors.float().tolist()))
 
 
-def test_hidden_and_temporary_folders_hold_no_tables(tmp_path):
-    write_rank(tmp_path / COLLECTION, "ads", 0, 1, [1])
-    for name in (".trash", "_temporary"):
-        write_rank(tmp_path / name, "ads", 0, 1, [2])
+def test_hidden_folders_hold_no_tables_and_the_log_says_so(tmp_path, caplog):
+    write_rank(tmp_path / "_collection", "ads", 0, 1, [1])
+    write_rank(tmp_path / ".trash", "ads", 0, 1, [2])
 
-    assert open_checkpoint(tmp_path).tables() == [f"{COLLECTION}/ads"]
+    assert open_checkpoint(tmp_path).tables() == ["_collection/ads"]
+    [line] = caplog.messages
+    assert "left out, because a name begins with '.': 1 ('.trash/ads_emb_keys.rank_0.world_size_1')" in line
 
 
 class TestRefused:
