@@ -7,6 +7,7 @@ any request is accepted. Commands that write a model raise OutputError, and the 
 raise neither. ``serving.frontend.codes`` is the only table that maps these errors to HTTP codes.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -18,6 +19,8 @@ from kernels.errors import HotrowError
 _E = TypeVar("_E", bound=Exception)
 _MOST_CANDIDATES = 1000
 _LONGEST_CANDIDATE = 64
+#: Characters that end a line, move the cursor or turn the direction of text, and halves of characters.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class ServingError(HotrowError):
@@ -205,4 +208,9 @@ def is_about_a_model(error: HotrowError) -> bool:
 
 def told(error: HotrowError) -> str:
     """Return one line for an operator: the model, if ``about`` added its name, and the message."""
-    return ": ".join((*getattr(error, "__notes__", ()), str(error)))
+    return printable(": ".join((*getattr(error, "__notes__", ()), str(error))))
+
+
+def printable(text: str) -> str:
+    """Return text as one line that cannot control a terminal: clients and names of files choose parts of messages."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

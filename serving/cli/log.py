@@ -3,7 +3,6 @@
 import faulthandler
 import logging
 import os
-import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,11 +11,10 @@ from traceback import print_exc
 from types import TracebackType
 
 from serving.cli.standard_error import LineStream, StandardError
+from serving.errors import printable
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
-#: Characters that end a line, move the cursor or turn the direction of text, and halves of characters.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _MOST_LINE_CHARACTERS = 64 << 10
 
 
@@ -68,13 +66,13 @@ class _TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s {name}: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        return _escaped(super().formatMessage(record))
+        return printable(super().formatMessage(record))
 
     def formatException(  # noqa: N802
         self,
         ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
     ) -> str:
-        return "\n".join("  " + _escaped(line) for line in super().formatException(ei).split("\n"))
+        return "\n".join("  " + printable(line) for line in super().formatException(ei).split("\n"))
 
 
 def _json_formatter(worker: int | None) -> logging.Formatter:
@@ -112,7 +110,3 @@ class _OtherLines:
 
 def _record(name: str, level: int, message: str) -> logging.LogRecord:
     return logging.LogRecord(name, level, "", 0, message, None, None)
-
-
-def _escaped(text: str) -> str:
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -66,6 +66,18 @@ def test_a_key_gets_its_row_after_some_sightings(calls, admit_after):
         assert dict(zip(*(part.tolist() for part in table.sightings()), strict=True)) == waiting
 
 
+def test_equal_tables_list_their_sightings_in_equal_order():
+    keys = np.random.default_rng(0).permutation(1000)
+    tables = [TrainingTable("t", 1, admit_after=3) for _ in range(2)]
+    for table in tables:
+        look_up(table, keys)
+
+    first, second = (table.sightings() for table in tables)
+
+    assert first[0].tolist() == second[0].tolist() == list(range(1000))
+    assert first[1].tolist() == [1] * 1000
+
+
 @settings(deadline=None)
 @given(calls=st.lists(st.lists(st.integers(0, 30), max_size=6), max_size=40), spare=st.integers(0, 8))
 def test_a_new_row_replaces_the_row_that_was_read_least_recently(calls, spare):

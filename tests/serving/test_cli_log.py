@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from serving.cli.main import main
+
 LOG = """
 import logging, os, sys, warnings
 from serving.cli.log import logging_to_standard_error
@@ -121,3 +123,11 @@ def test_a_reader_that_leaves_does_not_end_the_process():
 
     os.close(writer)
     assert (done.returncode, done.stdout) == (0, b"goes on\n")
+
+
+def test_an_error_that_ends_a_command_is_one_line(tmp_path, capfd):
+    assert main(["serve", f"{tmp_path}/no\n2026-01-01 INFO forged\x1b[2J", "--http-port", "0"]) == 2
+
+    shown = capfd.readouterr().err
+    assert r"no\n2026-01-01 INFO forged\x1b[2J" in shown
+    assert shown.count("\n") == 1
