@@ -28,6 +28,7 @@ from serving.frontend.access_log import Headers, log_request, repeated_headers, 
 from serving.frontend.codes import codes_of
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.grpc_calls import CLIENT_GONE, OpenCalls, Refusal
+from serving.frontend.grpc_entry import Entry
 from serving.frontend.grpc_sockets import ServerSockets
 from serving.frontend.limits import Limits
 from serving.frontend.served_model import ServedModel
@@ -96,10 +97,9 @@ class GrpcServer:
         limits = self._front.limits
         limits = replace(limits, max_connections=min(limits.max_connections, _affordable_connections()))
         most_bytes = limits.max_body_bytes + _ENVELOPE_BYTES
-        calls = self._calls = OpenCalls(
-            limits, most_bytes, self._front.metrics, self._access, self._front.has_access_log
-        )
-        server = grpc.aio.server(interceptors=[calls], options=_options(limits, most_bytes, self._shares_port))
+        calls = self._calls = OpenCalls(limits, most_bytes)
+        entry = Entry(calls, self._front.metrics, self._access, self._front.has_access_log)
+        server = grpc.aio.server(interceptors=[entry], options=_options(limits, most_bytes, self._shares_port))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Inference(self._front), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         name = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name

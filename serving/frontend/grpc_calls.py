@@ -16,21 +16,18 @@ import heapq
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from time import monotonic
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from kernels.errors import HotrowError
-from serving.frontend.access import Access
 from serving.frontend.codes import codes_of
 from serving.frontend.grpc_guard import MethodGuard
 from serving.frontend.grpc_sockets import ServerSockets, client_of
 from serving.frontend.limits import Limits
-from serving.metrics import RequestMetrics
 
 _log = logging.getLogger("hotrow.grpc")
 _WATCH_INTERVAL_S = 0.1
@@ -77,12 +74,12 @@ class _Connection:
 
     def __init__(self, client: str) -> None:
         self.client = client
-        self.calls: dict[_Call, None] = {}
+        self.calls: dict[Call, None] = {}
         self.received_bytes = 0
-        self.waiting: dict[_Call, float] = {}
+        self.waiting: dict[Call, float] = {}
         self.used_s = 0.0
 
-    def reads(self) -> "list[_Call]":
+    def reads(self) -> "list[Call]":
         """The calls that may have an unfinished message, the longest wait first."""
         return [call for call in self.waiting if call.is_reading]
 
@@ -107,7 +104,7 @@ class _Connection:
         return min(older * most_message_bytes + newer for older, newer in enumerate(newer_bytes))
 
 
-class _Call:
+class Call:
     """One call.
 
     Attributes:
@@ -115,7 +112,7 @@ class _Call:
         connection: its connection.
         guard: checks its messages.
         token: the name of its client's token.
-        task: answers it.
+        task: answers it; the call ends with it.
         is_stream: it may wait for the next message without a limit of time.
         is_watch: it has all its messages, and sends an answer now and then.
         is_reading: it reads a message.
@@ -147,6 +144,7 @@ class _Call:
     def __init__(
         self, context: Any, connection: _Connection, task: "asyncio.Task[Any]", guard: MethodGuard, token: str
     ) -> None:
+        """Describe a call that has begun."""
         self.context = context
         self.guard = guard
         self.token = token
@@ -160,146 +158,31 @@ class _Call:
         self.http_code = CLIENT_GONE
 
 
-_Status = tuple[grpc.StatusCode, str]
+class OpenCalls:
+    """All open calls, and a watch that keeps what their clients make the server hold within bounds.
 
-
-class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Where calls begin: clients make the calls that they may make, and within bounds. Belongs to one event loop.
-
-    A request that is not a message gets INVALID_ARGUMENT instead of gRPC's UNKNOWN.
+    Belongs to one event loop.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        most_message_bytes: int,
-        metrics: RequestMetrics,
-        access: Access,
-        has_access_log: bool = False,
-    ) -> None:
-        """Bound calls by ``limits`` and ``access``.
-
-        Args:
-            limits: the limits.
-            most_message_bytes: gRPC refuses larger messages.
-            metrics: count predict requests that do not arrive.
-            access: who may do what.
-            has_access_log: whether calls that ``access`` refuses are logged.
-        """
+    def __init__(self, limits: Limits, most_message_bytes: int) -> None:
+        """Bound calls by ``limits``; gRPC refuses messages beyond ``most_message_bytes``."""
         self._limits = limits
-        self._metrics = metrics
-        self._access = access
-        self._has_access_log = has_access_log
         self._most_message_bytes = most_message_bytes
-        self._handlers: dict[str, Any] = {}  # of known methods
         self._connections: dict[str, _Connection] = {}  # by gRPC's name of the peer
         self._used: set[_Connection] = set()  # connections whose bytes must be counted
         self._calls = 0
-        self._sending: set[_Call] = set()
+        self._sending: set[Call] = set()
         self._unread_bytes = 0
         self._seen_s: dict[str, float] = {}  # when each open connection was found
         self._has_new = False
         self._counted_s = self._logged_s = -math.inf
 
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """See ``grpc.aio.ServerInterceptor``."""
-        known = self._handlers.get(details.method)
-        if known is not None:
-            return known
-        handler = await continuation(details)
-        if handler is None or handler.request_deserializer is None:
-            return handler
-        guard = MethodGuard(self._access, details.method, self._has_access_log)
-        known = self._handlers[details.method] = self._bounded(handler, guard)
-        return known
+    def begin(self, context: Any, guard: MethodGuard) -> Call:
+        """Open a call, which ends with the task that runs now.
 
-    def _bounded(self, handler: Any, guard: MethodGuard) -> Any:
-        """Return a handler that reads and parses its requests itself. On the wire all kinds of calls are the same."""
-        is_unary = handler.unary_unary is not None
-
-        async def call(stream: Any, context: Any) -> bytes | None:
-            answer, status = await (self._answer if is_unary else self._answer_all)(handler, guard, context)
-            if status is None:
-                return answer
-            # gRPC stores the error that this raises, so its traceback must not lead back to the call.
-            aborted = context.abort(*status)
-            del stream, context
-            return await aborted  # type: ignore[no-any-return]
-
-        kind = grpc.stream_unary_rpc_method_handler if is_unary else grpc.stream_stream_rpc_method_handler
-        return kind(call)
-
-    async def _answer(self, handler: Any, guard: MethodGuard, context: Any) -> tuple[bytes | None, _Status | None]:
-        """Answer a call with one request and one answer."""
-        try:
-            call = self._begin(context, guard)
-            message = await self._read_only(call, handler)
-            data = handler.response_serializer(await handler.unary_unary(message, context))
-        except Refusal as err:
-            return None, (err.code, str(err))
-        except grpc.aio.AbortError as err:  # the watch has ended the call; gRPC raises this again
-            err.with_traceback(None)
-            return None, None
-        self._sends(call, len(data))  # until the task ends
-        return data, None
-
-    async def _answer_all(self, handler: Any, guard: MethodGuard, context: Any) -> tuple[None, _Status | None]:
-        """Answer a call with many answers."""
-        try:
-            call = self._begin(context, guard)
-            if handler.unary_stream is not None:
-                message = await self._read_only(call, handler)
-                call.is_watch = True
-                answers = handler.unary_stream(message, context)
-            else:
-                call.is_stream = True
-                answers = handler.stream_stream(self._messages(call, handler), context)
-            await self._send_all(call, answers, handler.response_serializer)
-        except Refusal as err:
-            return None, (err.code, str(err))
-        except grpc.aio.AbortError as err:
-            err.with_traceback(None)
-        return None, None
-
-    async def _send_all(self, call: _Call, answers: AsyncIterator[Any], serialized: Callable[[Any], bytes]) -> None:
-        async for answer in answers:
-            self._goes_on(call)
-            data = serialized(answer)
-            self._sends(call, len(data))
-            await call.context.write(data)
-            self._has_sent(call)
-            if call.is_watch:
-                call.connection.waiting[call] = monotonic()
-
-    async def _read_only(self, call: _Call, handler: Any) -> Any:
-        """Read the only request of a call."""
-        began_s, data = monotonic(), None
-        try:
-            data = await self._read(call)
-        finally:
-            if data is None and call.guard.name == "ModelInfer":
-                self._metrics.started()
-                self._metrics.finished("", call.http_code, monotonic() - began_s)
-        if data is None:
-            raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
-        return _parsed(handler, call, data)
-
-    async def _messages(self, call: _Call, handler: Any) -> AsyncIterator[Any]:
-        while (data := await self._read(call)) is not None:
-            yield _parsed(handler, call, data)
-
-    async def _read(self, call: _Call) -> bytes | None:
-        """Read the next message; None if the client sends no more."""
-        connection = call.connection
-        self._used.add(connection)
-        connection.waiting[call] = monotonic()
-        call.is_reading, call.bytes_before = True, connection.received_bytes
-        data = await call.context.read()
-        self._goes_on(call)
-        return None if data is grpc.aio.EOF else data
-
-    def _begin(self, context: Any, guard: MethodGuard) -> _Call:
-        """Open a call, which ends with the task that runs now."""
+        Raises:
+            Refusal: too many calls are open, or the client may not make the call.
+        """
         if self._calls >= 2 * self._limits.max_calls:
             raise Refusal(_EXHAUSTED, f"{self._calls:,} calls are open; the server accepts no more at a time")
         try:
@@ -312,32 +195,48 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             connection = self._connections[peer] = _Connection(client_of(peer))
             self._has_new = True
         task: Any = asyncio.current_task()
-        call = _Call(context, connection, task, guard, token)
+        call = Call(context, connection, task, guard, token)
         connection.calls[call] = None
         self._calls += 1
         task.add_done_callback(partial(self._end, call))
         return call
 
-    def _end(self, call: _Call, _task: Any) -> None:
+    def _end(self, call: Call, _task: Any) -> None:
         connection = call.connection
-        self._goes_on(call)
-        self._has_sent(call)
+        self.goes_on(call)
+        self.has_sent(call)
         call.guard.end(call.token)
         self._calls -= 1
         del connection.calls[call]
         connection.used_s = monotonic()
 
-    def _goes_on(self, call: _Call) -> None:
-        """The call does not wait for its client any more."""
+    async def read(self, call: Call) -> bytes | None:
+        """Read the next message; None if the client sends no more."""
+        connection = call.connection
+        self._used.add(connection)
+        self.waits(call)
+        call.is_reading, call.bytes_before = True, connection.received_bytes
+        data = await call.context.read()
+        self.goes_on(call)
+        return None if data is grpc.aio.EOF else data
+
+    def waits(self, call: Call) -> None:
+        """Note that a call waits for its client."""
+        call.connection.waiting[call] = monotonic()
+
+    def goes_on(self, call: Call) -> None:
+        """Note that a call does not wait for its client any more."""
         call.connection.waiting.pop(call, None)
         call.is_reading = False
 
-    def _sends(self, call: _Call, size_bytes: int) -> None:
+    def sends(self, call: Call, size_bytes: int) -> None:
+        """Note that a call sends an answer, until ``has_sent`` or its end."""
         call.unread_bytes, call.sending_s, call.taken_bytes = size_bytes, monotonic(), None
         self._unread_bytes += size_bytes
         self._sending.add(call)
 
-    def _has_sent(self, call: _Call) -> None:
+    def has_sent(self, call: Call) -> None:
+        """Note that the client has taken the answer."""
         self._unread_bytes -= call.unread_bytes
         call.unread_bytes = 0
         self._sending.discard(call)
@@ -440,7 +339,7 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if excess <= 0:
             return
         reason = f"more than {self._limits.max_calls:,} calls are open, and this client has most that wait"
-        waits: defaultdict[str | _Connection, list[tuple[float, int, _Call]]] = defaultdict(list)
+        waits: defaultdict[str | _Connection, list[tuple[float, int, Call]]] = defaultdict(list)
         for connection in self._connections.values():
             for call, since_s in connection.waiting.items():
                 waits[_owner(call)].append((since_s, id(call), call))
@@ -453,9 +352,9 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if of_client:
                 heapq.heappush(heap, (size + 1, index, of_client))
 
-    def _refuse(self, call: _Call, code: grpc.StatusCode, details: str) -> None:
+    def _refuse(self, call: Call, code: grpc.StatusCode, details: str) -> None:
         """End a call that waits for its client."""
-        self._goes_on(call)
+        self.goes_on(call)
         call.http_code = _HTTP_CODES.get(code, CLIENT_GONE)
         if code is _EXHAUSTED:
             self._warn("ended a gRPC call", details)
@@ -472,7 +371,7 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             _log.warning("%s, because %s (logged at most once a minute)", what, reason)
 
 
-def _owner(call: _Call) -> str | _Connection:
+def _owner(call: Call) -> str | _Connection:
     """Who is behind a call: a token's name or, without tokens, its connection; never an address."""
     return call.token or call.connection
 
@@ -486,7 +385,7 @@ def _by_client(sizes: Mapping[_Connection, int]) -> list[_Connection]:
     return sorted(sizes, key=lambda one: (-totals[owners[one]], -sizes[one]))
 
 
-async def _ended(call: _Call, code: grpc.StatusCode, details: str) -> None:
+async def _ended(call: Call, code: grpc.StatusCode, details: str) -> None:
     """End a call from outside. Its read then ends by itself."""
     try:
         await call.context.abort(code, details)
@@ -496,15 +395,3 @@ async def _ended(call: _Call, code: grpc.StatusCode, details: str) -> None:
         return
     if call.is_watch:
         call.task.cancel()
-
-
-def _parsed(handler: Any, call: _Call, data: bytes) -> Any:
-    try:
-        message = handler.request_deserializer(data)
-    except DecodeError as err:
-        raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(err)) from err
-    try:
-        call.guard.check(message, call.context)
-    except HotrowError as err:
-        raise refusal_of(err) from None
-    return message
