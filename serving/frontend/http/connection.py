@@ -26,7 +26,9 @@ READ_AHEAD_BYTES = 64 << 10
 _PARSED_BYTES_PER_TURN = 8 << 10
 #: How many turns of the event loop a connection whose next request has arrived already gives to other connections.
 #: Other clients need about so many turns to take an answer and to send their next request.
-_REST_TURNS = 16
+_REST_TURNS = 8
+#: Answers of this size may wait for the client while its next request begins.
+_UNREAD_BYTES = 64 << 10
 #: A client that takes fewer bytes in ``answer_timeout_s`` does not read.
 _LEAST_TAKEN_BYTES = 64 << 10
 _LINGER_S = 1.0  # how long a refused connection stays open
@@ -134,6 +136,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See ``asyncio.Protocol``."""
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(_UNREAD_BYTES)
         self._local, self._remote = get_local_addr(self._transport), get_remote_addr(self._transport)
         self._scheme = "https" if is_ssl(self._transport) else "http"
         self._since = self._loop.time()
@@ -238,15 +241,10 @@ class Connection(asyncio.Protocol):
         if request.is_whole:
             self.open_connections.backlog -= 1
 
-    def write(self, *parts: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """See ``Carrier``."""
-        transport = self._transport
-        if transport is None or transport.is_closing():  # uvloop raises if the client has reset the connection
-            return
-        if len(parts) == 1:
-            transport.write(parts[0])
-        else:
-            transport.writelines(parts)
+        if self._transport is not None and not self._transport.is_closing():  # uvloop raises if the client has reset it
+            self._transport.write(data)
 
     async def writable(self) -> None:
         """See ``Carrier``."""
@@ -289,7 +287,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def _unread_answer_bytes(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        unsent_bytes = 0 if self._request is None else self._request.unsent_bytes
+        return unsent_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def abort(self, reason: str) -> None:
         """Close at once; the client gets no more of its answer."""

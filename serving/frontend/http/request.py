@@ -17,6 +17,8 @@ _STATUS_LINES = {int(one): b"HTTP/1.1 %d %s\r\n" % (one, one.phrase.encode()) fo
 _WITHOUT_BODY = frozenset({204, 304})
 #: Parts of an answer up to this size are copied together, and sent with one system call.
 _MOST_COPIED_BYTES = 64 << 10
+#: The transport gets no larger piece of an answer at once, because uvloop's TLS buffers any number of bytes.
+_PIECE_BYTES = 256 << 10
 
 Header = tuple[bytes, bytes]
 
@@ -52,8 +54,8 @@ class Carrier(Protocol):
     def begun(self, request: "Request") -> None:
         """The application has begun to answer ``request``."""
 
-    def write(self, *parts: bytes) -> None:
-        """Send ``parts``."""
+    def write(self, data: bytes | memoryview) -> None:
+        """Send ``data``."""
 
     async def writable(self) -> None:
         """Wait until the client has taken what was sent before, or has gone."""
@@ -79,6 +81,7 @@ class Request:
         is_answered: whether the answer is complete.
         has_answer: whether the answer has begun.
         waiting_bytes: size of the body that has arrived and that the application has not taken.
+        unsent_bytes: size of the answer that waits here, because the client does not take it.
     """
 
     def __init__(self, carrier: Carrier, scope: Scope, keeps_alive: bool, expects_continue: bool) -> None:
@@ -86,7 +89,7 @@ class Request:
         self.scope = scope
         self.keeps_alive = keeps_alive
         self.has_begun = self.is_whole = self.is_answered = self.has_answer = False
-        self.waiting_bytes = 0
+        self.waiting_bytes = self.unsent_bytes = 0
         self._carrier = carrier
         self._expects_continue = expects_continue
         self._body: list[bytes] = []
@@ -169,13 +172,27 @@ class Request:
         body, is_last = message.get("body", b""), not message.get("more_body", False)
         parts = self._parts(self._start, body, is_last)
         if sum(map(len, parts)) <= _MOST_COPIED_BYTES:
-            parts = [b"".join(parts)]
-        self.is_answered = is_last
-        self._carrier.write(*parts)
-        if is_last:
+            self._carrier.write(b"".join(parts))
+        else:
+            await self._send_in_pieces(parts)
+        if is_last and not self._is_lost:
+            self.is_answered = True
             self._body.clear()
             self._wake()
             self._carrier.answered(self)
+
+    async def _send_in_pieces(self, parts: list[bytes]) -> None:
+        self.unsent_bytes = sum(map(len, parts))
+        for part in parts:
+            view = memoryview(part)
+            for begin in range(0, len(part), _PIECE_BYTES):
+                piece = view[begin : begin + _PIECE_BYTES]
+                if not self._carrier.is_writable:
+                    await self._carrier.writable()
+                if self._is_lost:
+                    return
+                self.unsent_bytes -= len(piece)
+                self._carrier.write(piece)
 
     def _parts(self, start: Message, body: bytes, is_last: bool) -> list[bytes]:
         """Return what to send for a piece of the answer's body."""

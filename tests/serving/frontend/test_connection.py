@@ -4,10 +4,14 @@ import asyncio
 import json
 import logging
 import resource
+import shutil
 import socket
+import ssl
 import struct
+import subprocess
+import time
 import tracemalloc
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import uvloop
@@ -38,15 +42,13 @@ async def echo(scope, receive, send):
     await send({"type": "http.response.body", "body": body})
 
 
-def served(client, app=echo, limits=LIMITS):
+def served(client, app=echo, limits=LIMITS, tls=None):
     """Serve ``app`` with uvloop as in production, run ``client(address)``, and return its result."""
 
     async def run():
         edge, state, open_connections = Edge(app, RequestMetrics()), ServerState(), OpenConnections(limits)
         with listen("127.0.0.1", 0) as listener:
-            acceptor = Acceptor(
-                listener, lambda: Connection(edge, state, {}, open_connections), open_connections, tls=None
-            )
+            acceptor = Acceptor(listener, lambda: Connection(edge, state, {}, open_connections), open_connections, tls)
             async with asyncio.timeout(60):
                 result = await client(listener.getsockname())
                 while len(open_connections):  # the server's end of the connection closes by itself
@@ -432,6 +434,48 @@ def test_a_client_that_takes_nothing_of_its_answer_is_cut():
             return await received(one)
 
     assert served(client, large_answer, Limits(answer_timeout_s=0.2)) < SIZE
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    """TLS of a server, and of its clients."""
+    if shutil.which("openssl") is None:
+        pytest.skip("the command openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    subprocess.run(
+        [*command.split(), "-keyout", "key.pem", "-out", "certificate.pem"], cwd=folder, check=True, capture_output=True
+    )
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    return server, ssl.create_default_context(cafile=folder / "certificate.pem")
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_cut_under_tls_too(tls):
+    def client(address):
+        with socket.create_connection(address) as one, tls[1].wrap_socket(one, server_hostname="localhost") as wrapped:
+            wrapped.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            time.sleep(1)
+            count = 0
+            with suppress(OSError):
+                while data := wrapped.recv(1 << 20):
+                    count += len(data)
+            return count
+
+    limits = Limits(answer_timeout_s=0.2)
+
+    assert served(lambda address: asyncio.to_thread(client, address), large_answer, limits, tls[0]) < SIZE
+
+
+def test_a_tls_handshake_has_a_time_limit(tls):
+    def client(address):
+        with socket.create_connection(address) as one:
+            one.sendall(b"\x16\x03\x01")
+            return one.recv(1)
+
+    limits = Limits(head_timeout_s=0.2)
+
+    assert served(lambda address: asyncio.to_thread(client, address), limits=limits, tls=tls[0]) == b""
 
 
 def test_a_client_that_takes_its_answer_slowly_gets_all_of_it():
