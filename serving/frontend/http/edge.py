@@ -90,7 +90,7 @@ class Edge:
                 log_request(scope["method"], path, watched.code, began, repeated, scope.get(MODEL, ""))
 
     async def _answer(self, scope: Scope, receive: Receive, send: "_WatchedSend") -> None:
-        token = ""
+        token, refusal = "", ("", 0)
         try:
             if self._access is not None:
                 token = _admit(self._access, scope)
@@ -98,7 +98,9 @@ class Edge:
         except ClientDisconnectedError:
             send.code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
         except HotrowError as err:
-            await _send_error(send, str(err), codes_of(err)[0])
+            refusal = str(err), codes_of(err)[0]
+        except MemoryError:
+            refusal = "the server has too little free memory for this request", 503
         except asyncio.CancelledError:  # the stop timeout is over
             if not send.code:
                 await error_response("the server stops", 503)(scope, receive, send)
@@ -106,10 +108,12 @@ class Edge:
             _log.exception("%s %s failed", scope["method"], scope["path"])
             if send.code:
                 raise  # the answer has begun; the server can only cut the connection
-            await error_response("internal error; see the server's log", 500)(scope, receive, send)
+            refusal = "internal error; see the server's log", 500
         finally:
             if token and self._access is not None:
                 self._access.end(token)
+        if refusal[1]:  # sent here, because the client may be slow, and the error holds the request
+            await _send_error(send, *refusal)
 
 
 def _admit(access: Access, scope: Scope) -> str:
