@@ -97,10 +97,8 @@ class Edge:
             await self._app(scope, receive, send)
         except ClientDisconnectedError:
             send.code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
-        except HotrowError as err:
-            refusal = str(err), codes_of(err)[0]
-        except MemoryError:
-            refusal = "the server has too little free memory for this request", 503
+        except (HotrowError, MemoryError) as err:
+            refusal = _refusal_of(err)
         except asyncio.CancelledError:  # the stop timeout is over
             if not send.code:
                 await error_response("the server stops", 503)(scope, receive, send)
@@ -114,6 +112,13 @@ class Edge:
                 self._access.end(token)
         if refusal[1]:  # sent here, because the client may be slow, and the error holds the request
             await _send_error(send, *refusal)
+
+
+def _refusal_of(error: HotrowError | MemoryError) -> tuple[str, int]:
+    """Return the message and the code of an answer."""
+    if isinstance(error, MemoryError):
+        return "the server has too little free memory for this request", 503
+    return str(error), codes_of(error)[0]
 
 
 def _admit(access: Access, scope: Scope) -> str:
