@@ -11,9 +11,11 @@ from serving.dense.calibration import Calibration
 from serving.errors import ConfigError, ModelFileError, RequestError
 from serving.lookup import LookupSession
 from serving.model.numpy_faults import UNREADABLE, explain
+from serving.model.regular_file import open_regular
 from serving.model.version_writer import CALIBRATION_FILE
 
 _log = logging.getLogger(__name__)
+_MOST_BYTES = 1 << 30
 
 
 def look_up_calibration(lookup: LookupSession, file: str | Path | None, tolerance: float) -> Calibration:
@@ -71,7 +73,7 @@ _FORM = f".npz with the arrays {DENSE}, {KEYS} and {ROW_PTRS} of one request, so
 def _read(path: Path, config: ModelConfig) -> dict[str, np.ndarray | None]:
     """Return the arguments of ``read_batch``."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, _MOST_BYTES) as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ModelFileError(path, f"expected a {_FORM}; this is one array")

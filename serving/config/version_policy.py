@@ -7,9 +7,11 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serving.errors import ConfigError, MissingExtraError
+from serving.model.regular_file import read_regular
 
 CONFIG_FILE = "config.pbtxt"
 _KEY = "version_policy"
+_MOST_BYTES = 4 << 20
 
 
 class _Latest(BaseModel):
@@ -96,7 +98,7 @@ def read_policy(directory: Path) -> VersionPolicy:
     """
     file = directory / CONFIG_FILE
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_regular(file, _MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         return LATEST
     except (OSError, UnicodeDecodeError) as err:

@@ -13,6 +13,7 @@ from serving.errors import ConfigError, ModelFileError
 from serving.model.dense_file import read_dense
 from serving.model.graph import is_network_file, read_model_graph
 from serving.model.records import Graph
+from serving.model.regular_file import MOST_ONNX_BYTES, read_regular
 
 _log = logging.getLogger(__name__)
 
@@ -94,4 +95,4 @@ def read_onnx(graph_file: Path, dense_file: Path) -> bytes:
     open_own_network(graph, dense_file)
     if has_files_beside(dense_file):
         raise ModelFileError(dense_file, "has weights in files next to it: copy all these files instead of exporting")
-    return dense_file.read_bytes()
+    return read_regular(dense_file, MOST_ONNX_BYTES)

@@ -18,6 +18,7 @@ from serving.dense.runtime import import_runtime, one_line, open_session, refusa
 from serving.errors import MissingExtraError, ModelFileError, RequestError
 from serving.model.dense_file import Weights, check_weights, weight_key
 from serving.model.records import Graph
+from serving.model.regular_file import MOST_ONNX_BYTES, read_regular
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class OnnxNetwork:
     def from_file(cls, graph: Graph, weights: Weights, path: str | Path, threads: int = 1) -> "OnnxNetwork":
         """Open a file that ``build_onnx`` made from exactly this graph and these weights, or raise ModelFileError."""
         try:
-            model = Path(path).read_bytes()
+            model = read_regular(path, MOST_ONNX_BYTES)
         except OSError as err:
             raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
         network = cls(graph, model, threads, str(path))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
 from serving.model.records import Graph, WeightSpec
+from serving.model.regular_file import open_regular
 from serving.model.strict_json import Fields, read_json
 
 Weights: TypeAlias = dict[str, NDArray[np.float32]]  # by "<layer>.<weight>", of WeightSpec.shape
@@ -62,9 +63,7 @@ def read_dense(path: str | Path, graph: Graph) -> Weights:
     """
     expected_bytes = 4 * sum(math.prod(spec.shape) for spec in graph.weights)
     try:
-        if Path(path).exists() and not Path(path).is_file():  # reading a pipe would block
-            raise ModelFileError(path, "not a regular file")
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             found_bytes = os.fstat(file.fileno()).st_size
             if found_bytes != expected_bytes:  # checked before reading, because the file may be larger than memory
                 reason = f"expected {expected_bytes:,} bytes ({_breakdown(graph)}), found {found_bytes:,} bytes"

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
+from serving.model.regular_file import open_regular
 from serving.model.slot_sizes import SlotKeys
 from serving.model.strict_json import Fields, read_json
 
@@ -113,7 +114,7 @@ def verify_manifest(directory: str | Path, full: bool = True) -> Manifest:
 def sha256_of(path: Path) -> str:
     """Return a file's SHA-256 as hexadecimal text. Raise ModelFileError if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror}") from err

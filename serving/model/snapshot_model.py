@@ -14,6 +14,7 @@ from kernels.host import RowDtype
 from kernels.snapshot import SNAPSHOT_MAGIC, Snapshot, write_snapshot
 from serving.errors import ModelFileError
 from serving.model.atomic import atomic_write
+from serving.model.regular_file import open_regular
 from serving.model.sparse_model import SparseModel
 from serving.model.sparse_rows import Keys, KeyType, Vectors, check_range
 
@@ -23,7 +24,7 @@ _BATCH_ROWS = 65536
 def is_snapshot(path: str | Path) -> bool:
     """Return whether there is a file that begins like a snapshot."""
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             return file.read(len(SNAPSHOT_MAGIC)) == SNAPSHOT_MAGIC
     except OSError:
         return False

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from serving.errors import ConfigError, nearest
+from serving.model.regular_file import read_regular
 
 T = TypeVar("T")
+_MOST_BYTES = 64 << 20
 _LONGEST_NAME = 4096  # as a path's
 LARGEST_FLOAT32: Final = (2 - 2**-23) * 2.0**127
 
@@ -24,9 +26,7 @@ def read_json(path: str | Path) -> Any:
     """
     source = str(path)
     try:
-        if Path(path).exists() and not Path(path).is_file():  # reading a pipe would block
-            raise ConfigError(source, "", "not a regular file")
-        text = Path(path).read_bytes().decode("utf-8")
+        text = read_regular(path, _MOST_BYTES).decode("utf-8")
     except FileNotFoundError as err:
         raise ConfigError(source, "", "no such file") from err
     except OSError as err:

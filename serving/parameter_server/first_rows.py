@@ -11,6 +11,7 @@ from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex
 from serving.errors import ConfigError
 from serving.model.names import without_version
+from serving.model.regular_file import open_regular
 from serving.model.sparse_model import SparseModel
 from serving.storage.store import Keys, Mask
 
@@ -76,7 +77,8 @@ class FirstRows:
         self._check_folder()
         file = self.hot_keys / f"{without_version(table)}.npy"
         try:
-            keys = np.load(file, allow_pickle=False)
+            with open_regular(file) as opened:
+                keys = np.load(opened, allow_pickle=False)
         except FileNotFoundError:
             return np.empty(0, dtype=np.int64)
         except (OSError, ValueError, EOFError) as err:

@@ -170,12 +170,12 @@ WITHOUT_MANIFEST = {
     ("dense.model", "a byte less"): "expected 112 bytes (",
     ("dense.model", "empty"): "expected 112 bytes (",
     ("dense.model", "missing"): "no such file",
-    ("dense.model", "a folder"): "not a regular file",
+    ("dense.model", "a folder"): "cannot be read: not a regular file",
     ("dense.model.ntp.json", "a byte more"): "line 1 column 145: Extra data",
     ("dense.model.ntp.json", "a byte less"): "line 1 column 144: the text ends too early",
     ("dense.model.ntp.json", "empty"): "line 1 column 1: the file is empty",
     ("dense.model.ntp.json", "missing"): "no such file; it holds the mean and variance of normal",
-    ("dense.model.ntp.json", "a folder"): "not a regular file",
+    ("dense.model.ntp.json", "a folder"): "cannot be read: not a regular file",
     ("user/key", "a byte more"): "expected a multiple of 8 bytes, at least 8, found 41",
     ("user/key", "a byte less"): "expected a multiple of 8 bytes, at least 8, found 39",
     ("user/key", "empty"): "expected a multiple of 8 bytes, at least 8, found 0",
@@ -423,7 +423,7 @@ def test_a_file_that_is_not_strict_json_is_refused_and_named(version, name, edit
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("damage", "message"), [("missing", "no such file"), ("a folder", "not a regular file")])
+@pytest.mark.parametrize(("damage", "message"), [("missing", "no such file"), ("a folder", "cannot be read: not a regular file")])
 def test_a_parameter_server_without_its_file_is_refused(version, damage, message):
     write_ps(version)
     DAMAGE[damage](version / "ps.json")

@@ -1,0 +1,40 @@
+"""Opens files of a model repository, which may have anything in place of a file: a pipe or a device is never read."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+#: Protocol buffers hold at most 2 GiB; larger weights are in files of their own.
+MOST_ONNX_BYTES = 2 << 30
+
+
+def open_regular(path: str | Path, most_bytes: int | None = None) -> BinaryIO:
+    """Open a regular file for reading, without waiting for a writer of a pipe.
+
+    Args:
+        path: the file; links are followed.
+        most_bytes: refuse a larger file; None: any size.
+
+    Raises:
+        OSError: the file cannot be opened, is not a regular file or is too large; ``strerror`` says which.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if most_bytes is not None and found.st_size > most_bytes:
+            reason = f"expected at most {most_bytes:,} bytes, found {found.st_size:,}"
+            raise OSError(errno.EFBIG, reason, str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: str | Path, most_bytes: int) -> bytes:
+    """Read a regular file of at most ``most_bytes``, to the end that it has when it is opened; see ``open_regular``."""
+    with open_regular(path, most_bytes) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
