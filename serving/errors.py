@@ -47,6 +47,10 @@ class ForbiddenError(RequestError):
     """The client may not do this."""
 
 
+class VersionConflictError(RequestError):
+    """Other files of a version are served, and they cannot be swapped while the version is loaded."""
+
+
 class PayloadTooLargeError(RequestError):
     """The request body is larger than the server accepts."""
 
@@ -134,6 +138,10 @@ class MissingExtraError(ServingError):
         super().__init__(f"{purpose} needs the package {package!r}: pip install 'hotrow[{extra}]'")
         self.package = package
         self.extra = extra
+
+
+class LoadEndedError(ServingError):
+    """The load of a model was ended before it served: the model was unloaded, or the server is stopping."""
 
 
 class WorkerError(ServingError):

@@ -74,9 +74,9 @@ def load_model(
     devices = open_devices(device, config.gpu_cache.devices)  # first, because loading tables may take long
     warn_of_idle_caches([(config, devices)])
     if ps is not None:
-        server, release = _load_shared(ps, config)
+        server, config, release = _load_shared(ps, config)
     else:
-        server, release = _load(config, parameter_server)
+        server, config, release = _load(config, parameter_server)
     try:
         session = open_session(server, config, devices, engine, threads, calibration, tolerance)
     except BaseException:
@@ -86,12 +86,11 @@ def load_model(
     return session
 
 
-def _load(config: ModelConfig, given: ParameterServer | None) -> tuple[ParameterServer, Release]:
+def _load(config: ModelConfig, given: ParameterServer | None) -> tuple[ParameterServer, ModelConfig, Release]:
     """Load the model into the given server, or into a new server in RAM."""
     server = ParameterServer([MemoryStore()]) if given is None else given
-    server.load_model(config)
-    held = server.model(config.name, config.version)
-    return server, server.close if given is None else partial(_unload, server, held)
+    held = server.load_model(config)
+    return server, held, server.close if given is None else partial(_unload, server, held)
 
 
 class _SharedServer:
@@ -99,14 +98,14 @@ class _SharedServer:
 
     def __init__(self, ps: ParameterServerConfig) -> None:
         self.server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
-        self.sessions: Counter[tuple[str, int]] = Counter()
+        self.sessions: Counter[str] = Counter()  # by the name of the first table, which only one loaded model has
 
 
 _shared: dict[Path, _SharedServer] = {}  # by ps.json
 _shared_lock = Lock()  # guards _shared and its servers; held during a load, so each model is loaded once
 
 
-def _load_shared(ps: ParameterServerConfig, config: ModelConfig) -> tuple[ParameterServer, Release]:
+def _load_shared(ps: ParameterServerConfig, config: ModelConfig) -> tuple[ParameterServer, ModelConfig, Release]:
     """Load the model into the server of its repository, unless another session has loaded it."""
     check_hot_keys(ps)
     file = Path(ps.source).resolve()
@@ -115,19 +114,19 @@ def _load_shared(ps: ParameterServerConfig, config: ModelConfig) -> tuple[Parame
             _shared[file] = _SharedServer(ps)
         shared = _shared[file]
         try:
-            if config not in shared.server.models():
-                shared.server.load_model(config)
+            tag = {"table_tag": config.table_tag}  # a loaded version may have kept the tables of an earlier release
+            same = [one for one in shared.server.models() if one.model_copy(update=tag) == config]
+            held = same[-1] if same else shared.server.load_model(config)
         except BaseException:
             _close_unused(file)
             raise
-        shared.sessions[config.name, config.version] += 1
-    held = shared.server.model(config.name, config.version)
-    return shared.server, partial(_release_shared, file, held)
+        shared.sessions[held.full_name(held.tables[0])] += 1
+    return shared.server, held, partial(_release_shared, file, held)
 
 
 def _release_shared(file: Path, held: ModelConfig) -> None:
     with _shared_lock:
-        shared, model = _shared[file], (held.name, held.version)
+        shared, model = _shared[file], held.full_name(held.tables[0])
         shared.sessions[model] -= 1
         if not shared.sessions[model]:
             _unload(shared.server, held)

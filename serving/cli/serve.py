@@ -7,7 +7,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from serving.cli.log import LOG_FORMATS, LOG_LEVELS, logging_to_standard_error
 from serving.cli.numbers import is_on, number, one_of, ratio, whole_number
 from serving.cli.outcome import outcome
 from serving.cli.progress import load_progress
+from serving.cli.threads import end_process_after, in_thread
 from serving.config.control import CONTROL_MODES
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, ServingError, is_about_a_model, told
 from serving.frontend.limits import Limits
@@ -77,6 +78,8 @@ _RECORDED_SHARE = 0.01
 #: How long a stop waits for clients that send requests or receive answers.
 # Container engines send SIGKILL ten seconds after SIGTERM.
 _STOP_TIMEOUT_S = 8
+#: When the process ends after the signal to stop, even if a thread hangs in a call that nothing can end.
+_LAST_RESORT_S = 9
 
 
 def add_parser(commands: Any) -> None:
@@ -295,14 +298,24 @@ def serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     from serving.frontend.workers import WorkerPlace
 
-    # Until the server handles it. Process 1 of a container ignores a signal without a handler.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    _permit_open_files()
     place = WorkerPlace.of_this_process()
+
+    def must_end(exit_code: int) -> None:
+        """End the process: soon in good order, and at last although a thread hangs."""
+        end_process_after(_LAST_RESORT_S, exit_code, options.uds if place is None else None)
+
+    def end(*_: object) -> None:
+        must_end(0)
+        sys.exit(0)
+
+    # Until the server handles it. Process 1 of a container ignores a signal without a handler.
+    signal.signal(signal.SIGTERM, end)
+    _permit_open_files()
     number = None if place is None else place.number
     with logging_to_standard_error(options.log_level, options.log_format, number) as standard_error:
         supervises = place is None and options.workers > 1
-        run = partial(_supervise, standard_error=standard_error) if supervises else partial(_serve, place=place)
+        serves = partial(_serve, place=place, must_end=must_end)
+        run = partial(_supervise, standard_error=standard_error) if supervises else serves
         return outcome(options, run)  # here, so that the log's format includes its error
 
 
@@ -313,8 +326,8 @@ def _permit_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _serve(options: argparse.Namespace, place: "WorkerPlace | None") -> int:
-    """Serve in this process."""
+def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: Callable[[int], None]) -> int:
+    """Serve in this process. The first signal to stop calls ``must_end`` with the exit code."""
     from serving.cli.supervisor import end_with
     from serving.frontend.workers import Siblings
 
@@ -384,7 +397,17 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None") -> int:
         app = create_app(front, Access(tokens, host_of(listener), options.host))
         with closing(front):  # after all servers, whose last requests need its threads
             is_shared = bool(private)
-            run(app, listener, ready, _STOP_TIMEOUT_S, all_neighbours, tls, shares_listener=is_shared, limits=limits)
+            run(
+                app,
+                listener,
+                ready,
+                _STOP_TIMEOUT_S,
+                all_neighbours,
+                tls,
+                shares_listener=is_shared,
+                limits=limits,
+                stopping=must_end,
+            )
     return 0
 
 
@@ -434,7 +457,7 @@ def _load(repository: "ModelRepository") -> None:
     """Load all models or none, because a broken model must fail the start, not a later request."""
     try:
         with load_progress() as progress:
-            repository.load(progress)
+            in_thread("hotrow-load", lambda: repository.load(progress))
     except (ConfigError, ModelFileError) as err:
         if not is_about_a_model(err):
             raise

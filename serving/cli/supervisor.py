@@ -33,6 +33,8 @@ _log = logging.getLogger("hotrow.workers")
 _PR_SET_PDEATHSIG = 1
 #: A worker that ends earlier than this again and again waits before it is started: twice as long each time.
 _SETTLED_S = 30.0
+#: A worker that does not end after SIGTERM is killed, before a container engine kills the supervisor after 10 s.
+_KILL_AFTER_S = 9.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 #: How often a worker is asked, and how long it may take to answer. A worker that is silent twice is replaced: the first
 #: time, the supervisor may have been stopped with it.
@@ -270,7 +272,11 @@ class _Worker:
             process = await self._launch
             self.send(how)
             self.send(signal.SIGCONT)  # a stopped process would not hear
-            await process.wait()
+            try:
+                await asyncio.wait_for(process.wait(), _KILL_AFTER_S if how == signal.SIGTERM else None)
+            except TimeoutError:  # it does not even end itself
+                self.send(signal.SIGKILL)
+                await process.wait()
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process, if there is one."""

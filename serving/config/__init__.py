@@ -12,12 +12,14 @@ from serving.config.model_directory import read_model_directory
 from serving.config.models import ModelConfig, ParameterServerConfig, TableConfig
 from serving.config.ps import read_ps_config
 from serving.config.repository import (
+    ModelFolder,
+    incomplete_entries,
+    model_names,
     models_folder,
+    open_model_folder,
     read_model,
     read_repository,
     read_tiers,
-    read_versions,
-    version_folders,
 )
 from serving.config.row_dtypes import with_row_dtype
 from serving.config.shared_ram import shared_ram_name, with_shared_ram
@@ -41,6 +43,7 @@ __all__ = [
     "GpuNetworkConfig",
     "HashMapConfig",
     "ModelConfig",
+    "ModelFolder",
     "ParameterServerConfig",
     "PersistentDbConfig",
     "RedisConfig",
@@ -51,7 +54,10 @@ __all__ = [
     "TableConfig",
     "VersionPolicy",
     "VolatileDbConfig",
+    "incomplete_entries",
+    "model_names",
     "models_folder",
+    "open_model_folder",
     "policy_from",
     "read_inference_config",
     "read_model",
@@ -59,9 +65,7 @@ __all__ = [
     "read_ps_config",
     "read_repository",
     "read_tiers",
-    "read_versions",
     "shared_ram_name",
-    "version_folders",
     "with_row_dtype",
     "with_shared_ram",
 ]

@@ -70,9 +70,11 @@ def name_after(file: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", file.stem)[:120]
 
 
-def read_version_graph(file: Path, name: str, version: int) -> ModelConfig:
+def read_version_graph(file: Path, name: str, version: int, digest: str) -> ModelConfig:
     """Read the ``graph.json`` of version ``version`` of model ``name``, which has the same form."""
-    return _read(file, check_model_name(name, str(file)), version, None)
+    config = _read(file, check_model_name(name, str(file)), version, None).model_copy(update={"digest": digest})
+    tag = f"{version}-{config.short_digest}" if version else ""
+    return config.model_copy(update={"table_tag": tag})
 
 
 def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> ModelConfig:
@@ -87,7 +89,6 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
     return ModelConfig(
         name=name,
         version=version,
-        has_versioned_tables=version > 0,
         graph_file=file,
         dense_file=dense_file,
         onnx_file=onnx_next_to(dense_file),

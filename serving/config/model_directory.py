@@ -1,11 +1,13 @@
 """The folders of a model repository: ``<model>/<version>/graph.json`` and the files next to it."""
 
+import os
+from os.path import isdir, isfile, islink  # they return False where Path's methods raise, as in a folder without rights
 from pathlib import Path
 
 from serving.config.inference import read_version_graph
 from serving.config.models import ModelConfig
 from serving.errors import ModelFileError
-from serving.model.manifest import MANIFEST_NAME, Manifest, verify_manifest
+from serving.model.manifest import MANIFEST_NAME, Manifest, digest_of_files, sha256_of, verify_manifest
 
 GRAPH_FILE = "graph.json"
 
@@ -14,6 +16,7 @@ def read_model_directory(path: str | Path) -> ModelConfig:
     """Read a version directory, or the newest complete version of a model directory.
 
     A version directory has a ``graph.json``. If it has a ``manifest.json``, its files are checked against the manifest.
+    The digest of a version is that of its manifest, or of its files; see ``serving.model.manifest``.
     The folders have the names of model and version: ``dcn/3/graph.json`` is version 3 of ``dcn``. A folder whose name
     is not an integer is a model without a version. ``.<version>.tmp`` folders are unfinished exports, not versions.
 
@@ -25,17 +28,22 @@ def read_model_directory(path: str | Path) -> ModelConfig:
         ConfigError: ``graph.json`` cannot be accepted.
     """
     try:
-        directory = Path(path).resolve()
+        given, directory = Path(os.path.abspath(path)), Path(path).resolve()
         is_version = (directory / GRAPH_FILE).is_file()
     except (OSError, ValueError) as err:
         raise ModelFileError(str(path)[:200], f"cannot be a model's folder: {err}") from err
     if not is_version:
-        directory = _newest_version(directory)
+        given = directory = _newest_version(directory)
+    named = given if version_number(given) else directory  # a version may be a link to a folder of any name
+    version = version_number(named)
+    digest = ""
     if (directory / MANIFEST_NAME).exists():
-        _check_place(directory, verify_manifest(directory))
-    version = version_number(directory)
-    name = directory.parent.name if version else directory.name
-    return read_version_graph(directory / GRAPH_FILE, name, version)
+        _check_place(named, verify_manifest(directory))
+        digest = sha256_of(directory / MANIFEST_NAME)
+    elif version:  # otherwise its tables have no names of their own, and the digest is not worth reading every file
+        digest = digest_of_files(directory)
+    name = named.parent.name if version else named.name
+    return read_version_graph(directory / GRAPH_FILE, name, version, digest)
 
 
 def _check_place(directory: Path, manifest: Manifest) -> None:
@@ -52,7 +60,7 @@ def _check_place(directory: Path, manifest: Manifest) -> None:
 
 def is_model_directory(directory: Path) -> bool:
     """Return whether a folder is a version or a model, not a repository."""
-    return (directory / GRAPH_FILE).is_file() or bool(complete_versions(directory))
+    return isfile(directory / GRAPH_FILE) or bool(complete_versions(directory))
 
 
 def version_number(directory: Path) -> int:
@@ -63,12 +71,44 @@ def version_number(directory: Path) -> int:
 
 def is_complete_version(directory: Path) -> bool:
     """Return whether a folder is a version with a graph."""
-    return bool(version_number(directory)) and (directory / GRAPH_FILE).is_file()
+    return bool(version_number(directory)) and isfile(directory / GRAPH_FILE)
 
 
 def complete_versions(directory: Path) -> dict[int, Path]:
-    """Return the version directories of a model directory by their numbers."""
-    return {version_number(child): child for child in directory.iterdir() if is_complete_version(child)}
+    """Return the version directories of a model directory by their numbers; none if it cannot be read."""
+    return {version_number(child): child for child in children(directory) if is_complete_version(child)}
+
+
+def incomplete_versions(directory: Path) -> dict[int, str]:
+    """Return the entries of a model directory that are called like versions but have no graph, with the reason."""
+    entries = [child for child in children(directory) if version_number(child) and not is_complete_version(child)]
+    return {version_number(entry): _why_incomplete(entry) for entry in entries}
+
+
+def children(directory: Path) -> list[Path]:
+    """Return what a directory holds; nothing if it cannot be read."""
+    try:
+        return [directory / name for name in os.listdir(directory)]
+    except OSError:
+        return []
+
+
+def why_unreadable(directory: Path) -> str:
+    """Return why a directory cannot be listed or entered; an empty text if it can."""
+    try:
+        os.stat(directory / ".")
+        os.listdir(directory)
+    except OSError as err:
+        return f"cannot be read: {err.strerror}"
+    return ""
+
+
+def _why_incomplete(entry: Path) -> str:
+    if islink(entry) and not entry.exists():
+        return "is a link to a folder that does not exist"
+    if not isdir(entry):
+        return "is not a folder"
+    return why_unreadable(entry) or f"has no {GRAPH_FILE}"
 
 
 def _newest_version(directory: Path) -> Path:

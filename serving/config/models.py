@@ -50,8 +50,10 @@ class ModelConfig(Record):
     Attributes:
         name: the model's name.
         version: 0 if the model has no version folder.
-        has_versioned_tables: whether its tables have names of their own in each version, so that two versions can be
-            loaded side by side: true for a version folder, unless ``ps.json`` lists the model.
+        digest: names the version's files, in 64 hexadecimal digits; see ``serving.model.manifest``. Empty if the model
+            has no version folder.
+        table_tag: names the version in the names of its tables, ``"7-1f2e3d4c"``, so that two versions can be loaded
+            side by side. Empty if ``ps.json`` lists the model or it has no version folder.
         graph_file: the layer graph (for v3.0 the inference JSON itself); None if the model is only looked up.
         dense_file: the dense ``.model`` file, or a whole network as ``.onnx``; None if the model is only looked up.
         onnx_file: an ONNX export of the ``.model`` file next to it, if there is one.
@@ -67,7 +69,8 @@ class ModelConfig(Record):
 
     name: str
     version: int = 0
-    has_versioned_tables: bool = False
+    digest: str = ""
+    table_tag: str = ""
     graph_file: Path | None
     dense_file: Path | None
     onnx_file: Path | None = None
@@ -81,8 +84,13 @@ class ModelConfig(Record):
     gpu_network: GpuNetworkConfig = GpuNetworkConfig()
 
     def full_name(self, table: TableConfig) -> str:
-        """Return the name of ``table`` in stores: HPS's, or ``"<model>@<version>.<table>"``."""
-        return f"{self.name}@{self.version}.{table.name}" if self.has_versioned_tables else self.hps_name(table)
+        """Return the name of ``table`` in stores: HPS's, or ``"<model>@<version>-<digest>.<table>"``."""
+        return f"{self.name}@{self.table_tag}.{table.name}" if self.table_tag else self.hps_name(table)
+
+    @property
+    def short_digest(self) -> str:
+        """The first digits of ``digest``, as names of tables and metrics have them."""
+        return self.digest[:8]
 
     def hps_name(self, table: TableConfig) -> str:
         """Return the name of ``table`` in configurations, hot keys and traces: ``"<model>.<table>"``, as in HPS."""

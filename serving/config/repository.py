@@ -1,32 +1,117 @@
 """Read the models of a path: a repository's folder, a ``ps.json``, a v3.0 inference JSON or one model's folder."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
-from os.path import abspath, isfile  # isfile returns False for an impossible path; Path.is_file raises
+from os.path import abspath, isdir, isfile  # these return False for an impossible path; Path.is_file raises
 from pathlib import Path
 from typing import Any
 
 from kernels.errors import HotrowError
 from serving.config.inference import name_after, read_inference_config
 from serving.config.model_directory import (
+    children,
     complete_versions,
-    is_complete_version,
+    incomplete_versions,
     is_model_directory,
     read_model_directory,
     version_number,
+    why_unreadable,
 )
 from serving.config.models import ModelConfig, ParameterServerConfig
 from serving.config.ps import check_named_tables, read_ps_config
 from serving.config.row_dtypes import with_row_dtypes
 from serving.config.tiers import HashMapConfig, PersistentDbConfig
 from serving.config.version_policy import CONFIG_FILE, VersionPolicy, read_policy
-from serving.errors import ConfigError, UnknownModelError, about, did_you_mean, is_about
+from serving.errors import ConfigError, ModelFileError, UnknownModelError, about, did_you_mean, is_about
+from serving.model.names import MODEL_NAME
 from serving.model.strict_json import read_json
 
 PS_FILE = "ps.json"
 
 
-def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -> ParameterServerConfig:
+@dataclass(frozen=True)
+class ModelFolder:
+    """One model's folder in a repository, whose versions are read one by one.
+
+    Attributes:
+        name: the model's name.
+        versions: the folders of the complete versions, by number.
+    """
+
+    name: str
+    versions: Mapping[int, Path]
+    _directory: Path
+    _ps: ParameterServerConfig
+    _policy: VersionPolicy
+
+    @classmethod
+    def of(cls, directory: Path, ps: ParameterServerConfig, policy: VersionPolicy | None = None) -> "ModelFolder":
+        """Read the names in a folder, and its ``config.pbtxt`` if there is no ``policy``.
+
+        Raises:
+            ConfigError: ``config.pbtxt`` cannot be accepted.
+        """
+        policy = read_policy(directory) if policy is None else policy
+        return cls(directory.name, complete_versions(directory), directory, ps, policy)
+
+    def chosen(self, broken: Collection[int] = ()) -> Sequence[int]:
+        """Return the versions to serve, newest first.
+
+        Args:
+            broken: versions that cannot be loaded; the policy chooses among the others.
+
+        Raises:
+            ConfigError: the policy names a version that is not there.
+            ModelFileError: there is no complete version.
+        """
+        if self._looked_up is not None:
+            return [self._looked_up.version]
+        if self.is_incomplete:
+            faults = incomplete_versions(self._directory).items()
+            reasons = "; ".join(f"{number} {reason}" for number, reason in sorted(faults, reverse=True))
+            raise ModelFileError(self._directory, f"has no complete version: {reasons or 'it is empty'}")
+        return self._policy.choose(self.versions, str(self._directory / CONFIG_FILE), broken)
+
+    def read(self, version: int) -> ModelConfig:
+        """Read a version with the settings of ``ps.json``; its files are checked against its manifest.
+
+        Raises:
+            ConfigError: a configuration cannot be accepted.
+            ModelFileError: a file is missing or does not match the manifest.
+        """
+        if self._looked_up is not None:
+            return self._looked_up
+        config = read_model_directory(self.versions[version])
+        _check_key_type(config, self._ps)
+        return config if self._listed is None else _as_listed(config, self._listed, self._ps)
+
+    def read_to_serve(self, version: int) -> ModelConfig:
+        """Read a version that is loaded alone, with the row types of the tiers; see ``read``."""
+        ps, config = self._ps, self.read(version)
+        check_named_tables(ps.volatile_tiers, [config], ps.source, of_these_models_only=True)
+        return with_row_dtypes(config, ps.volatile_tiers, ps.persistent_db, ps.source)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether there is nothing to serve: no complete version, and no model that needs none."""
+        return not self.versions and self._looked_up is None
+
+    @property
+    def _listed(self) -> ModelConfig | None:
+        return next((model for model in self._ps.models if model.name == self.name), None)
+
+    @property
+    def _looked_up(self) -> ModelConfig | None:
+        """The model that ``ps.json`` lists without a dense network, so that its folder needs no graph."""
+        listed = self._listed
+        is_only_listed = listed is not None and listed.graph_file is None and not is_model_directory(self._directory)
+        return _with_version(listed) if listed is not None and is_only_listed else None
+
+
+def read_repository(
+    path: str | Path, faults: list[HotrowError] | None = None, only_complete: bool = False
+) -> ParameterServerConfig:
     """Read the models of ``path``, each with a version, and the tiers that hold their rows.
 
     - A repository's folder has one or several versions of each model, see ``VersionPolicy``. A ``ps.json`` next to the
@@ -41,6 +126,7 @@ def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -
     Args:
         path: a folder or a file.
         faults: an empty list. A faulty model is left out, and its fault is added to the list instead of being raised.
+        only_complete: leave out models without a complete version; a repository may then be empty.
 
     Raises:
         ConfigError: the path does not exist, has no models, or has a configuration that cannot be accepted.
@@ -48,7 +134,7 @@ def read_repository(path: str | Path, faults: list[HotrowError] | None = None) -
     """
     path = Path(path)
     try:
-        return _read(path, faults)
+        return _read(path, faults, only_complete)
     except OSError as err:  # the name is too long, or the folder cannot be listed
         raise ConfigError(str(err.filename or path)[:200], "", f"cannot be read: {err.strerror}") from err
 
@@ -60,14 +146,17 @@ def models_folder(path: Path) -> Path | None:
         ConfigError: the path does not exist, or a configuration cannot be accepted.
     """
     if path.is_dir():
-        return None if is_model_directory(path) or not _model_directories(path) else path
+        is_listed = (
+            isfile(path / PS_FILE) and not _model_directories(path) and read_ps_config(path / PS_FILE, []).models
+        )
+        return None if is_model_directory(path) or is_listed else path
     if not _has(read_json(path), "volatile_db", "persistent_db", "models") or read_ps_config(path, []).models:
         return None
     return path.parent
 
 
-def read_versions(folder: Path, name: str, policy: VersionPolicy | None = None) -> tuple[ModelConfig, ...]:
-    """Read the versions to serve of one model of a repository, newest first.
+def open_model_folder(folder: Path, name: str, policy: VersionPolicy | None = None) -> ModelFolder:
+    """Look at one model of a repository.
 
     Args:
         folder: ``models_folder`` of the repository.
@@ -76,30 +165,37 @@ def read_versions(folder: Path, name: str, policy: VersionPolicy | None = None) 
 
     Raises:
         UnknownModelError: there is no such model.
-        ConfigError: a configuration cannot be accepted.
-        ModelFileError: a file of the model is missing or does not match the manifest.
+        ConfigError: ``ps.json`` or the model's ``config.pbtxt`` cannot be accepted.
+        ModelFileError: the model's folder cannot be read.
     """
     directories = {directory.name: directory for directory in _model_directories(folder)}
     if name not in directories:
         close = did_you_mean(name, directories)
         raise UnknownModelError(f"no model {name[:64]!r} is in the repository{close}")
-    ps = _tiers_of(folder, [])
-    served = _read_versions(directories[name], ps, policy)
-    check_named_tables(ps.volatile_tiers, served, ps.source, of_these_models_only=True)
-    return tuple(with_row_dtypes(config, ps.volatile_tiers, ps.persistent_db, ps.source) for config in served)
+    if fault := why_unreadable(directories[name]):
+        raise ModelFileError(directories[name], fault)
+    return ModelFolder.of(directories[name], _tiers_of(folder, []), policy)
 
 
-def version_folders(folder: Path) -> dict[str, tuple[object, ...]]:
-    """Return a mark per model of a repository, which is another if its versions or its ``config.pbtxt`` change."""
-    marks: dict[str, tuple[object, ...]] = {}
-    for directory in _model_directories(folder):
-        files = [file for file in directory.iterdir() if version_number(file) or file.name == CONFIG_FILE]
-        marks[directory.name] = tuple(
-            (file.name, status.st_ino, status.st_mtime_ns, is_complete_version(file))
-            for file in sorted(files)
-            if (status := file.stat())
-        )
-    return marks
+def model_names(folder: Path) -> Sequence[str]:
+    """Return the names of the models of a repository, also of those that cannot be read.
+
+    Raises:
+        ConfigError: the folder cannot be listed.
+    """
+    try:
+        return [directory.name for directory in _model_directories(folder)]
+    except OSError as err:
+        raise ConfigError(str(folder), "", f"cannot be read: {err.strerror}") from err
+
+
+def incomplete_entries(folder: Path, name: str) -> dict[int, str]:
+    """Return why entries of a model's folder that are called like versions are none, by number.
+
+    Number 0 stands for the folder itself, if it cannot be read.
+    """
+    fault = why_unreadable(folder / name)
+    return {0: fault} if fault else incomplete_versions(folder / name)
 
 
 def read_model(path: str | Path) -> ModelConfig:
@@ -120,19 +216,19 @@ def read_model(path: str | Path) -> ModelConfig:
     return read_inference_config(path, name_after(Path(path)))
 
 
-def _read(path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
+def _read(path: Path, faults: list[HotrowError] | None, only_complete: bool) -> ParameterServerConfig:
     if not path.exists():
         raise ConfigError(str(path), "", "no such file or folder")
     if path.is_dir():
         if is_model_directory(path):
             return _read_model_folder(path)
-        return _read_lookup_folder(path) or _read_folder(path, faults)
+        return _read_lookup_folder(path) or _read_folder(path, faults, only_complete)
     document = read_json(path)
     if _has(document, "inference"):
         return _alone(read_inference_config(path, name_after(path)))
     if _has(document, "models", "volatile_db", "persistent_db"):
         ps = read_ps_config(path, faults)
-        return _listed(ps) if ps.models or faults else _of_folders(ps, path.parent, faults)
+        return _listed(ps) if ps.models or faults else _of_folders(ps, path.parent, faults, only_complete)
     raise ConfigError(str(path), "", "expected an inference JSON (with 'inference') or a ps.json (with 'models')")
 
 
@@ -231,11 +327,11 @@ def _with_version(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"version": version})
 
 
-def _read_folder(path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
+def _read_folder(path: Path, faults: list[HotrowError] | None, only_complete: bool) -> ParameterServerConfig:
     ps = _tiers_of(path, faults)
     if (ps.models or faults) and not _model_directories(path):
         return _listed(ps)
-    return _of_folders(ps, path, faults)
+    return _of_folders(ps, path, faults, only_complete)
 
 
 def _tiers_of(folder: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
@@ -243,16 +339,21 @@ def _tiers_of(folder: Path, faults: list[HotrowError] | None) -> ParameterServer
     return read_ps_config(file, faults) if file.exists() else _in_memory((), "I64", str(file))
 
 
-def _of_folders(ps: ParameterServerConfig, path: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
+def _of_folders(
+    ps: ParameterServerConfig, path: Path, faults: list[HotrowError] | None, only_complete: bool
+) -> ParameterServerConfig:
     """Return the models of ``path``'s folders, with the settings and tiers of ``ps``."""
     directories = _model_directories(path)
-    if not directories:
+    if not directories and not only_complete:
         raise ConfigError(str(path), "", "no model in it: expected <model>/<version>/graph.json")
     listed = {model.name: model for model in ps.models}
     served: list[ModelConfig] = []
     for directory in directories:
         with about(directory.name, faults):
-            served += _read_versions(directory, ps)
+            if only_complete and directory.name not in listed and not complete_versions(directory):
+                continue
+            model = ModelFolder.of(directory, ps)
+            served += map(model.read, model.chosen())
     there = {config.name for config in served} | {directory.name for directory in directories}
     for name in sorted(listed.keys() - there):
         with about(name, faults):
@@ -263,26 +364,17 @@ def _of_folders(ps: ParameterServerConfig, path: Path, faults: list[HotrowError]
     return ps.model_copy(update={"models": models})
 
 
-def _read_versions(
-    directory: Path, ps: ParameterServerConfig, policy: VersionPolicy | None = None
-) -> Sequence[ModelConfig]:
-    """Return the versions to serve of a model's folder, newest first, with the settings of ``ps``."""
-    listed = next((model for model in ps.models if model.name == directory.name), None)
-    if listed is not None and listed.graph_file is None and not is_model_directory(directory):
-        return [_with_version(listed)]
-    there = complete_versions(directory)
-    policy = read_policy(directory) if policy is None else policy
-    versions = policy.choose(there, str(directory / CONFIG_FILE))
-    configs = [read_model_directory(there[version]) for version in versions] or [read_model_directory(directory)]
-    for config in configs:
-        _check_key_type(config, ps)
-    return configs if listed is None else [_as_listed(config, listed, ps) for config in configs]
-
-
 def _model_directories(path: Path) -> Sequence[Path]:
-    """Return the folders that have a version folder. Hidden folders and files are ignored."""
-    folders = (child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
-    return sorted(folder for folder in folders if any(map(version_number, folder.iterdir())))
+    """Return the folders that have an entry called like a version, and those that may have one but cannot be read.
+
+    Hidden folders are ignored, and so is a folder without rights whose name no model can have, as ``lost+found``.
+    """
+    folders = [child for child in path.iterdir() if isdir(child) and not child.name.startswith(".")]
+    return sorted(folder for folder in folders if any(map(version_number, children(folder))) or _is_hidden(folder))
+
+
+def _is_hidden(folder: Path) -> bool:
+    return bool(MODEL_NAME.fullmatch(folder.name) and why_unreadable(folder))
 
 
 def _check_key_type(config: ModelConfig, ps: ParameterServerConfig) -> None:
@@ -297,7 +389,8 @@ def _as_listed(config: ModelConfig, listed: ModelConfig, ps: ParameterServerConf
         if ours != theirs:
             reason = f"names {theirs}, but the served version {config.version} has {ours}"
             raise ConfigError(ps.source, f"models: {listed.name!r}", reason)
-    return listed.model_copy(update={"version": config.version, "onnx_file": config.onnx_file})
+    update = {"version": config.version, "digest": config.digest, "onnx_file": config.onnx_file}
+    return listed.model_copy(update=update)
 
 
 def _files(config: ModelConfig) -> Sequence[Path]:

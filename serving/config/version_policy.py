@@ -50,8 +50,8 @@ class VersionPolicy(BaseModel):
         """Return the policy that serves these versions."""
         return cls(specific=_Specific(versions=list(versions)))
 
-    def choose(self, there: Collection[int], source: str) -> list[int]:
-        """Return the versions to serve of the versions that are there, newest first.
+    def choose(self, there: Collection[int], source: str, broken: Collection[int] = ()) -> list[int]:
+        """Return the versions to serve of the versions that are there but not ``broken``, newest first.
 
         Raises:
             ConfigError: a named version is not there; ``source`` is the file that names it.
@@ -63,7 +63,8 @@ class VersionPolicy(BaseModel):
             if missing:
                 reason = f"version {missing[0]} is not there; the versions are {', '.join(map(str, newest_first))}"
                 raise ConfigError(source, f"{_KEY}.specific", reason)
-            return wanted
+            return [version for version in wanted if version not in broken]
+        newest_first = [version for version in newest_first if version not in broken]
         return newest_first if self.all is not None else newest_first[: (self.latest or _Latest()).num_versions]
 
 
@@ -101,7 +102,9 @@ def read_policy(directory: Path) -> VersionPolicy:
         text = read_regular(file, _MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         return LATEST
-    except (OSError, UnicodeDecodeError) as err:
+    except OSError as err:
+        raise ConfigError(str(file), "", f"cannot be read: {err.strerror}") from err
+    except UnicodeDecodeError as err:
         raise ConfigError(str(file), "", f"cannot be read: {err}") from err
     # Most files have no policy, so most repositories need no protobuf.
     return policy_from(_parse(text, file), str(file)) if _KEY in text else LATEST

@@ -17,6 +17,7 @@ from serving.dumps.formats import Dump, check_suffix, check_target, open_dump, w
 from serving.errors import ConfigError, ModelFileError, StoreError, did_you_mean
 from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
+from serving.parameter_server.loading import with_kept_tables
 from serving.parameter_server.opening import open_stores, tier_settings
 from serving.parameter_server.progress import Batches, CountedRows, Progress
 from serving.parameter_server.table_files import table_source, table_spec
@@ -131,6 +132,8 @@ def load_table(
                 raise ConfigError(config.source, "", reason)
             for memory in shared:
                 memory.drop_table(spec.name)  # left by a killed process
+            model = with_kept_tables(durable[-1], model)
+            spec = table_spec(model, one)
             if replace:
                 # Later starts see the digest of the model's files and keep these rows.
                 marker = Marker(table_source(model, one).digest, rows, changed=True, current_caches=())
@@ -177,11 +180,16 @@ def _configuration(ps: str | Path | ParameterServerConfig) -> ParameterServerCon
 
 def _table_of(models: Sequence[ModelConfig], table: str, source: str) -> tuple[ModelConfig, TableConfig]:
     tables = [(model, one) for model in models for one in model.tables]
-    named = {name: one for one in tables for name in (one[0].hps_name(one[1]), one[0].full_name(one[1]))}
+    named = {name: one for one in tables for name in _names_of(*one)}
     if table not in named:
         there = ", ".join(sorted({repr(model.hps_name(one)) for model, one in tables})) or "none"
         raise ConfigError(source, "", f"no table {table[:128]!r}; the tables are {there}{did_you_mean(table, named)}")
     return named[table]
+
+
+def _names_of(model: ModelConfig, table: TableConfig) -> Sequence[str]:
+    """The names by which an operator may ask for a table, the most exact last."""
+    return model.hps_name(table), f"{model.name}@{model.version}.{table.name}", model.full_name(table)
 
 
 @contextmanager
@@ -192,10 +200,10 @@ def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, tab
         return
     config = _configuration(source)
     model, one = _table_of(config.models, table, config.source)
-    spec = table_spec(model, one)
     with ExitStack() as opened:
         stores = [opened.enter_context(closing(store)) for store in open_stores(_slowest_tier(config))]
         store = stores[-1]
+        spec = table_spec(with_kept_tables(store, model), one)
         # Shared memory goes with its last process.
         is_gone = isinstance(store, SharedMemoryStore) and store.marker(spec.name) is None
         if store.outlives_process and not is_gone:

@@ -97,12 +97,13 @@ class Control:
         return {"name": "hotrow", "version": server_version(), "extensions": EXTENSIONS}
 
     def metadata(self, model: str, version: str = "") -> Document:
-        """A model's tensors, the names of its slots in the order of their keys, and whether the server shifts keys."""
+        """A model's tensors, its digest, the names of its slots in the order of keys, and whether keys are shifted."""
         served = self._endpoint.model(model, version)
         keys = {} if served.config.slot_keys == "stored" else {"keys": served.config.slot_keys}
         return {
             "name": model,
             "versions": [str(number) for number in sorted(self._repository.versions(model))],
+            **({"digest": served.config.digest} if served.config.digest else {}),
             "platform": PLATFORM,
             "inputs": [spec.metadata() for spec in served.signature.inputs],
             "outputs": [spec.metadata() for spec in served.signature.outputs],
@@ -117,7 +118,10 @@ class Control:
     def index(self, only_ready: bool = False) -> list[Document]:
         """The models and their states."""
         states = [asdict(one) for one in self._repository.index() if one.state == "READY" or not only_ready]
-        return [{name: value for name, value in one.items() if value or one["state"]} for one in states]
+        return [
+            {name: value for name, value in one.items() if value or (one["state"] and name != "digest")}
+            for one in states
+        ]
 
     async def load(self, model: str, parameters: Document) -> None:
         """Load a model, or the versions that its folder has now; returns once they are loaded.
@@ -149,12 +153,14 @@ class Control:
             raise RequestError(f"failed to load: {told(err)}") from err
 
     async def unload(self, model: str, parameters: Document) -> None:
-        """Unload a model; returns once its requests in flight are answered.
+        """Unload a model; returns once its requests in flight are answered. It ends a load that is running.
 
         Raises:
             RequestError: models are not unloaded explicitly, or a parameter is not supported.
             UnknownModelError: no such model is served.
         """
+        if self._repository.control == "explicit":
+            self._repository.end_load(model)
         await wrap_future(self._loads.submit(partial(self._unload, model, parameters)))
 
     def _unload(self, model: str, parameters: Document) -> None:

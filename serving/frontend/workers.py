@@ -3,16 +3,18 @@
 Worker 0 leads: it writes the tables and decides which versions are served. The other workers follow. Each worker
 answers the others on a Unix socket in a folder of this user. Calls and answers are JSON lists.
 
-    versions                      the versions that the worker serves
+    versions                      the versions that the worker serves, and their digests
     follow, versions              serve these versions
     metrics, status               the worker's metrics and status document
     statistics, model, version    the worker's statistics
     adopt, changes                make the changes of clients, see ``Control.adopt``
     changes                       what clients have changed, for a worker that starts
     load, model, parameters       to worker 0: a client's request, and ``unload`` likewise
+    renew, model                  to worker 0: serve the files that the model's folder has now
 
 A starting worker serves the versions that another worker serves. A lock on the file ``joining`` keeps it from missing a
-swap: starting workers share the lock, and a swap holds it exclusively.
+swap: starting workers share the lock, and a swap holds it exclusively. If the files of these versions were replaced,
+the starting worker cannot read them any more: it has all workers swap to the new files.
 """
 
 import asyncio
@@ -34,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.errors import HotrowError
 from serving.config import ParameterServerConfig, with_shared_ram
-from serving.errors import RequestError, UnknownModelError, WorkerError, without_frames
+from serving.errors import RequestError, UnknownModelError, VersionConflictError, WorkerError, without_frames
 from serving.frontend.codes import codes_of
 from serving.metrics import Metrics
 from serving.repository import Versions
@@ -49,7 +51,7 @@ _LEADER = 0
 _ANSWER_TIMEOUT_S = 2.0
 _NOT_RUNNING = "is not running; the server is starting it again"
 #: The errors of a client's request, by HTTP status.
-_REFUSALS = {404: UnknownModelError, 400: RequestError}
+_REFUSALS = {404: UnknownModelError, 409: VersionConflictError, 400: RequestError}
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,19 @@ class Siblings:
         if not self.leads:
             raise WorkerError(_LEADER, _NOT_RUNNING)
         return None
+
+    def renew(self, model: str) -> Versions | None:
+        """See ``Peers.renew``.
+
+        Raises:
+            WorkerError: worker 0 is not running, or cannot load the files.
+        """
+        self.joined()  # otherwise the swap would wait for this worker
+        try:
+            self._result(_LEADER, "renew", model)
+        except OSError as err:
+            raise WorkerError(_LEADER, _NOT_RUNNING) from err
+        return self.versions()
 
     def joined(self) -> None:
         """End what ``versions`` began: this worker now follows swaps."""
@@ -253,6 +268,7 @@ class WorkerServer:
         self._repository, self._control = front.repository, front.control
         self._work: dict[str, Callable[..., Any]] = {
             "follow": self._repository.follow,
+            "renew": self._repository.renew,
             "metrics": Metrics(front.metrics, front.repository.readings).record,
             "status": front.status.document,
         }
@@ -280,7 +296,7 @@ class WorkerServer:
         """Stop answering."""
         if self._server is not None:
             self._server.close()
-        self._threads.shutdown()
+        self._threads.shutdown(wait=False, cancel_futures=True)  # a call may hang, for example in a load
         self._siblings.leave()
 
     def _hang_up(self) -> None:

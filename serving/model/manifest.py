@@ -1,4 +1,8 @@
-"""The manifest of an exported model version: the size and SHA-256 of every file next to it."""
+"""The manifest of an exported model version: the size and SHA-256 of every file next to it.
+
+A version is known by its digest: the SHA-256 of its manifest. A version that was made by hand has no manifest, so the
+list of its files and their SHA-256 takes the manifest's place.
+"""
 
 import hashlib
 import json
@@ -21,6 +25,9 @@ _LARGEST = 2**63 - 1
 _KEYS: dict[str, SlotKeys] = {"stored": "stored", "unshifted": "unshifted"}
 _SHA256 = re.compile("[0-9a-f]{64}")
 _IGNORED_FOLDER = "__pycache__"  # Triton imports model.py, and Python writes its bytecode next to it
+_MOST_FILES = 100_000
+#: What the system knows of a version's files without reading them; another value means that a file may have changed.
+Stamp = tuple[tuple[object, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,37 @@ def verify_manifest(directory: str | Path, full: bool = True) -> Manifest:
     return manifest
 
 
+def digest_of_files(directory: str | Path) -> str:
+    """Return the digest of a version without a manifest: the SHA-256 of what ``sha256sum`` prints for its files.
+
+    Raises:
+        ModelFileError: a file cannot be read, or is not a regular file.
+    """
+    directory = Path(directory)
+    lines = [f"{sha256_of(directory / name)}  {name}\n" for name in _listing(directory, follow_links=True)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def stamp_of(directory: str | Path) -> Stamp:
+    """Return the names, sizes, times and numbers of the files in a folder. No file is opened, so none blocks."""
+    found: list[tuple[object, ...]] = [(str(directory), *_status(str(directory))[:1])]
+    for folder, subfolders, names in os.walk(directory, followlinks=True):
+        subfolders[:] = [name for name in subfolders if name != _IGNORED_FOLDER]
+        found.append((folder, _status(folder)[:1]))
+        found += [(path, *_status(path)) for path in (os.path.join(folder, name) for name in names)]
+        if len(found) > _MOST_FILES:  # such as links in a circle
+            break
+    return tuple(sorted(found, key=str))
+
+
+def _status(path: str) -> tuple[object, ...]:
+    try:
+        found = os.stat(path)
+    except OSError as err:
+        return (err.errno,)
+    return found.st_mode, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def sha256_of(path: Path) -> str:
     """Return a file's SHA-256 as hexadecimal text. Raise ModelFileError if it cannot be read."""
     try:
@@ -127,10 +165,12 @@ def _record(fields: Fields) -> FileRecord:
     return FileRecord(fields.integer("size_bytes", minimum=0, maximum=_LARGEST), sha256)
 
 
-def _listing(directory: Path) -> list[str]:
+def _listing(directory: Path, follow_links: bool = False) -> list[str]:
     """Return every file in the folder except its manifest, as sorted POSIX paths relative to it."""
-    found = []
-    for folder, subfolders, names in os.walk(directory, onerror=_refuse):
+    found: list[str] = []
+    for folder, subfolders, names in os.walk(directory, onerror=_refuse, followlinks=follow_links):
+        if len(found) > _MOST_FILES:
+            raise ModelFileError(directory, f"expected at most {_MOST_FILES:,} files")
         subfolders[:] = [name for name in subfolders if name != _IGNORED_FOLDER]
         for name in names:
             path = Path(folder, name)

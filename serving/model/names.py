@@ -4,7 +4,7 @@ import re
 
 # HPS builds a table's tag from the model's name and accepts only these characters.
 MODEL_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
-_VERSION = re.compile(r"@\d+(?=\.)")
+_VERSION = re.compile(r"@\d+(-[0-9a-f]{8})?(?=\.)")
 TABLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}")
 
 

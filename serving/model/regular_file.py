@@ -3,14 +3,14 @@
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 #: Protocol buffers hold at most 2 GiB; larger weights are in files of their own.
 MOST_ONNX_BYTES = 2 << 30
 
 
-def open_regular(path: str | Path, most_bytes: int | None = None) -> BinaryIO:
+def open_regular(path: str | Path, most_bytes: int | None = None) -> BufferedReader:
     """Open a regular file for reading, without waiting for a writer of a pipe.
 
     Args:

@@ -6,13 +6,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic as now_s
 
+from serving.config import ModelConfig
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError, without_frames
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.progress import Batches, CountedRows, Progress
 from serving.parameter_server.table import ServedTable
-from serving.parameter_server.table_files import TableSource
+from serving.parameter_server.table_files import TableSource, table_source
 from serving.parameter_server.tier import Tier
 from serving.parameter_server.truth import LOAD_BATCH_ROWS, TableTruth, held_rows
+from serving.storage import SharedMemoryStore
 from serving.storage.marker import NOT_LOADED, Marker
 from serving.storage.row_codec import rounded
 from serving.storage.store import Store, TableSpec, has_rows
@@ -81,6 +83,24 @@ class CachedTable:
         if is_current:
             tier.was_filled(self.table, again=self.is_filled and was_written)
         self.is_filled, self.table.removed_keys = True, None
+
+
+def with_kept_tables(store: Store, config: ModelConfig, *, is_filled: bool = True) -> ModelConfig:
+    """Let a version keep the tables ``<model>@<version>.<table>`` that earlier releases made in the truth.
+
+    It keeps them if they were loaded from the same files, or if nothing fills the truth (``is_filled``). So rows that
+    were written into them stay, and servers of an earlier release go on sharing them.
+    """
+    kept = config.model_copy(update={"table_tag": str(config.version)})
+    if not config.table_tag or not store.outlives_process or isinstance(store, SharedMemoryStore):
+        return config
+    for table in config.tables:
+        held = store.marker(kept.full_name(table))
+        if held is None:
+            return config
+        if is_filled and held.digest != table_source(kept, table).digest:
+            return config
+    return kept
 
 
 def load_tables(

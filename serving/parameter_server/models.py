@@ -15,6 +15,7 @@ from serving.parameter_server.loading import (
     erase_tables,
     load_tables,
     note_current_caches,
+    with_kept_tables,
 )
 from serving.parameter_server.progress import Progress
 from serving.parameter_server.table import ServedTable
@@ -75,10 +76,18 @@ class ServedModels:
         Raises:
             UnknownModelError: no loaded model has it.
         """
-        table = self._tables.get(name)
+        table = self._tables.get(name) or self._of_version(name)
         if table is None:
             raise UnknownModelError(f"no loaded model has a table {name!r}{did_you_mean(name, self._tables)}")
         return table
+
+    def _of_version(self, name: str) -> ServedTable | None:
+        """The table ``"<model>@<version>.<table>"`` of the load of this version that came last."""
+        for model in reversed(self._models):
+            for table in model.tables:
+                if model.table_tag and name == f"{model.name}@{model.version}.{table.name}":
+                    return self._tables.get(model.full_name(table))
+        return None
 
     def check_still_loaded(self, table: ServedTable) -> None:
         """Refuse an answer during which the table was unloaded: its keys may be unknown for that reason alone."""
@@ -94,9 +103,11 @@ class ServedModels:
                     sources += [table_source(config, table) for table in config.tables]
             announce_tables(self._tiers, sources, {one.full_name(table) for one in leaving for table in one.tables})
 
-    def load(self, config: ModelConfig, progress: Progress | None = None) -> None:
+    def load(self, config: ModelConfig, progress: Progress | None = None) -> ModelConfig:
         """See ``ParameterServer.load_model``."""
         with self._lock:
+            truth = self._tiers[-1]
+            config = with_kept_tables(truth.store, config, is_filled=truth.settings.is_initialized)
             loaded = next((one for one in self._models if _exclude_each_other(one, config)), None)
             if loaded is not None:
                 reason = f"model {config.name!r} is already loaded, in version {loaded.version}; unload it first"
@@ -118,11 +129,12 @@ class ServedModels:
                 self._watcher = PeriodicWorker("hotrow-outages", self._watch, WATCH_INTERVAL_S)
             # A copy of the record tells this load from earlier loads, whose sessions are refused.
             self._models = (*self._models, config.model_copy())
+            return self._models[-1]
 
     def forget(self, name: str, version: int | None, *, erase: bool, held: ModelConfig | None = None) -> None:
         """See ``ParameterServer.unload_model`` and, with ``erase``, ``erase_model``."""
         with self._lock:
-            gone = self.model(name, version)
+            gone = next((one for one in self._models if one is held), None) or self.model(name, version)
             if held is not None and gone is not held:
                 raise UnknownModelError(f"model {name!r} was loaded again")
             tables = [self._tables[gone.full_name(table)] for table in gone.tables]
@@ -194,5 +206,5 @@ def _may_be_silent(store: Store) -> bool:
 
 def _exclude_each_other(one: ModelConfig, other: ModelConfig) -> bool:
     """Return whether only one of two models can be loaded: two versions can if their tables have names of their own."""
-    are_versions = one.has_versioned_tables and other.has_versioned_tables and one.version != other.version
-    return one.name == other.name and not are_versions
+    have_own_tables = one.table_tag and other.table_tag and one.table_tag != other.table_tag
+    return one.name == other.name and not have_own_tables

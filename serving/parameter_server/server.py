@@ -109,7 +109,7 @@ class ParameterServer:
         """
         self._served.announce(configs, leaving)
 
-    def load_model(self, config: ModelConfig, progress: Progress | None = None) -> None:
+    def load_model(self, config: ModelConfig, progress: Progress | None = None) -> ModelConfig:
         """Load every table of a model, or none if a table fails.
 
         A truth that has the tables already, from the same files, is not loaded again. Rows that another program wrote
@@ -120,6 +120,9 @@ class ParameterServer:
             config: the model.
             progress: called after each batch of rows with the table and its tier, the rows so far, and all rows.
 
+        Returns:
+            What ``model`` returns: a copy of ``config`` that has the names of its tables.
+
         Raises:
             ConfigError: the model is already loaded, in this version or, unless its tables have names of their own in
                 each version, in another.
@@ -127,7 +130,7 @@ class ParameterServer:
             StoreError: a store cannot take the rows, or the truth cannot be reached.
             ModelFileError: a file is missing or damaged.
         """
-        self._served.load(config, progress)
+        return self._served.load(config, progress)
 
     def unload_model(self, name: str, version: int | None = None, held: ModelConfig | None = None) -> None:
         """Forget a model; stores that outlive the process keep its rows for the next load.
@@ -146,14 +149,14 @@ class ParameterServer:
         """
         self._served.forget(name, version, erase=False, held=held)
 
-    def erase_model(self, name: str, version: int | None = None) -> None:
+    def erase_model(self, name: str, version: int | None = None, held: ModelConfig | None = None) -> None:
         """Forget a model and remove its rows from every tier: HPS's ``erase_model_from_hps``.
 
         See ``unload_model`` for arguments and errors. Processes that share a tier lose the rows as well. If a cache
         does not answer, the truth keeps its rows too, and the error says so: load the model when the cache answers, and
         erase it again. A RocksDB database that is open read-only keeps its rows: erase them in the process that writes.
         """
-        self._served.forget(name, version, erase=True)
+        self._served.forget(name, version, erase=True, held=held)
 
     def erase_other_versions(self, name: str) -> None:
         """Remove rows of versions of a repository's model that are not loaded from the database on this machine.

@@ -52,7 +52,7 @@ class ServedTable:
     @classmethod
     def all_of(cls, config: ModelConfig, tiers: Sequence[str]) -> list[Self]:
         """The tables of a model, in graph order, in tiers of these names, fastest first."""
-        version = f" version {config.version}" if config.has_versioned_tables else ""
+        version = f" version {config.version}" if config.table_tag else ""
         health = ModelHealth(f"{config.name!r}{version}", tiers, config.gpu_cache.mode == "asynchronous")
         versions, requests = ModelVersions(), RequestCounts(len(config.tables))
         return [

@@ -11,6 +11,7 @@ from serving.background import InFlightCounter
 from serving.batch import read_batch
 from serving.errors import RequestError, UnknownModelError
 from serving.lookup_model import LookupModelSession
+from serving.model.manifest import Stamp
 from serving.session import InferenceSession
 
 logger = logging.getLogger("hotrow.repository")
@@ -25,12 +26,14 @@ class LoadedModel:
     Attributes:
         config: the model.
         session: answers its requests.
+        stamp: of its files when they were read; None: they are not looked at again.
     """
 
     def __init__(self, session: InferenceSession | LookupModelSession) -> None:
         """Take a session, which ``close`` closes."""
         self.config = session.config
         self.session = session
+        self.stamp: Stamp | None = None
         self._calls = InFlightCounter(self._was_dropped)
         self._releases: list[Callable[[], None]] = [session.close]
 

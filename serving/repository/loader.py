@@ -80,8 +80,7 @@ class VersionLoader:
             HotrowError: see ``ModelRepository.load``; nothing of the version is left in this process.
         """
         server, runtime = self.server, self._runtime
-        server.load_model(config, progress)
-        held = server.model(config.name, config.version)
+        config = held = server.load_model(config, progress)
         session: InferenceSession | LookupModelSession
         with ExitStack() as opened:
             opened.callback(server.unload_model, held.name, held.version, held)
@@ -102,17 +101,22 @@ class VersionLoader:
         if Redis is the source of truth, because servers on other machines may still serve this version.
         """
         truth = self.server.stores[-1]
-        is_own = self._writes and model.config.has_versioned_tables and truth.writes
+        is_own = self._writes and bool(model.config.table_tag) and truth.writes
         erase = erase and is_own and not isinstance(truth, RedisStore)
         remove = self.server.erase_model if erase else self.server.unload_model
-        model.on_close(partial(_remove, remove, model.config))
+        model.on_close(partial(_remove, partial(remove, held=model.config), model.config))
         model.close()
 
     def readings(self, models: Iterable[LoadedModel]) -> Iterator[MetricSample]:
         """Return the counters of the parameter server and of the models' caches for the metrics page."""
-        for name, counters in self.server.counters().items():
-            yield from table_samples(name, counters, self.server.stores)
-        for model in models:
+        counters = self.server.counters()
+        for model in models:  # a version that is being loaded or dropped may have the number of one that serves
+            config = model.config
+            digest = (("model", config.name), ("version", str(config.version)), ("digest", config.short_digest))
+            yield MetricSample("hotrow_model_info", "The digest of a served version's files.", digest, 1, is_gauge=True)
+            for name in map(config.full_name, config.tables):
+                if name in counters:
+                    yield from table_samples(name, counters[name], self.server.stores)
             yield from model.session.readings()
 
     def describe(self, models: Iterable[LoadedModel]) -> Iterator[str]:

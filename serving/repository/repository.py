@@ -7,29 +7,44 @@ A version's life::
               failed: the versions that serve go on serving, and ``index`` has the reason
 
 A swap loads the new version next to the old version, switches all new requests to it at once, waits for the requests
-of the old version and drops it. Where several processes serve the same models, one of them leads: the others follow it
-before it drops the old version.
+of the old version and drops it. New files of a version are a new version, with the same number: a version is known by
+its number and its digest, and so are its tables. Where several processes serve the same models, one of them leads: the
+others follow it before it drops the old version.
 """
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
+from kernels.device import Device
 from kernels.errors import HotrowError
 from serving.background import PeriodicWorker
 from serving.calibration import refuse_shared_calibration
-from serving.config import ModelConfig, ParameterServerConfig, VersionPolicy
+from serving.config import ModelConfig, ModelFolder, ParameterServerConfig, VersionPolicy
 from serving.config.control import ControlMode
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
-from serving.errors import RequestError, UnknownModelError, WorkerError, about, did_you_mean, told
+from serving.errors import (
+    ConfigError,
+    LoadEndedError,
+    ModelFileError,
+    RequestError,
+    UnknownModelError,
+    VersionConflictError,
+    WorkerError,
+    about,
+    did_you_mean,
+    told,
+)
 from serving.lookup import check_device_name, warn_of_idle_caches
 from serving.lookup_model import LookupModelSession
 from serving.metrics import MetricSample
+from serving.model.manifest import Stamp, stamp_of
 from serving.parameter_server.health import Readiness, worst
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.progress import Progress
@@ -40,15 +55,22 @@ from serving.session import InferenceSession
 
 logger = logging.getLogger("hotrow.repository")
 
+#: How long ``close`` waits for a look at the folder or a load that hangs, as on a file system that does not answer.
+_CLOSE_TIMEOUT_S = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One line of Triton's repository index; all texts but the name are empty for a model that was never loaded."""
+    """One line of Triton's repository index; all texts but the name are empty for a model that was never loaded.
+
+    A version that serves has a reason if the files in its folder are others and cannot be loaded.
+    """
 
     name: str
     version: str = ""
     state: str = ""
     reason: str = ""
+    digest: str = ""
 
 
 class Peers(Protocol):
@@ -68,6 +90,9 @@ class Peers(Protocol):
 
     def follow(self, versions: Versions) -> None:
         """Have every other process serve these versions."""
+
+    def renew(self, model: str) -> Versions | None:
+        """Have the process that leads load the files that the folder of a model has now, and return ``versions``."""
 
 
 class ModelRepository:
@@ -114,7 +139,12 @@ class ModelRepository:
         self._lock = threading.RLock()  # one load, unload, poll or close at a time; requests do not take it
         # Replaced as a whole, never changed in place, so requests need no lock. Versions are newest first.
         self._models: dict[str, dict[int, LoadedModel]] = {}
-        self._states: dict[tuple[str, int], ModelState] = {}  # of versions that do not serve
+        self._states: dict[tuple[str, int], ModelState] = {}  # of versions that do not serve; 0: of a whole model
+        self._faults: dict[tuple[str, int], str] = {}  # why the files of a version that serves cannot be loaded
+        self._blamed: set[tuple[str, int]] = set()  # versions whose fault was logged and is not mended
+        self._is_ending = threading.Event()
+        self._loading = ""  # the model that is being loaded
+        self._ended_load = ""  # a model whose load is to end
         self._poller: PeriodicWorker | None = None
 
     @property
@@ -123,21 +153,28 @@ class ModelRepository:
         return self._source.path
 
     def load(self, progress: Progress | None = None) -> None:
-        """Load the models of the start, or no model if one of them is broken.
+        """Load the models of the start, or no model if one of them is broken; in the mode ``"poll"`` the others.
 
         Args:
             progress: see ``ParameterServer.load_model``.
 
         Raises:
-            ConfigError: the path does not exist or has no model, or a configuration is invalid.
+            ConfigError: the path does not exist, or a configuration is invalid.
             UnknownModelError: a model of ``startup`` is not in the repository.
             ModelFileError: a model's file is missing or damaged.
             StoreError: a tier cannot be opened or cannot take the rows.
             DeviceUnavailableError: a GPU or the software to use it is missing.
             DeviceMemoryError: a GPU has too little free memory for the caches.
         """
+        self._is_ending.clear()
+        with self._lock:
+            self._load(progress)
+        if self.control == "poll" and self._leads:
+            self._poller = PeriodicWorker("hotrow-repository", self.poll, self._poll_s)
+
+    def _load(self, progress: Progress | None) -> None:
         check_device_name(self._runtime.device, "device")
-        ps, models = self._source.read_start(None if self._peers is None else self._peers.versions())
+        ps, models = self._read_start()
         if self._peers is not None:
             ps = self._peers.shared(ps)
         refuse_shared_calibration(self._runtime.calibration, len(ps.models))
@@ -148,8 +185,11 @@ class ModelRepository:
             warn_of_idle_caches(zip(models, devices, strict=True))
             loader.server.share_bounds(models)
             for config, of_model in zip(models, devices, strict=True):
-                with about(config.name):
-                    self._switch(config.name, [loader.open(config, of_model, progress)], ())
+                with self._standing_alone(config), about(config.name):
+                    stamp = self._source.start_stamp(config)
+                    self._switch(config.name, [self._open(loader, config, of_model, stamp, progress)], ())
+            if self.control == "poll" and self._leads:
+                self.poll()  # loads what the start has left out
             try:
                 self._lead()
             except WorkerError as err:  # the other processes may still read the old rows
@@ -160,13 +200,12 @@ class ModelRepository:
         except BaseException:
             self.close()
             raise
-        if self.control == "poll" and self._leads:
-            self._poller = PeriodicWorker("hotrow-repository", self.poll, self._poll_s)
 
     def load_model(self, name: str, policy: VersionPolicy | None = None) -> None:
-        """Serve the versions of a model that its folder has now; versions that serve already go on serving.
+        """Serve the versions of a model that its folder has now.
 
-        The new versions are loaded next to the old versions. If one of them is broken, nothing changes.
+        A version whose files are still those that serve goes on serving. Other versions are loaded next to those that
+        serve. If one of them is broken, nothing changes.
 
         Args:
             name: a folder of the repository.
@@ -174,43 +213,77 @@ class ModelRepository:
 
         Raises:
             RequestError: the control mode is not ``"explicit"``.
+            VersionConflictError: a version serves other files, and ``ps.json`` lists the model.
             UnknownModelError: the repository has no such model.
             ConfigError, ModelFileError, StoreError, DeviceUnavailableError, DeviceMemoryError: see ``load``.
         """
         self._check_explicit()
         with self._lock:
+            self._blamed -= {place for place in self._blamed if place[0] == name}  # each call logs its failure
+            self._source.look()
             self._serve(name, policy)
+
+    def renew(self, name: str) -> None:
+        """Serve the versions of a model that serve now, from the files that its folder has now, in every process.
+
+        A process that starts needs the files of the versions that the others serve. It calls this in the process that
+        leads if other files have taken their place.
+
+        Raises:
+            HotrowError: see ``load_model``; nothing has changed.
+        """
+        with self._lock:
+            if name in self._models and self._source.can_change:
+                logger.warning("model %s: a worker that starts needs its files, which have changed: all swap", name)
+                self._serve(name, VersionPolicy.of_versions(self._models[name]))
 
     def unload_model(self, name: str) -> None:
         """Drop all versions of a model, after their requests in flight; stores that outlive the process keep its rows.
 
         Raises:
             RequestError: the control mode is not ``"explicit"``.
-            UnknownModelError: no version of the model is served.
+            UnknownModelError: no version of the model is served, or is being loaded.
         """
         self._check_explicit()
+        self.end_load(name)
         with self._lock:
-            if name not in self._models:
+            was_loading = self._ended_load == name
+            self._ended_load = ""
+            if name in self._models:
+                self._unload(name)
+            elif not was_loading:
                 raise self._unknown(name)
-            self._unload(name)
+
+    def end_load(self, name: str) -> None:
+        """Have the load of a model end, if one is running, before it serves; ``unload_model`` then finds its end."""
+        if self._loading == name:
+            self._ended_load = name
 
     def poll(self) -> None:
-        """Follow the changes of the folder since the last look: new and removed versions, models and policies.
+        """Follow the changes of the folder: new, removed and replaced versions, models and policies.
 
-        A broken version is logged once; it is tried again when its folder changes.
+        Each version stands alone. The first failure of a version is logged. It is tried again when its files change,
+        and now and then if they do not.
         """
         with self._lock:
             if self._loader is None or not self._source.can_change:
                 return
-            for name in self._source.changed():
+            for name in self._source.due():
+                if self._is_ending.is_set():
+                    return
                 try:
-                    self._serve(name, None)
-                except HotrowError as err:
-                    logger.error("model %s: %s", name, told(err))
-                    if isinstance(err, WorkerError):
-                        self._source.forget(name)  # the worker may follow at the next look
+                    is_served = self._serve(name, None, each_alone=True)
+                except WorkerError as err:  # the worker may follow at the next look
+                    self._blame(name, 0, err)
+                    self._source.tried(name, failed=True, soon=True)
+                except HotrowError:
+                    self._source.tried(name, failed=True)
+                else:
+                    self._source.tried(name, failed=not is_served)
             for name in self._models.keys() - self._source.names:
                 self._unload(name)
+            for name, number in [place for place in self._blamed if place[0] not in self._source.names]:
+                self._acquit(name, number)
 
     def follow(self, versions: Versions) -> None:
         """Serve these versions, which the process that leads has loaded, and no others.
@@ -223,15 +296,19 @@ class ModelRepository:
                 return
             for store in self._loader.server.stores:
                 store.catch_up()
-            for name, numbers in versions.items():
-                if set(numbers) != set(self._models.get(name, ())):
-                    self._serve(name, VersionPolicy.of_versions(numbers))
+            served = self.served()
+            for name, digests in versions.items():
+                if digests != served.get(name):
+                    self._serve(name, VersionPolicy.of_versions(map(int, digests)), digests=digests)
             for name in self._models.keys() - versions.keys():
                 self._unload(name)
 
     def served(self) -> Versions:
-        """The served versions of every model, newest first."""
-        return {name: tuple(versions) for name, versions in self._models.items()}
+        """The served versions of every model, newest first, and their digests."""
+        return {
+            name: {str(number): model.config.digest for number, model in versions.items()}
+            for name, versions in self._models.items()
+        }
 
     def models(self) -> Mapping[str, InferenceSession | LookupModelSession]:
         """The sessions by model name: of each model's newest version."""
@@ -300,12 +377,15 @@ class ModelRepository:
 
     def index(self) -> list[ModelState]:
         """The models and versions with their states, also those that are not served, by name and version."""
-        states = dict(self._states)
+        incomplete = self._source.incomplete
+        states = {place: ModelState(*_shown(place), "UNAVAILABLE", reason) for place, reason in incomplete.items()}
+        states |= self._states
         for name, versions in self._models.items():
             for number, model in versions.items():
                 readiness = self._readiness(model)
                 state = "READY" if readiness.is_ready else "UNAVAILABLE"
-                states[name, number] = ModelState(name, str(number), state, readiness.reason)
+                reason = readiness.reason or self._faults.get((name, number), "")
+                states[name, number] = ModelState(name, str(number), state, reason, model.config.digest)
         known = {name for name, _ in states}
         absent = [ModelState(name) for name in self._source.names if name not in known]
         return sorted([*states.values(), *absent], key=lambda one: (one.name, int(one.version or 0)))
@@ -320,16 +400,21 @@ class ModelRepository:
 
     def close(self) -> None:
         """Close every session and the tiers. Closing twice is allowed."""
+        self._is_ending.set()
         if self._poller is not None:
-            self._poller.close()
+            self._poller.close(_CLOSE_TIMEOUT_S)
             self._poller = None
-        with self._lock:
+        if not self._lock.acquire(timeout=_CLOSE_TIMEOUT_S):
+            return logger.warning("a model is still being loaded: the process ends without it")
+        try:
             models, self._models = self.all_loaded(), {}
             for model in models:
                 model.close()
             if self._loader is not None:
                 self._loader.close()
                 self._loader = None
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         """Return the repository; leaving the block closes it."""
@@ -370,58 +455,209 @@ class ModelRepository:
         if self._peers is not None and self._peers.leads:
             self._peers.follow(self.served())
 
-    def _serve(self, name: str, policy: VersionPolicy | None) -> None:
-        """Load the new versions of a model, switch to them, and drop the versions that are not wanted any more."""
-        loader = self._loader
+    def _serve(
+        self,
+        name: str,
+        policy: VersionPolicy | None,
+        *,
+        each_alone: bool = False,
+        digests: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Load the versions of a model that are new, switch to them, and drop those that are not wanted any more.
+
+        Args:
+            name: the model.
+            policy: see ``load_model``.
+            each_alone: a broken version does not keep the others from being served; the policy chooses among these.
+            digests: the files that the versions must have; None: any.
+
+        Returns:
+            whether no version is broken.
+        """
+        loader, serving = self._loader, self._models.get(name, {})
         if loader is None:
             raise UnknownModelError("the repository is closed")
         with about(name):
-            wanted = self._source.read_model(name, policy)
-            serving = self._models.get(name, {})
-            new = [config for config in wanted if config.version not in serving]
-            leaving = [model for number, model in serving.items() if number not in {one.version for one in wanted}]
-            opened = self._open(loader, new, leaving)
-            self._switch(name, opened, leaving)
-            followed = False
-            try:
-                self._lead()
-                followed = True
-            finally:  # a process that did not follow still reads the old rows
-                for model in leaving:
-                    loader.drop(model, erase=bool(new) and followed)
+            folder = self._opened_folder(name, policy)
+            opened, wanted, is_whole = self._open_chosen(loader, folder, each_alone, digests)
+            leaving = [model for number, model in serving.items() if number not in wanted or number in opened]
+            if opened or leaving:
+                self._switch(name, list(opened.values()), leaving)
+                self._drop_after_peers(loader, leaving, erase=bool(opened))
+            for place in [place for place in self._states if place[0] == name and place[1] not in folder.versions]:
+                self._acquit(*place)
+            return is_whole
+
+    def _open_chosen(
+        self, loader: VersionLoader, folder: ModelFolder, each_alone: bool, digests: Mapping[str, str] | None
+    ) -> tuple[dict[int, LoadedModel], Sequence[int], bool]:
+        """Open the files of the versions to serve that do not serve yet; see ``_serve``.
+
+        Returns:
+            what was opened, the versions to serve, and whether none is broken.
+        """
+        serving = self._models.get(folder.name, {})
+        opened: dict[int, LoadedModel] = {}
+        tried: set[int] = set()
+        broken: set[int] = set()  # the policy chooses among the others
+        is_whole = True
+        try:
+            while untried := [number for number in folder.chosen(broken) if number not in tried]:
+                number = untried[0]
+                tried.add(number)
+                try:
+                    model = self._newly_opened(loader, folder, number, broken, digests)
+                except HotrowError as err:
+                    is_whole = False
+                    self._blame(folder.name, number, err, serves=number in serving)
+                    if not each_alone:
+                        raise
+                    if number not in serving:  # otherwise the files that were loaded before go on serving
+                        broken.add(number)
+                else:
+                    self._acquit(folder.name, number)
+                    opened |= {} if model is None else {number: model}
+        except BaseException:
+            for model in opened.values():
+                loader.drop(model)
+            raise
+        return opened, folder.chosen(broken), is_whole
+
+    def _opened_folder(self, name: str, policy: VersionPolicy | None) -> ModelFolder:
+        try:
+            folder = self._source.open(name, policy)
+            folder.chosen()
+        except UnknownModelError:
+            raise
+        except HotrowError as err:
+            self._blame(name, 0, err)
+            raise
+        self._acquit(name, 0)
+        return folder
+
+    def _drop_after_peers(self, loader: VersionLoader, leaving: Sequence[LoadedModel], *, erase: bool) -> None:
+        followed = False
+        try:
+            self._lead()
+            followed = True
+        finally:  # a process that did not follow still reads the old rows
+            for model in leaving:
+                loader.drop(model, erase=erase and followed)
+
+    def _newly_opened(
+        self,
+        loader: VersionLoader,
+        folder: ModelFolder,
+        number: int,
+        broken: Collection[int],
+        digests: Mapping[str, str] | None,
+    ) -> LoadedModel | None:
+        """Open the files that a version's folder has now; None if they are those that serve."""
+        serving = self._models.get(folder.name, {})
+        path, held = folder.versions.get(number), serving.get(number)
+        stamp = None if path is None else stamp_of(path)
+        is_same = held is not None and (stamp is None or held.stamp == stamp)
+        config = held.config if held is not None and is_same else folder.read_to_serve(number)
+        if digests is not None and config.digest != digests[str(number)]:
+            raise ModelFileError(config.source, f"expected the files of {digests[str(number)]}, found {config.digest}")
+        if held is not None and held.config.digest == config.digest:
+            held.stamp = stamp
+            return None
+        if held is not None and not config.table_tag:
+            reason = (
+                f"version {number} serves the files of digest {held.config.digest}, but its folder has "
+                f"{config.digest}; the model is listed in ps.json, so both have the same tables: unload it first"
+            )
+            raise VersionConflictError(reason)
+        (devices,) = loader.open_devices([config])
+        wanted = folder.chosen(broken)
+        leaving = [one.config for other, one in serving.items() if other == number or other not in wanted]
+        if held is None:
+            self._states[folder.name, number] = ModelState(folder.name, str(number), "LOADING")
+        loader.server.share_bounds([config], leaving)
+        return self._open(loader, config, devices, stamp)
 
     def _open(
-        self, loader: VersionLoader, new: Sequence[ModelConfig], leaving: Sequence[LoadedModel]
-    ) -> list[LoadedModel]:
-        """Open all new versions of a model, or none of them if one is broken; ``_states`` has the reason."""
-        opened: list[LoadedModel] = []
+        self,
+        loader: VersionLoader,
+        config: ModelConfig,
+        devices: Sequence[Device],
+        stamp: Stamp | None,
+        progress: Progress | None = None,
+    ) -> LoadedModel:
+        """Open a version whose files had this stamp before they were read.
+
+        Raises:
+            ModelFileError: they have changed since, so they may be those of two versions.
+        """
+        self._loading = config.name
         try:
-            for config, devices in zip(new, loader.open_devices(new), strict=True):
-                place = config.name, config.version
-                self._states[place] = ModelState(config.name, str(config.version), "LOADING")
-                try:
-                    loader.server.share_bounds([config], [model.config for model in leaving])
-                    opened.append(loader.open(config, devices))
-                except HotrowError as err:
-                    self._states[place] = ModelState(config.name, str(config.version), "UNAVAILABLE", told(err))
-                    raise
-        except BaseException:
-            for model in opened:
-                loader.drop(model)
-                self._states.pop((model.config.name, model.config.version), None)
-            raise
-        return opened
+            model = loader.open(config, devices, partial(self._go_on, config.name, progress))
+        finally:
+            self._loading = ""
+        model.stamp = stamp
+        if stamp is not None and self._source.stamp(config) != stamp:
+            loader.drop(model, erase=True)
+            raise ModelFileError(Path(config.source).parent, "a file was changed while the version was loaded")
+        return model
+
+    def _go_on(self, name: str, progress: Progress | None, task: str, rows: int, all_rows: int) -> None:
+        """End a load between two batches of rows, if it is to end; otherwise report its progress."""
+        if self._is_ending.is_set():
+            raise LoadEndedError("the server is stopping")
+        if self._ended_load == name:
+            raise LoadEndedError("the load was ended by an unload")
+        if progress is not None:
+            progress(task, rows, all_rows)
+
+    def _blame(self, name: str, number: int, err: HotrowError, *, serves: bool = False) -> None:
+        """Show why a version cannot be loaded, and log it if that is new."""
+        place = name, number
+        if serves:
+            self._faults[place] = told(err)
+        else:
+            self._states[place] = ModelState(*_shown(place), "UNAVAILABLE", told(err))
+        if place not in self._blamed:
+            self._blamed.add(place)
+            logger.error("model %s: %s", name, told(err))
+
+    def _acquit(self, name: str, number: int) -> None:
+        """A version is served from the files that its folder has now, or its folder is gone."""
+        for of_places in (self._states, self._faults):
+            of_places.pop((name, number), None)
+        self._blamed.discard((name, number))
+
+    @contextmanager
+    def _standing_alone(self, config: ModelConfig) -> Iterator[None]:
+        """In the mode ``"poll"``, a version that is broken does not end the start."""
+        try:
+            yield
+        except (ConfigError, ModelFileError) as err:
+            if self.control != "poll":
+                raise
+            self._blame(config.name, config.version, err)
+            self._source.tried(config.name, failed=True)
 
     def _switch(self, name: str, opened: Sequence[LoadedModel], leaving: Sequence[LoadedModel]) -> None:
         """Answer new requests from the versions that were opened, and no more from those that leave."""
         versions = {model.config.version: model for model in opened}
         versions |= {number: one for number, one in self._models.get(name, {}).items() if one not in leaving}
-        for number in versions:
-            self._states.pop((name, number), None)
+        for model in opened:
+            self._acquit(name, model.config.version)
         newest_first = {number: versions[number] for number in sorted(versions, reverse=True)}
         self._models = {**self._models, name: newest_first}
         for model in opened:
-            logger.info("model %s: version %s serves", name, model.config.version)
+            logger.info("model %s: version %s serves%s", name, model.config.version, _of_files(model.config))
+
+    def _read_start(self) -> tuple[ParameterServerConfig, Sequence[ModelConfig]]:
+        """Read the models of the start; if other processes serve them already, the files that they serve."""
+        peers, wanted = self._peers, None if self._peers is None else self._peers.versions()
+        while True:
+            ps, models = self._source.read_start(wanted)
+            changed = [one.name for one in models if wanted and one.digest != wanted[one.name][str(one.version)]]
+            if peers is None or peers.leads or not changed:  # the others follow the process that leads
+                return ps, models
+            wanted = peers.renew(changed[0])
 
     def _unload(self, name: str) -> None:
         loader, versions = self._loader, self._models[name]
@@ -435,3 +671,13 @@ class ModelRepository:
                 self._states[name, number] = ModelState(name, str(number), "UNLOADING")
                 loader.drop(model)
                 self._states[name, number] = ModelState(name, str(number), "UNAVAILABLE", "unloaded")
+
+
+def _shown(place: tuple[str, int]) -> tuple[str, str]:
+    """A model and a version as the index has them; version 0 is empty."""
+    name, number = place
+    return name, str(number or "")
+
+
+def _of_files(config: ModelConfig) -> str:
+    return f", digest {config.short_digest}" if config.digest else ""

@@ -1,48 +1,78 @@
-"""What the path of a repository has: its tiers, its models and their versions."""
+"""What the path of a repository has: its tiers, its models and their versions. Every entry stands alone."""
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os.path import isdir  # False for an impossible path, where Path.is_dir raises
 from pathlib import Path
 
 from kernels.errors import HotrowError
 from serving.config import (
     ModelConfig,
+    ModelFolder,
     ParameterServerConfig,
     VersionPolicy,
+    incomplete_entries,
+    model_names,
     models_folder,
+    open_model_folder,
     read_repository,
-    read_versions,
-    version_folders,
 )
 from serving.config.control import EVERY_MODEL, ControlMode
 from serving.errors import ConfigError, UnknownModelError, did_you_mean, is_about, is_about_a_model
+from serving.model.manifest import MANIFEST_NAME, Stamp, stamp_of
 
-#: The served versions of each model.
-Versions = Mapping[str, Sequence[int]]
+logger = logging.getLogger("hotrow.repository")
+
+#: The served versions of each model, newest first, and their digests.
+Versions = Mapping[str, Mapping[str, str]]
+#: How many looks at the folder may pass between two tries to load a version whose files stay as they are.
+_MOST_PAUSES = 63
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The last try to serve what the folder of a model has.
+
+    Attributes:
+        mark: what the folder looked like.
+        failures: how often loading this has failed.
+        pauses: how many looks pass before the next try; None: it was loaded.
+    """
+
+    mark: object
+    failures: int = 0
+    pauses: int | None = 0
 
 
 class ModelSource:
-    """Reads the models of a repository at the start, and later the versions of one model. Not safe for threads."""
+    """Reads the models of a repository at the start, and later one model. Not safe for threads, except ``incomplete``.
+
+    Attributes:
+        names: the models that the folder had at the last look.
+        incomplete: why entries of the folder are not versions, by model and number; 0 stands for the model's folder.
+    """
 
     def __init__(self, path: str | Path, control: ControlMode, startup: Sequence[str]) -> None:
         """Take the arguments of ``ModelRepository``; nothing is read."""
         self.path = Path(path)
+        self.names: Collection[str] = ()
+        self.incomplete: Mapping[tuple[str, int], str] = {}
         self._control = control
         self._startup = startup
         self._folder: Path | None = None  # of the models, if versions can come and go
-        self._marks: dict[str, tuple[object, ...]] = {}  # of ``version_folders`` at the last look
+        self._attempts: dict[str, _Attempt] = {}
+        self._stamps: dict[tuple[str, int], Stamp] = {}  # of the versions at the start
 
     @property
     def can_change(self) -> bool:
         """Whether versions can come and go; a JSON file and the folder of one model stay as they are."""
         return self._folder is not None
 
-    @property
-    def names(self) -> Collection[str]:
-        """The models that the folder had at the last look; none if versions cannot come and go."""
-        return self._marks.keys()
-
     def read_start(self, wanted: Versions | None) -> tuple[ParameterServerConfig, Sequence[ModelConfig]]:
         """Return the tiers and the models to load at the start.
+
+        In the mode ``"poll"`` a faulty model is left out; the next look finds it.
 
         Args:
             wanted: the versions that other processes serve already; None: the control mode decides.
@@ -50,23 +80,33 @@ class ModelSource:
         Raises:
             ConfigError, ModelFileError: see ``ModelRepository.load``.
         """
-        folder = models_folder(self.path) if self._control != "none" or wanted is not None else None
-        if self._control != "none":
-            if folder is None:
-                reason = f"control mode {self._control!r} needs a folder of models, <model>/<version>/graph.json"
-                raise ConfigError(str(self.path), "", reason)
-            self._marks = version_folders(folder)
-        self._folder = folder
-        faults: list[HotrowError] | None = [] if self._control == "explicit" or (wanted and folder) else None
-        ps = read_repository(self.path, faults)
+        self._folder = folder = models_folder(self.path) if self._control != "none" or isdir(self.path) else None
+        if folder is None and self._control != "none":
+            reason = f"control mode {self._control!r} needs a folder of models, <model>/<version>/graph.json"
+            raise ConfigError(str(self.path), "", reason)
+        if folder is not None:
+            self.look()
+            marks = {name: self._mark(name)[0] for name in self.names}
+            self._stamps = {key: stamp for name in self.names for key, stamp in _stamps(folder, name)}
+        faults: list[HotrowError] | None = [] if self._control != "none" or (wanted is not None and folder) else None
+        ps = read_repository(self.path, faults, only_complete=folder is not None)
+        if folder is not None and not self.names:
+            logger.warning("%s: no model in it; expected <model>/<version>/graph.json", folder)
         if wanted is not None and folder is not None:
-            self._marks = dict.fromkeys(self._marks, ())  # the first look finds what has changed since
-            policies = {name: VersionPolicy.of_versions(numbers) for name, numbers in wanted.items()}
-            return ps, [one for name, policy in policies.items() for one in read_versions(folder, name, policy)]
-        return ps, ps.models if faults is None else self._chosen(ps.models, faults)
+            return ps, [one for name, versions in wanted.items() for one in self._read_wanted(name, versions)]
+        if faults is None:
+            return ps, ps.models
+        if self._control == "explicit":
+            return ps, self._chosen(ps.models, faults)
+        for fault in faults:
+            if not is_about_a_model(fault):
+                raise fault
+        loaded = {config.name for config in ps.models}
+        self._attempts = {name: _Attempt(mark, pauses=None) for name, mark in marks.items() if name in loaded}
+        return ps, ps.models
 
-    def read_model(self, name: str, policy: VersionPolicy | None) -> Sequence[ModelConfig]:
-        """Return the versions of a model that are to be served.
+    def open(self, name: str, policy: VersionPolicy | None) -> ModelFolder:
+        """Look at one model.
 
         Args:
             name: a folder of the repository.
@@ -74,22 +114,90 @@ class ModelSource:
 
         Raises:
             UnknownModelError: the repository has no such model.
-            ConfigError, ModelFileError: a version is broken.
+            ConfigError, ModelFileError: its folder or its policy cannot be read.
         """
         if self._folder is None:
             raise UnknownModelError("the repository is not a folder of models")
-        return read_versions(self._folder, name, policy)
+        return open_model_folder(self._folder, name, policy)
 
-    def changed(self) -> Iterable[str]:
-        """Look at the folder again, and return the models that are new or have changed since the last look."""
+    def start_stamp(self, config: ModelConfig) -> Stamp | None:
+        """Return the stamp of a version's files before ``read_start`` read them; None if they are not looked at."""
+        return self._stamps.get((config.name, config.version))
+
+    def stamp(self, config: ModelConfig) -> Stamp | None:
+        """Return the stamp of a version's files now; see ``start_stamp``."""
+        return None if self._folder is None else stamp_of(self._folder / config.name / str(config.version))
+
+    def look(self) -> None:
+        """Look at the names in the folder, and log entries that were not there before and cannot be served.
+
+        Raises:
+            ConfigError: the folder cannot be listed.
+        """
         if self._folder is None:
-            return ()
-        before, self._marks = self._marks, version_folders(self._folder)
-        return [name for name, mark in self._marks.items() if mark != before.get(name)]
+            return
+        names = model_names(self._folder)
+        incomplete = {
+            (name, number): reason
+            for name in names
+            for number, reason in incomplete_entries(self._folder, name).items()
+        }
+        for (name, number), reason in incomplete.items():
+            if (name, number) not in self.incomplete:
+                logger.warning("model %s%s %s", name, f": version {number}" if number else "", reason)
+        self.names, self.incomplete = names, incomplete
 
-    def forget(self, name: str) -> None:
-        """Have the next look return a model as changed."""
-        self._marks[name] = ()
+    def due(self) -> Iterable[str]:
+        """Look at the folder, and return the models that have changed, and those whose last try failed some looks ago.
+
+        The files of a version without a manifest must have stayed as they are since the last look, because only that
+        says that they are whole.
+
+        Raises:
+            ConfigError: the folder cannot be listed.
+        """
+        self.look()
+        due: list[str] = []
+        self._attempts = {name: attempt for name, attempt in self._attempts.items() if name in self.names}
+        for name in self.names:
+            mark, has_manifests = self._mark(name)
+            if mark is None:
+                continue
+            attempt = self._attempts.get(name)
+            if attempt is None or attempt.mark != mark:
+                attempt = self._attempts[name] = _Attempt(mark, pauses=0 if has_manifests else 1)
+            if attempt.pauses == 0:
+                due.append(name)
+            elif attempt.pauses is not None:
+                attempt.pauses -= 1
+        return due
+
+    def tried(self, name: str, *, failed: bool, soon: bool = False) -> None:
+        """Note whether a model that was ``due`` is served as its folder says; ``soon``: try again at the next look."""
+        attempt = self._attempts[name]
+        attempt.failures += failed
+        attempt.pauses = None if not failed else 0 if soon else min(2**attempt.failures, _MOST_PAUSES + 1) - 1
+
+    def _mark(self, name: str) -> tuple[object, bool]:
+        """What a model's folder looks like, and whether the versions to serve have manifests.
+
+        None stands for a folder without complete versions; ``incomplete`` says why.
+        """
+        if (name, 0) in self.incomplete:
+            return None, True
+        try:
+            model = self.open(name, None)
+            if model.is_incomplete:
+                return None, True
+            chosen = [model.versions[number] for number in model.chosen() if number in model.versions]
+        except HotrowError as err:
+            return str(err), True
+        has_manifests = all((version / MANIFEST_NAME).exists() for version in chosen)
+        return tuple(map(stamp_of, chosen)), has_manifests
+
+    def _read_wanted(self, name: str, versions: Mapping[str, str]) -> Iterable[ModelConfig]:
+        model = self.open(name, VersionPolicy.of_versions(map(int, versions)))
+        return map(model.read_to_serve, model.chosen())
 
     def _chosen(self, models: Sequence[ModelConfig], faults: Sequence[HotrowError]) -> Sequence[ModelConfig]:
         """Return the models of the start in the mode ``"explicit"``; the others may be faulty."""
@@ -99,6 +207,16 @@ class ModelSource:
             if every or any(is_about(fault, name) for name in self._startup) or not is_about_a_model(fault):
                 raise fault
         for name in self._startup:
+            if name in self.names and name not in names:
+                self.open(name, None).chosen()  # raises the reason
             if name not in names and name != EVERY_MODEL:
                 raise ConfigError(str(self.path), "", f"no model {name[:64]!r} to load{did_you_mean(name, names)}")
         return [config for config in models if every or config.name in self._startup]
+
+
+def _stamps(folder: Path, name: str) -> Iterable[tuple[tuple[str, int], Stamp]]:
+    try:
+        versions = open_model_folder(folder, name).versions
+    except HotrowError:
+        return ()
+    return [((name, number), stamp_of(version)) for number, version in versions.items()]

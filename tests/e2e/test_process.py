@@ -25,6 +25,7 @@ from serving.config import read_model_directory
 from serving.planner import read_trace
 from tests.e2e.kserve_requests import inputs_of, request_of
 from tests.serving.ps_files import write_ps
+from tests.serving.table_names import full_name
 
 DEADLINE_S = 60
 
@@ -469,5 +470,6 @@ def test_a_terminal_shows_a_bar_per_table_and_a_file_has_log_lines_only(tiny_rep
     os.close(terminal)
 
     text = shown.decode() if is_terminal else (tmp_path / "log").read_text()
-    assert "loaded tiny@1.item into memory: read 1,000 rows in " in text
-    assert ("tiny@1.item into memory: 100%|" in text) == is_terminal
+    table = full_name(TinyModel(), "item")
+    assert f"loaded {table} into memory: read 1,000 rows in " in text
+    assert (f"{table} into memory: 100%|" in text) == is_terminal

@@ -26,6 +26,7 @@ from serving.dense.files import read_onnx
 from serving.model.sparse_file import write_sparse_directory
 from tests.e2e.conftest import serving
 from tests.e2e.kserve_requests import inputs_of, request_of
+from tests.serving.table_names import with_digests
 
 pytestmark = pytest.mark.triton
 
@@ -345,7 +346,8 @@ def test_waiting_requests_of_different_sizes_are_answered_together_with_the_bits
 def test_two_instances_of_each_version_hold_its_tables_once(triton, shared_repository):
     for version in (1, 2):
         tables = shared_tables(shared_repository / "tiny" / str(version))
-        assert tables == [f"tiny@{version}.item.table", f"tiny@{version}.user.table"]
+        names = [f"tiny@{version}.{table}.table" for table in ("item", "user")]
+        assert tables == [with_digests(name, shared_repository) for name in names]
 
 
 @PROTOCOLS

@@ -24,6 +24,7 @@ from benchmarks.tiny_model import TinyModel
 from serving.config import shared_ram_name
 from tests.e2e.conftest import ROOT, serving
 from tests.e2e.kserve_requests import inputs_of, request_of
+from tests.serving.table_names import with_digests
 
 DEADLINE_S = 60
 # A busy machine must not make these tests fail.
@@ -593,8 +594,9 @@ def test_a_server_finds_the_tables_of_a_server_that_was_killed_with_its_workers(
 
     served = start(folder, "--workers", "2", "--http-port", port)
 
-    assert "loading tiny@1.user" in killed.log.read_text()
-    assert "loading tiny@1.user" not in served.log.read_text()
+    loading = with_digests("loading tiny@1.user", folder)
+    assert loading in killed.log.read_text()
+    assert loading not in served.log.read_text()
     assert predict(served) == 1
 
 

@@ -423,7 +423,9 @@ def test_a_file_that_is_not_strict_json_is_refused_and_named(version, name, edit
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("damage", "message"), [("missing", "no such file"), ("a folder", "cannot be read: not a regular file")])
+@pytest.mark.parametrize(
+    ("damage", "message"), [("missing", "no such file"), ("a folder", "cannot be read: not a regular file")]
+)
 def test_a_parameter_server_without_its_file_is_refused(version, damage, message):
     write_ps(version)
     DAMAGE[damage](version / "ps.json")

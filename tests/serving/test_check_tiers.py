@@ -12,6 +12,7 @@ from kernels.host import HostTable
 from serving.cli.main import main
 from tests.serving.ps_files import write_ps
 from tests.serving.refusals import why_serving_refuses
+from tests.serving.table_names import with_digests
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_memory_without_a_database_must_have_room_for_every_row(repository, caps
     refused = main(["check", str(folder)])
 
     error = capsys.readouterr().err
-    assert expected in error
+    assert with_digests(expected, folder) in error
     assert refused == bool(expected)
     assert error.partition("\n")[0] == (f"hotrow check: {why_serving_refuses(folder)}" if expected else "")
 
@@ -81,7 +82,7 @@ def test_a_table_that_ram_has_no_room_for_is_a_warning_that_names_the_key(reposi
     assert why_serving_refuses(folder) == ""
 
     (warning,) = [record.message for record in caplog.records if "no room in RAM" in record.message]
-    assert warning.startswith("memory: table b@1.item has no room in RAM")
+    assert warning.startswith(with_digests("memory: table b@1.item has no room in RAM", folder))
     assert f"volatile_db.{next(iter(bound))}" in warning
     assert checked == [f"hotrow check: warning: {warning.removeprefix('memory: ')}"]
 
@@ -122,7 +123,8 @@ def test_shared_memory_must_have_room_for_every_row_and_check_prints_the_size(
 
     assert refusals(least) == []
     assert refusals(least - 1)[0].startswith(
-        "hotrow check: model 'b': shared_memory: table 'b@1.item': the table has 1,000 rows, but "
+        with_digests("hotrow check: model 'b': shared_memory: table 'b@1.item': ", f"{tmp_path}/models")
+        + "the table has 1,000 rows, but "
         f"volatile_db.shared_memory_size, {least - 1:,} bytes for all tables, leaves room for "
     )
 
@@ -237,7 +239,7 @@ def flip(file, at):
 def test_the_index_of_an_existing_snapshot_is_checked_and_with_full_every_byte(repository, tmp_path, capsys):
     folder = repository(volatile_db={"type": "snapshot", "path": str(tmp_path / "made")})
     assert why_serving_refuses(folder) == ""
-    file = next((tmp_path / "made" / "a@1.user").glob("*.snapshot"))
+    file = next((tmp_path / "made" / with_digests("a@1.user", folder)).glob("*.snapshot"))
     assert main(["check", "--full", str(folder)]) == 0
 
     flip(file, -4096)  # in a row
@@ -245,7 +247,7 @@ def test_the_index_of_an_existing_snapshot_is_checked_and_with_full_every_byte(r
     capsys.readouterr()
     assert main(["check", "--full", str(folder)]) == 1
     error = capsys.readouterr().err
-    assert f"model 'a': snapshot: table 'a@1.user': {file}: is damaged" in error
+    assert with_digests("model 'a': snapshot: table 'a@1.user': ", folder) + f"{file}: is damaged" in error
     assert "remove the file, and Hotrow makes it again" in error
     flip(file, 4096)  # in the index
     assert main(["check", str(folder)]) == 1

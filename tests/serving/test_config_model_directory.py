@@ -20,7 +20,7 @@ def test_the_folders_name_the_model_and_its_version(write_model):
     config = read_model_directory(directory)
 
     assert (config.name, config.version) == ("dcn", 3)
-    assert config.full_name(config.tables[0]) == "dcn@3.table0"
+    assert config.full_name(config.tables[0]) == f"dcn@3-{config.digest[:8]}.table0"
     assert config.hps_name(config.tables[0]) == "dcn.table0"
     assert config.graph_file == directory / "graph.json"
     assert config.onnx_file is None

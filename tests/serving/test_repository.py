@@ -13,6 +13,7 @@ from serving.errors import ConfigError, ModelFileError, UnknownModelError
 from serving.lookup import devices
 from serving.repository import ModelRepository
 from tests.serving.ps_files import listed, write_ps
+from tests.serving.table_names import with_digests
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_the_load_of_a_table_is_reported_batch_by_batch_and_logged_with_its_rows
     with ModelRepository(tmp_path) as repository:
         repository.load(lambda *progress: reported.append(progress))
 
-    tables = ["tiny@1.user", "tiny@1.item"]
+    tables = [with_digests(table, tmp_path) for table in ("tiny@1.user", "tiny@1.item")]
     assert reported == [(f"{table} into memory", done, 1000) for table in tables for done in (400, 800, 1000)]
     for table in tables:
         assert re.search(rf"loaded {table} into memory: read 1,000 rows in \d+\.\d s", caplog.text)
@@ -115,7 +116,7 @@ class TestServedModels:
         counts = {
             (reading.name, dict(reading.labels).get("tier")): reading.value
             for reading in repository.readings()
-            if dict(reading.labels)["table"] == "item"
+            if dict(reading.labels).get("table") == "item"
         }
         assert counts["hotrow_tier_hits", "rocksdb"] == counts["hotrow_tier_misses", "memory"] > 0
         assert (
@@ -267,9 +268,6 @@ class TestRefusals:
     def test_a_folder_that_does_not_exist(self, tmp_path):
         assert "nowhere: no such file or folder" in self.refused(tmp_path / "nowhere")
 
-    def test_an_empty_repository(self, tmp_path):
-        assert "no model in it: expected <model>/<version>/graph.json" in self.refused(tmp_path)
-
     def test_a_name_that_no_file_can_have(self, tmp_path):
         assert "cannot be read: File name too long" in self.refused(tmp_path / ("x" * 300))
 
@@ -283,12 +281,6 @@ class TestRefusals:
         write_ps(tmp_path)
 
         assert "no model in it" in self.refused(tmp_path / "ps.json")
-
-    def test_a_model_without_a_complete_version(self, tmp_path):
-        TinyModel().write(tmp_path)
-        (tmp_path / "half" / "1").mkdir(parents=True)
-
-        assert "half" in self.refused(tmp_path, ModelFileError)
 
     def test_one_broken_model_among_good_ones(self, tmp_path):
         TinyModel().write(tmp_path, "good")

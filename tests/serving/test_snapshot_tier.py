@@ -20,6 +20,7 @@ from serving.storage import MemoryStore, RocksDbStore, SnapshotStore, open_snaps
 from tests.serving.ordinary_rights import ordinary_rights
 from tests.serving.ps_files import write_ps
 from tests.serving.refusals import why_serving_refuses
+from tests.serving.table_names import with_digests
 
 MODEL = TinyModel(rows=500)
 
@@ -62,7 +63,7 @@ def test_tables_are_served_from_files_that_the_next_start_finds(repository, tmp_
 
     with serve(folder) as server:
         assert_served(server, row_dtype)
-        assert server.counters()["a@1.user"].hits == {"snapshot": MODEL.rows}
+        assert server.counters()[with_digests("a@1.user", tmp_path / "models")].hits == {"snapshot": MODEL.rows}
     written = caplog.text.count("writing ")
     with serve(folder) as server:
         assert_served(server, row_dtype)
@@ -110,7 +111,8 @@ def test_a_table_of_a_model_may_be_a_snapshot_itself(repository, tmp_path):
     (folder / "ps.json").unlink()
     with serve(folder) as server:  # and RAM loads from it
         assert_served(server)
-        assert server.counters()["a@1.user"].hits == {"memory": MODEL.rows}
+        (user,) = [counters for table, counters in server.counters().items() if table.endswith(".user")]
+        assert user.hits == {"memory": MODEL.rows}
     assert main(["check", str(folder)]) == 0
     assert main(["plan", str(folder)]) == 0
 
@@ -133,7 +135,10 @@ def test_ram_before_snapshots_may_be_small(repository, tmp_path):
         server.load_model(config.models[0])
 
         assert_served(server)
-        assert server.counters()["a@1.user"].hits == {"memory": 50, "snapshot": 450}  # two tables share the bound
+        assert server.counters()[with_digests("a@1.user", tmp_path / "models")].hits == {
+            "memory": 50,  # two tables share the bound
+            "snapshot": 450,
+        }
 
 
 @pytest.mark.parametrize(
@@ -168,15 +173,16 @@ def test_a_damaged_row_of_a_snapshot_is_loaded_nowhere(repository, tmp_path, tie
     assert not (tmp_path / "copy.snapshot").exists()
 
 
-@pytest.mark.parametrize("protected", ["made", "made/a@1.user"])
+@pytest.mark.parametrize("protected", ["made", "made/a@1.user"], ids=["the folder", "a table"])
 def test_a_folder_of_snapshots_that_may_not_be_entered_is_an_error_that_names_it(repository, tmp_path, protected):
     folder = repository(path=str(tmp_path / "made"))
     serve(folder).close()
-    (tmp_path / protected).chmod(0)
+    (tmp_path / with_digests(protected, folder)).chmod(0)
+    reason = with_digests(r"made/a@1\.user: cannot be written: Permission denied", folder)
 
-    with ordinary_rights(), pytest.raises(StoreError, match=r"made/a@1\.user: cannot be written: Permission denied"):
+    with ordinary_rights(), pytest.raises(StoreError, match=reason):
         serve(folder)
-    (tmp_path / protected).chmod(0o700)
+    (tmp_path / with_digests(protected, folder)).chmod(0o700)
 
 
 def test_a_store_behind_snapshots_is_refused(tmp_path):
@@ -223,7 +229,8 @@ def test_the_overlay_has_the_configured_size(repository, tmp_path):
     with serve(repository(path=str(tmp_path / "snapshots"), overlay_capacity_rows=3)) as server:
         server.insert("a@1.user", np.array([1, 2, 600]), np.ones((3, MODEL.dim), np.float32))
 
-        with pytest.raises(StoreError, match=r"'a@1\.user': the overlay: table is full: it holds 3 of 3 rows"):
+        reason = with_digests(r"'a@1\.user': the overlay: table is full: it holds 3 of 3 rows", tmp_path / "models")
+        with pytest.raises(StoreError, match=reason):
             server.insert("a@1.user", np.array([4]), np.ones((1, MODEL.dim), np.float32))
 
 

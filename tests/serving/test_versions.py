@@ -1,21 +1,34 @@
 """Versions of a model: which are served, and how they change while requests are answered."""
 
+import hashlib
 import logging
 import shutil
 import threading
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from benchmarks.tiny_model import TinyModel, flatten
-from serving.config import VersionPolicy, policy_from
-from serving.errors import ConfigError, ModelFileError, RequestError, StoreFullError, UnknownModelError
+from serving.config import VersionPolicy, policy_from, read_model_directory
+from serving.errors import (
+    ConfigError,
+    LoadEndedError,
+    ModelFileError,
+    RequestError,
+    StoreFullError,
+    UnknownModelError,
+    VersionConflictError,
+)
+from serving.model.sparse_model import SparseModel
+from serving.parameter_server import ParameterServer
 from serving.repository import ModelRepository
 from serving.repository.loaded_model import DRAIN_TIMEOUT_S
 from serving.storage import RocksDbStore
-from tests.serving.ps_files import write_ps
+from tests.serving.ordinary_rights import ordinary_rights
+from tests.serving.ps_files import listed, write_ps
 
 DEADLINE_S = 60
 FIRST, SECOND = TinyModel(seed=1), TinyModel(seed=2)
@@ -44,6 +57,10 @@ def opened():
         repository.close()
 
 
+def raise_full(_):
+    raise StoreFullError("memory", "", "no room")
+
+
 def write_policy(folder, policy, name="tiny"):
     (folder / name / "config.pbtxt").write_text(f'backend: "python"\nversion_policy: {policy}\n')
 
@@ -61,6 +78,12 @@ def versions_that_answer(repository, name="tiny"):
 def assert_answers(session, model):
     dense, bags = model.sample_requests(5, seed=0)
     np.testing.assert_allclose(session.predict(dense, *flatten(bags)), model.probabilities(dense, bags), atol=2e-6)
+
+
+def tables_of(folder, version, name="tiny"):
+    """The names of a version's tables in the tiers."""
+    digest = hashlib.sha256((folder / name / str(version) / "manifest.json").read_bytes()).hexdigest()
+    return [f"{name}@{version}-{digest[:8]}.{table}" for table in ("item", "user")]
 
 
 def states(repository):
@@ -179,6 +202,29 @@ class TestExplicitMode:
         with pytest.raises(UnknownModelError, match="no model 'tinny' is in the repository; did you mean 'tiny'"):
             opened(folder).load_model("tinny")
 
+    def test_an_unload_ends_a_load_of_the_model(self, folder, opened, monkeypatch):
+        repository = opened(folder, startup=())
+        is_loading, may_go_on = threading.Event(), threading.Event()
+        batches = SparseModel.batches
+
+        def slow(self, *arguments):
+            is_loading.set()
+            may_go_on.wait(DEADLINE_S)
+            return batches(self, *arguments)
+
+        monkeypatch.setattr(SparseModel, "batches", slow)
+        with ThreadPoolExecutor(2) as pool:
+            load = pool.submit(repository.load_model, "tiny")
+            assert is_loading.wait(DEADLINE_S)
+            repository.end_load("tiny")
+            unload = pool.submit(repository.unload_model, "tiny")
+            may_go_on.set()
+            with pytest.raises(LoadEndedError, match="ended by an unload"):
+                load.result(DEADLINE_S)
+            unload.result(DEADLINE_S)
+
+        assert list(repository.models()) == []
+
     @pytest.mark.parametrize("control", ["none", "poll"])
     def test_other_modes_refuse_to_load_and_unload(self, folder, opened, control):
         repository = opened(folder, control=control)
@@ -207,7 +253,7 @@ class TestSwap:
             old.predict([0.0] * 3, [], [0] * 4)
         repository.close()
         database = RocksDbStore(folder / "rows", num_threads=1)
-        assert sorted(database.kept_tables()) == ["tiny@2.item", "tiny@2.user"]
+        assert sorted(database.kept_tables()) == tables_of(folder, 2)
         database.close()
 
     def test_rows_that_were_written_into_a_version_stay_with_it(self, folder, opened):
@@ -244,9 +290,8 @@ class TestSwap:
             repository.load_model("tiny")
 
         assert versions_that_answer(repository) == (1,)
-        if damage != "graph":  # the version was read, so it has a line of its own
-            assert states(repository) == [("tiny", "1", "READY"), ("tiny", "2", "UNAVAILABLE")]
-            assert repository.index()[1].reason
+        assert states(repository) == [("tiny", "1", "READY"), ("tiny", "2", "UNAVAILABLE")]
+        assert repository.index()[1].reason
         shutil.rmtree(broken)
         SECOND.write(folder, "tiny", 2)
         repository.load_model("tiny")
@@ -271,7 +316,7 @@ class TestSwap:
         repository.load_model("tiny")
 
         memory = repository.session("tiny").embedding_cache.server.stores[0]
-        assert [memory.count(f"tiny@2.{table}") for table in SECOND.tables] == [FIRST.rows] * 2
+        assert [memory.count(table) for table in tables_of(folder, 2)] == [FIRST.rows] * 2
 
     def test_a_request_in_flight_is_answered_by_the_version_that_began_it(self, folder, opened):
         repository = opened(folder)
@@ -315,7 +360,246 @@ class TestSwap:
         assert answered == {1, 2}
 
 
+def replace(folder, model, name="tiny", version=1):
+    """Write another model over the files of a version, file by file, as ``cp -r`` does."""
+    made = model.write(folder.parent / "made" / uuid.uuid4().hex, name, version)
+    shutil.copytree(made, folder / name / str(version), dirs_exist_ok=True)
+
+
+def digest_of(folder, version=1, name="tiny"):
+    return hashlib.sha256((folder / name / str(version) / "manifest.json").read_bytes()).hexdigest()
+
+
+class TestReplacedFiles:
+    @pytest.mark.parametrize("tiers", [{}, ROCKSDB], ids=["RAM", "RocksDB"])
+    def test_new_files_of_a_version_are_served_after_a_load(self, folder, opened, tiers):
+        write_ps(folder, **tiers)
+        repository = opened(folder)
+        before = digest_of(folder)
+        assert repository.index()[0].digest == before
+
+        replace(folder, SECOND)
+        repository.load_model("tiny")
+
+        assert_answers(repository.session("tiny"), SECOND)
+        assert repository.index()[0].digest == digest_of(folder) != before
+        repository.load_model("tiny")
+        assert_answers(repository.session("tiny"), SECOND)
+        repository.close()
+        assert_answers(opened(folder).session("tiny"), SECOND)
+
+    def test_the_metrics_show_the_digest_and_each_table_once(self, folder, opened):
+        repository = opened(folder)
+        replace(folder, SECOND)
+        repository.load_model("tiny")
+
+        samples = [(one.name, one.labels) for one in repository.readings()]
+
+        labels = (("model", "tiny"), ("version", "1"), ("digest", digest_of(folder)[:8]))
+        assert samples.count(("hotrow_model_info", labels)) == 1
+        assert len(samples) == len(set(samples))
+
+    def test_a_version_without_a_manifest_is_known_by_the_content_of_its_files(self, folder, opened):
+        (folder / "tiny" / "1" / "manifest.json").unlink()
+        repository = opened(folder)
+        before = repository.loaded("tiny")
+        (folder / "tiny" / "1" / "graph.json").touch()
+        repository.load_model("tiny")
+        assert repository.loaded("tiny") is before
+
+        replace(folder, SECOND)
+        (folder / "tiny" / "1" / "manifest.json").unlink()
+        repository.load_model("tiny")
+
+        assert_answers(repository.session("tiny"), SECOND)
+
+    def test_files_of_two_versions_are_never_served_together(self, folder, opened):
+        repository = opened(folder)
+        made = SECOND.write(folder.parent / "made", "tiny", 1)
+        old = folder / "tiny" / "1"
+        files = [path.relative_to(made) for path in made.rglob("*") if path.is_file()]
+        files = [file for file in files if (made / file).read_bytes() != (old / file).read_bytes()]
+        for file in files[:-1]:
+            shutil.copyfile(made / file, folder / "tiny" / "1" / file)
+            with pytest.raises(ModelFileError):
+                repository.load_model("tiny")
+            assert_answers(repository.session("tiny"), FIRST)
+            assert [(one.state, bool(one.reason)) for one in repository.index()] == [("READY", True)]
+
+        shutil.copyfile(made / files[-1], folder / "tiny" / "1" / files[-1])
+        repository.load_model("tiny")
+
+        assert_answers(repository.session("tiny"), SECOND)
+        assert repository.index()[0].reason == ""
+
+    def test_files_that_change_during_the_load_are_refused(self, folder, opened, monkeypatch):
+        repository = opened(folder)
+        version = SECOND.write(folder, "tiny", 2)
+        monkeypatch.setattr(
+            "serving.repository.loader.warm_up", lambda _: (version / "dense.model").write_bytes(b"1234")
+        )
+
+        with pytest.raises(ModelFileError, match="2: a file was changed while the version was loaded"):
+            repository.load_model("tiny")
+
+        assert versions_that_answer(repository) == (1,)
+
+    def test_a_model_that_ps_json_lists_is_not_swapped(self, folder, opened):
+        write_ps(folder, [listed(folder / "tiny" / "1" / "graph.json", "tiny", max_batch_size=64)])
+        repository = opened(folder)
+        before = digest_of(folder)
+        replace(folder, SECOND)
+
+        with pytest.raises(VersionConflictError, match=f"{before}, but its folder has {digest_of(folder)}"):
+            repository.load_model("tiny")
+
+        assert_answers(repository.session("tiny"), FIRST)
+        repository.unload_model("tiny")
+        repository.load_model("tiny")
+        assert_answers(repository.session("tiny"), SECOND)
+
+    @pytest.mark.parametrize("has_other_files", [False, True])
+    def test_tables_that_an_earlier_release_named_by_the_version_alone(self, folder, opened, has_other_files):
+        write_ps(folder, **ROCKSDB)
+        config = read_model_directory(folder / "tiny" / "1").model_copy(update={"table_tag": "1"})
+        with ParameterServer([RocksDbStore(folder / "rows", num_threads=1)]) as server:
+            server.load_model(config)
+            server.insert("tiny@1.user", np.array([1]), np.full((1, 4), 7, np.float32))
+        if has_other_files:
+            replace(folder, SECOND)
+
+        repository = opened(folder)
+
+        server = repository.session("tiny").embedding_cache.server
+        row = server.lookup("tiny@1.user", np.array([1]))[0]
+        if has_other_files:
+            assert_answers(repository.session("tiny"), SECOND)
+            assert sorted(server.stores[-1].kept_tables()) == tables_of(folder, 1)
+        else:
+            assert (row == 7).all()
+            assert sorted(server.stores[-1].kept_tables()) == ["tiny@1.item", "tiny@1.user"]
+            replace(folder, SECOND)
+            repository.load_model("tiny")
+            assert_answers(repository.session("tiny"), SECOND)
+            assert sorted(server.stores[-1].kept_tables()) == tables_of(folder, 1)
+
+
+def make_unreadable_entries(folder):
+    """What folders of models have besides models, and entries that are no versions."""
+    (folder / "lost+found").mkdir(0)
+    (folder / "notes").write_text("")
+    (folder / "secret").mkdir(0)
+    (folder / "tiny" / "2").symlink_to(folder / "releases")
+    (folder / "tiny" / "3").write_text("")
+    (folder / "tiny" / "4").mkdir(0)
+    (folder / "tiny" / "5").mkdir()
+
+
+class TestEntries:
+    @pytest.mark.parametrize("control", ["none", "poll", "explicit"])
+    def test_every_entry_stands_alone_and_has_its_reason(self, folder, opened, control, caplog):
+        make_unreadable_entries(folder)
+
+        with ordinary_rights():
+            repository = opened(folder, control=control, poll_s=3600)
+
+        assert versions_that_answer(repository) == (1,)
+        found = [(one.name, one.version, one.state, one.reason) for one in repository.index()]
+        assert found == [
+            ("secret", "", "UNAVAILABLE", "cannot be read: Permission denied"),
+            ("tiny", "1", "READY", ""),
+            ("tiny", "2", "UNAVAILABLE", "is a link to a folder that does not exist"),
+            ("tiny", "3", "UNAVAILABLE", "is not a folder"),
+            ("tiny", "4", "UNAVAILABLE", "cannot be read: Permission denied"),
+            ("tiny", "5", "UNAVAILABLE", "has no graph.json"),
+        ]
+        assert caplog.text.count("has no graph.json") == 1
+
+    @pytest.mark.parametrize("control", ["none", "poll", "explicit"])
+    def test_an_empty_repository_starts(self, tmp_path, opened, control):
+        repository = opened(tmp_path, control=control, startup=(), poll_s=3600)
+
+        assert list(repository.models()) == repository.index() == []
+
+    def test_a_version_may_be_a_link_to_a_folder_of_any_name(self, folder, opened):
+        SECOND.write(folder.parent / "elsewhere", "tiny", 2).rename(folder.parent / "release")
+        (folder / "tiny" / "2").symlink_to(folder.parent / "release")
+
+        assert versions_that_answer(opened(folder)) == (2,)
+
+    def test_a_start_in_the_mode_poll_serves_the_models_that_are_whole(self, folder, opened, caplog):
+        broken = SECOND.write(folder, "other")
+        (broken / "dense.model").write_bytes(b"1234")
+        (SECOND.write(folder, "tiny", 2) / "item" / "key").unlink()
+
+        repository = opened(folder, control="poll", poll_s=3600)
+
+        assert versions_that_answer(repository) == (1,)
+        assert states(repository) == [
+            ("other", "1", "UNAVAILABLE"),
+            ("tiny", "1", "READY"),
+            ("tiny", "2", "UNAVAILABLE"),
+        ]
+        assert caplog.text.count("dense.model") == caplog.text.count("item/key") == 1
+
+
 class TestPolling:
+    @pytest.mark.parametrize("has_manifest", [True, False])
+    def test_a_version_that_is_still_being_copied_is_served_once_it_is_whole(
+        self, folder, opened, caplog, has_manifest
+    ):
+        repository = opened(folder, control="poll", poll_s=3600)
+        made = SECOND.write(folder.parent / "made", "tiny", 2)
+        if not has_manifest:
+            (made / "manifest.json").unlink()
+        new = folder / "tiny" / "2"
+        shutil.copytree(made, new, ignore=lambda _, names: [name for name in names if name == "emb_vector"])
+        for _ in range(3):
+            repository.poll()
+        assert versions_that_answer(repository) == (1,)
+        assert states(repository)[1] == ("tiny", "2", "UNAVAILABLE")
+        assert caplog.text.count("emb_vector") == 1
+
+        for table in SECOND.tables:
+            (new / table / "emb_vector").write_bytes((made / table / "emb_vector").read_bytes())
+            repository.poll()
+        repository.poll()
+
+        assert versions_that_answer(repository) == (2,)
+
+    def test_new_files_of_a_version_are_followed(self, folder, opened):
+        repository = opened(folder, control="poll", poll_s=3600)
+
+        replace(folder, SECOND)
+        repository.poll()
+
+        assert_answers(repository.session("tiny"), SECOND)
+
+    def test_a_broken_version_does_not_keep_a_newer_one_from_being_served(self, folder, opened):
+        write_policy(folder, "{ all { } }")
+        repository = opened(folder, control="poll", poll_s=3600)
+        (SECOND.write(folder, "tiny", 2) / "dense.model").write_bytes(b"1234")
+        TinyModel(seed=3).write(folder, "tiny", 3)
+
+        repository.poll()
+
+        assert versions_that_answer(repository) == (3, 1)
+
+    def test_a_load_that_fails_for_another_reason_is_tried_again_though_no_file_changes(
+        self, folder, opened, monkeypatch
+    ):
+        repository = opened(folder, control="poll", poll_s=3600)
+        SECOND.write(folder, "tiny", 2)
+        with monkeypatch.context() as broken:
+            broken.setattr("serving.repository.loader.warm_up", raise_full)
+            repository.poll()
+        assert versions_that_answer(repository) == (1,)
+
+        for _ in range(3):
+            repository.poll()
+
+        assert versions_that_answer(repository) == (2,)
+
     def test_new_and_removed_versions_and_models_are_followed(self, folder, opened):
         repository = opened(folder, control="poll", poll_s=3600)
         SECOND.write(folder, "tiny", 2)
@@ -367,13 +651,12 @@ def test_rows_of_a_version_that_is_not_served_leave_the_database_at_the_start(fo
     caplog.set_level(logging.INFO)
     write_ps(folder, **ROCKSDB)
     opened(folder).close()
+    old = tables_of(folder, 1)[1]
     SECOND.write(folder, "tiny", 2)
 
     repository = opened(folder)
 
     assert versions_that_answer(repository) == (2,)
-    assert "table 'tiny@1.user': rocksdb: dropped, because its version is not served" in caplog.text
-    assert sorted(repository.session("tiny").embedding_cache.server.stores[-1].kept_tables()) == [
-        "tiny@2.item",
-        "tiny@2.user",
-    ]
+    assert f"table {old!r}: rocksdb: dropped, because its version is not served" in caplog.text
+    kept = repository.session("tiny").embedding_cache.server.stores[-1].kept_tables()
+    assert sorted(kept) == tables_of(folder, 2)

@@ -141,9 +141,11 @@ class Server(uvicorn.Server):
         tls: Tls | None = None,
         shares_listener: bool = False,
         limits: Limits | None = None,
+        stopping: Callable[[int], None] | None = None,
     ) -> None:
         """Serve ``app``; see ``run``."""
         self._limits = limits or Limits()
+        self._stopping = stopping
         self._draining = Draining(app)
         self._tls = tls
         self._ready = ready
@@ -179,8 +181,15 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See ``uvicorn.Server.handle_exit``; requests cut off by a second SIGINT are not logged with tracebacks."""
         super().handle_exit(sig, frame)
+        self.is_stopped_by(sig)
         if self.force_exit:
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+    def is_stopped_by(self, number: int) -> None:
+        """Report the first signal to stop; see ``run``."""
+        if self._stopping is not None:
+            self._stopping(128 + number if number == signal.SIGINT else 0)
+            self._stopping = None
 
 
 class Neighbour(Protocol):
@@ -203,6 +212,7 @@ def run(
     *,
     shares_listener: bool = False,
     limits: Limits | None = None,
+    stopping: Callable[[int], None] | None = None,
 ) -> None:
     """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, then answer accepted requests and return.
 
@@ -218,14 +228,16 @@ def run(
         tls: the certificates; None: no TLS.
         shares_listener: other processes accept connections on ``listener`` too.
         limits: the limits of connections; None: the defaults.
+        stopping: called with the process's exit code when the first signal arrives.
 
     Raises:
         ConfigError: a neighbour cannot be started.
     """
-    server = Server(app, ready, stop_timeout_s, tls, shares_listener, limits)
+    server = Server(app, ready, stop_timeout_s, tls, shares_listener, limits, stopping)
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
         server.should_exit = True
+        server.is_stopped_by(number)
 
     # For signals before and after uvicorn handles them: at its end, uvicorn raises the signal that stopped it again.
     signal.signal(signal.SIGTERM, stop)

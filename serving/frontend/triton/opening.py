@@ -111,6 +111,7 @@ def open_model(settings: Settings) -> OpenedModel:
     warn_of_idle_caches([(config, devices)])
     with ExitStack() as opened:
         server = opened.enter_context(ParameterServer.from_config(ps))
+        config = server.model(config.name)  # with the names of its tables
         session: InferenceSession | LookupModelSession
         if config.graph_file is None:
             session = opened.enter_context(closing(LookupModelSession(open_lookups(server, config, devices))))

@@ -23,6 +23,7 @@ from serving.metrics import Histogram, MetricSample
 from serving.model.sparse_file import write_sparse_directory
 from serving.session import InferenceSession
 from tests.serving.ps_files import write_ps
+from tests.serving.table_names import with_digests
 
 
 class Tensor:
@@ -388,7 +389,8 @@ def test_instances_of_a_model_share_one_copy_of_its_tables_until_the_last_is_fin
     first, second = opened(directory, instances=2), opened(directory, instances=2)
     folder = Path("/dev/shm", with_shared_ram(read_repository(directory), str(directory)).volatile_tiers[0].name)
 
-    assert sorted(path.name for path in folder.glob("*.table")) == ["tiny@1.item.table", "tiny@1.user.table"]
+    names = [with_digests(f"tiny@1.{table}.table", tmp_path) for table in ("item", "user")]
+    assert sorted(path.name for path in folder.glob("*.table")) == names
     first.finalize()
     (response,) = second.execute([tensors])
     np.testing.assert_allclose(response.output_tensors[0].as_numpy(), expected, atol=2e-6)

@@ -57,8 +57,8 @@ def answering(siblings, front):
 
 def test_a_worker_starts_with_the_versions_of_the_first_worker_that_answers(siblings, front):
     with answering(siblings(2), front):
-        assert siblings(1).versions() == {"tiny": [1]}
-        assert siblings(0).versions() == {"tiny": [1]}
+        assert siblings(1).versions() == {"tiny": {"1": front.repository.loaded("tiny").config.digest}}
+        assert siblings(0).versions() == {"tiny": {"1": front.repository.loaded("tiny").config.digest}}
         assert siblings(0, rereads=True).versions() is None
 
 

@@ -186,7 +186,7 @@ def test_a_wrong_command_line_exits_with_2_and_reports_what_was_expected(capsys,
     [
         (
             '{"type": "hash_map", "capacity_rows": 40}',
-            "'ctr@1.ads': the model file has 30 rows, but there is room for 23",
+            ".ads': the model file has 30 rows, but there is room for 23",
         ),
         ('{"type": "hash_map", "capacity_row": 40}', "ps.json: volatile_db.capacity_row"),
     ],

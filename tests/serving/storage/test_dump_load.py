@@ -24,9 +24,11 @@ from serving.errors import ConfigError, ModelFileError, OutputError, StoreError
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore, RedisStore, RocksDbStore, TableSpec
 from serving.storage.rocksdb.engine import import_rocksdict, table_options
+from tests.serving.table_names import full_name
 
 MODEL = TinyModel(rows=300)
-SPEC = TableSpec("tiny@1.user", 4)
+USER, ITEM = full_name(MODEL, "user"), full_name(MODEL, "item")
+SPEC = TableSpec(USER, 4)
 FORMATS = ["t.bin", "t.sst", "t"]
 ROCKSDB = {"volatile_db": {"type": "disabled"}, "persistent_db": {"type": "rocks_db", "path": "rows", "num_threads": 1}}
 SNAPSHOTS = {"volatile_db": {"type": "snapshot", "path": "snapshots"}}
@@ -83,7 +85,7 @@ def write_rows(path, rows, spec=SPEC):
     return path
 
 
-def served(ps, table="tiny@1.user", extra=()):
+def served(ps, table=USER, extra=()):
     """What a parameter server answers for the model's keys and ``extra`` keys: rows by key, and the hits by tier."""
     keys = np.array([*range(MODEL.rows), *extra])
     with ParameterServer.from_config(read_repository(ps)) as server:
@@ -108,7 +110,7 @@ def test_what_was_dumped_is_loaded_and_served_again(write_ps, tiers, tmp_path, n
     assert served(ps, extra=[7777])[0] == changed
     assert load_table(ps, "tiny.user", tmp_path / name) == MODEL.rows
     assert served(ps, extra=[7777])[0] == changed | rows_of_model()
-    assert served(ps, "tiny@1.item")[0] == rows_of_model("item")
+    assert served(ps, ITEM)[0] == rows_of_model("item")
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -119,7 +121,7 @@ def test_files_of_all_formats_and_stores_hold_the_same_rows(tmp_path_factory, da
     edges = st.sampled_from([smallest, 0, 1, 255, 256, 65536, largest])
     drawn = st.dictionaries(edges | st.integers(smallest, largest), st.floats(width=32, allow_nan=False), min_size=1)
     rows = {key: [value] * 4 for key, value in data.draw(drawn).items()}
-    spec, folder = TableSpec("tiny@1.user", 4, key_bytes), tmp_path_factory.mktemp("formats")
+    spec, folder = TableSpec(USER, 4, key_bytes), tmp_path_factory.mktemp("formats")
     path = write_rows(folder / "first.bin", rows, spec)
 
     for number, name in enumerate(data.draw(st.permutations(["sst", "folder", "bin", "rocksdb", "memory"]))):
@@ -145,16 +147,16 @@ def test_a_tier_that_ends_with_its_process_is_dumped_as_it_holds_the_rows(write_
 
     dump_table(ps, "tiny.user", tmp_path / "t.bin")
     with ParameterServer.from_config(read_repository(ps)) as server:
-        dump_table(server, "tiny@1.user", tmp_path / "live.bin")
+        dump_table(server, USER, tmp_path / "live.bin")
 
     assert rows_of_file(tmp_path / "t.bin") == rows_of_file(tmp_path / "live.bin") == dict(enumerate(expected.tolist()))
 
 
 def test_a_running_server_is_dumped_with_what_came_since_it_started(write_ps, tmp_path):
     with ParameterServer.from_config(read_repository(write_ps())) as server:
-        server.stores[0].insert("tiny@1.user", np.array([5, 999]), np.full((2, 4), 2.5, np.float32))
+        server.stores[0].insert(USER, np.array([5, 999]), np.full((2, 4), 2.5, np.float32))
 
-        assert dump_table(server, "tiny@1.user", tmp_path / "t.bin") == MODEL.rows + 1
+        assert dump_table(server, USER, tmp_path / "t.bin") == MODEL.rows + 1
 
     assert rows_of_file(tmp_path / "t.bin") == rows_of_model() | {5: [2.5] * 4, 999: [2.5] * 4}
 
@@ -163,7 +165,7 @@ def test_a_table_is_dumped_while_others_serve_it(write_ps, tmp_path, redis_serve
     for number, tiers in enumerate((IN_FRONT, {"volatile_db": redis_tier(redis_server)})):
         ps = write_ps(**tiers)
         with ParameterServer.from_config(read_repository(ps)) as server:
-            server.stores[-1].insert("tiny@1.user", np.array([5]), np.full((1, 4), 2.5, np.float32))
+            server.stores[-1].insert(USER, np.array([5]), np.full((1, 4), 2.5, np.float32))
 
             dump_table(ps, "tiny.user", tmp_path / f"{number}.bin")
 
@@ -189,7 +191,7 @@ def test_a_cache_that_a_replacement_did_not_reach_is_filled_from_the_last_tier(
     load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {5: [0.5] * 4}))
 
     def lose(*_, **__):
-        raise StoreError("redis", "tiny@1.user", "lost")
+        raise StoreError("redis", USER, "lost")
 
     with monkeypatch.context() as patch:
         patch.setattr(RedisStore, "load", lose)
@@ -260,7 +262,7 @@ def test_a_load_succeeds_if_redis_refuses_a_part_and_redis_is_filled_at_the_next
     def refuse_the_second(*given):
         calls.append(1)
         if len(calls) == 2:
-            raise StoreError("redis", "tiny@1.user", "lost")
+            raise StoreError("redis", USER, "lost")
         insert(*given)
 
     with monkeypatch.context() as patch:
@@ -276,8 +278,8 @@ def test_rows_that_were_replaced_and_then_changed_stay_changed(write_ps, tmp_pat
         ps = write_ps(**tiers)
         load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {7: [1.5] * 4}), replace=True)
         with ParameterServer.from_config(read_repository(ps)) as server:
-            server.insert("tiny@1.user", np.array([8]), np.full((1, 4), 2.5, np.float32))
-            assert server.stores[0].marker("tiny@1.user").changed
+            server.insert(USER, np.array([8]), np.full((1, 4), 2.5, np.float32))
+            assert server.stores[0].marker(USER).changed
 
         assert served(ps)[0] == {7: [1.5] * 4, 8: [2.5] * 4}
 
@@ -289,7 +291,7 @@ def test_shared_memory_is_dumped_as_it_is_while_a_process_has_it_and_then_as_the
     round_rows(rounded, "int8", rounded)
     expected = dict(enumerate(rounded.tolist()))
     with ParameterServer.from_config(read_repository(ps)) as server:
-        server.insert("tiny@1.user", np.array([5]), np.zeros((1, 4), np.float32))
+        server.insert(USER, np.array([5]), np.zeros((1, 4), np.float32))
 
         dump_table(ps, "tiny.user", tmp_path / "served.bin")
     dump_table(ps, "tiny.user", tmp_path / "later.bin")
@@ -303,7 +305,7 @@ def test_shared_memory_that_was_left_behind_is_filled_again_after_a_load(write_p
     clause = {"type": "multi_process_hash_map", "shared_memory_name": name, "shared_memory_auto_remove": False}
     ps = write_ps(volatile_db=clause, persistent_db=ROCKSDB["persistent_db"])
     with ParameterServer.from_config(read_repository(ps)) as server:
-        server.insert("tiny@1.user", np.array([5]), np.full((1, 4), 2.5, np.float32))
+        server.insert(USER, np.array([5]), np.full((1, 4), 2.5, np.float32))
 
     load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {5: [0.5] * 4}))
     assert served(ps) == (rows_of_model() | {5: [0.5] * 4}, {"shared_memory": MODEL.rows})
@@ -321,22 +323,22 @@ def test_a_running_server_takes_the_rows_of_a_file_into_every_tier(write_ps, tmp
     path = write_rows(tmp_path / "t.bin", changes)
     ps = write_ps(**IN_FRONT)
     with ParameterServer.from_config(read_repository(ps)) as server:
-        assert load_table(server, "tiny@1.user", path) == 2
+        assert load_table(server, USER, path) == 2
 
         for store in server.stores:
             out = np.empty((2, 4), np.float32)
-            assert store.fetch("tiny@1.user", np.array(list(changes)), out).all()
+            assert store.fetch(USER, np.array(list(changes)), out).all()
             assert out.tolist() == list(changes.values())
         with pytest.raises(ValueError, match="cannot be replaced, only changed"):
-            load_table(server, "tiny@1.user", path, replace=True)
+            load_table(server, USER, path, replace=True)
     assert served(ps, extra=[7777])[0] == rows_of_model() | changes
 
 
 def test_rows_that_a_running_server_was_given_are_in_ram_after_a_restart(write_ps):
     ps = write_ps(**IN_FRONT)
     with ParameterServer.from_config(read_repository(ps)) as server:
-        server.insert("tiny@1.user", np.array([5]), np.full((1, 4), 2.5, np.float32))
-        server.evict("tiny@1.user", np.array([6]))
+        server.insert(USER, np.array([5]), np.full((1, 4), 2.5, np.float32))
+        server.evict(USER, np.array([6]))
 
     expected = rows_of_model() | {5: [2.5] * 4}
     del expected[6]
@@ -369,7 +371,7 @@ def test_other_model_files_replace_rows_that_were_loaded(write_ps, tiers, tmp_pa
     shutil.rmtree(ps.parent / "tiny" / "1")
     newer.write(ps.parent, "tiny")
 
-    assert served(ps)[0] == rows_of_model(model=newer)
+    assert served(ps, full_name(newer, "user"))[0] == rows_of_model(model=newer)
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "reserved.bin"])
@@ -409,7 +411,7 @@ def test_a_row_that_is_not_finite_is_refused_by_its_key_before_a_row_is_touched(
         ParameterServer.from_config(read_repository(ps)) as server,
         pytest.raises(ModelFileError, match="the row of key 1 has"),
     ):
-        load_table(server, "tiny@1.user", path)
+        load_table(server, USER, path)
 
     assert served(ps) == before
 
@@ -429,10 +431,10 @@ def test_a_value_that_the_row_type_cannot_hold_is_refused_before_a_row_is_touche
     ("table", "name", "tiers", "error", "reason"),
     [
         ("tiny.users", "t.bin", ROCKSDB, ConfigError, "no table 'tiny.users'; the tables are 'tiny.item', 'tiny.user'"),
-        ("tiny@1.user", "t.csv", ROCKSDB, OutputError, r"expected a file that ends in \.bin"),
-        ("tiny@1.user", "t.bin", {}, ConfigError, "no tier outlives the process, as Redis and RocksDB do"),
-        ("tiny@1.user", "t.bin", SNAPSHOTS, ConfigError, "no tier outlives the process, as Redis and RocksDB do"),
-        ("tiny@1.user", "absent.bin", ROCKSDB, ModelFileError, r"absent\.bin: cannot be read"),
+        (USER, "t.csv", ROCKSDB, OutputError, r"expected a file that ends in \.bin"),
+        (USER, "t.bin", {}, ConfigError, "no tier outlives the process, as Redis and RocksDB do"),
+        (USER, "t.bin", SNAPSHOTS, ConfigError, "no tier outlives the process, as Redis and RocksDB do"),
+        (USER, "absent.bin", ROCKSDB, ModelFileError, r"absent\.bin: cannot be read"),
     ],
 )
 def test_a_load_that_makes_no_sense_is_refused(write_ps, tmp_path, table, name, tiers, error, reason):
@@ -447,9 +449,9 @@ def test_a_load_that_makes_no_sense_is_refused(write_ps, tmp_path, table, name, 
     ("table", "name", "error", "reason"),
     [
         ("user", "t.bin", ConfigError, "no table 'user'"),
-        ("tiny@1.user", "t.csv", OutputError, r"expected a file that ends in \.bin"),
-        ("tiny@1.user", "absent/t.bin", OutputError, "there is no folder"),
-        ("tiny@1.user", "t.bin", StoreError, "rows: there is no database; loading models creates it"),
+        (USER, "t.csv", OutputError, r"expected a file that ends in \.bin"),
+        (USER, "absent/t.bin", OutputError, "there is no folder"),
+        (USER, "t.bin", StoreError, "rows: there is no database; loading models creates it"),
     ],
 )
 def test_a_dump_that_makes_no_sense_is_refused_and_leaves_nothing(write_ps, tmp_path, table, name, error, reason):
@@ -475,7 +477,7 @@ def test_rows_without_a_marker_are_dumped_with_a_warning(write_ps, tmp_path, red
 
     assert dump_table(ps, "tiny.user", tmp_path / "t.bin") == MODEL.rows
 
-    assert "table tiny@1.user has no marker: HPS filled it, or a load did not end" in caplog.text
+    assert f"table {USER} has no marker: HPS filled it, or a load did not end" in caplog.text
 
 
 def test_rows_without_a_marker_are_dumped_even_if_absent_keys_were_evicted(write_ps, tmp_path):
@@ -548,6 +550,6 @@ def test_on_a_terminal_every_step_has_a_bar(write_ps, tmp_path, capsys, monkeypa
     main(["load", str(ps), "tiny.user", str(tmp_path / "t.bin")])
 
     shown = capsys.readouterr().err
-    for what in ("tiny.user to t.bin: 100%", "checking t.bin: 100%", "t.bin to tiny@1.user: 100%"):
+    for what in ("tiny.user to t.bin: 100%", "checking t.bin: 100%", f"t.bin to {USER}: 100%"):
         assert what in shown
     assert "300/300" in shown

@@ -1,0 +1,48 @@
+"""Keeps a process that hangs in a call, as in a read from a dead file server, open to signals."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+_log = logging.getLogger("hotrow.server")
+_LOG_TIMEOUT_S = 0.2
+
+
+def in_thread(name: str, work: Callable[[], None]) -> None:
+    """Do some work in a thread and wait for its end. Unlike the work itself, the wait ends at once with a signal."""
+    errors: list[BaseException] = []
+    has_ended = threading.Event()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as err:  # noqa: BLE001  # it is raised again below
+            errors.append(err)
+        finally:
+            has_ended.set()
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    has_ended.wait()
+    if errors:
+        raise errors.pop()
+
+
+def end_process_after(seconds: float, exit_code: int, file: Path | None = None) -> None:
+    """End the process with ``exit_code`` after this time, if it has not ended before, and remove ``file``."""
+
+    def end() -> None:
+        with suppress(OSError):
+            if file is not None:
+                file.unlink()
+        words = "the process ends now, although a load or a request still runs"
+        log = threading.Thread(target=_log.error, args=(words,), daemon=True)
+        log.start()
+        log.join(_LOG_TIMEOUT_S)  # nobody may read the log
+        os._exit(exit_code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
