@@ -194,8 +194,9 @@ def test_the_page_loads_nothing_from_another_server(client):
     page = client.get("/")
 
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert "default-src 'none'" in page.text
-    assert "connect-src 'self'" in page.text
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
     urls = set(re.findall(r"https?://[^\s\"']+", page.text))
     assert urls == {"http://www.w3.org/2000/svg"}  # the name of SVG, which nobody loads
     assert not re.search(r"\bsrc=|@import|url\(|innerHTML|outerHTML|insertAdjacent|document\.write", page.text)
