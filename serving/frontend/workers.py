@@ -49,6 +49,8 @@ logger = logging.getLogger("hotrow.workers")
 _LEADER = 0
 #: How long one worker, which may be busy or stopped, may take to answer; swaps and loads have no limit.
 _ANSWER_TIMEOUT_S = 2.0
+#: The same for a worker that let the last call wait so long: a stopped worker holds up one call, not every call.
+_SILENT_TIMEOUT_S = 0.05
 _NOT_RUNNING = "is not running; the server is starting it again"
 #: The errors of a client's request, by HTTP status.
 _REFUSALS = {404: UnknownModelError, 409: VersionConflictError, 400: RequestError}
@@ -114,6 +116,7 @@ class Siblings:
         self._folder = Path(place.folder)
         self.address = self._address_of(place.number)
         self._joining: int | None = None
+        self._silent: set[int] = set()  # the workers that did not answer their last call in time
 
     def shared(self, ps: ParameterServerConfig) -> ParameterServerConfig:
         """See ``Peers.shared``: RAM with every row is shared, and only worker 0 writes to RocksDB."""
@@ -233,12 +236,19 @@ class Siblings:
 
     def _ask(self, number: int, *call: Any, timeout_s: float | None = None) -> tuple[Any, str, int]:
         """Return a worker's answer: the result, or an error and its HTTP status."""
+        if timeout_s is not None and number in self._silent:
+            timeout_s = _SILENT_TIMEOUT_S
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)
-            connection.connect(self._address_of(number))
-            connection.sendall(json.dumps(call).encode())
-            connection.shutdown(socket.SHUT_WR)
-            answer = b"".join(iter(partial(connection.recv, 1 << 16), b""))
+            try:
+                connection.connect(self._address_of(number))
+                connection.sendall(json.dumps(call).encode())
+                connection.shutdown(socket.SHUT_WR)
+                answer = b"".join(iter(partial(connection.recv, 1 << 16), b""))
+            except TimeoutError:
+                self._silent.add(number)
+                raise
+        self._silent.discard(number)
         if not answer:
             raise ConnectionResetError(f"worker {number} has ended")
         result, error, code = json.loads(answer)

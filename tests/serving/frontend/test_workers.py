@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import threading
 from contextlib import contextmanager
 
@@ -148,3 +149,21 @@ def test_a_worker_that_starts_does_without_shared_memory_that_is_gone(siblings, 
     monkeypatch.setattr(front.control, "changes", lambda: [["register", "gone", "/none", 0, 8], ["unregister", ""]])
     with answering(siblings(0), front), answering(siblings(1), front):
         assert front.control.regions.status() == []
+
+
+def test_a_stopped_worker_holds_up_one_call_and_not_every_call(siblings, front, monkeypatch):
+    asking, stopped = siblings(1), siblings(2)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(stopped.address)
+        listener.listen()
+        monkeypatch.setattr("serving.frontend.workers._ANSWER_TIMEOUT_S", 0.01)
+        assert asking.of_all("versions", {}) == {1: {}}
+        monkeypatch.setattr("serving.frontend.workers._ANSWER_TIMEOUT_S", 3600)
+
+        for _ in range(3):
+            assert asking.of_all("versions", {}) == {1: {}}
+
+    os.unlink(stopped.address)
+    with answering(stopped, front):
+        assert set(asking.of_all("versions", {})) == {1, 2}
+        assert set(asking.of_all("versions", {})) == {1, 2}
