@@ -12,6 +12,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtests.scenarios import SCENARIOS
+from serving.cli.client import token_header
 
 ROOT = Path(__file__).parents[1]
 USERS = {"http": "HttpClient", "grpc": "GrpcClient"}
@@ -88,7 +89,8 @@ def send_load(options, address, for_locust):
 def read_metrics(address):
     """The server's resident memory, keys looked up, and keys that no tier has."""
     names = ("process_resident_memory_bytes", "hotrow_lookup_keys_total", "hotrow_defaulted_keys_total")
-    with urllib.request.urlopen(f"http://{address}/metrics") as page:
+    request = urllib.request.Request(f"http://{address}/metrics", headers=token_header())
+    with urllib.request.urlopen(request) as page:
         families = text_string_to_metric_families(page.read().decode())
     samples = [sample for family in families for sample in family.samples]
     return [sum(sample.value for sample in samples if sample.name == name) for name in names]

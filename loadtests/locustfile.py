@@ -14,6 +14,7 @@ from kernels.errors import HotrowError
 from loadtests.checks import choose_model, refuse_remote
 from loadtests.scenarios import SCENARIOS
 from loadtests.traffic import Traffic
+from serving.cli.client import token_header
 from serving.cli.numbers import number, whole_number
 from serving.config import read_repository
 from serving.errors import ServingError
@@ -47,6 +48,7 @@ def prepare(environment, **_):
         if not options.allow_remote:
             refuse_remote(options.host or "")
         config = choose_model(read_repository(options.repository).models, options.model)
+        environment.token_header = token_header()
         environment.traffic = Traffic(config, options.samples, options.skew, options.unknown)
     except HotrowError as err:
         sys.exit(f"loadtests: {err}")
@@ -70,7 +72,7 @@ class HttpClient(FastHttpUser):
         """Send one request; an answer without predictions is a failure."""
         inputs = inputs_of(self.environment.traffic.arrays(), tritonclient.http)
         body, json_bytes = tritonclient.http.InferenceServerClient.generate_request_body(inputs)
-        headers = {"Inference-Header-Content-Length": str(json_bytes)}
+        headers = {"Inference-Header-Content-Length": str(json_bytes), **self.environment.token_header}
         path = f"/v2/models/{self.environment.model}/infer"
         with self.client.post(path, data=body, headers=headers, catch_response=True) as answer:
             if answer.status_code != 200 or "inference-header-content-length" not in answer.headers:
@@ -94,7 +96,7 @@ class GrpcClient(User):
         inputs = inputs_of(self.environment.traffic.arrays(), tritonclient.grpc)
         with self.environment.events.request.measure("grpc", f"ModelInfer {self.environment.model}") as request:
             try:
-                answer = self._client.infer(self.environment.model, inputs)
+                answer = self._client.infer(self.environment.model, inputs, headers=self.environment.token_header)
             except InferenceServerException as err:
                 raise RuntimeError(str(err)) from err  # the report shows an error's repr
             request["response_length"] = answer.as_numpy("OUTPUT0").nbytes

@@ -69,7 +69,7 @@ class Client:
         for option, file in {"--ca-certs": options.ca_certs, "--certfile": options.certfile}.items():
             if file is not None and self._tls is None:
                 raise RequestError(f"{option} needs https://..., got {url!r}")
-        self._headers = _token_header()
+        self._headers = token_header()
 
     def ask(self, path: str, body: bytes | None = None) -> tuple[int, str, bytes]:
         """Send one request, a POST of JSON if it has a body; return the answer's code, reason and body.
@@ -127,13 +127,18 @@ def _reason(error: OSError) -> str:
     return (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or str(error)
 
 
-def _token_header() -> dict[str, str]:
+def token_header() -> dict[str, str]:
+    """Return the header with the token of ``HOTROW_TOKEN``; nothing without one.
+
+    Raises:
+        RequestError: it cannot be a token.
+    """
     token = os.environ.get(_TOKEN_VARIABLE, "").strip()
     if not token:
         return {}
     if not _TOKEN.fullmatch(token):
         raise RequestError(f"{_TOKEN_VARIABLE}: expected a token of visible ASCII characters")
-    return {"Authorization": f"Bearer {token}"}
+    return {"authorization": f"Bearer {token}"}
 
 
 def message_in(answer: bytes, otherwise: str) -> str:

@@ -235,7 +235,8 @@ def _addresses(value: Any) -> Any:
     for part in re.split(r"[;,]", value if isinstance(value, str) else repr(value)):
         match = _HOST_AND_PORT.fullmatch(part.strip())
         if match is None or not 0 < int(match["port"]) < 65536:
-            raise ValueError(f"expected <host>:<port> with a port from 1 to 65535, got {part!r}")
+            shown = part.rpartition("@")[2]  # a URL may have a password before it
+            raise ValueError(f"expected <host>:<port> with a port from 1 to 65535, got {shown!r}")
         addresses.append((match["v6"] or match["host"], int(match["port"])))
     return tuple(addresses)
 

@@ -105,6 +105,7 @@ class Access:
         #: A page whose name changes to a loopback address in the browser can reach loopback listeners only, and it
         #: knows no token.
         self._checks_host = tokens is None and address != "" and self._is_local
+        self._last_host = b""
         self._hosts = {"localhost", _as_host(address), _as_host(name).lower()}
 
     @property
@@ -170,8 +171,9 @@ class Access:
         Raises:
             ForbiddenError: the Host is not one of the listener's, or the Origin is not the Host.
         """
-        if self._checks_host and host:
+        if self._checks_host and host and host != self._last_host:
             self._check_host(host.decode("latin-1"))
+            self._last_host = host  # most clients send the same one
         if origin is not None and method not in _READING and not _is_same(origin, host):
             shown = origin[:64].decode("latin-1")
             raise ForbiddenError(f"Origin: pages of {shown!r} may not send requests to this server")

@@ -16,6 +16,7 @@ from typing import Any
 from kernels.errors import DeviceUnavailableError
 from serving.config import VersionPolicy, policy_from
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, RequestError, UnknownModelError, told
+from serving.frontend.client_texts import folders_of, without_folders
 from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.served_model import served_model
 from serving.frontend.version import server_version
@@ -74,6 +75,7 @@ class Control:
     ) -> None:
         """Describe the models that ``endpoint`` serves; ``siblings`` are the other workers of the same server."""
         self._repository = repository
+        self._folders = folders_of(repository.path)
         self._siblings = siblings
         self._endpoint = endpoint
         # A load may hang, and must neither take a thread from other work nor keep the process from ending.
@@ -118,6 +120,8 @@ class Control:
     def index(self, only_ready: bool = False) -> list[Document]:
         """The models and their states."""
         states = [asdict(one) for one in self._repository.index() if one.state == "READY" or not only_ready]
+        for one in states:
+            one["reason"] = without_folders(one["reason"], self._folders)
         return [
             {name: value for name, value in one.items() if value or (one["state"] and name != "digest")}
             for one in states
@@ -150,7 +154,7 @@ class Control:
         try:
             self._repository.load_model(model, self._policy_of(model, config) if config else None)
         except (ConfigError, ModelFileError, MissingExtraError, DeviceUnavailableError) as err:
-            raise RequestError(f"failed to load: {told(err)}") from err
+            raise RequestError(f"failed to load: {without_folders(told(err), self._folders)}") from err
 
     async def unload(self, model: str, parameters: Document) -> None:
         """Unload a model; returns once its requests in flight are answered. It ends a load that is running.

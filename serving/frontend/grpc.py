@@ -25,6 +25,7 @@ from kernels.errors import HotrowError
 from serving.errors import ConfigError, UnknownModelError
 from serving.frontend.access import Access
 from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
+from serving.frontend.client_texts import message_of
 from serving.frontend.codes import codes_of
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.grpc_calls import CLIENT_GONE, OpenCalls, Refusal
@@ -195,7 +196,7 @@ def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
             return found
         except HotrowError as err:
             status = codes_of(err)[1]
-            raise Refusal(grpc.StatusCode[status], str(err)) from None
+            raise Refusal(grpc.StatusCode[status], message_of(err)) from None
         except Exception:  # noqa: BLE001  # the top of a call: the traceback goes to the log, never to the client
             status = "INTERNAL"
             _log.exception("%s failed", answer.__name__)
@@ -240,7 +241,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                 status = "OK"
             except HotrowError as err:
                 status = codes_of(err)[1]
-                answer = service_pb2.ModelStreamInferResponse(error_message=str(err))
+                answer = service_pb2.ModelStreamInferResponse(error_message=message_of(err))
                 answer.infer_response.id = request.id
             finally:
                 if self.has_access_log:

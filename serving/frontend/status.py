@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from serving.errors import UnknownModelError
+from serving.frontend.client_texts import folders_of, without_folders
 from serving.frontend.version import server_version
 from serving.metrics import LATENCY_BUCKETS_S, Histogram, MetricSample, RequestMetrics
 from serving.parameter_server.health import State
@@ -38,6 +39,7 @@ class Status:
     def __init__(self, repository: ModelRepository, metrics: RequestMetrics) -> None:
         """Describe one process; its uptime begins now."""
         self._repository, self._metrics = repository, metrics
+        self._folders = folders_of(repository.path)
         self._began_s = time.monotonic()
 
     def document(self) -> Document:
@@ -46,12 +48,11 @@ class Status:
         tables = _tables(tuple(self._repository.readings()))
         readiness = self._repository.readiness_of_all()
         for one in self._repository.index():
+            reason = without_folders(one.reason, self._folders)
             shown = models.setdefault(one.name, _model(one.name))
             if one.version:  # a model that was never loaded has none
                 held = self._with_shapes(one.name, one.version, tables)
-                shown["versions"].append(
-                    {"version": one.version, "state": one.state, "reason": one.reason, "tables": held}
-                )
+                shown["versions"].append({"version": one.version, "state": one.state, "reason": reason, "tables": held})
         return {
             "server": "hotrow",
             "version": server_version(),

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import secrets
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ class Tokens:
         self._file = file
         self._max_inflight = max_inflight
         self._tokens: Mapping[bytes, Token] = {}
-        self._in_flight: Counter[str] = Counter()  # requests by the token's name
+        self._in_flight: dict[str, int] = {}  # requests by the token's name
         self._watched = WatchedFiles({_OPTION: file}, self._use)
 
     def find(self, token: bytes) -> Token | None:
@@ -72,16 +71,19 @@ class Tokens:
 
     def begin(self, name: str) -> None:
         """Count a request with the token ``name``, or raise OverloadedError if it has too many."""
-        if self._in_flight[name] >= self._max_inflight:
+        count = self._in_flight.get(name, 0)
+        if count >= self._max_inflight:
             raise OverloadedError(
                 f"the token {name!r} has {self._max_inflight} requests in flight; the server accepts no more at a time"
             )
-        self._in_flight[name] += 1
+        self._in_flight[name] = count + 1
 
     def end(self, name: str) -> None:
         """Uncount a request; a name without requests takes no memory, because the file may change."""
-        self._in_flight[name] -= 1
-        if not self._in_flight[name]:
+        count = self._in_flight[name] - 1
+        if count:
+            self._in_flight[name] = count
+        else:
             del self._in_flight[name]
 
     def close(self) -> None:

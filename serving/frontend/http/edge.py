@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kernels.errors import HotrowError
 from serving.frontend.access import Access, path_needs
 from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
+from serving.frontend.client_texts import message_of
 from serving.frontend.codes import RETRY_AFTER_S, codes_of
 from serving.frontend.http.body import ClientDisconnectedError
 from serving.frontend.http.headers import headers_of
@@ -61,13 +62,18 @@ class Edge:
         has_access_log: bool = False,
         access: Access | None = None,
         headers: Headers | None = None,
+        need: str = "",
     ) -> None:
-        """Guard ``app`` with ``access``, count its predict requests, and add ``headers`` to all answers."""
+        """Guard ``app`` with ``access``, count its predict requests, and add ``headers`` to all answers.
+
+        ``need`` is what all paths of ``app`` need; "": see ``path_needs``.
+        """
         self._app = app
         self._metrics = metrics
         self._has_access_log = has_access_log
         self._access = access
         self._headers = headers or []
+        self._need = need
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
@@ -93,7 +99,7 @@ class Edge:
         token, refusal = "", ("", 0)
         try:
             if self._access is not None:
-                token = _admit(self._access, scope)
+                token = _admit(self._access, scope, self._need)
             await self._app(scope, receive, send)
         except ClientDisconnectedError:
             send.code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
@@ -118,13 +124,14 @@ def _refusal_of(error: HotrowError | MemoryError) -> tuple[str, int]:
     """Return the message and the code of an answer."""
     if isinstance(error, MemoryError):
         return "the server has too little free memory for this request", 503
-    return str(error), codes_of(error)[0]
+    return message_of(error), codes_of(error)[0]
 
 
-def _admit(access: Access, scope: Scope) -> str:
-    """Check that a client may do this, and begin its request; return the name of its token."""
+def _admit(access: Access, scope: Scope, need: str) -> str:
+    """Check that a client may do what needs ``need``, and begin its request; return the name of its token."""
     headers = headers_of(scope)
-    need = path_needs(scope["path"], scope["raw_path"])
+    if not need or b"%" in scope["raw_path"]:
+        need = path_needs(scope["path"], scope["raw_path"])
     access.check_browser(scope["method"], headers.get(b"host"), headers.get(b"origin"))
     authorization = headers.get(b"authorization")
     return access.begin(need, None if authorization is None else authorization.decode("latin-1"))

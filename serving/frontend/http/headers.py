@@ -17,6 +17,8 @@ _SINGLE = frozenset(
         b"x-envoy-expected-rq-timeout-ms",
     }
 )
+#: The key of the ASGI scope under which the headers stay, because several places ask for them.
+_HEADERS = "hotrow.headers"
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
@@ -25,11 +27,19 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     Raises:
         RequestError: a header that has one value was sent with several.
     """
+    known: dict[bytes, bytes] | None = scope.get(_HEADERS)
+    if known is not None:
+        return known
     sent: list[tuple[bytes, bytes]] = scope["headers"]
     headers = dict(sent)
-    if len(headers) == len(sent):
-        return headers
-    headers.clear()
+    if len(headers) < len(sent):
+        headers = _joined(sent)
+    scope[_HEADERS] = headers
+    return headers
+
+
+def _joined(sent: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    headers: dict[bytes, bytes] = {}
     for name, value in sent:
         before = headers.get(name)
         if before is None:

@@ -26,6 +26,7 @@ from serving.frontend.http.connection import connection_of
 from serving.frontend.http.edge import MODEL, Edge, error_response
 from serving.frontend.http.headers import headers_of
 from serving.frontend.served_model import PredictModel, ServedModel
+from serving.frontend.tokens import INFER
 from serving.metrics import RequestMetrics
 from serving.protocol.bounds import Bounds
 from serving.protocol.infer import InferDecoder, encode_infer
@@ -228,7 +229,7 @@ class InferPath:
         """Answer infer requests through ``endpoint``, and pass all others to ``app``."""
         self._app = app
         self._endpoint = endpoint
-        self._infer = Edge(self._answer, front.metrics, front.has_access_log, access)
+        self._infer = Edge(self._answer, front.metrics, front.has_access_log, access, need=INFER)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""

@@ -1,5 +1,6 @@
 """What Hotrow adds to a connection of redis-py: a deadline, the node's identity, and rows that are not parsed."""
 
+import re
 import socket
 import ssl
 import struct
@@ -19,6 +20,7 @@ from redis.connection import Connection
 from serving.config import RedisTlsConfig
 
 _ASKS_FOR_TLS = "if the server has no TLS, remove enable_tls from the volatile_db of the ps.json"
+_ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 # SO_LINGER, struct linger of socket(7): on, for 0 s.
 NO_LINGERING = struct.pack("ii", 1, 0)
 
@@ -46,7 +48,11 @@ class RowParser(_HiredisParser):
 
     @classmethod
     def parse_error(cls, response: str) -> Exception:
-        """The exception for an error reply, with the server's whole text."""
+        """The exception for an error reply, with the server's text, but without what a command sent.
+
+        A server that does not know a command, such as HELLO with a password, repeats its arguments.
+        """
+        response = _ARGUMENTS.sub("", response)
         error: Exception = super().parse_error(response)
         error.args = (response,)
         return error

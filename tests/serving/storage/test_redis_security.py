@@ -6,11 +6,13 @@ import subprocess
 import threading
 
 import pytest
+from pydantic import ValidationError
 
 from serving.config import RedisConfig, RedisOverflow, RedisTlsConfig
 from serving.errors import StoreError
 from serving.storage import Marker, RedisStore
 from serving.storage.redis.commands import Partition
+from serving.storage.redis.connection import RowParser
 from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, Truth, fetch, loaded_store, open_store
 
 # As docs/storage.md lists them.
@@ -123,6 +125,18 @@ class TestUsers:
         config = RedisConfig(addresses=(redis_server.address,), password="open sesame")
 
         assert "open sesame" not in f"{config!r} {config}"
+
+    def test_a_server_that_repeats_a_command_shows_no_password(self):
+        reply = "ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'hotrow' 'open sesame' "
+
+        assert str(RowParser.parse_error(reply)) == "ERR unknown command 'HELLO'"
+
+    def test_an_address_with_a_password_is_refused_without_showing_it(self):
+        with pytest.raises(ValidationError) as refused:
+            RedisConfig.model_validate({"address": "redis://hotrow:sesame@127.0.0.1:6379/0"})
+
+        assert "expected <host>:<port>" in str(refused.value)
+        assert "sesame" not in str(refused.value)
 
 
 class TlsProxy:
