@@ -65,6 +65,10 @@ def match_tables(
     if place is not None:
         wanted = [name for name in names if name not in tables and name != dense]
         found = {name: inside for name in wanted if (inside := find_table(place, name))}
+        if dense is None and len(network.inputs) > 1 and _DENSE in found:
+            reason = f"takes the dense features, or the rows of {found[_DENSE]!r}"
+            advice = f"say which: --dense {_DENSE} (dense=...), or --table {_DENSE}={place.path}#{found[_DENSE]}"
+            raise ConfigError(source, f"input {_DENSE!r}", f"{reason}; {advice}")
         _refuse_shared(place, found)
         opened.update((name, place.rows(inside)) for name, inside in found.items())
         unused = tuple(inside for inside in place.tables() if inside not in found.values())

@@ -178,6 +178,18 @@ class TestRefused:
         with pytest.raises(ConfigError, match="row_dtype: has no effect: every table's file says the type"):
             plan_import(network, "sum", tables, row_dtype="fp16")
 
+    def test_dense_features_of_which_the_checkpoint_has_an_entry(self, sketch_of, tmp_path):
+        path = sketch_of({"dense": (3,), "ads": (4,)}).write(tmp_path / "net.onnx")
+        checkpoint = folders(tmp_path / "model", ads=4, dense=3)
+
+        with pytest.raises(
+            ConfigError, match="input 'dense': takes the dense features, or the rows of 'dense'; say which"
+        ):
+            plan_import(path, "sum", checkpoint=checkpoint)
+        assert plan_import(path, "sum", checkpoint=checkpoint, dense="dense").dense.name == "dense"
+        plan = plan_import(path, "sum", {"dense": f"{checkpoint}#dense"}, checkpoint=checkpoint)
+        assert [table.name for table in plan.tables] == ["dense", "ads"]
+
     def test_one_entry_for_two_inputs(self, sketch_of, tmp_path):
         path = sketch_of({"ads": (4,), "shown.ads": (4,)}).write(tmp_path / "net.onnx")
 
