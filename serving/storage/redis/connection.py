@@ -194,7 +194,11 @@ class RowConnection(Connection):
 
     def _connect(self) -> Any:
         self.socket_connect_timeout = seconds_until(self._deadline)
-        connected = super()._connect()
+        try:
+            connected = super()._connect()
+        except OSError as err:
+            err.__traceback__ = None  # redis-py keeps the error in a variable of a frame there
+            raise
         # If the network fails, sent bytes wait in the system and would still go out after the connection was closed.
         # An old update would arrive after a later update that was acknowledged over another connection.
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGERING)

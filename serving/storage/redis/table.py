@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.config import RedisConfig
+from serving.errors import without_frames
 from serving.storage.hps_layout import key_list
 from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import Command, Partition, RedisNodeError, encoded_fields, hdel, header, plain
@@ -212,9 +213,9 @@ class RedisTable:
             except RedisNodeError as err:
                 if self.states.truth is None:
                     raise
-                failures.append(err)
+                failures.append(without_frames(err))
         if failures:
-            raise failures[0]
+            raise without_frames(failures[0])
 
     def _change(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str, words_per_row: int) -> None:
         """Insert or remove rows."""

@@ -22,6 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from serving.config import RedisConfig
+from serving.errors import without_frames
 from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
 from serving.storage.redis.connection import reason_of, tls_context
 from serving.storage.redis.pool import BusyError, NoConnectionError, pool_of
@@ -155,7 +156,7 @@ class RedisTopology:
             except LOST as err:
                 failures.append(node_error(f"{Address(host, port)}: {self.why_no_connection(err)}", err))
         if len(failures) == 1:
-            raise failures[0]
+            raise without_frames(failures[0])
         are_down = all(isinstance(one, RedisUnreachableError) for one in failures)
         reason = f"no node answers: {'; '.join(map(str, failures))}"
         raise RedisUnreachableError(reason) if are_down else RedisNodeError(reason)

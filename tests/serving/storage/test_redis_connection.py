@@ -1,10 +1,12 @@
 """Connections to a node: replies however the network cuts them, deadlines, and the node's identity."""
 
+import gc
 import socket
 import threading
 import time
 from collections import deque
 from contextlib import contextmanager
+from types import FrameType
 from unittest import mock
 
 import numpy as np
@@ -15,7 +17,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, NoPermissionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from serving.config import RedisConfig
+from serving.storage.redis.commands import Command, RedisUnreachableError
 from serving.storage.redis.connection import RowConnection
+from serving.storage.redis.nodes import RedisNodes
 
 VALUE_BYTES = 8
 INFO = b"# Server\r\nredis_version:6.2.14\r\nrun_id:abc123\r\ntcp_port:7000\r\n"
@@ -255,3 +260,30 @@ def test_what_a_node_has_not_received_when_its_connection_is_given_up_is_not_sen
         # Else all that the system took would come, and then an end.
         with pytest.raises(ConnectionResetError):
             deque(iter(lambda: received.recv(1 << 20), b""), maxlen=0)
+
+
+def test_a_refused_connection_leaves_no_frames_for_the_garbage_collector():
+    """Such a frame would keep the whole request: its callers' variables too."""
+    command = Command("GET", b"a", b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n")
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))  # and does not listen
+        nodes = RedisNodes(RedisConfig(type="redis_cluster", address=f"127.0.0.1:{unheard.getsockname()[1]}"))
+
+        def refused():
+            with pytest.raises(RedisUnreachableError):
+                nodes.run([command, command])
+
+        refused()  # what happens once is no leak
+        gc.collect()
+        gc.disable()
+        try:
+            refused()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = [one.f_code.co_qualname for one in gc.garbage if isinstance(one, FrameType)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+
+    assert left == []
