@@ -75,7 +75,7 @@ def _stream() -> _Stream | None:
 
 def _text(before: TextIO | None, stream: _Stream) -> TextIO:
     encoding, errors = ("utf-8", "backslashreplace") if before is None else (before.encoding, before.errors)
-    is_prompt = stream.fileno() == 2 or stream.isatty()
+    is_prompt = stream.fileno() == 2 or stream.isatty() or getattr(before, "write_through", False)  # PYTHONUNBUFFERED
     return io.TextIOWrapper(io.BufferedWriter(stream), encoding, errors, line_buffering=is_prompt)
 
 

@@ -103,3 +103,11 @@ def test_closed_streams_are_no_error(repository, tmp_path):
 
     assert done.returncode == 0
     assert target.stat().st_size
+
+
+def test_an_unbuffered_python_prints_each_line_at_once():
+    program = "from serving.cli.output import watch_streams; watch_streams(); print('line'); import os; os._exit(0)"
+
+    done = subprocess.run([sys.executable, "-u", "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "line\n"
