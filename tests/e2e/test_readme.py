@@ -93,7 +93,8 @@ class Reader:
             return self._demo
         if command.startswith("hotrow serve "):
             _, _, repository, *options = command.replace("8001", "0").split()
-            served = self._start(self._folder / repository, *options)
+            here = [str(self._folder / one) if (self._folder / one).is_file() else one for one in options]
+            served = self._start(self._folder / repository, *here)
             grpc = re.search(r"gRPC on (\S+)", served.printed)
             self._addresses = {"8000": f"{served.host}:{served.port}", "8001": grpc and grpc[1]}
             return served.printed
