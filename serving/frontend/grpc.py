@@ -310,7 +310,10 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     @_call
     def RepositoryIndex(self, request: Any) -> Any:
-        return service_pb2.RepositoryIndexResponse(models=self._control.index(request.ready))
+        models = self._control.index(request.ready)
+        for one in models:
+            one.pop("digest", None)  # the message has no field for it
+        return service_pb2.RepositoryIndexResponse(models=models)
 
     @_call
     async def RepositoryModelLoad(self, request: Any) -> Any:
