@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -59,7 +60,8 @@ def workers_of(served):
 
 def process_of(served, number):
     """The process of one worker, as it was started last."""
-    return int(re.findall(rf"worker {number} is ready: process (\d+)", served.log.read_text())[-1])
+    ready = rf"worker {number} is ready: process (\d+)"
+    return int(until(lambda: re.findall(ready, served.log.read_text()))[-1])  # a line of the log may come late
 
 
 def starts_of(served, number):
@@ -411,6 +413,21 @@ def test_a_worker_that_is_started_again_serves_what_the_others_serve(start, fold
     until(lambda: starts_of(served, number) == 2)
 
     assert versions_by_worker(served) == [(0, "1"), (1, "1")]
+
+
+@pytest.mark.parametrize("number", [1, pytest.param(0, marks=pytest.mark.long)])
+def test_all_workers_swap_if_one_starts_after_the_files_of_its_version_were_replaced(start, folder, tmp_path, number):
+    served = start(folder, "--workers", "2")
+    assert predict(served) == 1
+    made = MODELS[2].write(tmp_path / "made", "tiny", 1)
+    shutil.copytree(made, folder / "tiny" / "1", dirs_exist_ok=True)
+
+    os.kill(process_of(served, number), signal.SIGKILL)
+    until(lambda: starts_of(served, number) == 2)
+
+    for _ in range(10):  # connections to either worker
+        with urllib.request.urlopen(served.url + "/predict/tiny", BODY, timeout=DEADLINE_S) as response:
+            np.testing.assert_allclose(json.loads(response.read())["predictions"], EXPECTED[2], atol=2e-6)
 
 
 @pytest.mark.parametrize("how", ["http", pytest.param("grpc", marks=pytest.mark.long)])
