@@ -513,7 +513,7 @@ def test_the_first_worker_finds_what_has_changed_while_it_was_not_running(start,
     os.kill(process_of(served, 0), signal.SIGKILL)
     (MODELS[1].write(folder, "tiny", 3) / "dense.model").write_bytes(b"1234")
 
-    until(lambda: starts_of(served, 0) == 3 and "model tiny: model 'tiny': " in served.log.read_text())
+    until(lambda: starts_of(served, 0) == 3 and "3/dense.model: expected" in served.log.read_text())
     assert versions_by_worker(served) == [(0, "2"), (1, "2")]
 
 
