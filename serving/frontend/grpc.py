@@ -294,8 +294,8 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     @_call
     def ModelMetadata(self, request: Any) -> Any:
         document = self._control.metadata(request.name, request.version)
-        for extension in ("slots", "keys"):  # the message has no field for them
-            document.pop(extension, None)
+        known = service_pb2.ModelMetadataResponse.DESCRIPTOR.fields_by_name  # the HTTP answer says more
+        document = {name: value for name, value in document.items() if name in known}
         return service_pb2.ModelMetadataResponse(**document)
 
     @_call
