@@ -101,8 +101,9 @@ class GrpcServer:
         calls = self._calls = OpenCalls(limits, most_bytes)
         entry = Entry(calls, self._front.metrics, self._access, self._front.has_access_log)
         server = grpc.aio.server(interceptors=[entry], options=_options(limits, most_bytes, self._shares_port))
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Inference(self._front), server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        services = _ByName(server)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Inference(self._front), services)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
         name = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
         reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         try:
@@ -137,6 +138,20 @@ class GrpcServer:
         """
         self._sockets.end_listening()
         await asyncio.sleep(_HAND_OVER_S)
+
+
+class _ByName:
+    """Adds services to a server without registering their methods.
+
+    gRPC finds the handler of every call by its name. For registered methods it would also wait with one task for each,
+    and every call would wake all of these tasks' waits.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, _service: str, _handlers: Any) -> None:
+        """Add nothing."""
 
 
 def _affordable_connections() -> int:
@@ -294,9 +309,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     @_call
     def ModelMetadata(self, request: Any) -> Any:
         document = self._control.metadata(request.name, request.version)
-        known = service_pb2.ModelMetadataResponse.DESCRIPTOR.fields_by_name  # the HTTP answer says more
-        document = {name: value for name, value in document.items() if name in known}
-        return service_pb2.ModelMetadataResponse(**document)
+        return _without_extensions(document, service_pb2.ModelMetadataResponse)
 
     @_call
     def ModelConfig(self, request: Any) -> Any:
@@ -310,10 +323,9 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     @_call
     def RepositoryIndex(self, request: Any) -> Any:
-        models = self._control.index(request.ready)
-        for one in models:
-            one.pop("digest", None)  # the message has no field for it
-        return service_pb2.RepositoryIndexResponse(models=models)
+        kind = service_pb2.RepositoryIndexResponse
+        models = [_without_extensions(one, kind.ModelIndex) for one in self._control.index(request.ready)]
+        return kind(models=models)
 
     @_call
     async def RepositoryModelLoad(self, request: Any) -> Any:
@@ -483,3 +495,8 @@ class _InferExchange:
 
 def _parameters(request: Any) -> dict[str, Any]:
     return {name: chosen(value, f"parameters.{name}") for name, value in request.parameters.items()}
+
+
+def _without_extensions(document: dict[str, Any], kind: Any) -> Any:
+    """Return a document as a message, which has no fields for our extensions of Triton's documents."""
+    return kind(**{name: value for name, value in document.items() if name in kind.DESCRIPTOR.fields_by_name})
