@@ -320,7 +320,7 @@ class TestErrors:
                 for _ in range(5):
                     with pytest.raises(grpc.RpcError):
                         infer(data)
-            until(lambda: len(abort_errors()) - earlier <= 1)  # gRPC's server keeps the latest call
+            until(lambda: len(abort_errors()) - earlier <= 2)  # the server's loop keeps the latest calls
             errors = abort_errors()
         finally:
             gc.enable()
