@@ -11,7 +11,7 @@ import struct
 import subprocess
 import time
 import tracemalloc
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 import uvloop
@@ -23,9 +23,11 @@ from serving.frontend.http.edge import Edge
 from serving.frontend.http.request_parser import MAX_HEAD_BYTES, MAX_HEADERS
 from serving.frontend.http.server import listen
 from serving.frontend.limits import Limits
+from serving.frontend.tls import Tls
 from serving.metrics import RequestMetrics
 
 LIMITS = Limits()
+DEADLINE_S = 30  # for a client in a thread, which the loop cannot end
 
 
 async def echo(scope, receive, send):
@@ -446,14 +448,16 @@ def tls(tmp_path_factory):
     subprocess.run(
         [*command.split(), "-keyout", "key.pem", "-out", "certificate.pem"], cwd=folder, check=True, capture_output=True
     )
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
-    return server, ssl.create_default_context(cafile=folder / "certificate.pem")
+    with closing(Tls(folder / "certificate.pem", folder / "key.pem", None)) as server:
+        yield server, ssl.create_default_context(cafile=folder / "certificate.pem")
 
 
 def test_a_client_that_takes_nothing_of_its_answer_is_cut_under_tls_too(tls):
     def client(address):
-        with socket.create_connection(address) as one, tls[1].wrap_socket(one, server_hostname="localhost") as wrapped:
+        with (
+            socket.create_connection(address, DEADLINE_S) as one,
+            tls[1].wrap_socket(one, server_hostname="localhost") as wrapped,
+        ):
             wrapped.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             time.sleep(1)
             count = 0
@@ -469,7 +473,7 @@ def test_a_client_that_takes_nothing_of_its_answer_is_cut_under_tls_too(tls):
 
 def test_a_tls_handshake_has_a_time_limit(tls):
     def client(address):
-        with socket.create_connection(address) as one:
+        with socket.create_connection(address, DEADLINE_S) as one:
             one.sendall(b"\x16\x03\x01")
             return one.recv(1)
 
