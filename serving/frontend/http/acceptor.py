@@ -1,10 +1,8 @@
 """Accepts connections, as many as the limits and the process's descriptors allow."""
 
 import asyncio
-import logging
 import resource
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -20,9 +18,6 @@ _PAUSE_S = 0.1
 #: Descriptors that connections leave to files, models and other sockets, or this share of a lower limit.
 _SPARE_DESCRIPTORS = 128
 _SPARE_RATIO = 0.25
-_WARNING_INTERVAL_S = 60.0
-
-_log = logging.getLogger("hotrow.http")
 
 
 class Acceptor:
@@ -45,7 +40,6 @@ class Acceptor:
         self._open_connections = open_connections
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._warned_s = -_WARNING_INTERVAL_S
         self._opening: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._listen()
@@ -70,7 +64,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionError):  # ConnectionError: the client has gone again
                 return
             except OSError as err:
-                self._warn(f"cannot accept a connection: {err.strerror}")
+                self._open_connections.warn("cannot accept a connection: %s", err.strerror)
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(_PAUSE_S, self._listen)
                 return
@@ -92,18 +86,12 @@ class Acceptor:
         return ""
 
     def _refuse(self, client: socket.socket, reason: str) -> None:
-        self._warn(f"refusing connections: {reason}")
+        self._open_connections.warn("refusing connections: %s", reason)
         with client, suppress(OSError):
             if self._tls is None:  # the answer of a TLS connection would need a handshake
                 client.send(error_bytes(503, reason, [(b"retry-after", b"%d" % RETRY_AFTER_S)]))
                 client.shutdown(socket.SHUT_WR)
                 client.recv(1 << 16)  # bytes that nobody reads would reset the connection, and the answer be lost
-
-    def _warn(self, message: str) -> None:
-        now_s = time.monotonic()
-        if now_s - self._warned_s >= _WARNING_INTERVAL_S:
-            self._warned_s = now_s
-            _log.warning("%s; clients get 503 or wait; this line comes once a minute at most", message)
 
     def _open(self, client: socket.socket) -> None:
         connection = self._connect()

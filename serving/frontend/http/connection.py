@@ -3,8 +3,10 @@
 import asyncio
 import fcntl
 import logging
+import math
 import struct
 import termios
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -26,13 +28,14 @@ READ_AHEAD_BYTES = 64 << 10
 _PARSED_BYTES_PER_TURN = 8 << 10
 #: How many turns of the event loop a connection whose next request has arrived already gives to other connections.
 #: Other clients need about so many turns to take an answer and to send their next request.
-_REST_TURNS = 8
+_REST_TURNS = 16
 #: Answers of this size may wait for the client while its next request begins.
 _UNREAD_BYTES = 64 << 10
 #: A client that takes fewer bytes in ``answer_timeout_s`` does not read.
 _LEAST_TAKEN_BYTES = 64 << 10
 _LINGER_S = 1.0  # how long a refused connection stays open
 _LONGEST_CHECK_INTERVAL_S = 1.0
+_WARNING_INTERVAL_S = 60.0
 _CONNECTION = "hotrow.connection"  # key of the ASGI scope
 _log = logging.getLogger("hotrow.http")
 
@@ -56,6 +59,7 @@ class OpenConnections:
         shortest_s = min(limits.head_timeout_s, limits.body_timeout_s, limits.idle_timeout_s, limits.answer_timeout_s)
         self._interval_s = min(shortest_s / 4, _LONGEST_CHECK_INTERVAL_S)
         self._timer: asyncio.TimerHandle | None = None
+        self._warned_s: dict[str, float] = {}
 
     def __len__(self) -> int:
         """How many connections are open."""
@@ -80,6 +84,13 @@ class OpenConnections:
     def remove_unread(self, connection: "Connection") -> None:
         """The client has taken its answer."""
         self._unread.pop(connection, None)
+
+    def warn(self, form: str, *fields: object) -> None:
+        """Log what happens to connections, but not the same kind of line again within a minute."""
+        now_s = time.monotonic()
+        if now_s - self._warned_s.get(form, -math.inf) >= _WARNING_INTERVAL_S:
+            self._warned_s[form] = now_s
+            _log.warning(f"{form}; such a line comes once a minute at most", *fields)
 
     def _cut_excess(self) -> None:
         """Cut the connections that wait longest for their clients, if all that wait hold too many bytes."""
@@ -292,7 +303,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self, reason: str) -> None:
         """Close at once; the client gets no more of its answer."""
-        _log.debug("%s is cut: %s", self._remote, reason)
+        self.open_connections.warn("cut the connection of %s: %s", self._remote, reason)
         if self._transport is not None:
             self._transport.abort()
 
