@@ -439,18 +439,16 @@ def test_a_client_that_takes_nothing_of_its_answer_is_cut():
     assert served(client, large_answer, Limits(answer_timeout_s=0.2)) < SIZE
 
 
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory):
+@pytest.fixture
+def tls(tmp_path):
     """TLS of a server, and of its clients."""
     if shutil.which("openssl") is None:
         pytest.skip("the command openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    subprocess.run(
-        [*command.split(), "-keyout", "key.pem", "-out", "certificate.pem"], cwd=folder, check=True, capture_output=True
-    )
-    with closing(Tls(folder / "certificate.pem", folder / "key.pem", None)) as server:
-        yield server, ssl.create_default_context(cafile=folder / "certificate.pem")
+    command += " -keyout key.pem -out certificate.pem"
+    subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
+    with closing(Tls(tmp_path / "certificate.pem", tmp_path / "key.pem", None)) as server:
+        yield server, ssl.create_default_context(cafile=tmp_path / "certificate.pem")
 
 
 def test_a_client_that_takes_nothing_of_its_answer_is_cut_under_tls_too(tls):
