@@ -13,6 +13,7 @@ from serving.dense.onnx_file import input_names, refuse_unread_inputs, refuse_we
 from serving.errors import MissingExtraError, ModelFileError, RequestError
 from serving.importers.rows import TableRows
 from serving.model.records import Graph
+from serving.model.regular_file import MOST_ONNX_BYTES, check_regular
 from serving.model.sparse_rows import Vectors
 
 _SAMPLES = 4  # of a trial
@@ -142,6 +143,7 @@ def _load(path: Path) -> Any:
     except ImportError as err:
         raise MissingExtraError("onnx", "onnx", "importing a model") from err
     try:
+        check_regular(path, MOST_ONNX_BYTES)
         refuse_weights_elsewhere(path, onnx.load(path, load_external_data=False))
         return onnx.load(path)
     except OSError as err:

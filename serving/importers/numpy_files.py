@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from serving.errors import ModelFileError
 from serving.importers.rows import BareRows, TableRows, as_int64, rows_of_array
 from serving.model.numpy_faults import UNREADABLE, explain
+from serving.model.regular_file import check_regular, open_regular
 
 
 def open_npy(path: Path) -> TableRows:
@@ -81,7 +82,7 @@ def bare_numbers(path: Path, dtype: str) -> NDArray[Any]:
 
 def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
     """Read the arrays of a ``.npz`` by name. The one array of a ``.npy`` has an empty name."""
-    with _faults_of(path), path.open("rb") as file:
+    with _faults_of(path), open_regular(path) as file:
         loaded = np.load(file, allow_pickle=False)
         return {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded}
 
@@ -89,6 +90,7 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
 def _matrix_in(path: Path) -> NDArray[Any]:
     """Return a view of the array in a ``.npy``."""
     with _faults_of(path):
+        check_regular(path)
         return np.lib.format.open_memmap(path, mode="r")
 
 

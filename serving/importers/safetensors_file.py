@@ -16,6 +16,7 @@ import numpy as np
 from serving.errors import ConfigError, ModelFileError
 from serving.importers.checkpoint import matrices_of
 from serving.importers.rows import TableRows, check_matrix
+from serving.model.regular_file import open_regular
 from serving.model.sparse_rows import Vectors
 from serving.model.strict_json import Fields, parse_json
 
@@ -75,7 +76,7 @@ class SafetensorsFile:
 def _read_header(path: Path) -> dict[str, _Tensor]:
     """Read the header and check that every tensor is inside the file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size_bytes = path.stat().st_size
             header_bytes = int.from_bytes(file.read(8), "little")
             if size_bytes < 8 or not 2 <= header_bytes <= min(size_bytes - 8, _LARGEST_HEADER_BYTES):

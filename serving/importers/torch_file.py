@@ -15,6 +15,7 @@ from typing import Any
 from serving.errors import MissingExtraError, ModelFileError
 from serving.importers.checkpoint import matrices_of
 from serving.importers.rows import TableRows, check_matrix
+from serving.model.regular_file import check_regular
 from serving.model.sparse_rows import Vectors
 
 # A damaged file raises any of these, because the unpickler runs it like a program.
@@ -81,6 +82,7 @@ def _load(path: Path) -> Any:
     except ImportError as err:
         raise MissingExtraError("torch", "train", f"reading {path}") from err
     try:
+        check_regular(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except OSError as err:
         # PyTorch seeks beyond the end of a file that is cut short

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.model.regular_file import open_regular
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_int64)
@@ -23,20 +25,18 @@ def map_file(path: Path, dtype: str | np.dtype[Any], shape: tuple[int, ...]) -> 
     Unlike ``numpy.memmap``, whose ``mmap`` keeps a descriptor.
 
     Raises:
-        OSError: the file cannot be opened or mapped.
+        OSError: the file cannot be opened or mapped, or is not a regular file.
         ValueError: the file is shorter than the array, or the array is empty.
     """
     size_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with open_regular(path) as file:
+        descriptor = file.fileno()
         found = os.fstat(descriptor).st_size
         if not 0 < size_bytes <= found:
             raise ValueError(f"{path}: expected at least {size_bytes:,} bytes, found {found:,}")
         address = _libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
         if address == _FAILED:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-    finally:
-        os.close(descriptor)
     memory = (ctypes.c_byte * size_bytes).from_address(address)
     weakref.finalize(memory, _libc.munmap, address, size_bytes).atexit = False
     array: NDArray[Any] = np.frombuffer(memoryview(memory), dtype).reshape(shape)

@@ -24,7 +24,7 @@ def open_regular(path: str | Path, most_bytes: int | None = None) -> BufferedRea
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+            raise OSError(errno.ENODEV, "not a regular file", str(path))
         if most_bytes is not None and found.st_size > most_bytes:
             reason = f"expected at most {most_bytes:,} bytes, found {found.st_size:,}"
             raise OSError(errno.EFBIG, reason, str(path))
@@ -32,6 +32,11 @@ def open_regular(path: str | Path, most_bytes: int | None = None) -> BufferedRea
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def check_regular(path: str | Path, most_bytes: int | None = None) -> None:
+    """Check a file that a library opens by itself; see ``open_regular``."""
+    open_regular(path, most_bytes).close()
 
 
 def read_regular(path: str | Path, most_bytes: int) -> bytes:

@@ -1,5 +1,6 @@
 """Checks of the files of a RocksDB database that RocksDB does not check.
 
+RocksDB waits for ever for the writer of a pipe, and reads an endless device until the process is out of memory.
 RocksDB treats a MANIFEST that was cut short as one whose last entry was being written. It opens an older state and
 removes the files that the shorter list does not name: the newest rows.
 RocksDB treats a damaged log as one whose last write was cut short. ``tolerate_corrupted_tail_records`` limits this to
@@ -7,6 +8,7 @@ the end of the log. RocksDB then names no file, and it does not notice that a lo
 """
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,17 @@ from serving.errors import StoreError
 BLOCK_BYTES, HEADER_BYTES = 32768, 7
 NOTHING, FIRST, MIDDLE = 0, 2, 3
 _CORRUPTION = "Corruption: "
+
+
+def check_kinds(store: str, path: Path) -> None:
+    """Raise StoreError if the database at ``path`` has a pipe, a device or a socket, or a link to one, as a file."""
+    for name in os.listdir(path) if path.is_dir() else ():
+        try:
+            mode = (path / name).stat().st_mode
+        except FileNotFoundError:  # the process that writes has just removed it, or it is a dead link
+            continue
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise StoreError(store, "", f"{path / name}: is not a regular file")
 
 
 def check_manifest(store: str, path: Path) -> None:

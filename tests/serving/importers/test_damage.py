@@ -1,5 +1,6 @@
 """Damaged bytes in every kind of file: the file is read, if only a number changed, or refused by its name."""
 
+import os
 import shutil
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from serving.errors import ServingError
+from serving.errors import ModelFileError, ServingError
 from serving.importers import plan_import
 from serving.importers.sources import open_table
 
@@ -62,6 +63,23 @@ def test_a_damaged_table_is_read_or_refused(tmp_path, name):
 
     use()
     assert refusals(path, path.read_bytes(), 150, use) > 20
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_table_that_is_not_a_regular_file_is_refused_at_once(tmp_path, name, make):
+    make(tmp_path / name)
+
+    with pytest.raises(ModelFileError, match=f"{name}: cannot be read: not a regular file"):
+        open_table("ads", tmp_path / name)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"])
+def test_a_network_that_is_not_a_regular_file_is_refused_at_once(tables, tmp_path, make):
+    make(tmp_path / "network.onnx")
+
+    with pytest.raises(ModelFileError, match=r"network.onnx: cannot be read: not a regular file"):
+        plan_import(tmp_path / "network.onnx", "sum", tables)
 
 
 def test_a_damaged_network_is_read_or_refused(network, tables, tmp_path):

@@ -1,5 +1,7 @@
 """A disk that is full or damaged: errors name the file, and what was there before can still be read."""
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -142,6 +144,18 @@ def test_a_damaged_file_is_an_error_that_names_it(path, pattern, how, read_only)
 
     assert str(path) in str(caught.value)
     assert file.stem.lstrip("0") in str(caught.value)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("/dev/zero")], ids=["pipe", "endless"])
+@pytest.mark.parametrize("name", ["IDENTITY", "CURRENT", "MANIFEST-*", "*.log", "*.sst"])
+def test_a_file_that_is_not_a_regular_file_is_an_error_at_once(path, name, make, read_only):
+    file = next(path.glob(name))
+    file.unlink()
+    make(file)
+
+    with pytest.raises(StoreError, match=f"{re.escape(str(file))}: is not a regular file"):
+        RocksDbStore(path, read_only=read_only, num_threads=1)
 
 
 @pytest.mark.parametrize("read", [read_first, lambda store: list(store.items(TABLE))])
