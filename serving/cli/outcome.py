@@ -17,8 +17,13 @@ def outcome(options: argparse.Namespace, run: Callable[[argparse.Namespace], int
         return run(options)
     except HotrowError as err:
         print(f"hotrow {options.command}: {told(err)}", file=sys.stderr)
-        code: int = options.error_code
-        return code
+        return int(options.error_code)
+    except OSError as err:
+        if err.filename is None:
+            raise
+        # A path of the command line that no file can have, or in a folder that may not be entered.
+        print(f"hotrow {options.command}: {str(err.filename)[:200]}: {err.strerror}", file=sys.stderr)
+        return int(options.error_code)
     except KeyboardInterrupt:
         print(f"hotrow {options.command}: interrupted", file=sys.stderr)
         return _INTERRUPTED

@@ -410,3 +410,19 @@ def test_another_projects_package_called_kernels_is_recognized(tmp_path, foreign
     assert str(tmp_path / "kernels") in done.stderr
     assert "pip uninstall kernels" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+LONG = "a" * 5000
+
+
+@pytest.mark.parametrize("arguments", [("plan", LONG), ("plan", "models", LONG), ("check", LONG), ("token", LONG, "a")])
+def test_a_path_that_no_file_can_have_is_an_error(tmp_path, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(tmp_path)
+    TinyModel().write(tmp_path / "models", "tiny")
+
+    assert main(arguments) != 0
+
+    error = capsys.readouterr().err
+    assert error.startswith(f"hotrow {arguments[0]}: ")
+    assert error.endswith("File name too long\n")
+    assert len(error) < 300
