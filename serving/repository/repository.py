@@ -50,7 +50,7 @@ from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.progress import Progress
 from serving.repository.loaded_model import LoadedModel
 from serving.repository.loader import Runtime, VersionLoader
-from serving.repository.source import ModelSource, Versions
+from serving.repository.source import ModelSource, Versions, with_digest
 from serving.session import InferenceSession
 
 logger = logging.getLogger("hotrow.repository")
@@ -650,10 +650,20 @@ class ModelRepository:
             logger.info("model %s: version %s serves%s", name, model.config.version, _of_files(model.config))
 
     def _read_start(self) -> tuple[ParameterServerConfig, Sequence[ModelConfig]]:
-        """Read the models of the start; if other processes serve them already, the files that they serve."""
+        """Read the models of the start; if other processes serve them already, the files that they serve.
+
+        Raises:
+            VersionConflictError: those files were replaced, and the other processes cannot swap to the new files.
+        """
         peers, wanted = self._peers, None if self._peers is None else self._peers.versions()
         while True:
             ps, models = self._source.read_start(wanted)
+            if peers is not None and not self._source.can_change:
+                models = [with_digest(one) for one in models]
+                _check_same(models, wanted)
+            elif wanted is not None:
+                listed = [one for one in models if not one.table_tag]  # the versions of such a model share its tables
+                _check_same(listed, {one.name: wanted[one.name] for one in listed})
             changed = [one.name for one in models if wanted and one.digest != wanted[one.name][str(one.version)]]
             if peers is None or peers.leads or not changed:  # the others follow the process that leads
                 return ps, models
@@ -671,6 +681,19 @@ class ModelRepository:
                 self._states[name, number] = ModelState(name, str(number), "UNLOADING")
                 loader.drop(model)
                 self._states[name, number] = ModelState(name, str(number), "UNAVAILABLE", "unloaded")
+
+
+def _check_same(models: Sequence[ModelConfig], served: Versions | None) -> None:
+    """Check that other processes serve these models from the same files, if they serve any."""
+    ours = {(one.name, str(one.version), one.digest) for one in models}
+    theirs = {(name, *one) for name, versions in (served or {}).items() for one in versions.items()}
+    if served is not None and ours != theirs:
+        now, before = (
+            " and ".join(f"version {version} of {name!r} with digest {digest}" for name, version, digest in sorted(one))
+            for one in (ours - theirs, theirs - ours)
+        )
+        reason = f"the other processes serve {before or 'the other models'}, but the files are {now or 'gone'} now"
+        raise VersionConflictError(f"{reason}; restart the server, or in the control mode none send it SIGHUP")
 
 
 def _shown(place: tuple[str, int]) -> tuple[str, str]:

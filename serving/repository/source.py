@@ -1,5 +1,6 @@
 """What the path of a repository has: its tiers, its models and their versions. Every entry stands alone."""
 
+import hashlib
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from serving.config import (
 )
 from serving.config.control import EVERY_MODEL, ControlMode
 from serving.errors import ConfigError, UnknownModelError, did_you_mean, is_about, is_about_a_model
-from serving.model.manifest import MANIFEST_NAME, Stamp, stamp_of
+from serving.model.manifest import MANIFEST_NAME, Stamp, sha256_of, stamp_of
+from serving.parameter_server.table_files import open_table_file
 
 logger = logging.getLogger("hotrow.repository")
 
@@ -212,6 +214,19 @@ class ModelSource:
             if name not in names and name != EVERY_MODEL:
                 raise ConfigError(str(self.path), "", f"no model {name[:64]!r} to load{did_you_mean(name, names)}")
         return [config for config in models if every or config.name in self._startup]
+
+
+def with_digest(config: ModelConfig) -> ModelConfig:
+    """Give a model outside of a version folder the digest of its files.
+
+    Raises:
+        ModelFileError: a file cannot be read.
+    """
+    if config.digest:
+        return config
+    digests = [sha256_of(file) for file in (config.graph_file, config.dense_file) if file is not None]
+    digests += [open_table_file(config, table).digest() for table in config.tables]
+    return config.model_copy(update={"digest": hashlib.sha256(" ".join(digests).encode()).hexdigest()})
 
 
 def _stamps(folder: Path, name: str) -> Iterable[tuple[tuple[str, int], Stamp]]:

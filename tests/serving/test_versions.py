@@ -660,3 +660,56 @@ def test_rows_of_a_version_that_is_not_served_leave_the_database_at_the_start(fo
     assert f"table {old!r}: rocksdb: dropped, because its version is not served" in caplog.text
     kept = repository.session("tiny").embedding_cache.server.stores[-1].kept_tables()
     assert sorted(kept) == tables_of(folder, 2)
+
+
+class OtherWorkers:
+    """Worker 1 of two, or worker 0 that starts again, next to a worker that serves ``versions``."""
+
+    def __init__(self, leads, versions):
+        self.leads = leads
+        self.versions = lambda: versions
+
+    def shared(self, ps):
+        return ps
+
+    def follow(self, versions):
+        pass
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize("path", ["models/tiny", "models/tiny/1", "ps.json"])
+def test_a_worker_whose_files_were_replaced_does_not_start_if_its_model_cannot_be_swapped(
+    folder, tmp_path, opened, path, leads
+):
+    write_ps(tmp_path, [listed(folder / "tiny" / "1" / "graph.json", "tiny")])
+    first = opened(tmp_path / path, control="none", peers=OtherWorkers(True, None)).served()
+    shutil.rmtree(folder / "tiny")
+    SECOND.write(folder, "tiny", 1)
+    second = opened(tmp_path / path, control="none", peers=OtherWorkers(True, None)).served()
+
+    with pytest.raises(VersionConflictError, match=f"digest {first['tiny']['1']}, but .* {second['tiny']['1']} now"):
+        opened(tmp_path / path, control="none", peers=OtherWorkers(leads, first))
+    assert opened(tmp_path / path, control="none", peers=OtherWorkers(leads, second)).served() == second
+
+
+def test_a_worker_that_finds_a_new_version_of_a_model_that_cannot_be_swapped_does_not_start(folder, opened):
+    first = opened(folder / "tiny", control="none", peers=OtherWorkers(True, None)).served()
+    SECOND.write(folder, "tiny", 2)
+
+    with pytest.raises(
+        VersionConflictError, match=r"serve version 1 of 'tiny' .*, but the files are version 2 of 'tiny'"
+    ):
+        opened(folder / "tiny", control="none", peers=OtherWorkers(False, first))
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_worker_whose_files_were_replaced_does_not_start_if_ps_json_lists_its_model(folder, opened, leads):
+    write_ps(folder, [listed(folder / "tiny" / "1" / "graph.json", "tiny")])
+    first = opened(folder, control="none").served()
+    shutil.rmtree(folder / "tiny")
+    SECOND.write(folder, "tiny", 1)
+    second = opened(folder, control="none").served()
+
+    with pytest.raises(VersionConflictError, match=f"digest {first['tiny']['1']}, but .* {second['tiny']['1']} now"):
+        opened(folder, control="none", peers=OtherWorkers(leads, first))
+    assert opened(folder, control="none", peers=OtherWorkers(leads, second)).served() == second
