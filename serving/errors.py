@@ -40,7 +40,7 @@ class UnknownRouteError(RequestError):
 
 
 class UnauthenticatedError(RequestError):
-    """The request needs a token, and has none that the server knows."""
+    """The request's token is missing or unknown."""
 
 
 class ForbiddenError(RequestError):
@@ -179,8 +179,8 @@ def without_frames(error: _E) -> _E:
     """Return a copy of ``error`` without its traceback and without the errors that led to it.
 
     A traceback keeps the local variables of all functions that the error passed, and of their callers. If one of these
-    variables leads back to the error, only the garbage collector frees them, and a request's body with them. So an
-    error that is stored or returned is such a copy. An error that is raised again from its store is one, too.
+    variables leads back to the error, only the garbage collector frees them, and a request's body with them. So
+    store or return only such a copy, and raise a copy of a stored error.
     """
     copy = type(error).__new__(type(error), *error.args)
     copy.__dict__.update(error.__dict__)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from serving.errors import RequestError, ServingError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-#: The variable with the client's token. It is no option, because every user of a machine sees command lines.
+#: The variable with the client's token. There is no option, because every user of a machine can read command lines.
 _TOKEN_VARIABLE = "HOTROW_TOKEN"  # the name of a variable
 _TOKEN = re.compile(r"[!-~]{1,4096}")
 
@@ -38,7 +38,7 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keyfile", type=Path, metavar="FILE", help="its private key (PEM), if it is not in the certificate's file"
     )
-    parser.epilog = f"The environment variable {_TOKEN_VARIABLE} has the token for a server with --tokens."
+    parser.epilog = f"For a server with --tokens, set the environment variable {_TOKEN_VARIABLE} to the token."
 
 
 class Client:

@@ -22,20 +22,20 @@ _MOST_LINE_CHARACTERS = 64 << 10
 def logging_to_standard_error(level: str, form: str, worker: int | None = None) -> Iterator[int]:
     """Log to standard error, from this level on, as text or as one JSON object per line, with the worker's number.
 
-    Nothing that Python code writes to standard error waits for its reader. With ``json``, what anything else writes
-    there becomes a JSON object per line too.
+    Python code never waits for the reader of standard error. With ``json``, every line that other code writes there
+    becomes a JSON object too.
 
     Yields:
         the descriptor of the standard error that this process was started with.
     """
     formatter = _json_formatter(worker) if form == "json" else _TextFormatter(worker)
 
-    def told(dropped: int) -> str:
-        text = f"nobody read the log in time: {dropped:,} lines were dropped"
+    def dropped_line(dropped: int) -> str:
+        text = f"the log was not read in time: {dropped:,} lines were dropped"
         return formatter.format(_record("hotrow.log", logging.WARNING, text)) + "\n"
 
     started_with, root, before = os.dup(2), logging.getLogger(), sys.stderr
-    output = StandardError(started_with, told)
+    output = StandardError(started_with, dropped_line)
     handler = logging.StreamHandler(output)
     handler.setFormatter(formatter)
     root.addHandler(handler)

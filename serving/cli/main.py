@@ -13,7 +13,7 @@ from serving.cli.outcome import outcome
 from serving.cli.output import outlive_readers
 
 _FAILED_TO_START = 2
-_REPORTS = ("check", "plan", "predict", "stats")  # these commands do nothing but print
+_REPORTS = ("check", "plan", "predict", "stats")  # these commands only print
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

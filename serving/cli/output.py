@@ -1,4 +1,4 @@
-"""The standard streams of a command, whose readers may leave before it ends, as ``head`` and a closed pager do."""
+"""The standard streams of a command. Their readers may leave early, as ``head`` and a pager do."""
 
 import io
 import os
@@ -11,11 +11,11 @@ _FAILED = 1
 
 
 class _Stream(io.FileIO):
-    """One standard stream. After a write that fails, it goes nowhere.
+    """One standard stream. After a failed write, all output is discarded.
 
     Attributes:
-        ends_command: the first write that fails ends the command.
-        exit_code: of the command; 0 until a write fails.
+        ends_command: whether a failed write ends the command.
+        exit_code: the command's exit code after a failed write; 0 before.
     """
 
     def __init__(self, number: int, ends_command: bool) -> None:
@@ -39,7 +39,7 @@ class _Stream(io.FileIO):
 
 
 def watch_streams() -> None:
-    """Replace ``sys.stdout`` and ``sys.stderr``. A stream that is closed goes nowhere."""
+    """Replace ``sys.stdout`` and ``sys.stderr``. Output to a closed stream is discarded."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -50,17 +50,17 @@ def watch_streams() -> None:
 
 
 def outlive_readers() -> None:
-    """Let the command go on if its output cannot be written, because what it does is more than its output."""
+    """Let the command continue if its output cannot be written, because it does more than print."""
     stream = _stream()
     if stream is not None:
         stream.ends_command = False
 
 
 def finish_output() -> int:
-    """Write what is left of the output; return the exit code that a lost output asks for.
+    """Flush the output; return the exit code for lost output, or 0.
 
     Raises:
-        SystemExit: it cannot be written, and that ends the command.
+        SystemExit: the output cannot be written, and the command only prints.
     """
     sys.stdout.flush()
     stream = _stream()

@@ -78,7 +78,7 @@ _RECORDED_SHARE = 0.01
 #: How long a stop waits for clients that send requests or receive answers.
 # Container engines send SIGKILL ten seconds after SIGTERM.
 _STOP_TIMEOUT_S = 8
-#: When the process ends after the signal to stop, even if a thread hangs in a call that nothing can end.
+#: How long after the signal to stop the process ends, even if a thread hangs.
 _LAST_RESORT_S = 9
 
 
@@ -131,7 +131,7 @@ def add_parser(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help="clients must send a token of this file, which `hotrow token` writes (default: no tokens; loading, log "
-        "settings and shared memory are then closed, unless the server listens on this machine only)",
+        "settings and shared memory then work only on loopback and on a Unix socket)",
     )
     parser.add_argument(
         "--workers",
@@ -301,7 +301,7 @@ def serve(options: argparse.Namespace) -> int:
     place = WorkerPlace.of_this_process()
 
     def must_end(exit_code: int) -> None:
-        """End the process: soon in good order, and at last although a thread hangs."""
+        """End the process in good order, or after a while even if a thread hangs."""
         end_process_after(_LAST_RESORT_S, exit_code, options.uds if place is None else None)
 
     def end(*_: object) -> None:
@@ -320,10 +320,10 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _permit_open_files() -> None:
-    """Open as many files and connections as the administrator allows; shells and systemd start processes with 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Raise the limit of open files to the hard limit. Shells and systemd start processes with 1,024."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: Callable[[int], None]) -> int:

@@ -1,6 +1,6 @@
-"""The two folders of /dev/shm that the workers of one server share: of their tables and of their sockets.
+"""The two folders in /dev/shm that the workers of one server share: one for tables and one for sockets.
 
-Every user can create folders there, under any name. So a folder is used only if it is this user's alone.
+Every user can create folders in /dev/shm under any name. So a folder is used only if no other user can access it.
 """
 
 import fcntl
@@ -26,10 +26,10 @@ _ABANDONED_AFTER_S = 10.0
 
 
 def tables_identity(listener: socket.socket) -> str:
-    """Return what names the tables of the server at an address, see ``with_shared_ram``.
+    """Return the identity of the tables of the server at an address; see ``with_shared_ram``.
 
-    It stays the same, so the next server finds the tables of a server that was killed with its workers. If another user
-    has taken the name, it is a random one.
+    The next server at the address has the same identity, so it finds the tables of a killed server. If another user has
+    taken the name, the identity is random.
     """
     address = listener.getsockname()
     if listener.family == socket.AF_UNIX:
@@ -40,14 +40,14 @@ def tables_identity(listener: socket.socket) -> str:
     identity = f"{os.stat('/proc/self/ns/net').st_ino} {address}"
     folder = SHARED_MEMORY / shared_ram_name(identity)
     if os.path.lexists(folder) and not _is_own(folder):
-        _log.warning("%s is not a folder of this user alone, so the tables are shared under another name", folder)
+        _log.warning("%s is open to other users, so the tables are shared under another name", folder)
         identity += f" {secrets.token_hex(16)}"
     return identity
 
 
 @contextmanager
 def sockets_folder() -> Iterator[Path]:
-    """Make a folder for the sockets of the workers, and remove it at the end; also those of servers that were killed.
+    """Make a folder for the workers' sockets and remove it at the end. Also remove the folders of killed servers.
 
     Raises:
         ConfigError: /dev/shm is absent, full or read-only.

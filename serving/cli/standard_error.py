@@ -1,4 +1,4 @@
-"""Standard error that never blocks its writers, although a pipe that nobody reads is full after 64 KiB."""
+"""Standard error that never blocks its writers. A pipe that is not read is full after 64 KiB."""
 
 import io
 import os
@@ -8,26 +8,26 @@ from collections import deque
 from collections.abc import Callable
 
 _MOST_WAITING_BYTES = 4 << 20
-#: How long the end of the process waits for a reader.
+#: How long a process that ends waits for the reader.
 _LAST_WAIT_S = 2.0
 
 
 class StandardError(io.TextIOBase):
-    """A text stream. One thread writes what the others leave here; text beyond a bound is dropped and counted.
+    """A text stream. Other threads queue text, and one thread writes it. Text above a limit is dropped and counted.
 
     Any thread may write. Bytes that are not UTF-8 are written as backslash escapes.
     """
 
-    def __init__(self, descriptor: int, told: Callable[[int], str]) -> None:
+    def __init__(self, descriptor: int, dropped_line: Callable[[int], str]) -> None:
         """Start the thread.
 
         Args:
             descriptor: where it writes; stays open.
-            told: makes the line that says how many writes were dropped.
+            dropped_line: makes the line that says how many writes were dropped.
         """
         super().__init__()
         self._descriptor = descriptor
-        self._told = told
+        self._dropped_line = dropped_line
         self._change = threading.Condition()  # guards the fields below
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
@@ -66,7 +66,7 @@ class StandardError(io.TextIOBase):
         return len(text)
 
     def finish(self) -> bool:
-        """Write what waits, but give up soon if nobody reads; return whether that ended. Later writes are dropped."""
+        """Write the queued text; return False if it takes too long. Later writes are dropped."""
         with self._change:
             self._is_ending = True
             self._change.notify_all()
@@ -86,13 +86,13 @@ class StandardError(io.TextIOBase):
             with self._change:
                 self._waiting_bytes -= len(data)
                 if self._dropped and was_written:
-                    report = self._told(self._dropped).encode()
+                    report = self._dropped_line(self._dropped).encode()
                     self._waiting.append(report)
                     self._waiting_bytes += len(report)
                     self._dropped = 0
 
     def _write_all(self, data: bytes) -> bool:
-        """Write everything, however long it takes; return False if nobody can read it."""
+        """Write everything, however long it takes; return False if the reader has left."""
         while data:
             try:
                 data = data[os.write(self._descriptor, data) :]

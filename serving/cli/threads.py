@@ -1,4 +1,4 @@
-"""Keeps a process that hangs in a call, as in a read from a dead file server, open to signals."""
+"""Lets a process react to signals while a call hangs, such as a read from a dead file server."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ _LOG_TIMEOUT_S = 0.2
 
 
 def in_thread(name: str, work: Callable[[], None]) -> None:
-    """Do some work in a thread and wait for its end. Unlike the work itself, the wait ends at once with a signal."""
+    """Do some work in a thread and wait for it. A signal ends the wait at once."""
     errors: list[BaseException] = []
     has_ended = threading.Event()
 
@@ -40,7 +40,7 @@ def end_process_after(seconds: float, exit_code: int, file: Path | None = None) 
         words = "the process ends now, although a load or a request still runs"
         log = threading.Thread(target=_log.error, args=(words,), daemon=True)
         log.start()
-        log.join(_LOG_TIMEOUT_S)  # nobody may read the log
+        log.join(_LOG_TIMEOUT_S)  # the log may have no reader
         os._exit(exit_code)
 
     timer = threading.Timer(seconds, end)

@@ -14,9 +14,9 @@ def add_parser(commands: Any) -> None:
         "token",
         help="make a token that lets a client use a server",
         description="Make a random token, print it once, and add its SHA-256 to the file of `hotrow serve --tokens`. "
-        "A running server reads the file again. To withdraw a token, delete its entry.",
+        "A running server reads the file again. To revoke a token, delete its entry.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the file of tokens; it is made if it does not exist")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the file of tokens; created if it does not exist")
     parser.add_argument("name", metavar="NAME", help="a name for the token, such as the client's")
     parser.add_argument(
         "--scopes",
@@ -33,7 +33,7 @@ def token(options: argparse.Namespace) -> int:
     """Print the token on standard output, and everything else on standard error."""
     made = add_token(options.file, options.name, options.scopes)
     print(made, flush=True)
-    print(f"hotrow token: {options.file} has its SHA-256; the token itself is stored nowhere", file=sys.stderr)
+    print(f"hotrow token: {options.file} has its SHA-256; the token itself is not stored", file=sys.stderr)
     return 0
 
 

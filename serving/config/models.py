@@ -89,7 +89,7 @@ class ModelConfig(Record):
 
     @property
     def short_digest(self) -> str:
-        """The first digits of ``digest``, as names of tables and metrics have them."""
+        """The first digits of ``digest``, for the names of tables and for metrics."""
         return self.digest[:8]
 
     def hps_name(self, table: TableConfig) -> str:
@@ -152,7 +152,7 @@ def check_key_bits(key_bits: int, key_type: KeyType, at: Location) -> None:
 
 
 def slot_keys_of(graph: Graph, graph_file: Path, key_type: KeyType) -> SlotKeys:
-    """Return how the keys of a model's requests come, which the manifest next to its graph says.
+    """Return how a model's requests give keys, as the manifest next to its graph says.
 
     Without such a manifest, the clients of a graph with ``slot_size_array`` shift keys, as those of HugeCTR do.
 
@@ -161,7 +161,7 @@ def slot_keys_of(graph: Graph, graph_file: Path, key_type: KeyType) -> SlotKeys:
     """
     try:
         keys = read_manifest(graph_file.parent).keys if (graph_file.parent / MANIFEST_NAME).is_file() else "stored"
-    except ModelFileError:  # it is none of ours
+    except ModelFileError:  # not a manifest of Hotrow
         keys = "stored"
     if keys == "unshifted" and (graph.slot_sizes is None or key_type != "I64"):
         expected = "a Data layer with slot_size_array, one number per slot, and int64 keys"

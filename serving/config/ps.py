@@ -349,7 +349,7 @@ def _per_table(values: list[V] | None, key: str, count: int, at: Location) -> Se
         return [None] * count
     if key == "default_value_for_each_table" and len(values) == 1 < count:
         place = f"{at.source}: {at.path}.{key}"
-        _log.warning("%s: one value for %d tables, so each table has it, as in HPS", place, count)
+        _log.warning("%s: the single value applies to all %d tables, as in HPS", place, count)
         return values * count
     if len(values) != count:
         raise at.error(key, f"expected {count}, one per table; got {len(values)}")

@@ -190,7 +190,7 @@ def model_names(folder: Path) -> Sequence[str]:
 
 
 def incomplete_entries(folder: Path, name: str) -> dict[int, str]:
-    """Return why entries of a model's folder that are called like versions are none, by number.
+    """Return why entries with the name of a version are not complete versions, by number.
 
     Number 0 stands for the folder itself, if it cannot be read.
     """

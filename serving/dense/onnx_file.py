@@ -28,9 +28,9 @@ def read_structure(file: Path) -> Any:
 
 
 def refuse_weights_elsewhere(file: Path, structure: Any) -> None:
-    """Raise ModelFileError if weights are in a file outside the folder of the network, or in none.
+    """Raise ModelFileError if the file of weights is missing or outside the folder of the network.
 
-    Such a network would read any file of the machine, and its version would not be complete.
+    A network must not read other files of the machine, and its version must be complete.
     """
     onnx, folder = _import_onnx(), file.parent.resolve()
     for tensor in _tensors_of(structure):
@@ -47,8 +47,8 @@ def refuse_weights_elsewhere(file: Path, structure: Any) -> None:
             reason = f"its weights are in {location!r}, expected a file in the folder of the network, {folder}"
             raise ModelFileError(file, f"tensor {tensor.name!r}: {reason}")
         if not is_file:  # reading a pipe would block
-            there = "not a regular file" if weights.exists() else "no such file"
-            raise ModelFileError(file, f"tensor {tensor.name!r}: its weights are in {location!r}: {there}")
+            fault = "not a regular file" if weights.exists() else "no such file"
+            raise ModelFileError(file, f"tensor {tensor.name!r}: its weights are in {location!r}: {fault}")
 
 
 def refuse_unread_inputs(graph: Any, source: str | Path) -> None:

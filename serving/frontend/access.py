@@ -25,7 +25,7 @@ _PATHS = {  # the first that matches decides
     r"|/openapi\.json|/docs(?:/oauth2-redirect)?|/static-offline-docs/[^/]+",
 }
 _PATH = re.compile("|".join(f"(?P<{need}>{path})" for need, path in _PATHS.items()))
-#: Letters, digits, "-", ".", "_" and "/", encoded. A proxy might not see what such a path means.
+#: Encoded letters, digits, "-", ".", "_" and "/". A proxy may read such a path differently.
 _HIDDEN = re.compile(rb"%(?:2[DEF]|3\d|[46][1-9A-F]|[57][\dA]|5F)", re.IGNORECASE)
 
 _METHODS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -65,10 +65,10 @@ def path_needs(path: str, raw_path: bytes) -> str:
     """Return what an HTTP path needs: a scope, ``OPEN`` or ``ANY``.
 
     Raises:
-        UnknownRouteError: there is no such path, or its encoding hides what it is.
+        UnknownRouteError: the path is unknown, or it encodes plain characters.
     """
     if b"%" in raw_path and _HIDDEN.search(raw_path):
-        raise UnknownRouteError("Not Found: a path must not encode letters, digits, '-', '.', '_' and '/'")
+        raise UnknownRouteError("Not Found: a path must not encode letters, digits, '-', '.', '_' or '/'")
     match = _PATH.fullmatch(path)
     need = match and match.lastgroup
     if not need:
@@ -95,15 +95,15 @@ class Access:
         """Describe the listener.
 
         Args:
-            tokens: what the server knows of its clients' tokens; None: no client needs one.
+            tokens: the known tokens; None: clients need no token.
             address: the host that it listens on; "" for a Unix socket.
             name: the host's name, if the operator gave one.
         """
         self._tokens = tokens
         self._address = address
         self._is_local = not address or _is_loopback(address)
-        #: A page whose name changes to a loopback address in the browser can reach loopback listeners only, and it
-        #: knows no token.
+        #: A web page can give its own name a loopback address (DNS rebinding). It then reaches loopback listeners, but
+        #: it has no token.
         self._checks_host = tokens is None and address != "" and self._is_local
         self._last_host = b""
         self._hosts = {"localhost", _as_host(address), _as_host(name).lower()}
@@ -114,7 +114,7 @@ class Access:
         return self._tokens is not None
 
     def check(self, need: str, authorization: str | None) -> str:
-        """Check that a client may do what needs ``need``.
+        """Check that a client may use a route that needs ``need``.
 
         Args:
             need: what ``path_needs`` or ``method_needs`` returned.
@@ -124,7 +124,7 @@ class Access:
             the name of its token; "" if it needs none.
 
         Raises:
-            UnauthenticatedError: the request needs a token, and has none or an unknown one.
+            UnauthenticatedError: the token is missing or unknown.
             ForbiddenError: the token does not have the scope, or control is closed.
         """
         if self._tokens is None:
@@ -138,10 +138,10 @@ class Access:
             return ""
         token = self._tokens.find(_bearer(authorization))
         if token is None:
-            raise UnauthenticatedError("the token is not one that the server knows")
+            raise UnauthenticatedError("the token is unknown")
         if need != ANY and need not in token.scopes:
-            has = ", ".join(sorted(token.scopes))
-            raise ForbiddenError(f"this needs the scope {need}; the token {token.name!r} has {has}")
+            scopes = ", ".join(sorted(token.scopes))
+            raise ForbiddenError(f"the request needs the scope {need}; the token {token.name!r} has {scopes}")
         return token.name
 
     def begin(self, need: str, authorization: str | None) -> str:
@@ -161,7 +161,7 @@ class Access:
             self._tokens.end(name)
 
     def check_browser(self, method: str, host: bytes | None, origin: bytes | None) -> None:
-        """Refuse what a page of another site makes a browser send.
+        """Refuse requests that a page of another site makes a browser send.
 
         Args:
             method: the HTTP method.
@@ -173,14 +173,14 @@ class Access:
         """
         if self._checks_host and host and host != self._last_host:
             self._check_host(host.decode("latin-1"))
-            self._last_host = host  # most clients send the same one
+            self._last_host = host  # most clients send the same host
         if origin is not None and method not in _READING and not _is_same(origin, host):
             shown = origin[:64].decode("latin-1")
             raise ForbiddenError(f"Origin: pages of {shown!r} may not send requests to this server")
 
     def _check_host(self, host: str) -> None:
         name = _without_port(host).lower()
-        # Nobody outside gives names without a dot an address: they come from this machine or its network.
+        # Public DNS has no names without a dot: they come from this machine or its network.
         is_public = "." in name or ":" in name
         if is_public and name not in self._hosts and not _is_loopback_literal(name):
             raise ForbiddenError(

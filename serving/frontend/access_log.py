@@ -26,7 +26,7 @@ def repeated_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     found = [header for header in headers if header[0] in _REPEATED]
     if not found:  # on the path of every request
         return found
-    several = len(dict(found)) < len(set(found))  # of a header with several values, none can be told to be right
+    several = len(dict(found)) < len(set(found))  # which of several values is right is unknown
     return [] if several else [header for header in dict(found).items() if _REPEATED[header[0]].fullmatch(header[1])]
 
 

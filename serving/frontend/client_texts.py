@@ -1,4 +1,4 @@
-"""Errors as clients may read them: without the folders of the server's files. The log has the whole paths."""
+"""Error texts for clients, without the folders of the server. The log has full paths."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ _FOLDERS = re.compile(r"(?<![\w./:~-])/(?:[^\s/:;,'\"()]+/)+")
 
 
 def message_of(error: HotrowError) -> str:
-    """Return an error's text; the errors of requests name nothing that the client did not send."""
+    """Return an error's text. Errors of requests only name what the client sent."""
     return str(error) if isinstance(error, RequestError) else without_folders(str(error))
 
 

@@ -53,7 +53,7 @@ _TRACE_SETTINGS = {
     "trace_mode": "triton",
 }
 
-#: Loads and unloads at a time; the repository makes them one after another.
+#: Maximum loads and unloads at a time; the repository runs them one after another.
 _MOST_LOADS = 4
 
 Document = dict[str, Any]
@@ -78,7 +78,7 @@ class Control:
         self._folders = folders_of(repository.path)
         self._siblings = siblings
         self._endpoint = endpoint
-        # A load may hang, and must neither take a thread from other work nor keep the process from ending.
+        # A load may hang. It must not take a thread from other work or keep the process from ending.
         self._loads = CallThreads("hotrow-load", _MOST_LOADS)
         self.regions = regions
 

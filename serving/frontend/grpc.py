@@ -78,7 +78,7 @@ class GrpcServer:
             port: its port; 0 takes a free port.
             tls: the certificates; None: no TLS.
             shares_port: other processes listen on the port too.
-            tokens: what the server knows of its clients' tokens; None: no client needs one.
+            tokens: the known tokens; None: clients need no token.
         """
         self._front = front
         self._access = Access(tokens, host or "::")
@@ -143,8 +143,8 @@ class GrpcServer:
 class _ByName:
     """Adds services to a server without registering their methods.
 
-    gRPC finds the handler of every call by its name. For registered methods it would also wait with one task for each,
-    and every call would wake all of these tasks' waits.
+    gRPC finds the handler of every call by its name. For registered methods it would also keep one waiting
+    task each, and every call would wake all of these tasks.
     """
 
     def __init__(self, server: Any) -> None:
@@ -155,7 +155,7 @@ class _ByName:
 
 
 def _affordable_connections() -> int:
-    """How many connections leave enough descriptors for everything else: without one, gRPC cannot accept clients."""
+    """Return how many connections leave enough file descriptors for everything else."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors // 4
 
@@ -166,14 +166,14 @@ def _options(limits: Limits, most_message_bytes: int, shares_port: bool) -> list
         "grpc.max_receive_message_length": most_message_bytes,
         "grpc.so_reuseport": int(shares_port),
         "grpc.max_concurrent_streams": limits.max_streams,
-        # Room for connections that are cut a moment later, so that new connections are not the ones that are refused.
+        # Above the limit, so that the watch can cut idle connections instead of refusing new connections.
         "grpc.max_allowed_incoming_connections": limits.max_connections + limits.max_connections // 4,
         "grpc.server_handshake_timeout_ms": int(1000 * limits.head_timeout_s),
         "grpc.max_connection_idle_ms": int(1000 * limits.idle_timeout_s),
-        # A client that has gone without a word, or does not read, does not answer this ping.
+        # A client that has vanished or does not read does not answer this ping.
         "grpc.keepalive_time_ms": int(1000 * limits.idle_timeout_s),
         "grpc.keepalive_timeout_ms": int(1000 * limits.answer_timeout_s),
-        # Clients may ping idle connections, as load balancers want it, but not without end.
+        # Clients and load balancers may ping idle connections, but not too often.
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.http2.min_ping_interval_without_data_ms": _PING_INTERVAL_MS,
     }
@@ -298,7 +298,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     def ModelReady(self, request: Any) -> Any:
         try:
             is_ready = self._control.is_model_ready(request.name, request.version)
-        except UnknownModelError:  # Triton says so of models that it does not know, too
+        except UnknownModelError:  # as in Triton
             is_ready = False
         return service_pb2.ModelReadyResponse(ready=is_ready)
 
@@ -438,7 +438,7 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                 del self._watched[request.service]
 
     async def follow(self) -> NoReturn:
-        """Look the status of all watched services up, until cancelled."""
+        """Look up the status of all watched services, until cancelled."""
         while True:
             await asyncio.sleep(_HEALTH_INTERVAL_S)
             for service, watched in list(self._watched.items()):
@@ -474,7 +474,7 @@ class _InferExchange:
 
     @property
     def size_bytes(self) -> int | None:
-        """The message's size; None if it does not tell how long the request takes: a tensor is in shared memory."""
+        """The message's size; None if a tensor is in shared memory, because the size then says little."""
         return None if has_parts(self._message) else self._message.ByteSize()
 
     @property

@@ -1,12 +1,13 @@
-"""The open gRPC calls, and the bounds of what their clients make the server hold.
+"""The open gRPC calls, and the limits of what their clients make the server hold.
 
-gRPC's core stores a message until it is complete, and an answer until its client takes it. The core neither says how
-much it stores, nor bounds it. So a watch over all calls bounds it from outside, several times a second:
+gRPC's core stores a message until it is complete, and an answer until its client takes it. The core does not report or
+limit how much it stores. So a watch checks all calls several times a second:
 
 - The bytes that a connection's unfinished messages hold are at most those that came since its oldest unfinished read
   began. The system counts them for each connection.
 - A call that waits for its client can be ended with a status.
-- A call whose client takes no answer cannot, because the status would wait behind the answer. Its connection is cut.
+- A call whose client takes no answer cannot be ended, because the status would wait behind the answer. So its
+  connection is cut.
 
 Requests do not wait for the watch.
 """
@@ -35,11 +36,11 @@ _WATCH_INTERVAL_S = 0.1
 _COUNT_INTERVAL_S = 1.0
 #: A client that takes fewer bytes in ``answer_timeout_s`` does not read.
 _LEAST_TAKEN_BYTES = 64 << 10
-#: An answer that is younger than this is not cut off because too many bytes wait.
+#: If too many bytes wait, younger answers are not cut.
 _LEAST_UNREAD_S = 1.0
 _LOG_INTERVAL_S = 60.0
 _FAILURE_PAUSE_S = 5.0
-#: The code in the metrics of a request whose client has gone: nginx's.
+#: The code in the metrics if the client disconnected, as in nginx.
 CLIENT_GONE = 499
 _LATE, _EXHAUSTED = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED
 _HTTP_CODES = {_LATE: 504, _EXHAUSTED: 429}
@@ -253,7 +254,7 @@ class OpenCalls:
             await asyncio.sleep(_WATCH_INTERVAL_S)
             try:
                 self._bound(sockets, monotonic())
-            except Exception:  # noqa: BLE001  # the bounds must hold all the same next time
+            except Exception:  # noqa: BLE001  # the next check must still run
                 _log.exception("the watch over gRPC's calls failed; it pauses for %g s", _FAILURE_PAUSE_S)
                 await asyncio.sleep(_FAILURE_PAUSE_S)
 
@@ -275,7 +276,7 @@ class OpenCalls:
         excess = len(open_now) - self._limits.max_connections
         if excess > 0:
             for client in self._idlest(excess):
-                self._cut(sockets, client, f"there are more than {self._limits.max_connections:,}")
+                self._cut(sockets, client, f"more than {self._limits.max_connections:,} are open")
 
     def _idlest(self, count: int) -> list[str]:
         """The clients whose connections have been idle longest; a call that waits for its client is idle."""
@@ -303,7 +304,9 @@ class OpenCalls:
         excess_bytes: float = sum(held_bytes.values()) - max(limits.max_arriving_bytes, 2 * size)
         if excess_bytes <= 0:
             return
-        reason = f"unfinished messages take more than {limits.max_arriving_bytes:,} bytes, and this client's take most"
+        reason = (
+            f"unfinished messages take more than {limits.max_arriving_bytes:,} bytes, and this client has most of them"
+        )
         for connection in _by_client({one: held_bytes[one] for one in self._used if held_bytes[one]}):
             reads = connection.reads()
             mean_bytes = held_bytes[connection] / len(reads)
@@ -330,7 +333,7 @@ class OpenCalls:
                 self._cut(sockets, connection.client, f"its client took no answer for {limits.answer_timeout_s:g} s")
             stuck[connection] += call.unread_bytes
         if stuck and self._unread_bytes > limits.max_unread_bytes:
-            reason = f"unread answers take more than {limits.max_unread_bytes:,} bytes, and its answers take most"
+            reason = f"unread answers take more than {limits.max_unread_bytes:,} bytes, and its client has most of them"
             self._cut(sockets, _by_client(stuck)[0].client, reason)
 
     def _bound_calls(self) -> None:
@@ -338,7 +341,7 @@ class OpenCalls:
         excess = self._calls - self._limits.max_calls
         if excess <= 0:
             return
-        reason = f"more than {self._limits.max_calls:,} calls are open, and this client has most that wait"
+        reason = f"more than {self._limits.max_calls:,} calls are open, and this client has most of those that wait"
         waits: defaultdict[str | _Connection, list[tuple[float, int, Call]]] = defaultdict(list)
         for connection in self._connections.values():
             for call, since_s in connection.waiting.items():
@@ -365,7 +368,7 @@ class OpenCalls:
         sockets.cut(client)
 
     def _warn(self, what: str, reason: str) -> None:
-        """Log the first of many; an attacker must not fill the log."""
+        """Log at most once a minute, because an attacker must not fill the log."""
         if monotonic() - self._logged_s >= _LOG_INTERVAL_S:
             self._logged_s = monotonic()
             _log.warning("%s, because %s (logged at most once a minute)", what, reason)
@@ -391,7 +394,7 @@ async def _ended(call: Call, code: grpc.StatusCode, details: str) -> None:
         await call.context.abort(code, details)
     except grpc.aio.AbortError as err:
         err.with_traceback(None)  # gRPC stores it
-    except (grpc.aio.UsageError, grpc.aio.InternalError):  # it ended meanwhile
+    except (grpc.aio.UsageError, grpc.aio.InternalError):  # it has ended already
         return
     if call.is_watch:
         call.task.cancel()

@@ -45,7 +45,7 @@ class MethodGuard:
         self._access.end(token)
 
     def check(self, message: Any, context: Any) -> None:
-        """Check that a client may send one message: a stream may outlive its token. See ``Access.check``."""
+        """Check that a client may send a message, because a stream may outlive its token. See ``Access.check``."""
         if not self._access.needs_tokens:
             return
         is_of_a_model = self._need == OPEN and getattr(message, "service", "") != ""  # a health check of one model
@@ -56,5 +56,5 @@ class MethodGuard:
             return None
         given = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
         if len(given) > 1:
-            raise RequestError("the metadata authorization came more than once")
+            raise RequestError("metadata authorization: expected one value, got several")
         return given[0] if given else None

@@ -1,4 +1,4 @@
-"""The TCP sockets of a gRPC server. gRPC keeps them to itself, so this process's descriptors are searched for them."""
+"""The TCP sockets of a gRPC server. gRPC does not expose them, so they are found among this process's descriptors."""
 
 import os
 import socket
@@ -37,7 +37,7 @@ class ServerSockets:
         """Find the open connections, and return their clients in the form of ``client_of``."""
         try:
             descriptors = os.listdir("/proc/self/fd")
-        except OSError:  # no descriptor is left: those that are known must do
+        except OSError:  # no descriptor is left: use the known connections
             return set(self._connections)
         clients = {number: self._client_of(number) for number in map(int, descriptors)}
         self._connections = {client: number for number, client in clients.items() if client is not None}
@@ -63,14 +63,14 @@ class ServerSockets:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def end_listening(self) -> None:
-        """Stop the sockets that listen; gRPC itself can only stop everything."""
+        """Stop listening; gRPC itself can only stop everything."""
         for number in map(int, os.listdir("/proc/self/fd")):
             if not _is_socket(number):
                 continue
-            with suppress(OSError), socket.socket(fileno=os.dup(number)) as held:
-                is_listening = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if is_listening and held.family != socket.AF_UNIX and held.getsockname()[1] == self._port:
-                    held.shutdown(socket.SHUT_RD)
+            with suppress(OSError), socket.socket(fileno=os.dup(number)) as listener:
+                is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if is_listening and listener.family != socket.AF_UNIX and listener.getsockname()[1] == self._port:
+                    listener.shutdown(socket.SHUT_RD)
 
     def _client_of(self, number: int) -> str | None:
         if _is_socket(number):
@@ -104,5 +104,5 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
 def _is_socket(number: int) -> bool:
     try:
         return stat.S_ISSOCK(os.fstat(number).st_mode)
-    except OSError:  # it was closed meanwhile
+    except OSError:  # it has been closed
         return False

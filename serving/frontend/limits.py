@@ -1,6 +1,6 @@
-"""The limits of the front end: everything that a client can make the server hold, or wait for, has a bound here.
+"""The limits of everything that a client can make the server hold or wait for.
 
-``docs/limits.md`` is the table of all bounds, for operators.
+``docs/limits.md`` lists all limits for operators.
 """
 
 from dataclasses import dataclass
@@ -21,17 +21,16 @@ class Limits:
         max_json_depth: how deep lists and objects of one JSON document may be nested.
         max_answer_bytes: largest answer to a predict request, before compression.
         max_unread_bytes: maximum bytes of all answers that wait for slow clients; HTTP and gRPC each.
-        max_arriving_bytes: maximum bytes of all HTTP bodies, and of all gRPC messages, that have not arrived
-            completely. Beyond it, those that have been arriving longest, or hold most, are refused. So slow clients
-            lock nobody out.
+        max_arriving_bytes: maximum bytes of all HTTP bodies, and of all gRPC messages, that are still arriving.
+            Above it, the slowest or largest are refused, so slow clients do not lock out other clients.
         max_connections: maximum HTTP connections, and maximum gRPC connections.
         max_streams: maximum calls at a time on one gRPC connection.
-        max_calls: maximum gRPC calls at a time; beyond it, calls that wait for their clients end.
+        max_calls: maximum gRPC calls at a time; above it, calls that wait for their clients end.
         head_timeout_s: maximum time for the first line and the headers of a request to arrive.
         body_timeout_s: maximum time for a body to arrive.
         idle_timeout_s: how long a connection stays open between two requests. Clients keep a pool of connections, and
             fail on closed connections.
-        answer_timeout_s: how long a client may take hardly a byte of an answer that waits.
+        answer_timeout_s: how long a client may leave a waiting answer unread.
     """
 
     max_body_bytes: int = 16 << 20

@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 #: A request that should take less time runs on the event loop.
 INLINE_S = 0.001
-#: A larger body is never read on the event loop. Requests of its size may take less time and then, once, far more.
+#: A larger request never runs on the event loop. Most such requests may be short, but a few may take far longer.
 MOST_INLINE_BYTES = 256 << 10
 #: Weight of the latest request in the expected time of the next request.
 _WEIGHT = 0.1

@@ -63,7 +63,7 @@ class ServedModel(ABC):
     never_waits = False
 
     def __init__(self, config: ModelConfig, signature: Signature, health: ModelHealth) -> None:
-        """Describe a model; ``health`` hears how its requests end."""
+        """Describe a model; ``health`` counts its requests."""
         self.name = config.name
         self.version = str(config.version)
         self.config = config
@@ -74,7 +74,7 @@ class ServedModel(ABC):
     def answer(self, questions: Sequence[Any]) -> Sequence[Any]:
         """Answer one question, or several together if ``can_merge``.
 
-        If several questions have no answer, each must be answered alone: only then it counts as failed.
+        If several questions have no answer, answer each alone. Only then it counts as failed.
 
         Raises:
             HotrowError: no question has an answer; one of the questions may be the reason.

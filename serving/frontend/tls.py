@@ -79,7 +79,7 @@ class Tls:
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """Return the path of a file in memory, because OpenSSL reads files only, and the real ones may change meanwhile."""
+    """Return the path of a file in memory. OpenSSL only reads files, and the real files may change."""
     with os.fdopen(os.memfd_create("hotrow-tls"), "wb") as file:
         file.write(content)
         file.flush()

@@ -26,7 +26,7 @@ _OPTION = "--tokens"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TOKEN_BYTES = 32
-_PREFIX = "hotrow_"  # so that programs that search for leaked secrets recognize a token
+_PREFIX = "hotrow_"  # programs that search for leaked secrets recognize it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Token:
 
 
 class Tokens:
-    """The tokens in force: those of a file, which is read again when it changes. Belongs to one event loop."""
+    """The tokens of a file, which is read again when it changes. Belongs to one event loop."""
 
     def __init__(self, file: Path, max_inflight: int) -> None:
         """Read the file, and watch it until ``close``.
@@ -64,7 +64,7 @@ class Tokens:
         self._watched = WatchedFiles({_OPTION: file}, self._use)
 
     def find(self, token: bytes) -> Token | None:
-        """Return what is known of a client's token, or None; the time that this takes tells nothing about tokens."""
+        """Return a client's token, or None if it is unknown. The time that this takes says nothing about tokens."""
         digest = hashlib.sha256(token).digest()
         found = self._tokens.get(digest)
         return found if found is not None and hmac.compare_digest(found.digest, digest) else None
@@ -95,10 +95,10 @@ class Tokens:
 
 
 def add_token(file: Path, name: str, scopes: Iterable[str]) -> str:
-    """Make a token and add it to ``file``, which need not exist; return the token, which is stored nowhere.
+    """Make a token and add it to ``file``, which need not exist; return the token, which is not stored.
 
     Raises:
-        ConfigError: the name or the file is not valid, or the file has a token of this name.
+        ConfigError: the name or the file is not valid, or the file has a token with this name.
         OutputError: the file cannot be written.
     """
     _check_name(name, "NAME", "")
@@ -112,7 +112,9 @@ def add_token(file: Path, name: str, scopes: Iterable[str]) -> str:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # against another `hotrow token`; the file itself is replaced
         tokens = _parse(read_small_file(file, str(file)), str(file)) if file.exists() else []
         if any(known.name == name for known in tokens):
-            raise ConfigError(str(file), name, "the file has a token of this name; choose another, or delete it there")
+            raise ConfigError(
+                str(file), name, "the file has a token with this name; choose another name, or delete the entry"
+            )
         tokens.append(Token(name, hashlib.sha256(token.encode()).digest(), frozenset(scopes)))
         _write(file, tokens)
     finally:

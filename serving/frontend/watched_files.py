@@ -10,7 +10,7 @@ from serving.background import PeriodicWorker
 from serving.errors import ConfigError
 
 _log = logging.getLogger("hotrow.files")
-#: A change counts once two looks in a row see it, so a new file is in use within a second.
+#: A change counts once two checks in a row see it, so a new file is in use within a second.
 _INTERVAL_S = 0.3
 _MOST_BYTES = 1 << 20
 
@@ -85,6 +85,6 @@ class WatchedFiles:
                 raise ConfigError(found, "", "")
             self._use(found)
         except ConfigError as err:
-            _log.error("%s; the server goes on with what it read before", err)
+            _log.error("%s; the server continues with the previous contents", err)
         else:
             _log.info("%s: read again", names)

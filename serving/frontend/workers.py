@@ -49,7 +49,7 @@ logger = logging.getLogger("hotrow.workers")
 _LEADER = 0
 #: How long one worker, which may be busy or stopped, may take to answer; swaps and loads have no limit.
 _ANSWER_TIMEOUT_S = 2.0
-#: The same for a worker that let the last call wait so long: a stopped worker holds up one call, not every call.
+#: The same for a worker that did not answer the last call in time. So a stopped worker delays only one call.
 _SILENT_TIMEOUT_S = 0.05
 _NOT_RUNNING = "is not running; the server is starting it again"
 #: The errors of a client's request, by HTTP status.

@@ -165,7 +165,7 @@ class TestTokens:
         answer = guarded.ask("POST", "/v2/logging", "{}", headers)
 
         assert answer.status == 400
-        assert json.loads(answer.body)["error"] == "header authorization: expected one value, got two that differ"
+        assert json.loads(answer.body)["error"] == "header authorization: expected one value, got two different values"
 
     def test_grpc_calls_need_the_same_tokens(self, guarded, stub, model):
         calls = {
@@ -216,13 +216,13 @@ class TestTokens:
         guarded.file.write_text("{")
         workers = 2 if guarded.uds is None else 1
         end = time.monotonic() + DEADLINE_S
-        while guarded.log.read_text().count("the server goes on with what it read before") < workers:
+        while guarded.log.read_text().count("the server continues with the previous contents") < workers:
             assert time.monotonic() < end
             time.sleep(0.1)
         assert guarded.ask(*REQUESTS["control"], bearer("control")).status == 200
         write_tokens(guarded.file, ranker="infer", operator="control", grafana="metrics")
         wait_for(200)
-        assert guarded.log.read_text().count("the server goes on with what it read before") == workers
+        assert guarded.log.read_text().count("the server continues with the previous contents") == workers
 
     def test_a_stream_ends_when_its_token_is_withdrawn(self, guarded, stub):
         def requests():

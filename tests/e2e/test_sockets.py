@@ -204,9 +204,11 @@ class TestTls:
         shutil.copy(certificates / "client.pem", files["--ssl-certfile"])
         new = (certificates / "client.pem").read_text()
         wait_until(lambda: {presented(port) for port in ports for _ in range(6)} == {new})
-        before = served.log.read_text().count("the server goes on with what it read before")
+        before = served.log.read_text().count("the server continues with the previous contents")
         files["--ssl-certfile"].write_text("no certificate")
-        wait_until(lambda: served.log.read_text().count("the server goes on with what it read before") == before + 2)
+        wait_until(
+            lambda: served.log.read_text().count("the server continues with the previous contents") == before + 2
+        )
         assert {presented(port) for port in ports} == {new}
         assert accepts("client")
         shutil.copy(certificates / "client.pem", files["--ssl-certfile"])

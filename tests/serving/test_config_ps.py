@@ -102,9 +102,7 @@ def test_one_default_value_counts_for_all_tables_as_in_hps_and_the_log_warns(ps,
 
     assert [table.default_value for table in model.tables] == [0.25, 0.25]
     [line] = [line for line in caplog.messages if "default_value_for_each_table" in line]
-    assert line.endswith(
-        "models[0].default_value_for_each_table: one value for 2 tables, so each table has it, as in HPS"
-    )
+    assert line.endswith("models[0].default_value_for_each_table: the single value applies to all 2 tables, as in HPS")
 
 
 def test_a_database_keeps_narrow_rows_if_row_dtype_is_set(ps):

@@ -15,7 +15,7 @@ from serving.frontend.tls import Tls
 _ACCEPTED_PER_TURN = 8
 #: How long the acceptor waits if the process has no descriptor or no memory for a connection.
 _PAUSE_S = 0.1
-#: Descriptors that connections leave to files, models and other sockets, or this share of a lower limit.
+#: Descriptors that are left for files, models and other sockets; at most this share of the limit.
 _SPARE_DESCRIPTORS = 128
 _SPARE_RATIO = 0.25
 
@@ -23,8 +23,8 @@ _SPARE_RATIO = 0.25
 class Acceptor:
     """Accepts the connections of one listening socket. Connections beyond the limits get a 503 and are closed.
 
-    The kernel gives each connection the smallest free descriptor. So a large one says that the process has few left,
-    whatever holds the others. Connections whose TLS has not begun count as connections.
+    The kernel gives each connection the smallest free descriptor. So a large descriptor means that few are left,
+    whatever uses the others. Connections whose TLS has not begun count too.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Acceptor:
         for _ in range(_ACCEPTED_PER_TURN):
             try:
                 client, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionError):  # ConnectionError: the client has gone again
+            except (BlockingIOError, InterruptedError, ConnectionError):  # ConnectionError: the client has left
                 return
             except OSError as err:
                 self._open_connections.warn("cannot accept a connection: %s", err.strerror)
@@ -77,9 +77,9 @@ class Acceptor:
 
     def _refusal(self, descriptor: int) -> str:
         """Return why a connection is refused, or nothing."""
-        most = self._open_connections.limits.max_connections
-        if len(self._open_connections) >= most:
-            return f"{most:,} connections are open; the server accepts no more"
+        max_connections = self._open_connections.limits.max_connections
+        if len(self._open_connections) >= max_connections:
+            return f"{max_connections:,} connections are open; the server accepts no more"
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if descriptor >= descriptors - min(_SPARE_DESCRIPTORS, int(_SPARE_RATIO * descriptors)):
             return f"the server may open {descriptors:,} files (ulimit -n), which leaves none for the connection"
@@ -91,7 +91,7 @@ class Acceptor:
             if self._tls is None:  # the answer of a TLS connection would need a handshake
                 client.send(error_bytes(503, reason, [(b"retry-after", b"%d" % RETRY_AFTER_S)]))
                 client.shutdown(socket.SHUT_WR)
-                client.recv(1 << 16)  # bytes that nobody reads would reset the connection, and the answer be lost
+                client.recv(1 << 16)  # unread bytes would reset the connection and lose the answer
 
     def _open(self, client: socket.socket) -> None:
         connection = self._connect()
@@ -102,7 +102,7 @@ class Acceptor:
 
     async def _connected(self, connection: Connection, client: socket.socket) -> None:
         timeout_s = self._open_connections.limits.head_timeout_s if self._tls else None
-        context = self._tls.context if self._tls else None  # asked each time, because certificates change
+        context = self._tls.context if self._tls else None  # read each time, because certificates change
         try:
             await self._loop.connect_accepted_socket(
                 lambda: connection, client, ssl=context, ssl_handshake_timeout=timeout_s

@@ -47,12 +47,12 @@ class ArrivingBody:
 class Arriving:
     """Counts the bytes of bodies that are still arriving. Belongs to one event loop.
 
-    If they are too many, the body that has been arriving longest is given up. So clients that send slowly lock nobody
-    out.
+    If there are too many bytes, the body that has been arriving longest is given up. So slow clients do not lock out
+    other clients.
     """
 
     def __init__(self, limits: Limits) -> None:
-        """Accept bodies within ``limits``; each body alone has room."""
+        """Accept bodies within ``limits``; a single body always fits."""
         self.max_bytes = max(limits.max_arriving_bytes, 2 * limits.max_body_bytes)
         self._bytes = 0
         self._bodies: dict[ArrivingBody, None] = {}  # the body that has been arriving longest comes first

@@ -21,13 +21,13 @@ from serving.frontend.http.request_parser import Head, RefusedBytesError, Reques
 from serving.frontend.limits import Limits
 
 #: How many bytes of a connection may wait to be parsed, and how many bytes of a body may wait for the application,
-#: to the precision of one read of the event loop.
+#: give or take one read of the event loop.
 READ_AHEAD_BYTES = 64 << 10
 
 #: Bytes of heads and of chunked bodies that one turn of the event loop parses. Tiny chunks take a microsecond each.
 _PARSED_BYTES_PER_TURN = 8 << 10
-#: How many turns of the event loop a connection whose next request has arrived already gives to other connections.
-#: Other clients need about so many turns to take an answer and to send their next request.
+#: If the next request of a connection has arrived already, other connections get so many turns of the event loop first.
+#: They need about as many turns to take an answer and to send their next request.
 _REST_TURNS = 16
 #: Answers of this size may wait for the client while its next request begins.
 _UNREAD_BYTES = 64 << 10
@@ -41,7 +41,7 @@ _log = logging.getLogger("hotrow.http")
 
 
 class OpenConnections:
-    """The connections of one event loop: how many they are, what they hold together, and how long they may take.
+    """The connections of one event loop: their number, what they hold together, and their time limits.
 
     One timer checks the time limits of all connections, so a request sets no timer.
 
@@ -55,7 +55,7 @@ class OpenConnections:
         self.limits = limits
         self.backlog = 0
         self._connections: set[Connection] = set()
-        self._unread: dict[Connection, None] = {}  # whose answers wait for their clients; the longest waiting first
+        self._unread: dict[Connection, None] = {}  # with answers that wait for clients, the longest wait first
         shortest_s = min(limits.head_timeout_s, limits.body_timeout_s, limits.idle_timeout_s, limits.answer_timeout_s)
         self._interval_s = min(shortest_s / 4, _LONGEST_CHECK_INTERVAL_S)
         self._timer: asyncio.TimerHandle | None = None
@@ -90,7 +90,7 @@ class OpenConnections:
         now_s = time.monotonic()
         if now_s - self._warned_s.get(form, -math.inf) >= _WARNING_INTERVAL_S:
             self._warned_s[form] = now_s
-            _log.warning(f"{form}; such a line comes once a minute at most", *fields)
+            _log.warning(f"{form}; logged at most once a minute", *fields)
 
     def _cut_excess(self) -> None:
         """Cut the connections that wait longest for their clients, if all that wait hold too many bytes."""
@@ -112,12 +112,12 @@ class OpenConnections:
 class Connection(asyncio.Protocol):
     """One client connection: answers its requests one after another.
 
-    A request is parsed once the answer before it is complete and the client takes it. Until then its bytes wait, and
-    if many wait, the transport is not read. So a client that sends requests without waiting for answers holds little.
-    It gets about as much of the event loop as other clients do, because its next request rests for some turns.
+    A request is parsed once the client takes the previous answer. Until then its bytes wait, and the transport is not
+    read if many bytes wait. So a client that sends requests ahead takes little memory. It gets about as much of the
+    event loop as other clients do, because its next request rests for some turns.
 
-    A client that closes its sending side still gets its answers, except over TLS, and an error about a body that it
-    cut short.
+    A client that closes its sending side still gets its answers, except over TLS. For an incomplete body it gets an
+    error.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class Connection(asyncio.Protocol):
     # Others
 
     def shutdown(self) -> None:
-        """Close once the request that is being answered is answered; called by uvicorn."""
+        """Close after the current answer; called by uvicorn."""
         self._is_stopping = True
         if self._request is not None:
             self._request.keeps_alive = False
@@ -362,7 +362,7 @@ class Connection(asyncio.Protocol):
         return request.is_answered or (not request.is_whole and request.waiting_bytes < READ_AHEAD_BYTES)
 
     def _read(self, is_reading: bool) -> None:
-        """Read the transport, or do not."""
+        """Start or stop reading the transport."""
         if is_reading == self._is_reading or self._transport is None or self._transport.is_closing():
             return
         self._is_reading = is_reading

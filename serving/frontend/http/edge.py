@@ -22,7 +22,7 @@ from serving.metrics import RequestMetrics
 #: Key of the ASGI scope under which a predict route names its model; requests without it are not counted.
 MODEL = "hotrow.model"
 
-#: For browsers: no page of another site may frame an answer, and no answer is read as another type than it has.
+#: For browsers: other sites may not frame an answer, and an answer is only read as its own type.
 BROWSER_HEADERS: Headers = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -51,8 +51,8 @@ async def http_exception(_request: Request, error: Exception) -> Response:
 class Edge:
     """ASGI middleware around the whole application.
 
-    Clients do what they may do only. Errors become answers, predict requests are counted, answers repeat the request's
-    id, and requests are logged.
+    Requests are checked and logged, and predict requests are counted. Errors become answers. Answers repeat the
+    request's id.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ def _refusal_of(error: HotrowError | MemoryError) -> tuple[str, int]:
 
 
 def _admit(access: Access, scope: Scope, need: str) -> str:
-    """Check that a client may do what needs ``need``, and begin its request; return the name of its token."""
+    """Check that a client may make a request, and count it; return the name of its token."""
     headers = headers_of(scope)
     if not need or b"%" in scope["raw_path"]:
         need = path_needs(scope["path"], scope["raw_path"])

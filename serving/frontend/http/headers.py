@@ -4,7 +4,7 @@ from starlette.types import Scope
 
 from serving.errors import RequestError
 
-#: Headers that have one value. If a client sends several, a proxy in front may choose another than the server does.
+#: Headers with one value. If a client sends several values, a proxy may choose another value than the server.
 _SINGLE = frozenset(
     {
         b"authorization",
@@ -48,5 +48,5 @@ def _joined(sent: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
             headers[name] = before + b", " + value
         elif before != value:
             # The values are not shown: one may be a token.
-            raise RequestError(f"header {name.decode()}: expected one value, got two that differ")
+            raise RequestError(f"header {name.decode()}: expected one value, got two different values")
     return headers

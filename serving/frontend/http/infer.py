@@ -88,7 +88,7 @@ class HttpExchange(ABC):
 
     @property
     def size_bytes(self) -> int | None:
-        """The body's size; None if it does not tell how long the request takes, because the body is compressed."""
+        """The body's size; None if the body is compressed, because the size then says little about the time."""
         return len(self._body) if encoding_of(self._headers) == IDENTITY else None
 
     def read(self, model: ServedModel) -> Any:

@@ -9,11 +9,11 @@ from typing import Protocol
 import orjson
 from starlette.types import ASGIApp, Message, Scope
 
-#: Key of an ``http.disconnect`` whose client closed its side before the body was whole. It still reads its answer.
+#: Key of an ``http.disconnect``: the client closed its sending side before the body was complete, and still reads.
 CUT_SHORT = "hotrow.cut_short"
 
 _log = logging.getLogger("hotrow.http")
-_STATUS_LINES = {int(one): b"HTTP/1.1 %d %s\r\n" % (one, one.phrase.encode()) for one in http.HTTPStatus}
+_STATUS_LINES = {int(status): b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 _WITHOUT_BODY = frozenset({204, 304})
 #: Parts of an answer up to this size are copied together, and sent with one system call.
 _MOST_COPIED_BYTES = 64 << 10

@@ -17,7 +17,7 @@ _SHOWN_BYTES = 32
 
 
 class RefusedBytesError(Exception):
-    """The bytes are not a request that the server accepts, so nothing behind them can be parsed."""
+    """The bytes are not a request that the server accepts, so nothing after them can be parsed."""
 
     def __init__(self, code: int, message: str) -> None:
         """Keep the status code and the message of the answer."""
@@ -37,7 +37,7 @@ class Head:
         version: ``"1.0"`` or ``"1.1"``.
         headers: names in lower case.
         keeps_alive: whether the client may send another request on the connection.
-        expects_continue: whether the client waits for a word before it sends the body.
+        expects_continue: whether the client waits for ``100 Continue`` before it sends the body.
     """
 
     method: str
@@ -50,7 +50,7 @@ class Head:
 
 
 class ParserEvents(Protocol):
-    """Is told what the parser finds."""
+    """Receives what the parser finds."""
 
     def on_head(self, head: Head) -> None:
         """A head is complete."""
@@ -65,12 +65,11 @@ class ParserEvents(Protocol):
 class RequestParser:
     """httptools' parser, which stops at the end of each request and ignores requests to change the protocol.
 
-    httptools itself parses all bytes that it gets. So it gets no byte behind the end of a request: the parser gives it
-    a body of known length by its length, and other bytes up to the next blank line, with which heads and chunked
-    bodies end.
+    httptools parses all bytes that it gets, so it must not get bytes after the end of a request. It gets a body of
+    known length by its length. It gets other bytes up to the next blank line, which ends heads and chunked bodies.
 
     Attributes:
-        structure_bytes: how many bytes were parsed, except bodies of known length. These bytes take the time.
+        structure_bytes: how many bytes were parsed, except bodies of known length. They take most of the time.
     """
 
     def __init__(self, events: ParserEvents) -> None:
@@ -86,7 +85,7 @@ class RequestParser:
         self._tail = b""  # the last bytes, if a blank line may have begun in them
 
     def close(self) -> None:
-        """Let go of the callbacks, which refer to each other in a circle."""
+        """Release the callbacks, which form a reference cycle."""
         del self._parser, self._events
 
     @property
@@ -147,7 +146,7 @@ class RequestParser:
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
-            raise RefusedBytesError(501, "CONNECT: the server is no proxy")
+            raise RefusedBytesError(501, "CONNECT: the server is not a proxy")
         lines = [b"%s %s HTTP/%s" % (method, self._target, self._parser.get_http_version().encode())]
         lines += [b"%s: %s" % header for header in self._headers if header[0] != b"upgrade"]
         self._begin()

@@ -276,10 +276,12 @@ class TestTokens:
         assert access.check(CONTROL, "bearer  s2 ") == access.check(METRICS, "BEARER s2") == "two"
         assert access.check(ANY, "Bearer s1") == "one"
         assert access.check(OPEN, None) == access.check(OPEN, "Bearer wrong") == ""
-        with pytest.raises(ForbiddenError, match="this needs the scope infer; the token 'two' has control, metrics"):
+        with pytest.raises(
+            ForbiddenError, match="the request needs the scope infer; the token 'two' has control, metrics"
+        ):
             access.check(INFER, "Bearer s2")
         for need in (ANY, INFER, CONTROL, METRICS):
-            with pytest.raises(UnauthenticatedError, match="the token is not one that the server knows"):
+            with pytest.raises(UnauthenticatedError, match="the token is unknown"):
                 access.check(need, "Bearer s3")
         tokens.close()
 
@@ -378,7 +380,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "expected"),
         [
-            (["known"], "known: the file has a token of this name"),
+            (["known"], "known: the file has a token with this name"),
             (["a b"], "NAME: expected a name of 1 to 64 letters"),
             ([""], "NAME: expected a name of 1 to 64 letters"),
         ],
