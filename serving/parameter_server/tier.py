@@ -224,7 +224,7 @@ class Tier:
             try:
                 self._probe(table, keys)
             except StoreUnreachableError as err:
-                for one in tables:
+                for one in usable:
                     self._fell_silent(one, err)
                 return
             except StoreError as err:

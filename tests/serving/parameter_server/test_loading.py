@@ -1,6 +1,7 @@
 import json
 import shutil
 import threading
+import time
 from contextlib import closing
 
 import numpy as np
@@ -9,11 +10,20 @@ import pytest
 from kernels.host import lookup_threads, set_lookup_threads
 from serving.config import read_inference_config, read_model_directory
 from serving.config.row_dtypes import with_row_dtype
-from serving.errors import ConfigError, ModelFileError, StoreError, StoreFullError, UnknownModelError
+from serving.errors import (
+    ConfigError,
+    ModelFileError,
+    StoreError,
+    StoreFullError,
+    StoreUnreachableError,
+    UnknownModelError,
+)
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer, TierSettings
+from serving.parameter_server import models as served_models
 from serving.storage import MemoryStore, RocksDbStore, TableSpec
 from serving.storage.marker import Marker
+from tests.serving import small_server
 from tests.serving.ps_files import listed
 
 
@@ -418,6 +428,22 @@ def test_a_durable_cache_gets_no_rows_that_would_be_rounded_twice(model, tmp_pat
             assert server.counters()["dcn.table0"].hits == {"rocksdb": 300}
 
 
+class UnreachableStore(small_server.DurableDictStore):
+    """A store that cannot be reached while it is down."""
+
+    def fetch(self, table, keys, out):
+        if self.is_down:
+            raise StoreUnreachableError(self.name, table, "no route")
+        return super().fetch(table, keys, out)
+
+
+def wait_for_state(server, model, state):
+    end = time.monotonic() + 60
+    while server.health(model).readiness().state != state:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 class TestTiersThatAreNotInitialized:
     KEPT = TierSettings(is_initialized=False)
 
@@ -463,6 +489,25 @@ class TestTiersThatAreNotInitialized:
             server.load_model(config_of(model))
 
             assert_served(server, model)
+
+    def test_a_cache_that_is_not_used_has_no_outage(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(served_models, "WATCH_INTERVAL_S", 0.01)
+        stale = small_server.write_model(tmp_path)
+        current = stale.model_copy(update={"name": "current"})
+        cache, truth = UnreachableStore("cache"), small_server.DurableDictStore("truth")
+        small_server.serve(stale, truth).load_model(current)
+        cache.rows, cache.markers = {table: dict(rows) for table, rows in truth.rows.items()}, dict(truth.markers)
+        truth.write_flags("m.t", current_caches=())
+        truth.write_flags("current.t", current_caches=(cache.identity,))
+
+        with small_server.serve(stale, cache, truth, settings={"cache": self.KEPT}) as server:
+            server.load_model(current)
+            cache.is_down = True
+            wait_for_state(server, "current", "degraded")
+            cache.is_down = False
+            wait_for_state(server, "current", "ready")
+
+            assert server.health("m").readiness().state == "ready"
 
     @pytest.mark.parametrize("digest", ["another digest", None])
     def test_a_durable_cache_is_filled_once_from_a_database_that_is_served_as_it_is(
