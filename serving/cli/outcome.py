@@ -11,7 +11,7 @@ def outcome(options: argparse.Namespace, run: Callable[[argparse.Namespace], int
     """Run a command and return its exit code; print an error that it raises on purpose."""
     # Only after the command's check that `kernels` is ours.
     from kernels.errors import HotrowError
-    from serving.errors import told
+    from serving.errors import printable, told
 
     try:
         return run(options)
@@ -22,7 +22,7 @@ def outcome(options: argparse.Namespace, run: Callable[[argparse.Namespace], int
         if err.filename is None:
             raise
         # A path of the command line that no file can have, or in a folder that may not be entered.
-        print(f"hotrow {options.command}: {str(err.filename)[:200]}: {err.strerror}", file=sys.stderr)
+        print(f"hotrow {options.command}: {printable(str(err.filename)[:200])}: {err.strerror}", file=sys.stderr)
         return int(options.error_code)
     except KeyboardInterrupt:
         print(f"hotrow {options.command}: interrupted", file=sys.stderr)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
 from serving.importers.rows import BareRows, TableRows, as_int64, rows_of_array
+from serving.model.mapped_file import map_file
 from serving.model.numpy_faults import UNREADABLE, explain
 from serving.model.regular_file import check_regular, open_regular
 
@@ -75,7 +76,10 @@ def bare_numbers(path: Path, dtype: str) -> NDArray[Any]:
         if size_bytes % np.dtype(dtype).itemsize:
             expected = f"a multiple of {np.dtype(dtype).itemsize} bytes, little-endian {np.dtype(dtype).name}"
             raise ModelFileError(path, f"expected {expected}, found {size_bytes:,} bytes")
-        return np.memmap(path, dtype=dtype, mode="r") if size_bytes else np.empty(0, dtype)
+        if not size_bytes:
+            check_regular(path)
+            return np.empty(0, dtype)
+        return map_file(path, dtype, (size_bytes // np.dtype(dtype).itemsize,))
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
 

@@ -16,6 +16,7 @@ import numpy as np
 from serving.errors import ConfigError, ModelFileError
 from serving.importers.checkpoint import matrices_of
 from serving.importers.rows import TableRows, check_matrix
+from serving.model.mapped_file import map_file
 from serving.model.regular_file import open_regular
 from serving.model.sparse_rows import Vectors
 from serving.model.strict_json import Fields, parse_json
@@ -44,6 +45,7 @@ class SafetensorsFile:
         """Read the header. Raise ModelFileError if the file does not have this format."""
         self.path = path
         self._tensors = _read_header(path)
+        self._content = map_file(path, "u1", (path.stat().st_size,))
 
     def names(self) -> Sequence[str]:
         """See ``Checkpoint.names``."""
@@ -63,7 +65,7 @@ class SafetensorsFile:
         if tensor.end - tensor.begin != expected:
             reason = f"expected {expected:,} bytes for {_NAMES[tensor.dtype]} {list(tensor.shape)}"
             raise ModelFileError(source, f"{reason}, found offsets of {tensor.end - tensor.begin:,}")
-        stored = np.memmap(self.path, dtype, "r", tensor.begin, tensor.shape)
+        stored = self._content[tensor.begin : tensor.end].view(dtype).reshape(tensor.shape)
 
         def read(begin: int, end: int) -> Vectors:
             if tensor.dtype == "BF16":  # the upper half of a float32

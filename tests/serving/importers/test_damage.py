@@ -65,6 +65,20 @@ def test_a_damaged_table_is_read_or_refused(tmp_path, name):
     assert refusals(path, path.read_bytes(), 150, use) > 20
 
 
+def test_open_tables_hold_no_descriptors(tmp_path):
+    np.arange(10).tofile(tmp_path / "keys")
+    VECTORS.tofile(tmp_path / "vectors")
+    WRITERS["ads.safetensors"](tmp_path / "ads.safetensors")
+    before = os.listdir("/proc/self/fd")
+
+    pair = open_table("ads", f"{tmp_path}/keys,{tmp_path}/vectors")
+    tensor = open_table("ads", tmp_path / "ads.safetensors")
+
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    for rows in (pair.as_dtype("fp32"), tensor):
+        np.testing.assert_array_equal(rows.read(3, 7), VECTORS[3:7])
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_table_that_is_not_a_regular_file_is_refused_at_once(tmp_path, name, make):
