@@ -41,8 +41,6 @@ from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
 
 _log = logging.getLogger("hotrow.grpc")
 _HEALTH_INTERVAL_S = 1.0
-#: How long streams stay open after the signal to stop, because requests may be on their way.
-_LINGER_S = 0.25
 #: A client that pings an idle connection more often is disconnected.
 _PING_INTERVAL_MS = 200
 #: If processes share a port, gRPC asks clients to replace connections of this age. So clients spread over the
@@ -120,22 +118,22 @@ class GrpcServer:
         self._tasks = [asyncio.ensure_future(calls.watch(self._sockets)), asyncio.ensure_future(self._health.follow())]
 
     async def stop(self, timeout_s: float) -> None:
-        """Refuse new requests, and wait for running requests for at most ``timeout_s``."""
+        """Refuse new requests, and wait for running requests for at most ``timeout_s``.
+
+        All connections are closed before gRPC's ``stop``. It would cancel the calls that arrive at the same instant,
+        and clients do not send cancelled calls again.
+        """
         if self._server is None:
             return
         self._health.stop()
-        stopped = asyncio.ensure_future(self._server.stop(timeout_s))
-        await asyncio.wait([stopped], timeout=min(_LINGER_S, timeout_s))
-        self._calls.end_streams("the server is stopping")
-        await stopped
+        self._sockets.end_listening()
+        await self._calls.drain(self._sockets, timeout_s)
+        await self._server.stop(0)
         for task in self._tasks:
             task.cancel()
 
     async def hand_over(self) -> None:
-        """Wait until all clients have moved to the other processes that share the port.
-
-        gRPC's ``stop`` alone would end requests that arrive at the same instant.
-        """
+        """Wait until all clients have moved to the other processes that share the port."""
         self._sockets.end_listening()
         await asyncio.sleep(_HAND_OVER_S)
 

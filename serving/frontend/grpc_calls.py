@@ -34,6 +34,10 @@ _log = logging.getLogger("hotrow.grpc")
 _WATCH_INTERVAL_S = 0.1
 #: How often connections are counted.
 _COUNT_INTERVAL_S = 1.0
+#: How long requests are accepted after the signal to stop, because they may be on their way.
+_LINGER_S = 0.25
+_DRAIN_INTERVAL_S = 0.05
+_STOPPING = "the server is stopping"
 #: A client that takes fewer bytes in ``answer_timeout_s`` does not read.
 _LEAST_TAKEN_BYTES = 64 << 10
 #: If too many bytes wait, younger answers are not cut.
@@ -175,15 +179,17 @@ class OpenCalls:
         self._sending: set[Call] = set()
         self._unread_bytes = 0
         self._seen_s: dict[str, float] = {}  # when each open connection was found
-        self._has_new = False
+        self._has_new = self._is_stopping = False
         self._counted_s = self._logged_s = -math.inf
 
     def begin(self, context: Any, guard: MethodGuard) -> Call:
         """Open a call, which ends with the task that runs now.
 
         Raises:
-            Refusal: too many calls are open, or the client may not make the call.
+            Refusal: too many calls are open, the client may not make the call, or the server is stopping.
         """
+        if self._is_stopping:
+            raise Refusal(grpc.StatusCode.UNAVAILABLE, _STOPPING)
         if self._calls >= 2 * self._limits.max_calls:
             raise Refusal(_EXHAUSTED, f"{self._calls:,} calls are open; the server accepts no more at a time")
         try:
@@ -242,11 +248,24 @@ class OpenCalls:
         call.unread_bytes = 0
         self._sending.discard(call)
 
-    def end_streams(self, reason: str) -> None:
+    async def drain(self, sockets: ServerSockets, timeout_s: float) -> None:
+        """Answer requests that are on their way, refuse later ones, and close all connections within ``timeout_s``."""
+        began_s = monotonic()
+        while (open_now := sockets.find()) and (waited_s := monotonic() - began_s) < timeout_s:
+            if waited_s >= _LINGER_S:
+                self._is_stopping = True
+                self._end_streams()
+                for client in open_now - {one.client for one in self._connections.values() if one.calls}:
+                    sockets.cut(client)
+            await asyncio.sleep(_DRAIN_INTERVAL_S)
+        for client in open_now:
+            sockets.cut(client)
+
+    def _end_streams(self) -> None:
         """End the streams that wait for a request."""
         for connection in self._connections.values():
             for call in [one for one in connection.waiting if one.is_stream]:
-                self._refuse(call, grpc.StatusCode.UNAVAILABLE, reason)
+                self._refuse(call, grpc.StatusCode.UNAVAILABLE, _STOPPING)
 
     async def watch(self, sockets: ServerSockets) -> NoReturn:
         """Keep the calls within the limits until cancelled; ``sockets`` are those of the server."""

@@ -63,14 +63,13 @@ class ServerSockets:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def end_listening(self) -> None:
-        """Stop listening; gRPC itself can only stop everything."""
-        for number in map(int, os.listdir("/proc/self/fd")):
-            if not _is_socket(number):
-                continue
-            with suppress(OSError), socket.socket(fileno=os.dup(number)) as listener:
-                is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if is_listening and listener.family != socket.AF_UNIX and listener.getsockname()[1] == self._port:
-                    listener.shutdown(socket.SHUT_RD)
+        """Stop listening; gRPC itself can only stop everything. Its descriptors become those of idle sockets."""
+        for number in filter(_is_socket, map(int, os.listdir("/proc/self/fd"))):
+            with suppress(OSError), _borrowed(number) as held, socket.socket() as idle:
+                is_listening = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                own = held.getsockname()
+                if is_listening and isinstance(own, tuple) and own[1:2] == (self._port,):
+                    os.dup2(idle.fileno(), number, inheritable=False)
 
     def _client_of(self, number: int) -> str | None:
         if _is_socket(number):

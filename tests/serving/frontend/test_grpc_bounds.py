@@ -53,6 +53,13 @@ def serve(repository):
 @contextlib.contextmanager
 def serving(repository, limits, tokens=None, **settings):
     """Serve on an event loop of its own; yield the address and the counters of requests."""
+    with running(repository, limits, tokens, **settings) as (address, metrics, _):
+        yield address, metrics
+
+
+@contextlib.contextmanager
+def running(repository, limits, tokens=None, **settings):
+    """The same; also yield a function that stops the server within some seconds."""
     front = FrontEnd(repository, Settings(limits=limits, **settings))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -63,11 +70,14 @@ def serving(repository, limits, tokens=None, **settings):
         await server.start()
         return server
 
+    def stop(timeout_s):
+        asyncio.run_coroutine_threadsafe(server.stop(timeout_s), loop).result(20)
+
     server = asyncio.run_coroutine_threadsafe(create(), loop).result(20)
     try:
-        yield server.address, front.metrics
+        yield server.address, front.metrics, stop
     finally:
-        asyncio.run_coroutine_threadsafe(server.stop(0), loop).result(20)
+        stop(0)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -302,6 +312,51 @@ def until(condition):
 
 def abort_errors():
     return [one for one in gc.get_objects() if isinstance(one, grpc.aio.AbortError)]
+
+
+class TestStop:
+    def test_refuses_requests_and_cancels_none(self, repository, model):
+        with running(repository, Limits()) as (address, _, stop), ThreadPoolExecutor(8) as pool:
+            loops = [pool.submit(first_error, address, infer_request(model)) for _ in range(8)]
+            time.sleep(0.2)
+            stop(10)
+
+            assert {one.result(20).code() for one in loops} == {grpc.StatusCode.UNAVAILABLE}
+
+    def test_answers_what_runs(self, repository, model):
+        waits = Batching(max_delay_s=0.5)
+        with running(repository, Limits(), batching=waits) as (address, metrics, stop), client_of(address) as client:
+            future = client.ModelInfer.future(infer_request(model))
+            until(lambda: counted(metrics) == ({}, 1))
+            stop(10)
+
+            assert len(future.result(20).raw_output_contents) == 1
+
+    def test_ends_streams_that_were_answered_meanwhile(self, repository, model):
+        waits = Batching(max_delay_s=0.5)
+        with running(repository, Limits(), batching=waits) as (address, metrics, stop), client_of(address) as client:
+            asked = Asked()
+            asked.put(infer_request(model))
+            answers = client.ModelStreamInfer(iter(asked))
+            until(lambda: counted(metrics) == ({}, 1))
+            began_s = time.monotonic()
+            stop(20)
+
+            assert time.monotonic() - began_s < 10
+            assert next(answers).error_message == ""
+            with pytest.raises(grpc.RpcError, match="the server is stopping"):
+                next(answers)
+            asked.put(None)
+
+
+def first_error(address, request):
+    """Send requests one after another until one fails."""
+    with client_of(address) as client:
+        while True:
+            try:
+                client.ModelInfer(request, timeout=20)
+            except grpc.RpcError as err:
+                return err
 
 
 class TestErrors:
