@@ -129,7 +129,9 @@ class InferExchange(HttpExchange):
         """See ``HttpExchange.size_bytes``; None for tensors in shared memory, which may be large, too."""
         json_bytes = self._headers.get(_JSON_LENGTH, b"")
         end = int(json_bytes) if json_bytes.isdigit() and len(json_bytes) < 19 else len(self._body)
-        return None if self._body.find(SHARED_MEMORY_REGION, 0, end) >= 0 else super().size_bytes
+        if self._body.find(SHARED_MEMORY_REGION, 0, end) >= 0 or self._body.find(b"\\", 0, end) >= 0:
+            return None  # an escape may hide a letter of a shared memory region's parameter
+        return super().size_bytes
 
     def _read(self, model: ServedModel, body: bytes) -> Any:
         json_bytes = self._headers.get(_JSON_LENGTH)
