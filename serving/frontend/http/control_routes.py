@@ -1,7 +1,6 @@
 """The HTTP routes of ``Control`` and of Triton's shared memory extensions."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Request
@@ -9,7 +8,7 @@ from fastapi.responses import Response
 
 from serving.errors import RequestError
 from serving.frontend.control import Control
-from serving.frontend.http.body import IDENTITY, Arriving, decompress, encoding_of, read_body
+from serving.frontend.http.body import Arriving, decompress, read_body
 from serving.frontend.http.headers import headers_of
 from serving.frontend.limits import Limits
 from serving.frontend.runner import MOST_INLINE_BYTES
@@ -190,23 +189,16 @@ def _add_cuda_shared_memory_routes(app: FastAPI) -> None:
 
 
 class _Bodies:
-    """Reads the bodies of requests."""
+    """Reads the bodies of requests. They are short enough for the event loop, so none waits for a thread."""
 
     def __init__(self, limits: Limits, arriving: Arriving) -> None:
-        self._limits = limits
+        self._limits = replace(limits, max_body_bytes=min(limits.max_body_bytes, MOST_INLINE_BYTES))
         self._arriving = arriving
-        # Not the event loop's threads, which other work may use up.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hotrow-bodies")
 
     async def document(self, request: Request) -> dict[str, Any]:
         """Read a body, which may be empty, as an object."""
         headers = headers_of(request.scope)
         body = await read_body(request.receive, headers, self._limits, self._arriving)
-        if len(body) <= MOST_INLINE_BYTES and encoding_of(headers) == IDENTITY:
-            return self._parsed(body, headers)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._parsed, body, headers)
-
-    def _parsed(self, body: bytes, headers: dict[bytes, bytes]) -> dict[str, Any]:
         body = decompress(body, headers, self._limits.max_body_bytes)
         return parse_document(body, self._limits.bounds) if body else {}
 

@@ -94,6 +94,17 @@ def test_a_document_that_is_nested_too_deep_is_refused_on_every_route(ask_tiny, 
     assert "nested more than 10 deep" in response.json()["error"]
 
 
+@pytest.mark.parametrize("path", ROUTES[2:])
+@pytest.mark.parametrize("encoded", [bytes, gzip.compress])
+def test_only_predict_requests_may_have_large_bodies(ask_tiny, path, encoded):
+    body = encoded(b'{"x": "%s"}' % (b"a" * (256 << 10)))
+    response = ask_tiny(
+        "POST", path, content=body, headers={"content-encoding": "gzip"} if encoded is not bytes else {}
+    )
+
+    assert (response.status_code, "262,144" in response.json()["error"]) == (413, True)
+
+
 def test_the_configuration_in_a_load_is_a_document_too(tmp_path):
     TinyModel().write(tmp_path)
     with ModelRepository(tmp_path, control="explicit") as repository:
