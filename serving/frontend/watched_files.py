@@ -1,13 +1,12 @@
 """Small files that an operator may replace while the server runs: tokens and certificates."""
 
 import logging
-import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from serving.background import PeriodicWorker
 from serving.errors import ConfigError
+from serving.model.regular_file import read_regular
 
 _log = logging.getLogger("hotrow.files")
 #: A change counts once two checks in a row see it, so a new file is in use within a second.
@@ -19,19 +18,12 @@ def read_small_file(file: Path, source: str) -> bytes:
     """Read a regular file of at most 1 MiB; ``source`` names it in messages.
 
     Raises:
-        ConfigError: it cannot be read, is too large, or is not a regular file, which might never end.
+        ConfigError: it cannot be read, is too large, or is not a regular file.
     """
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for its writer
-        with os.fdopen(descriptor, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigError(source, "", "is not a regular file")
-            content = opened.read(_MOST_BYTES + 1)
+        return read_regular(file, _MOST_BYTES)
     except OSError as err:
         raise ConfigError(source, "", f"cannot be read: {err.strerror}") from err
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(source, "", f"has more than {_MOST_BYTES:,} bytes")
-    return content
 
 
 class WatchedFiles:

@@ -1,4 +1,4 @@
-"""Opens files of a model repository, which may have anything in place of a file: a pipe or a device is never read."""
+"""Opens files that may be anything in place of a file: a pipe or a device is never read."""
 
 import errno
 import os

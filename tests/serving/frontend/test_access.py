@@ -328,7 +328,7 @@ class TestTokens:
                 "b.sha256: this is the token of 'a'",
             ),
             ("\xff", "not UTF-8"),
-            (" " * (1 << 20) + "{}", "has more than 1,048,576 bytes"),
+            (" " * (1 << 20) + "{}", "expected at most 1,048,576 bytes"),
         ],
     )
     def test_a_file_that_is_no_file_of_tokens_is_refused_without_showing_secrets(self, file, text, expected):
