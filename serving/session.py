@@ -85,9 +85,9 @@ class InferenceSession:
         self.graph, network, routes = open_routes(config, caches, engine, threads, measure)
         if config.slot_keys == "shifted":
             _log.warning(
-                "model %s: its graph has slot_size_array, so training may have shifted the keys of each slot; then "
-                "requests need shifted keys, and keys from 0 in each slot get wrong rows; a new export of "
-                "`hotrow train` takes unshifted keys",
+                "model %s: its graph has slot_size_array, so training may have shifted the keys of each slot. Then "
+                "requests need shifted keys, and keys that begin at 0 in each slot get wrong rows. New exports of "
+                "`hotrow train` take unshifted keys",
                 config.name,
             )
         self.quantization = network.quantization

@@ -13,7 +13,7 @@ from serving.importers.sources import open_checkpoint, open_table
 _MISSPELT = 0.6  # the ``likeness`` above which a name is taken for misspelt
 
 _DENSE = "dense"
-_ADVICE = "if it takes the dense features, say so: --dense {0} (dense={0!r})"
+_ADVICE = "if it takes the dense features, add --dense {0} (dense={0!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def match_tables(
         found = {name: inside for name in wanted if (inside := find_table(place, name))}
         if dense is None and len(network.inputs) > 1 and _DENSE in found:
             reason = f"takes the dense features, or the rows of {found[_DENSE]!r}"
-            advice = f"say which: --dense {_DENSE} (dense=...), or --table {_DENSE}={place.path}#{found[_DENSE]}"
+            advice = f"choose: --dense {_DENSE} (dense=...), or --table {_DENSE}={place.path}#{found[_DENSE]}"
             raise ConfigError(source, f"input {_DENSE!r}", f"{reason}; {advice}")
         _refuse_shared(place, found)
         opened.update((name, place.rows(inside)) for name, inside in found.items())
@@ -89,7 +89,7 @@ def match_tables(
 
 
 def _decided(source: str, entry: NetworkInput, rows: TableRows | BareRows, row_dtype: BareDtype | None) -> TableRows:
-    """Return rows whose type is known: the user says it, or only one type fits the input."""
+    """Return rows with a known type: the user's, or the only type that fits the input."""
     if not isinstance(rows, BareRows):
         return rows
     if row_dtype is not None:
@@ -100,13 +100,13 @@ def _decided(source: str, entry: NetworkInput, rows: TableRows | BareRows, row_d
     maybe = f"float32 [{rows.row_bytes // 4}] or " if "fp32" in fitting else ""
     reason = (
         f"is {entry.shape}, and {rows.source} has {rows.row_bytes} bytes per key: {maybe}float16 or bfloat16 "
-        f"[{rows.row_bytes // 2}]; no file says which, so say it: --row-dtype fp32, fp16 or bf16 (row_dtype=...)"
+        f"[{rows.row_bytes // 2}]; no file says which; add --row-dtype fp32, fp16 or bf16 (row_dtype=...)"
     )
     raise ConfigError(source, f"input {entry.name!r}", reason)
 
 
 def _refuse_shared(checkpoint: Checkpoint, found: Mapping[str, str]) -> None:
-    """Refuse one entry that two inputs find by the end of its name, because only one of them can mean it."""
+    """Refuse an entry whose name ends like two inputs, because it can be the table of only one input."""
     inputs: dict[str, str] = {}
     for name, inside in found.items():
         if inside in inputs:

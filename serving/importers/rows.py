@@ -54,7 +54,7 @@ class TableRows:
 
 @dataclass(frozen=True, slots=True)
 class BareRows:
-    """Keys, and vectors as bytes without a header, so that no file says the type of their numbers.
+    """Keys, and vectors as bytes without a header. No file says the type of their numbers.
 
     Attributes:
         source: the file, for messages.

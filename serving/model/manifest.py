@@ -1,7 +1,7 @@
 """The manifest of an exported model version: the size and SHA-256 of every file next to it.
 
-A version is known by its digest: the SHA-256 of its manifest. A version that was made by hand has no manifest, so the
-list of its files and their SHA-256 takes the manifest's place.
+A digest identifies a version: the SHA-256 of its manifest. A version that was made by hand has no manifest. Its digest
+is the SHA-256 of the list of its files and their SHA-256.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _KEYS: dict[str, SlotKeys] = {"stored": "stored", "unshifted": "unshifted"}
 _SHA256 = re.compile("[0-9a-f]{64}")
 _IGNORED_FOLDER = "__pycache__"  # Triton imports model.py, and Python writes its bytecode next to it
 _MOST_FILES = 100_000
-#: What the system knows of a version's files without reading them; another value means that a file may have changed.
+#: Names, sizes and times of a version's files. If it changes, a file may have changed.
 Stamp = tuple[tuple[object, ...], ...]
 
 

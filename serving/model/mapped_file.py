@@ -1,4 +1,4 @@
-"""A file in memory without an open descriptor: a model may have more files than a process may have descriptors."""
+"""A mapped file without an open descriptor: a model may have more files than a process may open."""
 
 import ctypes
 import mmap

@@ -1,4 +1,4 @@
-"""Opens files that may be anything in place of a file: a pipe or a device is never read."""
+"""Opens regular files. Pipes and devices are refused, because reading them may never end."""
 
 import errno
 import os

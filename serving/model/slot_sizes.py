@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from serving.model.records import Graph
 from serving.model.strict_json import Fields
 
-#: How keys come: as the table has them; from 0 in each slot; or already shifted, although the graph has sizes.
+#: Keys of requests: as in the table; from 0 in each slot; or already shifted, although the graph has sizes.
 SlotKeys = Literal["stored", "unshifted", "shifted"]
-#: Stands for a key beyond its slot. No table of shifted keys has it, and an int64 key may be it.
+#: Stands for a key beyond its slot. No table of shifted keys has this key.
 UNKNOWN_KEY = -1
 
 Ints = NDArray[np.int64]

@@ -94,7 +94,7 @@ class Outage:
         failed_s: when the last call failed.
         answered_s: when the last of the tables was answered again.
         failing: the tables of failed calls whose keys were not answered since.
-        silent: those of them whose last call failed.
+        silent: the tables of ``failing`` whose last call failed.
         kinds: for each logged failure, whether the tier was reached.
     """
 
@@ -115,11 +115,11 @@ class Outage:
 class ModelHealth:
     """The outages and the requests of one loaded model. Methods may be called from any thread.
 
-    An outage is logged when it starts, with what follows for the requests, and when it ends. It is logged once more
-    where the tier could not be reached and is then reached but fails, or the reverse: these are two different faults.
+    An outage is logged when it starts, with its effect on requests, and when it ends. It is logged again if a tier that
+    could not be reached is reached but fails, or the reverse, because these are two different faults.
 
     Attributes:
-        copies: what holds copies of rows in front of the tiers: GPU caches.
+        copies: the GPU caches in front of the tiers.
     """
 
     def __init__(self, model: str, tiers: Sequence[str], answers_early: bool = False) -> None:
@@ -216,12 +216,12 @@ class ModelHealth:
         return Readiness("degraded", away) if outages else Readiness()
 
     def _consequence(self, depth: int) -> str:
-        """What follows for the model's requests if a tier does not answer."""
+        """Return the effect on the model's requests while a tier does not answer."""
         slower, front = self._tiers[depth + 1 :], [*(["a GPU cache"] if self.copies else []), *self._tiers[:depth]]
         if slower:
-            return f"its requests succeed with the rows of {' and '.join(slower)}"
+            return f"requests succeed with the rows of {' and '.join(slower)}"
         if self.copies and self._answers_early:
-            return "its requests get default values for rows that the GPU caches miss, or fail with 503"
+            return "requests get default values for rows that the GPU caches miss, or fail with 503"
         if front:
-            return f"its requests fail with 503, unless {' or '.join(front)} has all of their rows"
-        return "each of its requests fails with 503"
+            return f"requests fail with 503, unless {' or '.join(front)} has all of their rows"
+        return "every request fails with 503"

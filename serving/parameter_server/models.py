@@ -82,7 +82,7 @@ class ServedModels:
         return table
 
     def _of_version(self, name: str) -> ServedTable | None:
-        """The table ``"<model>@<version>.<table>"`` of the load of this version that came last."""
+        """The table ``"<model>@<version>.<table>"`` of the latest load of this version."""
         for model in reversed(self._models):
             for table in model.tables:
                 if model.table_tag and name == f"{model.name}@{model.version}.{table.name}":

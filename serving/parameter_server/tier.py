@@ -208,10 +208,9 @@ class Tier:
         table.counting.promoted(self._depth, 0, rows)
 
     def watch(self, tables: Sequence[ServedTable], *, is_beat: bool) -> None:
-        """Ask again for silent tables, and at a beat for one table more, in turn; nothing is counted.
+        """Ask for silent tables again, and at a beat for one more table in turn. Nothing is counted.
 
-        So an outage ends without a request, and one that no request has met is found. A tier that cannot be reached
-        is asked once.
+        So outages begin and end without requests. A tier that cannot be reached is asked once.
         """
         usable = [table for table in tables if table.name not in self._bypassed]  # a refill ends other outages
         asked = [table for table in usable if table.name in self._failed_keys]

@@ -1,4 +1,4 @@
-"""What one request may make the server build, and the check of a JSON text before any of it is built."""
+"""Limits of what one request may make the server build. JSON text is checked before it is parsed."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from serving.errors import PayloadTooLargeError, RequestError
 
 #: How much of a text is counted at a time. Other threads run in between.
 _PIECE_BYTES = 1 << 18
-#: From within an escape to its end.
+#: The rest of an escape that has begun.
 _REST_OF_ESCAPE = re.compile(rb"\\*[^\\]?", re.DOTALL)
 _QUOTE, _COMMA, _SPACE = b'", '
 _STEPS = np.zeros(256, dtype=np.int8)  # how much deeper each character leads

@@ -16,7 +16,7 @@ from serving.protocol.tensors import DTYPES, Array, Signature, TensorSpec, quote
 
 _LARGEST_EXTENT = 2**31 - 1
 REGION = "shared_memory_region"
-#: Is in the bytes of every request with a tensor in shared memory, except behind escapes of JSON.
+#: The bytes of a request with a tensor in shared memory contain this name, unless JSON escapes hide it.
 SHARED_MEMORY_REGION = REGION.encode()
 #: Most bytes of a float32 in JSON, with the comma.
 JSON_NUMBER_BYTES = 16

@@ -27,7 +27,7 @@ class RegionPart:
 
 
 class _Memory:
-    """An open file of POSIX shared memory; closed once nobody holds this object."""
+    """An open file of POSIX shared memory; closed with the last reference to this object."""
 
     def __init__(self, key: str) -> None:
         """Open it, if it is a regular file; OSError if it cannot be opened."""
@@ -47,7 +47,7 @@ class _Memory:
             RequestError: another file has its name now, so the client works with other memory.
         """
         now = os.fstat(self._descriptor)
-        with suppress(OSError):  # a file without a name is still shared with those who have it open
+        with suppress(OSError):  # without a name, processes that have it open still share it
             named = os.stat(self.path, follow_symlinks=False)
             if (named.st_dev, named.st_ino) != (now.st_dev, now.st_ino):
                 raise RequestError("its memory was replaced; unregister the region and register it again")

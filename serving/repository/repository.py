@@ -92,7 +92,7 @@ class Peers(Protocol):
         """Have every other process serve these versions."""
 
     def renew(self, model: str) -> Versions | None:
-        """Have the process that leads load the files that the folder of a model has now, and return ``versions``."""
+        """Make the leading process load the files that a model's folder has now, and return ``versions``."""
 
 
 class ModelRepository:
@@ -141,7 +141,7 @@ class ModelRepository:
         self._models: dict[str, dict[int, LoadedModel]] = {}
         self._states: dict[tuple[str, int], ModelState] = {}  # of versions that do not serve; 0: of a whole model
         self._faults: dict[tuple[str, int], str] = {}  # why the files of a version that serves cannot be loaded
-        self._blamed: set[tuple[str, int]] = set()  # versions whose fault was logged and is not mended
+        self._logged_faults: set[tuple[str, int]] = set()  # versions whose fault was logged and is not fixed
         self._is_ending = threading.Event()
         self._loading = ""  # the model that is being loaded
         self._ended_load = ""  # a model whose load is to end
@@ -185,7 +185,7 @@ class ModelRepository:
             warn_of_idle_caches(zip(models, devices, strict=True))
             loader.server.share_bounds(models)
             for config, of_model in zip(models, devices, strict=True):
-                with self._standing_alone(config), about(config.name):
+                with self._isolated(config), about(config.name):
                     stamp = self._source.start_stamp(config)
                     self._switch(config.name, [self._open(loader, config, of_model, stamp, progress)], ())
             if self.control == "poll" and self._leads:
@@ -219,7 +219,8 @@ class ModelRepository:
         """
         self._check_explicit()
         with self._lock:
-            self._blamed -= {place for place in self._blamed if place[0] == name}  # each call logs its failure
+            # Each call logs its failure.
+            self._logged_faults = {place for place in self._logged_faults if place[0] != name}
             self._source.look()
             self._serve(name, policy)
 
@@ -234,7 +235,7 @@ class ModelRepository:
         """
         with self._lock:
             if name in self._models and self._source.can_change:
-                logger.warning("model %s: a worker that starts needs its files, which have changed: all swap", name)
+                logger.warning("model %s: its files have changed, so all workers swap to them", name)
                 self._serve(name, VersionPolicy.of_versions(self._models[name]))
 
     def unload_model(self, name: str) -> None:
@@ -255,15 +256,15 @@ class ModelRepository:
                 raise self._unknown(name)
 
     def end_load(self, name: str) -> None:
-        """Have the load of a model end, if one is running, before it serves; ``unload_model`` then finds its end."""
+        """Tell a running load of a model to end before the model serves; ``unload_model`` then waits for it."""
         if self._loading == name:
             self._ended_load = name
 
     def poll(self) -> None:
         """Follow the changes of the folder: new, removed and replaced versions, models and policies.
 
-        Each version stands alone. The first failure of a version is logged. It is tried again when its files change,
-        and now and then if they do not.
+        A version that fails does not affect other versions. Its first failure is logged. It is tried again when its
+        files change, and from time to time if they do not.
         """
         with self._lock:
             if self._loader is None or not self._source.can_change:
@@ -274,7 +275,7 @@ class ModelRepository:
                 try:
                     is_served = self._serve(name, None, each_alone=True)
                 except WorkerError as err:  # the worker may follow at the next look
-                    self._blame(name, 0, err)
+                    self._note_fault(name, 0, err)
                     self._source.tried(name, failed=True, soon=True)
                 except HotrowError:
                     self._source.tried(name, failed=True)
@@ -282,8 +283,8 @@ class ModelRepository:
                     self._source.tried(name, failed=not is_served)
             for name in self._models.keys() - self._source.names:
                 self._unload(name)
-            for name, number in [place for place in self._blamed if place[0] not in self._source.names]:
-                self._acquit(name, number)
+            for name, number in [place for place in self._logged_faults if place[0] not in self._source.names]:
+                self._clear_fault(name, number)
 
     def follow(self, versions: Versions) -> None:
         """Serve these versions, which the process that leads has loaded, and no others.
@@ -485,7 +486,7 @@ class ModelRepository:
                 self._switch(name, list(opened.values()), leaving)
                 self._drop_after_peers(loader, leaving, erase=bool(opened))
             for place in [place for place in self._states if place[0] == name and place[1] not in folder.versions]:
-                self._acquit(*place)
+                self._clear_fault(*place)
             return is_whole
 
     def _open_chosen(
@@ -509,13 +510,13 @@ class ModelRepository:
                     model = self._newly_opened(loader, folder, number, broken, digests)
                 except HotrowError as err:
                     is_whole = False
-                    self._blame(folder.name, number, err, serves=number in serving)
+                    self._note_fault(folder.name, number, err, serves=number in serving)
                     if not each_alone:
                         raise
                     if number not in serving:  # otherwise the files that were loaded before go on serving
                         broken.add(number)
                 else:
-                    self._acquit(folder.name, number)
+                    self._clear_fault(folder.name, number)
                     opened |= {} if model is None else {number: model}
         except BaseException:
             for model in opened.values():
@@ -530,9 +531,9 @@ class ModelRepository:
         except UnknownModelError:
             raise
         except HotrowError as err:
-            self._blame(name, 0, err)
+            self._note_fault(name, 0, err)
             raise
-        self._acquit(name, 0)
+        self._clear_fault(name, 0)
         return folder
 
     def _drop_after_peers(self, loader: VersionLoader, leaving: Sequence[LoadedModel], *, erase: bool) -> None:
@@ -610,32 +611,32 @@ class ModelRepository:
         if progress is not None:
             progress(task, rows, all_rows)
 
-    def _blame(self, name: str, number: int, err: HotrowError, *, serves: bool = False) -> None:
+    def _note_fault(self, name: str, number: int, err: HotrowError, *, serves: bool = False) -> None:
         """Show why a version cannot be loaded, and log it if that is new."""
         place = name, number
         if serves:
             self._faults[place] = told(err)
         else:
             self._states[place] = ModelState(*_shown(place), "UNAVAILABLE", told(err))
-        if place not in self._blamed:
-            self._blamed.add(place)
+        if place not in self._logged_faults:
+            self._logged_faults.add(place)
             logger.error("model %s: %s", name, told(err))
 
-    def _acquit(self, name: str, number: int) -> None:
+    def _clear_fault(self, name: str, number: int) -> None:
         """A version is served from the files that its folder has now, or its folder is gone."""
         for of_places in (self._states, self._faults):
             of_places.pop((name, number), None)
-        self._blamed.discard((name, number))
+        self._logged_faults.discard((name, number))
 
     @contextmanager
-    def _standing_alone(self, config: ModelConfig) -> Iterator[None]:
+    def _isolated(self, config: ModelConfig) -> Iterator[None]:
         """In the mode ``"poll"``, a version that is broken does not end the start."""
         try:
             yield
         except (ConfigError, ModelFileError) as err:
             if self.control != "poll":
                 raise
-            self._blame(config.name, config.version, err)
+            self._note_fault(config.name, config.version, err)
             self._source.tried(config.name, failed=True)
 
     def _switch(self, name: str, opened: Sequence[LoadedModel], leaving: Sequence[LoadedModel]) -> None:
@@ -643,7 +644,7 @@ class ModelRepository:
         versions = {model.config.version: model for model in opened}
         versions |= {number: one for number, one in self._models.get(name, {}).items() if one not in leaving}
         for model in opened:
-            self._acquit(name, model.config.version)
+            self._clear_fault(name, model.config.version)
         newest_first = {number: versions[number] for number in sorted(versions, reverse=True)}
         self._models = {**self._models, name: newest_first}
         for model in opened:

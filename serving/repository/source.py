@@ -1,4 +1,4 @@
-"""What the path of a repository has: its tiers, its models and their versions. Every entry stands alone."""
+"""The contents of a repository: its tiers, its models and their versions. A broken entry does not affect others."""
 
 import hashlib
 import logging
@@ -28,7 +28,7 @@ logger = logging.getLogger("hotrow.repository")
 
 #: The served versions of each model, newest first, and their digests.
 Versions = Mapping[str, Mapping[str, str]]
-#: How many looks at the folder may pass between two tries to load a version whose files stay as they are.
+#: Maximum looks at the folder between two attempts to load a version whose files do not change.
 _MOST_PAUSES = 63
 
 

@@ -231,7 +231,7 @@ def test_the_log_says_what_follows_an_outage_how_long_it_took_and_how_many_reque
     assert starts.levelname == "ERROR"
     assert re.sub("-[0-9a-f]{8}", "", starts.getMessage()) == (
         "tier rocksdb does not answer, model 'tiny' version 1: Input/output error (table 'tiny@1.item'): "
-        "its requests fail with 503, unless memory has all of their rows"
+        "requests fail with 503, unless memory has all of their rows"
     )
     end = "tier rocksdb answers again, model 'tiny' version 1: after 15.0 s and 2 failed requests"
     assert ends.getMessage() == end
@@ -253,12 +253,12 @@ def test_a_missing_model_is_neither_ready_nor_unready(clients):
 @pytest.mark.parametrize(
     ("device", "code", "state", "follows"),
     [
-        pytest.param("cpu", 503, "not ready", "each of its requests fails with 503", id="no cache"),
+        pytest.param("cpu", 503, "not ready", "every request fails with 503", id="no cache"),
         pytest.param(
             "runner",
             200,
             "degraded",
-            "its requests get default values for rows that the GPU caches miss, or fail with 503",
+            "requests get default values for rows that the GPU caches miss, or fail with 503",
             id="a GPU cache that answers before its rows are there",
         ),
     ],

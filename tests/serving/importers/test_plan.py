@@ -132,7 +132,7 @@ def test_the_type_of_vectors_without_a_header_is_said_or_the_only_one_that_fits(
         assert table.slots == 1
     message = (
         r"input 'user': is \[B, 8\], and .* has 16 bytes per key: float32 \[4\] or float16 or bfloat16 \[8\]; "
-        r"no file says which, so say it: --row-dtype fp32, fp16 or bf16"
+        r"no file says which; add --row-dtype fp32, fp16 or bf16"
     )
     with pytest.raises(ConfigError, match=message):
         planned(tmp_path / "float16")
@@ -160,7 +160,7 @@ class TestRefused:
     def test_an_input_without_a_table_that_is_not_called_dense(self, sketch_of, tmp_path, tables):
         path = sketch_of({"clicked": (4,), "ads": (2, 4)}).write(tmp_path / "net.onnx")
 
-        message = r"no table for 'clicked' \[B, 4\]; if it takes the dense features, say so: --dense clicked"
+        message = r"no table for 'clicked' \[B, 4\]; if it takes the dense features, add --dense clicked"
         with pytest.raises(ConfigError, match=message):
             plan_import(path, "sum", {"ads": tables["ads"]})
         for checkpoint in (folders(tmp_path / "model", ads=4), folders(tmp_path / "more", ads=4, other=4)):
@@ -183,7 +183,7 @@ class TestRefused:
         checkpoint = folders(tmp_path / "model", ads=4, dense=3)
 
         with pytest.raises(
-            ConfigError, match="input 'dense': takes the dense features, or the rows of 'dense'; say which"
+            ConfigError, match="input 'dense': takes the dense features, or the rows of 'dense'; choose"
         ):
             plan_import(path, "sum", checkpoint=checkpoint)
         assert plan_import(path, "sum", checkpoint=checkpoint, dense="dense").dense.name == "dense"
