@@ -1,6 +1,7 @@
 """One version of a model that answers requests, and its end."""
 
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
@@ -35,7 +36,9 @@ class LoadedModel:
         self.session = session
         self.stamp: Stamp | None = None
         self._calls = InFlightCounter(self._was_dropped)
+        self._lock = threading.Lock()  # guards the two fields below
         self._releases: list[Callable[[], None]] = [session.close]
+        self._is_closed = False
 
     def begin(self) -> None:
         """Keep the version loaded until ``end``; UnknownModelError if it is being dropped."""
@@ -46,8 +49,12 @@ class LoadedModel:
         self._calls.end()
 
     def on_close(self, release: Callable[[], None]) -> None:
-        """Call ``release`` after the session is closed."""
-        self._releases.append(release)
+        """Call ``release`` after the session is closed; now, if a swap has closed it already."""
+        with self._lock:
+            if not self._is_closed:
+                self._releases.append(release)
+                return
+        release()
 
     def close(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Wait for the requests in flight, and close the session."""
@@ -57,6 +64,8 @@ class LoadedModel:
             )
 
     def _release(self) -> None:
+        with self._lock:
+            self._is_closed = True
         with ExitStack() as releases:  # calls every release, also after one of them fails
             for release in reversed(self._releases):
                 releases.callback(release)

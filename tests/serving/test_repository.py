@@ -48,6 +48,18 @@ def in_ps(version, **said):
     return listed(version / "graph.json", version.parent.name, **{"gpucache": False, "max_batch_size": 3, **said})
 
 
+def test_what_a_version_must_release_is_released_also_after_its_end(tmp_path):
+    TinyModel().write(tmp_path)
+    released = []
+    with ModelRepository(tmp_path) as repository:
+        repository.load()
+        version = repository.loaded("tiny")
+        version.on_close(lambda: released.append("with the version"))
+    version.on_close(lambda: released.append("late"))
+
+    assert released == ["with the version", "late"]
+
+
 def test_the_load_of_a_table_is_reported_batch_by_batch_and_logged_with_its_rows(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("serving.parameter_server.loading.LOAD_BATCH_ROWS", 400)
     caplog.set_level(logging.INFO)
