@@ -132,7 +132,7 @@ def grpc_code(call, *arguments, **options):
 
 
 class TestTokens:
-    def test_only_live_ready_and_the_empty_page_need_none(self, guarded, stub):
+    def test_only_live_ready_and_the_empty_page_need_no_token(self, guarded, stub):
         for path in ("/v2/health/live", "/v2/health/ready", "/"):
             assert guarded.ask("GET", path).status == 200
         assert stub.ServerLive(service_pb2.ServerLiveRequest()).live
@@ -148,12 +148,12 @@ class TestTokens:
                 assert "token" in json.loads(answer.body)["error"]
 
     @pytest.mark.parametrize("needed", REQUESTS)
-    def test_a_token_opens_its_scope_only(self, guarded, needed):
+    def test_a_token_allows_its_scope_only(self, guarded, needed):
         codes = {scope: guarded.ask(*REQUESTS[needed], bearer(scope)).status for scope in SECRETS}
 
         assert codes == {scope: 200 if scope == needed else 403 for scope in SECRETS}
 
-    def test_every_token_reads_metadata(self, guarded, stub):
+    def test_every_token_may_read_metadata(self, guarded, stub):
         for scope in SECRETS:
             assert b'"name":"tiny"' in guarded.ask("GET", "/v2/models/tiny", headers=bearer(scope)).body
             metadata = [("authorization", f"Bearer {SECRETS[scope]}")]
@@ -201,7 +201,7 @@ class TestTokens:
             with pytest.raises(InferenceServerException, match="a token is needed"):
                 client.infer("tiny", inputs_of(arrays, triton))
 
-    def test_a_changed_file_counts_in_every_worker_and_a_broken_one_does_not(self, guarded):
+    def test_every_worker_uses_a_changed_file_and_ignores_a_broken_file(self, guarded):
         def codes():
             return {guarded.ask(*REQUESTS["infer"], bearer("infer")).status for _ in range(8)}
 
@@ -224,7 +224,7 @@ class TestTokens:
         wait_for(200)
         assert guarded.log.read_text().count("the server continues with the previous contents") == workers
 
-    def test_a_stream_ends_when_its_token_is_withdrawn(self, guarded, stub):
+    def test_a_stream_ends_when_its_token_is_revoked(self, guarded, stub):
         def requests():
             yield service_pb2.ModelInferRequest(model_name="none")
             write_tokens(guarded.file, operator="control")
@@ -247,7 +247,7 @@ class TestTokens:
 
 
 class TestControlWithoutTokens:
-    def test_it_is_closed_beyond_loopback_for_clients_of_this_machine_too(self, beyond):
+    def test_control_is_closed_beyond_loopback_even_for_local_clients(self, beyond):
         for method, path in CONTROLS:
             code, _, body = beyond.ask(path, b"{}" if method == "POST" else None, method=method)
 
@@ -266,7 +266,7 @@ class TestControlWithoutTokens:
         assert beyond.ask("/predict/tiny", SAMPLES.encode(), headers)[0] == 403
         assert beyond.ask("/predict/tiny", SAMPLES.encode(), headers | {"Origin": "https://api.example"})[0] == 200
 
-    def test_over_grpc_too(self, beyond):
+    def test_control_is_closed_over_grpc_too(self, beyond):
         address = re.search(r"listening for gRPC on \S+:(\d+)", beyond.printed)
         with triton.InferenceServerClient(f"127.0.0.1:{address[1]}") as client:
             for refused in (
@@ -282,17 +282,17 @@ class TestControlWithoutTokens:
             assert client.is_server_live()
             assert client.get_model_metadata("tiny").name == "tiny"
 
-    def test_it_is_open_on_loopback(self, served):
+    def test_control_is_open_on_loopback(self, served):
         assert served.ask("/v2/logging")[0] == 200
 
-    def test_errors_stay_in_the_log(self, served):
+    def test_errors_cannot_be_switched_off_in_the_log(self, served):
         code, _, body = served.ask("/v2/logging", {"log_error": False, "log_info": False})
 
         assert (code, json.loads(body)["error"]) == (400, "log_error: expected true: errors are always logged")
 
 
 class TestBrowsers:
-    def test_a_page_of_another_site_can_send_no_request_and_read_no_answer(self, served):
+    def test_a_page_of_another_site_cannot_send_requests_or_read_answers(self, served):
         evil = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
         for path in ("/predict/tiny", "/v2/models/tiny/infer", "/v2/repository/index", "/v2/logging"):
             assert served.ask(path, b"{}", evil)[0] == 403
@@ -303,7 +303,7 @@ class TestBrowsers:
     def test_a_page_of_the_server_can_predict(self, served):
         assert served.ask("/predict/tiny", SAMPLES.encode(), {"Origin": served.url})[0] == 200
 
-    def test_pages_say_what_browsers_may_do_with_them(self, served):
+    def test_pages_have_security_headers(self, served):
         for path in ("/", "/docs"):
             headers = served.ask(path)[1]
             assert headers["X-Content-Type-Options"] == "nosniff"

@@ -169,7 +169,7 @@ class TestTls:
         with pytest.raises(grpc.RpcError):
             is_live(root)
 
-    def test_new_certificates_count_in_every_worker_and_broken_ones_do_not(
+    def test_every_worker_uses_new_certificates_and_ignores_broken_certificates(
         self, start, repository, certificates, tmp_path
     ):
         names = {"--ssl-certfile": "server.pem", "--ssl-keyfile": "server-key.pem", "--ssl-ca-certs": "client.pem"}

@@ -95,7 +95,7 @@ def test_the_figures_move_with_the_differences_of_readings(browse):
     assert 'aria-label="Requests per second: all models 50"' in dom
 
 
-def test_the_page_of_a_server_with_tokens_asks_for_one(repository, start, browse, tmp_path):
+def test_the_page_of_a_server_with_tokens_asks_for_a_token(repository, start, browse, tmp_path):
     (tmp_path / "tokens.json").write_text("{}")
     text = text_of(browse(start(repository, "--tokens", str(tmp_path / "tokens.json")).url))
 

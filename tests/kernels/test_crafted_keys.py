@@ -63,7 +63,7 @@ def test_processes_that_share_a_table_use_its_seed(tmp_path):
     assert reader.fetch(CRAFTED, np.empty((CRAFTED.size, 1), np.float32)).all()
 
 
-def test_a_snapshot_brings_its_own_seed(tmp_path):
+def test_a_snapshot_has_its_own_seed(tmp_path):
     for name in ("first", "second"):
         write(tmp_path / name, CRAFTED, np.zeros((CRAFTED.size, 1), np.float32))
     first, second = (header_of((tmp_path / name).read_bytes()) for name in ("first", "second"))
@@ -73,7 +73,7 @@ def test_a_snapshot_brings_its_own_seed(tmp_path):
     Snapshot(tmp_path / "first").check_content()
 
 
-def test_a_snapshot_from_before_there_was_a_seed_opens(tmp_path):
+def test_a_snapshot_without_a_seed_opens(tmp_path):
     (tmp_path / "t").write_bytes(decompress(b64decode(UNSEEDED_SNAPSHOT)))
     keys = np.array([-5, 7, 2**40, 1000003, 0, 9, 12345678901, 8])
     snapshot, out = Snapshot(tmp_path / "t"), np.empty((keys.size, 2), np.float32)
@@ -93,5 +93,5 @@ def train_on(keys):
     [lambda keys: KeyIndex().find_or_insert(keys), train_on, lambda keys: keys_by_owner(keys, 2)],
     ids=["key index", "training table", "keys by owner"],
 )
-def test_a_million_crafted_keys_are_soon_numbered(use):
+def test_a_million_crafted_keys_are_numbered_quickly(use):
     use(keys_of_one_bucket(1_000_000))

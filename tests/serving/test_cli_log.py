@@ -36,7 +36,7 @@ def logged(form, code, **options):
         ("Größe 数", "Größe 数"),
     ],
 )
-def test_text_shows_control_characters_instead_of_obeying_them(message, shown):
+def test_text_logs_escape_control_characters(message, shown):
     text = logged("text", f"    log.info('model %s', {message!a})\n")
 
     assert text.endswith(f" INFO test: model {shown}\n")
@@ -80,7 +80,7 @@ def test_a_crash_is_reported_next_to_a_json_log():
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_log_that_nobody_reads_drops_lines_and_says_so_once_it_is_read_again(form):
+def test_an_unread_log_drops_lines_and_says_so_when_it_is_read_again(form):
     code = """
     for number in range(60):
         log.info('%d %s', number, 100_000 * 'x')
@@ -104,7 +104,7 @@ def test_a_log_that_nobody_reads_drops_lines_and_says_so_once_it_is_read_again(f
     assert "the end" in end
 
 
-def test_a_process_ends_although_nobody_reads_its_log():
+def test_a_process_ends_even_if_its_log_is_not_read():
     reader, writer = os.pipe()
     command = [sys.executable, "-c", LOG + "    for _ in range(9): log.info(100_000 * 'x')\n", "text"]
     with subprocess.Popen(command, stderr=writer) as process:

@@ -76,7 +76,7 @@ def test_a_command_that_writes_files_finishes_them_and_then_fails_if_its_output_
     assert (tmp_path / "out.onnx").stat().st_size
 
 
-def test_a_server_whose_reader_leaves_serves_on(repository, tmp_path):
+def test_a_server_whose_reader_leaves_keeps_serving(repository, tmp_path):
     path = str(tmp_path / "socket")
     with left_reader() as writer:
         process = subprocess.Popen([*HOTROW, "serve", repository, "--uds", path], stdout=writer, stderr=writer)
@@ -95,7 +95,7 @@ def test_a_server_whose_reader_leaves_serves_on(repository, tmp_path):
         assert process.wait(timeout=60) == 0
 
 
-def test_closed_streams_are_no_error(repository, tmp_path):
+def test_closed_streams_are_not_an_error(repository, tmp_path):
     target = tmp_path / "out.onnx"
     command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *HOTROW, "export-onnx", repository / "tiny", target]
 

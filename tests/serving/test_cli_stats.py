@@ -159,7 +159,7 @@ def test_every_version_of_a_model_and_a_model_without_versions_are_lines(capsys)
     assert ["3 requests named no served model"] in lines
 
 
-def test_a_tier_that_is_away_and_its_errors_are_shown_with_the_reason(capsys):
+def test_a_tier_that_does_not_answer_is_shown_with_its_errors_and_the_reason(capsys):
     document = status(state="degraded")
     [version] = document["models"][0]["versions"]
     version["reason"] = "tier rocksdb does not answer"

@@ -97,7 +97,7 @@ def test_every_stated_value_is_read(ps, tmp_path):
     assert (persistent.num_threads, persistent.max_batch_size) == (2, 99)
 
 
-def test_one_default_value_counts_for_all_tables_as_in_hps_and_the_log_warns(ps, caplog):
+def test_one_default_value_applies_to_all_tables_as_in_hps_and_the_log_warns(ps, caplog):
     (model,) = ps(in_model(default_value_for_each_table=[0.25])).models
 
     assert [table.default_value for table in model.tables] == [0.25, 0.25]

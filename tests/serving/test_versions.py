@@ -399,7 +399,7 @@ class TestReplacedFiles:
         assert samples.count(("hotrow_model_info", labels)) == 1
         assert len(samples) == len(set(samples))
 
-    def test_a_version_without_a_manifest_is_known_by_the_content_of_its_files(self, folder, opened):
+    def test_the_content_of_its_files_identifies_a_version_without_a_manifest(self, folder, opened):
         (folder / "tiny" / "1" / "manifest.json").unlink()
         repository = opened(folder)
         before = repository.loaded("tiny")
@@ -497,7 +497,7 @@ def make_unreadable_entries(folder):
 
 class TestEntries:
     @pytest.mark.parametrize("control", ["none", "poll", "explicit"])
-    def test_every_entry_stands_alone_and_has_its_reason(self, folder, opened, control, caplog):
+    def test_a_broken_entry_has_a_reason_and_does_not_affect_others(self, folder, opened, control, caplog):
         make_unreadable_entries(folder)
 
         with ordinary_rights():
@@ -585,7 +585,7 @@ class TestPolling:
 
         assert versions_that_answer(repository) == (3, 1)
 
-    def test_a_load_that_fails_for_another_reason_is_tried_again_though_no_file_changes(
+    def test_a_load_that_fails_for_another_reason_is_tried_again_even_if_no_file_changes(
         self, folder, opened, monkeypatch
     ):
         repository = opened(folder, control="poll", poll_s=3600)

@@ -151,7 +151,7 @@ class TestTable:
             "/predict%2ftiny",
         ],
     )
-    def test_a_path_that_hides_its_meaning_is_not_routed(self, app, path):
+    def test_a_path_with_encoded_plain_characters_is_not_routed(self, app, path):
         answer = Client(app).ask("POST", path)
 
         assert answer.status_code == 404
@@ -173,7 +173,7 @@ class TestListener:
         assert Access(None, address).check(CONTROL, None) == ""
 
     @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1", "fe80::1", "::ffff:192.0.2.1", "h" * 64])
-    def test_control_is_closed_beyond_and_the_error_names_the_options(self, address):
+    def test_control_is_closed_beyond_loopback_and_the_error_names_the_options(self, address):
         access = Access(None, address)
 
         with pytest.raises(ForbiddenError, match=r"--tokens FILE.*--host 127.0.0.1 or --uds") as refused:
@@ -218,7 +218,7 @@ class TestBrowsers:
             "\N{LATIN SMALL LETTER E WITH ACUTE}.example".encode(),
         ],
     )
-    def test_another_host_is_refused_where_a_browser_could_be_led(self, host):
+    def test_an_unknown_host_is_refused_on_loopback_without_tokens(self, host):
         with pytest.raises(ForbiddenError, match=r"Host: expected localhost or 127.0.0.2"):
             self.LOCAL.check_browser("GET", host, None)
 
@@ -286,7 +286,7 @@ class TestTokens:
         tokens.close()
 
     @pytest.mark.parametrize("authorization", [None, "", "Bearer", "Bearer ", "s1", "Basic czE6", "Bearers1"])
-    def test_a_request_without_a_token_is_told_how_to_send_it(self, file, authorization):
+    def test_the_error_without_a_token_says_how_to_send_a_token(self, file, authorization):
         write(file, one=("s1", ["infer"]))
         tokens = Tokens(file, 9)
 
@@ -331,7 +331,7 @@ class TestTokens:
             (" " * (1 << 20) + "{}", "expected at most 1,048,576 bytes"),
         ],
     )
-    def test_a_file_that_is_no_file_of_tokens_is_refused_without_showing_secrets(self, file, text, expected):
+    def test_an_invalid_token_file_is_refused_without_showing_secrets(self, file, text, expected):
         file.write_bytes(text.encode("latin-1"))
 
         with pytest.raises(ConfigError) as refused:

@@ -97,7 +97,7 @@ def test_requests_that_wait_for_a_thread_are_answered_as_one_batch(pool):
     assert model.batches == [[1], [2, 1]]  # the first request found an idle thread
 
 
-def test_a_batch_is_counted_although_its_first_request_cannot_be_written(pool):
+def test_a_batch_is_counted_even_if_its_first_request_cannot_be_written(pool):
     class Unwritable(Numbers):
         def write(self, _model, answer):
             raise RequestError("the shared memory is full")

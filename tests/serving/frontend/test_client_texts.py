@@ -24,7 +24,7 @@ def test_a_path_is_relative_to_the_repository_or_only_a_name(text, expected):
     assert without_folders(text, ("/srv/my models/",)) == expected
 
 
-def test_a_repository_has_all_forms_of_its_path(tmp_path, monkeypatch):
+def test_every_form_of_a_repositorys_path_is_removed(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "ps.json").touch()
     (tmp_path / "link").symlink_to("models")

@@ -239,7 +239,7 @@ def test_a_request_to_change_the_protocol_is_answered_without_the_change(protoco
     assert not caplog.records
 
 
-def test_a_proxys_request_is_refused():
+def test_a_proxy_request_is_refused():
     assert answers(b"CONNECT example.org:80 HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 501 ")
 
 
@@ -277,18 +277,18 @@ FIRST = b"POST /first HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
         pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400", id="HTTP/2"),
     ],
 )
-def test_bytes_that_are_not_a_request_do_not_cost_the_answers_before_them(rest, code):
+def test_invalid_bytes_do_not_prevent_earlier_answers(rest, code):
     answer = answers(FIRST, FIRST, rest)
 
     assert answer.count(b"/first 3") == 2
     assert b"HTTP/1.1 " + code in answer.partition(b"/first 3HTTP/1.1 200 OK")[2]
 
 
-def test_bytes_that_are_not_http_are_shown_in_the_refusal():
+def test_the_error_shows_bytes_that_are_not_http():
     assert b"expected HTTP/1.1, got 'hello world" in answers(b"hello world\r\n\r\n")
 
 
-def test_a_client_that_does_not_take_its_answers_gets_no_more_of_them():
+def test_a_client_that_does_not_read_its_answers_gets_no_more_answers():
     begun = []
 
     async def large(scope, receive, send):
@@ -345,14 +345,14 @@ class TestTime:
 
     @pytest.mark.parametrize("before", [b"", FIRST])
     @pytest.mark.parametrize("part", [b"G", b"GET / HTTP/1.1\r\nHo", b"\r\n"])
-    def test_a_head_that_does_not_end_is_refused_in_words(self, before, part):
+    def test_a_head_that_does_not_end_is_refused_with_a_reason(self, before, part):
         answer = answers(before, part, limits=self.patient)
 
         assert answer.count(b"/first 3") == bool(before)
         assert b"HTTP/1.1 408 Request Timeout\r\n" in answer
         assert answer.endswith(b'{"error":"the request\'s head did not arrive within 0.2 s"}')
 
-    def test_a_head_that_arrives_byte_by_byte_has_no_more_time(self):
+    def test_a_head_that_arrives_byte_by_byte_gets_no_extra_time(self):
         async def client(address):
             reader, writer = await asyncio.open_connection(*address)
             reading = asyncio.ensure_future(reader.read())
@@ -429,7 +429,7 @@ async def received(client, pause_s=0.0):
     return count
 
 
-def test_a_client_that_takes_nothing_of_its_answer_is_cut():
+def test_a_client_that_does_not_read_its_answer_is_cut():
     async def client(address):
         with Unread(address) as clients:
             one = await clients.ask()
@@ -451,7 +451,7 @@ def tls(tmp_path):
         yield server, ssl.create_default_context(cafile=tmp_path / "certificate.pem")
 
 
-def test_a_client_that_takes_nothing_of_its_answer_is_cut_under_tls_too(tls):
+def test_a_client_that_does_not_read_its_answer_is_cut_under_tls_too(tls):
     def client(address):
         with (
             socket.create_connection(address, DEADLINE_S) as one,
@@ -481,7 +481,7 @@ def test_a_tls_handshake_has_a_time_limit(tls):
     assert served(lambda address: asyncio.to_thread(client, address), limits=limits, tls=tls[0]) == b""
 
 
-def test_a_client_that_takes_its_answer_slowly_gets_all_of_it():
+def test_a_client_that_reads_slowly_gets_its_whole_answer():
     async def client(address):
         with Unread(address) as clients:
             return await received(await clients.ask(), pause_s=0.02)

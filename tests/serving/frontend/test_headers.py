@@ -23,7 +23,7 @@ def of(*headers):
         b"x-envoy-expected-rq-timeout-ms",
     ],
 )
-def test_a_header_that_has_one_value_is_refused_if_it_comes_with_two(name):
+def test_a_header_with_one_value_is_refused_if_it_has_two(name):
     with pytest.raises(RequestError, match=f"header {name.decode()}: expected one value, got two different values"):
         of((name, b"1"), (b"a", b"b"), (name, b"2"))
 
@@ -36,5 +36,5 @@ def test_the_values_of_a_header_that_is_a_list_are_joined():
 
 
 @pytest.mark.parametrize(("second", "expected"), [(b"a", [(b"x-request-id", b"a")]), (b"b", [])])
-def test_an_answer_repeats_no_id_of_which_there_are_several(second, expected):
+def test_an_answer_does_not_repeat_an_id_with_several_values(second, expected):
     assert repeated_headers([(b"x-request-id", b"a"), (b"x-request-id", second)]) == expected

@@ -238,7 +238,7 @@ def test_infer_over_grpc(models, data):
 @pytest.mark.parametrize(
     "literal", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "0x10", "01", "1_0", "+1", ".5"]
 )
-def test_a_literal_that_is_no_number_in_json_is_refused(models, literal):
+def test_a_literal_that_is_not_a_json_number_is_refused(models, literal):
     inputs = json.dumps([{"name": name, **tensor} for name, tensor in RIGHT["tiny"].items()])
     body = f'{{"inputs":{inputs.replace("[1, 2, 3]", f"[1, 2, {literal}]")}}}'.encode()
     with pytest.raises(HotrowError) as refusal:

@@ -140,7 +140,7 @@ def test_a_model_is_degraded_while_most_requests_succeed_and_not_ready_while_mos
     assert codes(client) == [200, 200]
 
 
-def test_a_model_that_gets_no_requests_any_more_is_ready_when_its_tier_answers_and_not_before(clients, disk, clock):
+def test_a_model_without_requests_is_ready_again_only_when_its_tier_answers(clients, disk, clock):
     client = clients(BOUNDED_RAM)
     disk |= {"tiny@1.item", "tiny@1.user"}
     for _ in range(3):
@@ -176,7 +176,7 @@ def test_a_disk_that_is_damaged_in_part_has_one_outage_which_ends_when_the_damag
     assert [record.levelname for record in caplog.records if record.name == health.__name__] == ["ERROR", "WARNING"]
 
 
-def test_a_request_of_more_than_a_minute_ago_decides_nothing(clients, clock, monkeypatch):
+def test_requests_older_than_a_minute_do_not_affect_readiness(clients, clock, monkeypatch):
     client = clients(BOUNDED_RAM)
     monkeypatch.setattr(RocksDbStore, "fetch", Mock(side_effect=ZeroDivisionError))
     assert client.post("/predict/tiny", json=COLD).status_code == 500
@@ -188,7 +188,7 @@ def test_a_request_of_more_than_a_minute_ago_decides_nothing(clients, clock, mon
     assert codes(client) == [200, 200]
 
 
-def test_what_clients_do_wrong_leaves_a_model_ready(clients):
+def test_bad_requests_leave_a_model_ready(clients):
     client = clients(BOUNDED_RAM)
     for bad in ({"samples": []}, {"samples": [{"dense": [1], "keys": [[1], [2], [3]]}]}):
         assert client.post("/predict/tiny", json=bad).status_code == 400
@@ -216,9 +216,7 @@ def test_an_outage_is_found_without_a_request_and_its_metric_is_0(clients, disk,
     assert client.post("/predict/tiny", json=SAMPLE).status_code == 200
 
 
-def test_the_log_says_what_follows_an_outage_how_long_it_took_and_how_many_requests_failed(
-    clients, disk, clock, caplog
-):
+def test_the_log_has_an_outages_effect_its_duration_and_the_failed_requests(clients, disk, clock, caplog):
     client = clients(BOUNDED_RAM)
     disk |= {"tiny@1.item"}
     for sample in (COLD, SAMPLE, COLD):

@@ -140,7 +140,7 @@ def test_records_of_earlier_servers_stay(folder, config):
     ],
     ids=["a file", "a folder", "a link", "a pipe"],
 )
-def test_whatever_has_the_name_stays_as_it_is(folder, config, occupy):
+def test_anything_else_with_the_name_is_left_unchanged(folder, config, occupy):
     occupy(folder / "trace.jsonl")
     before = os.lstat(folder / "trace.jsonl")
 
@@ -152,7 +152,7 @@ def test_whatever_has_the_name_stays_as_it_is(folder, config, occupy):
     assert sorted(file.name for file in folder.iterdir()) == ["trace.1.jsonl", "trace.jsonl"]
 
 
-def test_the_empty_file_of_a_killed_server_is_used_and_that_of_a_running_server_is_not(folder, config):
+def test_the_empty_file_of_a_killed_server_is_used_but_not_of_a_running_server(folder, config):
     (folder / "trace.jsonl").touch()
     with closing(Recorder(folder / "trace.jsonl", share=1.0)) as first:
         with closing(Recorder(folder / "trace.jsonl", share=1.0)) as second:

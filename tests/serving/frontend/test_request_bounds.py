@@ -141,7 +141,7 @@ def test_a_model_without_a_limit_of_keys_has_the_limit_of_answers(ask_rows):
 
 
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
-def test_a_number_that_json_does_not_have_is_an_error_and_no_null(tmp_path, ask_rows, number):
+def test_a_number_that_json_does_not_have_is_an_error_instead_of_null(tmp_path, ask_rows, number):
     write_lookup_model(tmp_path)
     table = tmp_path / "hps_wdl" / "1" / "wdl0_sparse_2000.model"
     write_sparse_directory(table, KEYS, np.array([[0, 1], [2, number], [4, 5]], np.float32))
@@ -184,7 +184,7 @@ def test_a_shape_that_no_array_has_is_refused(ask_tiny, shape):
     assert ask_tiny("POST", "/v2/models/tiny/infer", json={"inputs": inputs}).status_code == 400
 
 
-def test_a_request_that_finds_no_memory_is_refused_and_the_server_goes_on(ask_tiny, monkeypatch):
+def test_a_request_that_finds_no_memory_is_refused_and_the_server_continues(ask_tiny, monkeypatch):
     samples = {"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], []]}]}
 
     def fail(*_):

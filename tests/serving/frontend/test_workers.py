@@ -151,7 +151,7 @@ def test_a_worker_that_starts_does_without_shared_memory_that_is_gone(siblings, 
         assert front.control.regions.status() == []
 
 
-def test_a_stopped_worker_holds_up_one_call_and_not_every_call(siblings, front, monkeypatch):
+def test_a_stopped_worker_delays_only_one_call(siblings, front, monkeypatch):
     asking, stopped = siblings(1), siblings(2)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(stopped.address)

@@ -279,7 +279,7 @@ def test_a_tensor_that_save_model_writes_under_one_of_its_names_is_found_under_a
         np.testing.assert_array_equal(rows.read(0, 5), getattr(model, name).weight.detach().numpy())
 
 
-def test_notes_in_a_safetensors_file_are_no_tables(tmp_path):
+def test_metadata_in_a_safetensors_file_is_not_a_table(tmp_path):
     safetensors.torch.save_file(
         {"ads": torch.ones(2, 3)}, tmp_path / "m.safetensors", metadata={"format": "pt", "users": "nothing"}
     )

@@ -109,7 +109,7 @@ def test_hidden_folders_hold_no_tables_and_the_log_says_so(tmp_path, caplog):
 
 
 class TestRefused:
-    def test_rows_of_no_whole_numbers(self, tmp_path):
+    def test_rows_with_a_fraction_of_a_number(self, tmp_path):
         write_rank(tmp_path, "ads", 0, 1, [1, 2])
         (tmp_path / "ads_emb_values.rank_0.world_size_1").write_bytes(b"x" * 12)
 

@@ -110,7 +110,7 @@ def test_the_input_of_the_dense_features_may_be_named(sketch_of, tmp_path, table
 
 
 @pytest.mark.parametrize("form", ["two files", "dump"])
-def test_the_type_of_vectors_without_a_header_is_said_or_the_only_one_that_fits(sketch_of, tmp_path, form):
+def test_vectors_without_a_header_have_the_given_type_or_the_only_type_that_fits(sketch_of, tmp_path, form):
     path = sketch_of({"user": (8,)}).write(tmp_path / "net.onnx")
     rows = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float16)
     for dtype in (np.float16, np.float32):
@@ -170,7 +170,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("dense", "message"), [("desne", "no input of this name; did you mean 'dense'"), ("ads", "'ads': has a table")]
     )
-    def test_a_name_of_the_dense_features_that_is_none(self, network, tables, dense, message):
+    def test_an_unusable_name_of_the_dense_features(self, network, tables, dense, message):
         with pytest.raises(ConfigError, match=message):
             plan_import(network, "sum", tables, dense=dense)
 
@@ -178,7 +178,7 @@ class TestRefused:
         with pytest.raises(ConfigError, match="row_dtype: has no effect: every table's file says the type"):
             plan_import(network, "sum", tables, row_dtype="fp16")
 
-    def test_dense_features_of_which_the_checkpoint_has_an_entry(self, sketch_of, tmp_path):
+    def test_dense_features_with_an_entry_in_the_checkpoint(self, sketch_of, tmp_path):
         path = sketch_of({"dense": (3,), "ads": (4,)}).write(tmp_path / "net.onnx")
         checkpoint = folders(tmp_path / "model", ads=4, dense=3)
 

@@ -53,7 +53,7 @@ def test_exactly_the_documents_beyond_a_bound_are_refused(document, indent, is_a
 
 
 @pytest.mark.parametrize("text", [b"", b"]" * 500, b'["' + b"[" * 500, b'"' + b"\\" * 500, b"\xff" * 500, b"\\"])
-def test_a_text_that_is_no_json_is_left_to_the_parser(text):
+def test_text_that_is_not_json_is_left_to_the_parser(text):
     check_json(text, Bounds())
 
 

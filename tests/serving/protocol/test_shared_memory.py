@@ -110,7 +110,7 @@ def test_a_link_is_not_followed(memory):
         link.unlink()
 
 
-def test_an_output_that_finds_no_room_is_an_error(regions, monkeypatch):
+def test_an_output_that_does_not_fit_is_an_error(regions, monkeypatch):
     def half(descriptor, data, begin):
         if len(data) > 5:
             return 5
@@ -168,7 +168,7 @@ def test_a_server_has_at_most_256_regions_and_closes_what_is_unregistered(memory
     regions.unregister()
 
 
-def test_what_is_no_regular_file_is_no_memory(memory):
+def test_only_a_regular_file_can_be_shared_memory(memory):
     memory.unlink()
     os.mkfifo(memory)
 

@@ -197,7 +197,7 @@ def test_only_the_data_files_of_a_folder_are_read_and_the_log_says_which_are_lef
         pytest.param(lambda path: path.symlink_to("gone"), "no such file", id="dead link"),
     ],
 )
-def test_an_entry_with_the_name_of_data_that_is_none_is_refused(tmp_path, make, message):
+def test_a_data_file_name_that_is_not_a_file_is_refused(tmp_path, make, message):
     pq.write_table(table(), tmp_path / "0.parquet")
     make(tmp_path / "1.parquet")
 
@@ -206,7 +206,7 @@ def test_an_entry_with_the_name_of_data_that_is_none_is_refused(tmp_path, make, 
 
 
 @pytest.mark.parametrize("name", ["0.csv.bak", "0.csv~", ".0.csv.Xy12", ".0.csv.swp", "0.csv.part", "0.csv.tmp"])
-def test_a_copy_of_a_csv_file_is_no_data(tmp_path, name):
+def test_a_copy_of_a_csv_file_is_not_data(tmp_path, name):
     (tmp_path / "0.csv").write_text("click,user\n1,7\n", encoding="utf-8")
     (tmp_path / name).write_text("click,user\n0,99\n", encoding="utf-8")
 

@@ -168,7 +168,7 @@ def test_files_without_samples(tmp_path, opened, samples):
         opened(tmp_path / "absent.txt")
 
 
-def test_files_that_come_later_are_not_read_in_later_epochs(tmp_path, opened, samples, caplog):
+def test_files_that_are_added_later_are_not_read_in_later_epochs(tmp_path, opened, samples, caplog):
     folder = tmp_path / "data"
     folder.mkdir()
     pq.write_table(column_table(samples, NAMES), folder / "1.parquet")

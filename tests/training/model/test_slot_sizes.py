@@ -110,7 +110,7 @@ def test_bags_of_any_size_are_shifted_by_their_slots(version, trained_on_files):
 
 
 @pytest.mark.parametrize("wrong", [-1, -(2**40), 3, 4, 2**40])
-def test_a_key_beyond_its_slot_is_unknown_and_never_the_key_of_another_slot(version, trained_on_files, raw, wrong):
+def test_a_key_beyond_its_slot_is_unknown_and_never_another_slots_key(version, trained_on_files, raw, wrong):
     _, dense, keys = raw
     asked = keys.copy()
     asked[:, 0] = wrong  # the first slot has 3 keys
@@ -158,9 +158,7 @@ def test_a_model_of_ps_json_takes_the_same_keys(version, tmp_path):
     assert config.tables == read_model_directory(version).tables
 
 
-def test_an_export_without_the_word_takes_the_keys_of_the_table_and_the_log_warns_once(
-    version, trained_on_files, raw, caplog
-):
+def test_an_older_export_takes_the_keys_of_the_table_and_the_log_warns_once(version, trained_on_files, raw, caplog):
     _, dense, keys = raw
     manifest = json.loads((version / "manifest.json").read_text(encoding="utf-8"))
     del manifest["keys"]
