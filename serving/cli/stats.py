@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from serving.cli.client import DEFAULT_URL, Client, NoAnswerError, add_client_options, message_in
-from serving.errors import RequestError, ServingError
+from serving.errors import RequestError, ServingError, printable
 from serving.frontend.version import server_version
 from serving.metrics import Histogram
 
@@ -85,7 +85,7 @@ def _stranger(url: str, reason: str) -> ServingError:
 def _screen(options: argparse.Namespace, now: Document, before: Document | None) -> str:
     """One reading as text."""
     try:
-        text = "\n".join(_lines(options.url, now, before))
+        text = "\n".join(map(printable, _lines(options.url, now, before)))
     except (KeyError, TypeError, ValueError, AttributeError) as err:
         versions = f"the server is Hotrow {now.get('version')}, this command is Hotrow {server_version()}"
         raise ServingError(f"{options.url}: the status has another form: {versions}") from err

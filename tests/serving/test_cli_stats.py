@@ -159,6 +159,17 @@ def test_every_version_of_a_model_and_a_model_without_versions_are_lines(capsys)
     assert ["3 requests named no served model"] in lines
 
 
+def test_a_name_of_a_folder_cannot_control_the_terminal(capsys):
+    document = status()
+    document["models"][0]["name"] = "ctr\x1b[2J\nother"
+    with status_server(document) as server:
+        main(["stats", server.url])
+
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "ctr\\x1b[2J\\nother" in out
+
+
 def test_a_tier_that_does_not_answer_is_shown_with_its_errors_and_the_reason(capsys):
     document = status(state="degraded")
     [version] = document["models"][0]["versions"]
