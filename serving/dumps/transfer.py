@@ -132,7 +132,7 @@ def load_table(
                 raise ConfigError(config.source, "", reason)
             for memory in shared:
                 memory.drop_table(spec.name)  # left by a killed process
-            model = with_kept_tables(durable[-1], model)
+            model = _with_kept_tables(durable[-1], model, config)
             spec = table_spec(model, one)
             if replace:
                 # Later starts see the digest of the model's files and keep these rows.
@@ -192,6 +192,11 @@ def _names_of(model: ModelConfig, table: TableConfig) -> Sequence[str]:
     return model.hps_name(table), f"{model.name}@{model.version}.{table.name}", model.full_name(table)
 
 
+def _with_kept_tables(truth: Store, model: ModelConfig, config: ParameterServerConfig) -> ModelConfig:
+    """Name the model's tables as a server with this configuration does."""
+    return with_kept_tables(truth, model, is_filled=tier_settings(config)[truth.name].is_initialized)
+
+
 @contextmanager
 def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, table: str) -> Iterator[_HeldRows]:
     if isinstance(source, ParameterServer):
@@ -203,7 +208,7 @@ def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, tab
     with ExitStack() as opened:
         stores = [opened.enter_context(closing(store)) for store in open_stores(_slowest_tier(config))]
         store = stores[-1]
-        spec = table_spec(with_kept_tables(store, model), one)
+        spec = table_spec(_with_kept_tables(store, model, config), one)
         # Shared memory goes with its last process.
         is_gone = isinstance(store, SharedMemoryStore) and store.marker(spec.name) is None
         if store.outlives_process and not is_gone:

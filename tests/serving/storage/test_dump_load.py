@@ -1,5 +1,6 @@
 """`hotrow dump` and `hotrow load`: between files of each format and the tiers of a ps.json."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -23,6 +24,7 @@ from serving.dumps.formats import open_dump, write_dump
 from serving.errors import ConfigError, ModelFileError, OutputError, StoreError
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore, RedisStore, RocksDbStore, TableSpec
+from serving.storage.marker import Marker
 from serving.storage.rocksdb.engine import import_rocksdict, table_options
 from tests.serving.table_names import full_name
 
@@ -553,3 +555,18 @@ def test_on_a_terminal_every_step_has_a_bar(write_ps, tmp_path, capsys, monkeypa
     for what in ("tiny.user to t.bin: 100%", "checking t.bin: 100%", f"t.bin to {USER}: 100%"):
         assert what in shown
     assert "300/300" in shown
+
+
+def test_tables_that_an_earlier_release_filled_are_dumped_and_loaded_if_the_database_is_served_as_it_is(
+    write_ps, tmp_path
+):
+    kept = {**ROCKSDB["persistent_db"], "initialize_after_startup": False}
+    ps = write_ps(volatile_db={"type": "disabled"}, persistent_db=kept)
+    with contextlib.closing(RocksDbStore(tmp_path / "models" / "rows", num_threads=1)) as store:
+        for table in ("user", "item"):
+            spec = TableSpec(f"tiny@1.{table}", 4)
+            rows = [(np.array([1, 2]), np.ones((2, 4), np.float32))]
+            store.load(spec, rows, Marker("of other files", 2), keep=False)
+
+    assert dump_table(ps, "tiny.user", tmp_path / "t.bin") == 2
+    assert load_table(ps, "tiny.user", tmp_path / "t.bin", replace=False) == 2
