@@ -70,11 +70,9 @@ def name_after(file: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", file.stem)[:120]
 
 
-def read_version_graph(file: Path, name: str, version: int, digest: str) -> ModelConfig:
+def read_version_graph(file: Path, name: str, version: int) -> ModelConfig:
     """Read the ``graph.json`` of version ``version`` of model ``name``, which has the same form."""
-    config = _read(file, check_model_name(name, str(file)), version, None).model_copy(update={"digest": digest})
-    tag = f"{version}-{config.short_digest}" if version else ""
-    return config.model_copy(update={"table_tag": tag})
+    return _read(file, check_model_name(name, str(file)), version, None)
 
 
 def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> ModelConfig:

@@ -36,14 +36,18 @@ def read_model_directory(path: str | Path) -> ModelConfig:
         given = directory = _newest_version(directory)
     named = given if version_number(given) else directory  # a version may be a link to a folder of any name
     version = version_number(named)
-    digest = ""
-    if (directory / MANIFEST_NAME).exists():
+    has_manifest = (directory / MANIFEST_NAME).exists()
+    if has_manifest:
         _check_place(named, verify_manifest(directory))
+    # Before the digest, because the graph's size is checked, and a digest reads files of any size.
+    config = read_version_graph(directory / GRAPH_FILE, named.parent.name if version else named.name, version)
+    digest = ""
+    if has_manifest:
         digest = sha256_of(directory / MANIFEST_NAME)
     elif version:  # otherwise its tables have no names of their own, and the digest is not worth reading every file
         digest = digest_of_files(directory)
-    name = named.parent.name if version else named.name
-    return read_version_graph(directory / GRAPH_FILE, name, version, digest)
+    config = config.model_copy(update={"digest": digest})
+    return config.model_copy(update={"table_tag": f"{version}-{config.short_digest}" if version else ""})
 
 
 def _check_place(directory: Path, manifest: Manifest) -> None:

@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from serving.config import read_model_directory
-from serving.errors import ModelFileError
+from serving.errors import ConfigError, ModelFileError
 from serving.model.manifest import write_manifest
 
 
@@ -101,3 +101,12 @@ def test_a_directory_without_any_version_is_refused(tmp_path):
 def test_a_missing_directory_is_refused(tmp_path):
     with pytest.raises(ModelFileError, match="no such directory"):
         read_model_directory(tmp_path / "nowhere")
+
+
+def test_a_graph_that_is_too_large_is_refused_before_the_digest_reads_it(write_model):
+    directory = write_version(write_model, 1)
+    with (directory / "graph.json").open("wb") as file:
+        file.truncate(1 << 40)
+
+    with pytest.raises(ConfigError, match=r"graph\.json: cannot be read: expected at most 67,108,864 bytes"):
+        read_model_directory(directory)
