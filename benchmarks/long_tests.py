@@ -30,6 +30,8 @@ class Recorder:
         new = {"test": report.nodeid, "date": _now(), "outcome": "passed", "seconds": 0.0}
         test = self.tests.setdefault(report.nodeid, new)
         test["seconds"] = round(test["seconds"] + report.duration, 2)
+        if report.user_properties:
+            test["figures"] = dict(report.user_properties)
         if report.outcome != "passed" and test["outcome"] == "passed":
             test["outcome"] = report.outcome
             if report.skipped:

@@ -172,6 +172,7 @@ def serve(folder, port):
     rocksdb = RocksDbStore(folder / "db", num_threads=2)
     with ParameterServer([memory, redis, rocksdb], promote=True) as server:
         server.load_model(model_in(folder))
+        oracle.check_all(server)  # an earlier process may have been killed during a change
         writers = [(change, server, oracle, number) for number in range(WRITERS)]
         readers = [(read, server, oracle, seed) for seed in range(READERS)]
 

@@ -1,0 +1,87 @@
+"""What users must be able to rely on, in a short form and, for `make test-long`, in the long form.
+
+The figures of the long forms are in ``benchmarks/results/test_long.json``.
+"""
+
+import random
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.proof import hostile, kills, soak
+from tests.proof.decoders import TARGETS, corpus_of
+from tests.proof.hostile_commands import Commands
+from tests.proof.hostile_sockets import Attack
+from tests.serving.storage.tiers import QUICK_FOLDER
+
+HOUR_S = 3600
+
+
+def long(value):
+    return pytest.param(value, marks=[pytest.mark.long, pytest.mark.timeout(8 * HOUR_S)])
+
+
+@pytest.fixture
+def quick_folder():
+    """A folder whose fsync costs nothing."""
+    with TemporaryDirectory(dir=QUICK_FOLDER) as folder:
+        yield folder
+
+
+@pytest.fixture
+def record(record_property):
+    """Keep figures for the record of `make test-long`."""
+
+    def keep(figures):
+        for name, value in figures.items():
+            record_property(name, value)
+        return figures
+
+    return keep
+
+
+@pytest.mark.slow  # processes start again after each kill
+@pytest.mark.parametrize("count", [6, long(1000)])
+def test_killed_processes_lose_no_acknowledged_change_and_give_no_wrong_answer(record, tmp_path, quick_folder, count):
+    figures = record(kills.run(count, seed=count, folder=tmp_path, redis_folder=tmp_path / quick_folder / "redis"))
+
+    assert (figures["faults"], figures["tracebacks"], figures["exit_code"]) == ([], 0, 0)
+
+
+@pytest.mark.slow  # seconds of traffic
+@pytest.mark.parametrize("seconds", [10, long(2 * HOUR_S)])
+def test_a_server_under_swaps_and_faults_stays_as_it_is(record, tmp_path, quick_folder, seconds):
+    figures = record(soak.run(seconds, seed=seconds, folder=tmp_path, redis_folder=tmp_path / quick_folder / "redis"))
+
+    assert (figures["faults"], figures["exit_code"]) == ([], 0)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_kept_input_and_its_neighbours_are_decoded_or_refused(name):
+    rng = random.Random(name)
+    for data in corpus_of(name):
+        TARGETS[name].takes(data)
+        for _ in range(3):
+            TARGETS[name].takes(TARGETS[name].change(data, rng))
+
+
+@pytest.mark.parametrize("inputs", [long(9_500_000)])
+def test_no_hostile_input_makes_a_decoder_fail(record, inputs):
+    figures = record(hostile.decoders(inputs, seed=1))
+
+    assert figures["faults"] == []
+    assert figures["inputs"] >= inputs * 0.99
+
+
+@pytest.mark.parametrize("inputs", [1500, long(500_000)])
+def test_no_hostile_request_is_a_server_error(record, tmp_path, inputs):
+    figures = record(Attack(tmp_path, random.Random(inputs)).run(inputs))
+
+    assert figures["faults"] == []
+
+
+@pytest.mark.parametrize("inputs", [20, long(2000)])
+def test_no_hostile_file_or_argument_ends_a_command_with_a_traceback(record, tmp_path, inputs):
+    figures = record(Commands(tmp_path, random.Random(inputs)).run(inputs))
+
+    assert figures["faults"] == []
