@@ -35,7 +35,7 @@ from tests.proof.mutations import change_body, change_bytes, change_json, change
 
 CORPUS = Path(__file__).with_name("corpus")
 MODEL = TinyModel(rows=50)
-_folder = TemporaryDirectory(prefix="hotrow-decoders-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+_folder = TemporaryDirectory(prefix="decoders-")
 FOLDER = Path(_folder.name)
 VERSION = MODEL.write(FOLDER / "models", "tiny")
 CONFIG = read_model_directory(VERSION)
