@@ -85,6 +85,8 @@ TIERS = [
     ("update {rows} row in Redis and RocksDB", "updates.insert", {"rows": 1}, "us", "the same, time", "<= 2"),
     ("the first update of a process, {rows} row", "updates.first", {}, "ms", "the same, time", ""),
     ("Redis commands of an update of {rows} row", "updates.commands", {}, "commands", "the same", ""),
+    *((f"p99 of a prediction while another model of 1 GB {does}, {{tiers}}", f"swaps.{act}_p99", {},
+       "us", "at rest, time", "<= 1.2") for act, does in (("load", "loads"), ("drop", "is dropped"))),
     ("hit rate of RAM with a quarter of the rows, {policy}", "eviction.hit_rate", {},
      "%", "the best fixed quarter, knowing the trace", ""),
     ("p99 of a lookup next to a writer that evicts, {policy}", "eviction.p99", {},

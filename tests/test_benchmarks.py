@@ -22,6 +22,7 @@ NAMES = [
     "servers",
     "snapshot",
     "sok",
+    "swaps",
     "tiers",
     "training",
     "training_data",
@@ -38,6 +39,7 @@ LONG = {
     "persia",
     "predict",
     "sok",
+    "swaps",
     "training",
     "training_processes",
 }
