@@ -1,6 +1,7 @@
 """Every call of NVIDIA's HTTP client beyond inference, against a real server."""
 
 import gzip
+import hashlib
 import json
 import re
 import zlib
@@ -22,12 +23,18 @@ def client(served):
         yield client
 
 
-def test_the_index_lists_the_models(client):
+def test_the_index_lists_the_models_with_the_digests_of_their_manifests(client, repository):
     index = client.get_model_repository_index()
 
     assert index == [
-        {"name": "small", "version": "1", "state": "READY", "reason": ""},
-        {"name": "tiny", "version": "2", "state": "READY", "reason": ""},
+        {
+            "name": name,
+            "version": version,
+            "state": "READY",
+            "reason": "",
+            "digest": hashlib.sha256((repository / name / version / "manifest.json").read_bytes()).hexdigest(),
+        }
+        for name, version in (("small", "1"), ("tiny", "2"))
     ]
 
 

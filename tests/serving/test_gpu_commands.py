@@ -14,12 +14,12 @@ from tests.serving.frontend.app_client import Client
 from tests.serving.test_gpu_serving import ps_json
 
 
-def test_a_gpu_that_is_not_there_is_named_and_nothing_is_served(tmp_path, capsys):
+def test_a_gpu_that_is_not_there_is_named_and_nothing_is_served(tmp_path, capfd):
     TinyModel().write(tmp_path)
 
     assert main(["serve", str(tmp_path), "--device", "cuda:99", "--http-port", "0"]) == 2
 
-    assert "hotrow serve: " in (told := capsys.readouterr().err)
+    assert "hotrow serve: " in (told := capfd.readouterr().err)
     assert "cuda:99" in told
 
 
@@ -63,12 +63,12 @@ def test_check_tells_what_of_caches_and_worker_buffers_is_page_locked(model, tmp
     assert float(re.search(r"GPU and ([\d,.]+) MiB page-locked", buffers)[1].replace(",", "")) > 5 * 4 * 2e9 / 2**20
 
 
-def test_a_batch_beyond_the_memory_is_refused_with_its_size(model, tmp_path, capsys):
+def test_a_batch_beyond_the_memory_is_refused_with_its_size(model, tmp_path, capfd):
     file = ps_json(model, tmp_path, max_batch_size=2_000_000_000)
 
     assert main(["serve", str(file), "--device", "runner", "--http-port", "0"]) == 2
 
-    told = capsys.readouterr().err
+    told = capfd.readouterr().err
     assert re.search(
         r"for 2 worker buffers of max_batch_size 2,000,000,000, but [\d,]+ are free; set max_batch_size", told
     )

@@ -113,12 +113,12 @@ def test_a_calibration_without_the_engine_int8_is_refused(write_version, tmp_pat
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
-def test_a_tolerance_without_the_engine_int8_is_refused(write_version, capsys, command):
+def test_a_tolerance_without_the_engine_int8_is_refused(write_version, capfd, command):
     _, directory = write_version()
 
     assert main([command, str(directory), "--engine", "onnx", "--tolerance", "0.5"]) == (1 if command == "check" else 2)
 
-    assert "--tolerance: needs the engine int8, but the engine is onnx" in capsys.readouterr().err
+    assert "--tolerance: needs the engine int8, but the engine is onnx" in capfd.readouterr().err
 
 
 def test_a_calibration_may_have_more_samples_than_a_request(write_version):
