@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from random import randrange
 from time import perf_counter as now_s
 
 import numpy as np
@@ -219,7 +218,7 @@ class Tier:
             asked.append(usable[self._beats % len(usable)])
         for table in asked:
             # Random, and more than one: a tier may have lost some partitions and not others.
-            keys = np.array([randrange(PROBED_KEYS) for _ in range(PROBES)], dtype=np.int64)
+            keys = np.random.default_rng().integers(PROBED_KEYS, size=PROBES, dtype=np.int64)
             try:
                 self._probe(table, keys)
             except StoreUnreachableError as err:

@@ -305,16 +305,11 @@ def break_tiers(repository):
     (repository / "ps.json").write_text('{"supportlonglong": true, "volatil_db": {}}')
 
 
-def remove_everything(repository):
-    (repository / "tiny").rename(repository / ".tiny")
-
-
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
         pytest.param(break_weights, "tiny/1/dense.model: expected 64 bytes, found 4", id="a broken model"),
         pytest.param(break_tiers, "ps.json: volatil_db: ", id="a misspelt ps.json"),
-        pytest.param(remove_everything, "no model in it", id="an empty repository"),
     ],
 )
 def test_a_repository_that_cannot_be_served_is_one_clear_line_and_exit_code_2(tiny_repository, spoil, expected):
