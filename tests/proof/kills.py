@@ -76,7 +76,6 @@ class Server:
         self._options = options
         self.http_port, self.grpc_port = free_port(), free_port()
         self.is_up = threading.Event()
-        self._log = (folder / "log").open("ab")
         self._process = None
 
     def start(self):
@@ -84,7 +83,8 @@ class Server:
         command = [sys.executable, "-m", "serving.cli.main", "serve", str(self.models)]
         command += ["--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port), *self._options]
         command += ["--model-control-mode", "explicit", "--load-model", NAME, "--max-queue-wait-ms", "60000"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=ROOT)
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT)
         for line in self._process.stdout:
             if line.startswith("listening on http"):
                 break
@@ -144,13 +144,13 @@ class Server:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._process.wait()
+            self._process.stdout.close()
 
     def stop(self):
         """Stop the server as an operator does; return its exit code."""
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(DEADLINE_S)
         self._process.stdout.close()
-        self._log.close()
         return code
 
 
@@ -342,16 +342,15 @@ class Role:
 
     def __init__(self, name, folder, port):
         self._command = [sys.executable, "-m", "tests.serving.storage.soak", name, str(folder), str(port)]
-        self._errors = (folder / "errors").open("ab")
+        self._errors = folder / "errors"
         self.is_right = True
         self.start()
 
     def start(self):
         """Start the process, and wait until it works."""
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            self._command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, cwd=ROOT
-        )
+        with self._errors.open("ab") as errors:
+            self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=errors, text=True, cwd=ROOT)
         assert self._process.stdout.readline() == "open\n", "a process of the storage did not start"
 
     def kill(self):
