@@ -311,7 +311,7 @@ def until(condition):
 
 
 def abort_errors():
-    return [one for one in gc.get_objects() if isinstance(one, grpc.aio.AbortError)]
+    return [one for one in gc.get_objects() if issubclass(type(one), grpc.aio.AbortError)]
 
 
 class TestStop:
