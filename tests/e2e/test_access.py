@@ -54,7 +54,7 @@ GUARDED = [
     ("GET", "/docs"),
     ("GET", "/openapi.json"),
 ]
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 
 def write_tokens(file, **tokens):
