@@ -17,7 +17,7 @@ class Limits:
         max_inflight: maximum predict requests at a time, counted once their bodies are complete; further requests get
             429.
         max_inflight_per_token: maximum requests at a time of all clients with the same token; further requests get 429.
-        max_json_elements: maximum values of one JSON document: numbers, strings, lists, objects.
+        max_json_values: maximum values of one JSON document: numbers, strings, lists, objects.
         max_json_depth: how deep lists and objects of one JSON document may be nested.
         max_answer_bytes: largest answer to a predict request, before compression.
         max_unread_bytes: maximum bytes of all answers that wait for slow clients; HTTP and gRPC each.
@@ -36,7 +36,7 @@ class Limits:
     max_body_bytes: int = 16 << 20
     max_inflight: int = 256
     max_inflight_per_token: int = 128
-    max_json_elements: int = 1_000_000
+    max_json_values: int = 1_000_000
     max_json_depth: int = 64
     max_answer_bytes: int = 64 << 20
     max_unread_bytes: int = 256 << 20
@@ -52,4 +52,4 @@ class Limits:
     @property
     def bounds(self) -> Bounds:
         """What one request may make the server build; tensors in shared memory count like a body."""
-        return Bounds(self.max_json_elements, self.max_json_depth, self.max_body_bytes, self.max_answer_bytes)
+        return Bounds(self.max_json_values, self.max_json_depth, self.max_body_bytes, self.max_answer_bytes)

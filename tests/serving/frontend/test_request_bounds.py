@@ -39,7 +39,7 @@ def asking(folder, **limits):
 @pytest.fixture
 def ask_tiny(tmp_path):
     TinyModel().write(tmp_path)
-    repository, ask = asking(tmp_path, max_json_elements=1000, max_json_depth=10)
+    repository, ask = asking(tmp_path, max_json_values=1000, max_json_depth=10)
     with repository:
         yield ask
 
