@@ -11,11 +11,8 @@ Two systems run next to each other:
 Every answer must be right: it is that of one version that may answer at that time, and of no mixture. A row is never
 older than its last acknowledged change. A request fails only if the process that held its connection was killed, and
 then the same request succeeds when it is sent again once.
-
-``python -m tests.proof.kills --kills 1000``
 """
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -42,7 +39,6 @@ from benchmarks.tiny_model import TinyModel
 from serving.model.sparse_file import write_sparse_directory
 from tests.e2e.kserve_requests import DATATYPES, request_of
 from tests.serving.storage import soak
-from tests.serving.storage.tiers import QUICK_FOLDER
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120
@@ -458,19 +454,3 @@ def run(kills, seed, folder, redis_folder):
         "tracebacks": server.log().count("Traceback"),
         "faults": faults,
     }
-
-
-def main():
-    """Kill processes, and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    with TemporaryDirectory() as folder, TemporaryDirectory(dir=QUICK_FOLDER) as redis_folder:
-        figures = run(options.kills, options.seed, Path(folder), Path(redis_folder) / "redis")
-    print(json.dumps(figures, indent=1))  # noqa: T201
-    return int(bool(figures["faults"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,28 +3,21 @@
 RAM and Redis are in front of RocksDB. Clients ask over HTTP and gRPC, an attacker sends hostile requests, and new files
 are swapped in, under a new number or under the same number. Redis hangs and dies in turn. No request fails, and every
 answer is checked.
-
-``python -m tests.proof.soak --seconds 7200``
 """
 
-import argparse
 import contextlib
 import http.client
-import json
 import random
 import re
-import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from benchmarks.redis_servers import RedisServer
 from tests.proof.decoders import REQUESTS, corpus_of
 from tests.proof.hostile import MIB, resident_bytes
 from tests.proof.kills import CLOSED, DEADLINE_S, NAME, Releases, Server, Traffic
-from tests.serving.storage.tiers import QUICK_FOLDER
 
 #: What may grow from the second quarter of the time to the last quarter.
 MOST_GROWTH = {"bytes": 16 * MIB, "descriptors": 8, "threads": 4}
@@ -148,19 +141,3 @@ def run(seconds, seed, folder, redis_folder):
         "exit_code": code,
         "faults": [*traffic.faults, *errors, *grown, *(["a hostile request got 500"] if codes[500] else [])],
     }
-
-
-def main():
-    """Run the soak, and print its figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=7200)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    with TemporaryDirectory() as folder, TemporaryDirectory(dir=QUICK_FOLDER) as redis_folder:
-        figures = run(options.seconds, options.seed, Path(folder), Path(redis_folder) / "redis")
-    print(json.dumps(figures, indent=1))  # noqa: T201
-    return int(bool(figures["faults"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

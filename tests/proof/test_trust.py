@@ -66,8 +66,8 @@ def test_every_kept_input_and_its_neighbours_are_decoded_or_refused(name):
 
 
 @pytest.mark.parametrize("inputs", [long(9_500_000)])
-def test_no_hostile_input_makes_a_decoder_fail(record, inputs):
-    figures = record(hostile.decoders(inputs, seed=1))
+def test_no_hostile_input_makes_a_decoder_fail(record, tmp_path, inputs):
+    figures = record(hostile.decoders(inputs, seed=1, folder=tmp_path))
 
     assert figures["faults"] == []
     assert figures["inputs"] >= inputs * 0.99
