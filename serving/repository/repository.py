@@ -16,7 +16,6 @@ import logging
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
@@ -51,26 +50,13 @@ from serving.parameter_server.progress import Progress
 from serving.repository.loaded_model import LoadedModel
 from serving.repository.loader import Runtime, VersionLoader
 from serving.repository.source import ModelSource, Versions, with_digest
+from serving.repository.states import ModelState, VersionStates
 from serving.session import InferenceSession
 
 logger = logging.getLogger("hotrow.repository")
 
 #: How long ``close`` waits for a look at the folder or a load that hangs, as on a file system that does not answer.
 _CLOSE_TIMEOUT_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class ModelState:
-    """One line of Triton's repository index; all texts but the name are empty for a model that was never loaded.
-
-    A version that serves has a reason if the files in its folder are others and cannot be loaded.
-    """
-
-    name: str
-    version: str = ""
-    state: str = ""
-    reason: str = ""
-    digest: str = ""
 
 
 class Peers(Protocol):
@@ -139,9 +125,7 @@ class ModelRepository:
         self._lock = threading.RLock()  # one load, unload, poll or close at a time; requests do not take it
         # Replaced as a whole, never changed in place, so requests need no lock. Versions are newest first.
         self._models: dict[str, dict[int, LoadedModel]] = {}
-        self._states: dict[tuple[str, int], ModelState] = {}  # of versions that do not serve; 0: of a whole model
-        self._faults: dict[tuple[str, int], str] = {}  # why the files of a version that serves cannot be loaded
-        self._logged_faults: set[tuple[str, int]] = set()  # versions whose fault was logged and is not fixed
+        self._states = VersionStates()
         self._is_ending = threading.Event()
         self._loading = ""  # the model that is being loaded
         self._ended_load = ""  # a model whose load is to end
@@ -220,7 +204,7 @@ class ModelRepository:
         self._check_explicit()
         with self._lock:
             # Each call logs its failure.
-            self._logged_faults = {place for place in self._logged_faults if place[0] != name}
+            self._states.log_again(name)
             self._source.look()
             self._serve(name, policy)
 
@@ -275,7 +259,7 @@ class ModelRepository:
                 try:
                     is_served = self._serve(name, None, each_alone=True)
                 except WorkerError as err:  # the worker may follow at the next look
-                    self._note_fault(name, 0, err)
+                    self._states.note_fault(name, 0, err)
                     self._source.tried(name, failed=True, soon=True)
                 except HotrowError:
                     self._source.tried(name, failed=True)
@@ -283,8 +267,7 @@ class ModelRepository:
                     self._source.tried(name, failed=not is_served)
             for name in self._models.keys() - self._source.names:
                 self._unload(name)
-            for name, number in [place for place in self._logged_faults if place[0] not in self._source.names]:
-                self._clear_fault(name, number)
+            self._states.keep_models(self._source.names)
 
     def follow(self, versions: Versions) -> None:
         """Serve these versions, which the process that leads has loaded, and no others.
@@ -379,14 +362,14 @@ class ModelRepository:
     def index(self) -> list[ModelState]:
         """The models and versions with their states, also those that are not served, by name and version."""
         incomplete = self._source.incomplete
-        states = {place: ModelState(*_shown(place), "UNAVAILABLE", reason) for place, reason in incomplete.items()}
-        states |= self._states
+        states = {place: ModelState.of(place, "UNAVAILABLE", reason) for place, reason in incomplete.items()}
+        states |= self._states.now()
         for name, versions in self._models.items():
             for number, model in versions.items():
                 readiness = self._readiness(model)
                 state = "READY" if readiness.is_ready else "UNAVAILABLE"
-                reason = readiness.reason or self._faults.get((name, number), "")
-                states[name, number] = ModelState(name, str(number), state, reason, model.config.digest)
+                reason = readiness.reason or self._states.fault(name, number)
+                states[name, number] = ModelState.of((name, number), state, reason, model.config.digest)
         known = {name for name, _ in states}
         absent = [ModelState(name) for name in self._source.names if name not in known]
         return sorted([*states.values(), *absent], key=lambda one: (one.name, int(one.version or 0)))
@@ -485,8 +468,7 @@ class ModelRepository:
             if opened or leaving:
                 self._switch(name, list(opened.values()), leaving)
                 self._drop_after_peers(loader, leaving, erase=bool(opened))
-            for place in [place for place in self._states if place[0] == name and place[1] not in folder.versions]:
-                self._clear_fault(*place)
+            self._states.keep_versions(name, folder.versions)
             return is_whole
 
     def _open_chosen(
@@ -510,13 +492,13 @@ class ModelRepository:
                     model = self._newly_opened(loader, folder, number, broken, digests)
                 except HotrowError as err:
                     is_whole = False
-                    self._note_fault(folder.name, number, err, serves=number in serving)
+                    self._states.note_fault(folder.name, number, err, serves=number in serving)
                     if not each_alone:
                         raise
                     if number not in serving:  # otherwise the files that were loaded before go on serving
                         broken.add(number)
                 else:
-                    self._clear_fault(folder.name, number)
+                    self._states.clear(folder.name, number)
                     opened |= {} if model is None else {number: model}
         except BaseException:
             for model in opened.values():
@@ -531,9 +513,9 @@ class ModelRepository:
         except UnknownModelError:
             raise
         except HotrowError as err:
-            self._note_fault(name, 0, err)
+            self._states.note_fault(name, 0, err)
             raise
-        self._clear_fault(name, 0)
+        self._states.clear(name, 0)
         return folder
 
     def _drop_after_peers(self, loader: VersionLoader, leaving: Sequence[LoadedModel], *, erase: bool) -> None:
@@ -574,7 +556,7 @@ class ModelRepository:
         wanted = folder.chosen(broken)
         leaving = [one.config for other, one in serving.items() if other == number or other not in wanted]
         if held is None:
-            self._states[folder.name, number] = ModelState(folder.name, str(number), "LOADING")
+            self._states.show(folder.name, number, "LOADING")
         loader.server.share_bounds([config], leaving)
         return self._open(loader, config, devices, stamp)
 
@@ -611,23 +593,6 @@ class ModelRepository:
         if progress is not None:
             progress(task, rows, all_rows)
 
-    def _note_fault(self, name: str, number: int, err: HotrowError, *, serves: bool = False) -> None:
-        """Show why a version cannot be loaded, and log it if that is new."""
-        place = name, number
-        if serves:
-            self._faults[place] = told(err)
-        else:
-            self._states[place] = ModelState(*_shown(place), "UNAVAILABLE", told(err))
-        if place not in self._logged_faults:
-            self._logged_faults.add(place)
-            logger.error("model %s: %s", name, told(err))
-
-    def _clear_fault(self, name: str, number: int) -> None:
-        """A version is served from the files that its folder has now, or its folder is gone."""
-        for of_places in (self._states, self._faults):
-            of_places.pop((name, number), None)
-        self._logged_faults.discard((name, number))
-
     @contextmanager
     def _isolated(self, config: ModelConfig) -> Iterator[None]:
         """In the mode ``"poll"``, a version that is broken does not end the start."""
@@ -636,7 +601,7 @@ class ModelRepository:
         except (ConfigError, ModelFileError) as err:
             if self.control != "poll":
                 raise
-            self._note_fault(config.name, config.version, err)
+            self._states.note_fault(config.name, config.version, err)
             self._source.tried(config.name, failed=True)
 
     def _switch(self, name: str, opened: Sequence[LoadedModel], leaving: Sequence[LoadedModel]) -> None:
@@ -644,7 +609,7 @@ class ModelRepository:
         versions = {model.config.version: model for model in opened}
         versions |= {number: one for number, one in self._models.get(name, {}).items() if one not in leaving}
         for model in opened:
-            self._clear_fault(name, model.config.version)
+            self._states.clear(name, model.config.version)
         newest_first = {number: versions[number] for number in sorted(versions, reverse=True)}
         self._models = {**self._models, name: newest_first}
         for model in opened:
@@ -679,9 +644,9 @@ class ModelRepository:
             self._lead()
         finally:
             for number, model in versions.items():
-                self._states[name, number] = ModelState(name, str(number), "UNLOADING")
+                self._states.show(name, number, "UNLOADING")
                 loader.drop(model)
-                self._states[name, number] = ModelState(name, str(number), "UNAVAILABLE", "unloaded")
+                self._states.show(name, number, "UNAVAILABLE", "unloaded")
 
 
 def _check_same(models: Sequence[ModelConfig], served: Versions | None) -> None:
@@ -695,12 +660,6 @@ def _check_same(models: Sequence[ModelConfig], served: Versions | None) -> None:
         )
         reason = f"the other processes serve {before or 'the other models'}, but the files are {now or 'gone'} now"
         raise VersionConflictError(f"{reason}; restart the server, or in the control mode none send it SIGHUP")
-
-
-def _shown(place: tuple[str, int]) -> tuple[str, str]:
-    """A model and a version as the index has them; version 0 is empty."""
-    name, number = place
-    return name, str(number or "")
 
 
 def _of_files(config: ModelConfig) -> str:
