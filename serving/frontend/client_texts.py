@@ -10,8 +10,10 @@ from serving.errors import RequestError
 _FOLDERS = re.compile(r"(?<![\w./:~-])/(?:[^\s/:;,'\"()]+/)+")
 
 
-def message_of(error: HotrowError) -> str:
+def message_of(error: HotrowError | MemoryError) -> str:
     """Return an error's text. Errors of requests only name what the client sent."""
+    if isinstance(error, MemoryError):
+        return "the server has too little free memory for this request"
     return str(error) if isinstance(error, RequestError) else without_folders(str(error))
 
 

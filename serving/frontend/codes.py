@@ -19,7 +19,7 @@ from serving.errors import (
 )
 
 #: With a 429 or a 503 the same request may succeed later. With another code below 500 the caller must change it.
-CODES: dict[type[HotrowError], tuple[int, str]] = {
+CODES: dict[type[Exception], tuple[int, str]] = {
     UnauthenticatedError: (401, "UNAUTHENTICATED"),
     ForbiddenError: (403, "PERMISSION_DENIED"),
     UnknownModelError: (404, "NOT_FOUND"),
@@ -30,6 +30,7 @@ CODES: dict[type[HotrowError], tuple[int, str]] = {
     RequestError: (400, "INVALID_ARGUMENT"),
     ReservedKeyError: (400, "INVALID_ARGUMENT"),
     OverloadedError: (429, "RESOURCE_EXHAUSTED"),
+    MemoryError: (429, "RESOURCE_EXHAUSTED"),
     DeadlineError: (504, "DEADLINE_EXCEEDED"),
     StoreError: (503, "UNAVAILABLE"),
     LoadEndedError: (503, "UNAVAILABLE"),
@@ -40,10 +41,13 @@ CODES: dict[type[HotrowError], tuple[int, str]] = {
     HotrowError: (500, "INTERNAL"),
 }
 
+#: The errors that are answers; any other error is a bug.
+ANSWERED = (HotrowError, MemoryError)
+
 #: Seconds a client should wait before it repeats a request that was answered 429 or 503.
 RETRY_AFTER_S = 1
 
 
-def codes_of(error: HotrowError) -> tuple[int, str]:
+def codes_of(error: HotrowError | MemoryError) -> tuple[int, str]:
     """Return the HTTP status and the name of the gRPC status of the nearest base class of ``error`` in the table."""
     return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)

@@ -115,9 +115,6 @@ class PredictEndpoint:
                 answer, processor_s = await batcher.answer(exchange, watch, deadline_s)
                 if size_bytes is not None and model.never_waits:
                     self._runner.took(model.name, size_bytes, processor_s)
-        except MemoryError:
-            model.statistics.failed(perf_counter_ns() - watch.times_ns[0])
-            raise OverloadedError("the server has too little free memory for this request") from None
         except Exception:
             model.statistics.failed(perf_counter_ns() - watch.times_ns[0])
             raise

@@ -26,9 +26,9 @@ from serving.errors import ConfigError, UnknownModelError
 from serving.frontend.access import Access
 from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
 from serving.frontend.client_texts import message_of
-from serving.frontend.codes import codes_of
+from serving.frontend.codes import ANSWERED, codes_of
 from serving.frontend.front_end import FrontEnd
-from serving.frontend.grpc_calls import CLIENT_GONE, OpenCalls, Refusal
+from serving.frontend.grpc_calls import CLIENT_GONE, OpenCalls, Refusal, refusal_of
 from serving.frontend.grpc_entry import Entry
 from serving.frontend.grpc_sockets import ServerSockets
 from serving.frontend.limits import Limits
@@ -207,9 +207,9 @@ def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
             found = await found if isawaitable(found) else found
             status = "OK"
             return found
-        except HotrowError as err:
+        except ANSWERED as err:
             status = codes_of(err)[1]
-            raise Refusal(grpc.StatusCode[status], message_of(err)) from None
+            raise refusal_of(err) from None
         except Exception:  # noqa: BLE001  # the top of a call: the traceback goes to the log, never to the client
             status = "INTERNAL"
             _log.exception("%s failed", answer.__name__)
@@ -252,7 +252,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             try:
                 answer = service_pb2.ModelStreamInferResponse(infer_response=await self._infer(request))
                 status = "OK"
-            except HotrowError as err:
+            except ANSWERED as err:
                 status = codes_of(err)[1]
                 answer = service_pb2.ModelStreamInferResponse(error_message=message_of(err))
                 answer.infer_response.id = request.id
@@ -274,7 +274,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             answer: Any = await self._endpoint.run(name, version, exchange.size_bytes, exchange)
             code = 200
             return answer
-        except HotrowError as err:
+        except ANSWERED as err:
             code = codes_of(err)[0]
             raise
         except Exception as err:  # the top of a request: the traceback goes to the log, never to the client

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import grpc
 
 from kernels.errors import HotrowError
+from serving.frontend.client_texts import message_of
 from serving.frontend.codes import codes_of
 from serving.frontend.grpc_guard import MethodGuard
 from serving.frontend.grpc_sockets import ServerSockets, client_of
@@ -59,9 +60,9 @@ class Refusal(Exception):  # noqa: N818  # it ends a call, and is never an error
         self.code = code
 
 
-def refusal_of(error: HotrowError) -> Refusal:
+def refusal_of(error: HotrowError | MemoryError) -> Refusal:
     """Return what ends a call with an error."""
-    return Refusal(grpc.StatusCode[codes_of(error)[1]], str(error))
+    return Refusal(grpc.StatusCode[codes_of(error)[1]], message_of(error))
 
 
 class _Connection:

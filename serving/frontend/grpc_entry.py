@@ -71,8 +71,8 @@ class Entry(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             call = self._calls.begin(context, guard)
             message = await self._read_only(call, handler)
             data = handler.response_serializer(await handler.unary_unary(message, context))
-        except Refusal as err:
-            return None, (err.code, str(err))
+        except (Refusal, MemoryError) as err:
+            return None, _status_of(err)
         except grpc.aio.AbortError as err:  # the watch has ended the call; gRPC raises this again
             err.with_traceback(None)
             return None, None
@@ -91,8 +91,8 @@ class Entry(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 call.is_stream = True
                 answers = handler.stream_stream(self._messages(call, handler), context)
             await self._send_all(call, answers, handler.response_serializer)
-        except Refusal as err:
-            return None, (err.code, str(err))
+        except (Refusal, MemoryError) as err:
+            return None, _status_of(err)
         except grpc.aio.AbortError as err:
             err.with_traceback(None)
         return None, None
@@ -123,6 +123,11 @@ class Entry(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _messages(self, call: Call, handler: Any) -> AsyncIterator[Any]:
         while (data := await self._calls.read(call)) is not None:
             yield _parsed(handler, call, data)
+
+
+def _status_of(error: Refusal | MemoryError) -> _Status:
+    refusal = error if isinstance(error, Refusal) else refusal_of(error)
+    return refusal.code, str(refusal)
 
 
 def _parsed(handler: Any, call: Call, data: bytes) -> Any:

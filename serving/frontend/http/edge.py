@@ -10,11 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kernels.errors import HotrowError
 from serving.frontend.access import Access, path_needs
 from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
 from serving.frontend.client_texts import message_of
-from serving.frontend.codes import RETRY_AFTER_S, codes_of
+from serving.frontend.codes import ANSWERED, RETRY_AFTER_S, codes_of
 from serving.frontend.http.body import ClientDisconnectedError
 from serving.frontend.http.headers import headers_of
 from serving.metrics import RequestMetrics
@@ -103,8 +102,8 @@ class Edge:
             await self._app(scope, receive, send)
         except ClientDisconnectedError:
             send.code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
-        except (HotrowError, MemoryError) as err:
-            refusal = _refusal_of(err)
+        except ANSWERED as err:
+            refusal = message_of(err), codes_of(err)[0]
         except asyncio.CancelledError:  # the stop timeout is over
             if not send.code:
                 await error_response("the server stops", 503)(scope, receive, send)
@@ -118,13 +117,6 @@ class Edge:
                 self._access.end(token)
         if refusal[1]:  # sent here, because the client may be slow, and the error holds the request
             await _send_error(send, *refusal)
-
-
-def _refusal_of(error: HotrowError | MemoryError) -> tuple[str, int]:
-    """Return the message and the code of an answer."""
-    if isinstance(error, MemoryError):
-        return "the server has too little free memory for this request", 503
-    return message_of(error), codes_of(error)[0]
 
 
 def _admit(access: Access, scope: Scope, need: str) -> str:

@@ -22,6 +22,7 @@ from serving.frontend.limits import Limits
 from serving.frontend.tokens import INFER as INFER_SCOPE
 from serving.frontend.tokens import Tokens, add_token
 from serving.repository import ModelRepository
+from serving.session import InferenceSession
 from tests.e2e.kserve_requests import DATATYPES, request_of
 from tests.serving.frontend.raw_http2 import INFER, PING, RST_STREAM, STREAM, RawClient, message_of
 
@@ -360,6 +361,16 @@ def first_error(address, request):
 
 
 class TestErrors:
+    def test_say_that_memory_is_too_small(self, serve, model, monkeypatch):
+        def fail(*_):
+            raise MemoryError
+
+        monkeypatch.setattr(InferenceSession, "predict_batch", fail)
+        with client_of(serve()) as client, pytest.raises(grpc.RpcError, match="too little free memory") as caught:
+            client.ModelInfer(infer_request(model))
+
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
     @pytest.mark.parametrize("bad", [b"\xff\xff", None])
     def test_keep_nothing_of_the_call(self, serve, model, bad):
         address = serve()
