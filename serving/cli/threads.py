@@ -1,5 +1,6 @@
 """Lets a process react to signals while a call hangs, such as a read from a dead file server."""
 
+import atexit
 import logging
 import os
 import threading
@@ -31,7 +32,11 @@ def in_thread(name: str, work: Callable[[], None]) -> None:
 
 
 def end_process_after(seconds: float, exit_code: int, file: Path | None = None) -> None:
-    """End the process with ``exit_code`` after this time, if it has not ended before, and remove ``file``."""
+    """End the process with ``exit_code`` after this time, if it has not ended before, and remove ``file``.
+
+    If the process ends earlier while a call still hangs, the exit code is the same. C++ libraries would abort the
+    process instead, because they destroy what the call uses.
+    """
 
     def end() -> None:
         with suppress(OSError):
@@ -43,6 +48,11 @@ def end_process_after(seconds: float, exit_code: int, file: Path | None = None) 
         log.join(_LOG_TIMEOUT_S)  # the log may have no reader
         os._exit(exit_code)
 
+    def end_if_a_call_hangs() -> None:  # Python has joined the other threads
+        if any(thread.daemon and thread is not timer for thread in threading.enumerate()):
+            end()
+
+    atexit.register(end_if_a_call_hangs)
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
