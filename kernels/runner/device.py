@@ -83,7 +83,11 @@ class RunnerDevice:
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> RunnerArray:
         """See ``Device.empty``."""
-        return RunnerArray(allocate(Block, shape, dtype, _UNKNOWN), self)
+        memory = allocate(Block, shape, dtype, _UNKNOWN)
+        stream = self._current_stream()
+        if stream is not None:  # CuPy's pool returns memory that earlier work of this stream may still write
+            stream.submit(lambda: memory.reshape(-1).view(np.uint8).fill(_UNKNOWN))
+        return RunnerArray(memory, self)
 
     def zeros(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> RunnerArray:
         """See ``Device.zeros``."""

@@ -1,6 +1,5 @@
 """The layers' primitives on a device: products in a chosen precision, constants uploaded once."""
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -39,25 +38,23 @@ class DeviceArithmetic:
         self._weights = {id(weight): weight for weight in weights}
         self._halves: dict[int, Array] = {}  # rounded copies by the id of the weight
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Array] = {}
-        self._uploading = threading.Lock()  # guards the constants, and their stream
-        self._uploads = device.stream()
         self._round = device.kernel("halves.cu", "round_to_half")
 
     def on(self, stream: Stream) -> "StreamArithmetic":
         """Return the ``Arithmetic`` for work of one stream."""
         return StreamArithmetic(self, stream)
 
-    def constant(self, values: NDArray[Any]) -> Array:
+    def constant(self, values: NDArray[Any], stream: Stream) -> Array:
         """See ``Arithmetic.constant``; the same values always give the same array, complete for every stream."""
         key = values.dtype.str, values.shape, values.tobytes()
         found = self._constants.get(key)
-        if found is not None:
-            return found
-        with self._uploading:
+        if found is None:
             array = self._device.empty(values.shape, values.dtype)
-            self._device.upload(np.ascontiguousarray(values).reshape(values.shape), array, self._uploads)
-            self._uploads.synchronize()
-            return self._constants.setdefault(key, array)
+            # On no other stream: earlier work of this one may still write the memory that it returned to the pool.
+            self._device.upload(np.ascontiguousarray(values).reshape(values.shape), array, stream)
+            stream.synchronize()
+            found = self._constants.setdefault(key, array)
+        return found
 
     def product(self, x: Array, y: Array, stream: Stream) -> Array:
         """See ``Arithmetic.product``."""
@@ -110,7 +107,7 @@ class StreamArithmetic:
 
     def constant(self, values: NDArray[Any]) -> Array:
         """See ``Arithmetic.constant``."""
-        return self.shared.constant(values)
+        return self.shared.constant(values, self.stream)
 
     def concat(self, arrays: Sequence[Array], axis: int) -> Array:
         """See ``Arithmetic.concat``."""

@@ -83,7 +83,8 @@ class DeviceNetwork:
         samples = max(self.graph.least_samples, _TRIAL_SAMPLES)
         zeros = self.device.zeros
         dense = zeros((samples, self.graph.dense_dim), np.float32)
-        self(dense, [zeros((samples, e.slots, e.dim), np.float32) for e in self.graph.embeddings], stream)
+        rows = [zeros((samples, e.slots, e.dim), np.float32) for e in self.graph.embeddings]  # kept until they are read
+        self(dense, rows, stream)
         stream.synchronize()
 
     def _check_rounded(self, weights: Weights) -> None:
