@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from kernels.errors import DeviceFaultError, KernelError
 _HELD_LAUNCHES = 64  # launches per event
 _NO_MEMORY, _NOT_READY = 2, 600  # cudaErrorMemoryAllocation, cudaErrorNotReady
 _idle_handles: dict[int, deque[ctypes.c_void_p]] = {}  # unused handles of cuBLAS, by GPU
-_orphans: deque[tuple[CudaEvent, list[Any]]] = deque()  # arrays of dropped streams, to be freed after an event
+_queues: set[_Queue] = set()  # of all streams, and of dropped streams until their work has run
 
 
 class CudaEvent:
@@ -49,20 +49,65 @@ class CudaEvent:
         return bool(runtime.eventQuery(self.cupy_event.ptr) != _NOT_READY)
 
 
+class _Queue:
+    """A stream's queued work: it keeps what the work uses until it has run.
+
+    ``_queues`` refers to it, so the garbage collector never takes it together with its stream. The collector would
+    first finalize all it takes, in any order: CuPy's events, streams and pinned memory would be destroyed or reused
+    under the work.
+    """
+
+    def __init__(self, cupy_stream: Any) -> None:
+        """Nothing is queued."""
+        self.is_dropped = False  # the stream is
+        self._cupy_stream = cupy_stream
+        self._held: list[Any] = []
+        self._waiting: deque[tuple[CudaEvent, list[Any]]] = deque()
+        self._lock = threading.RLock()  # reentrant: the garbage collector may drop a buffer inside
+
+    def hold(self, objects: Sequence[Any]) -> None:
+        """Keep objects until all work queued so far has run."""
+        with self._lock:
+            self._held.extend(objects)
+            if len(self._held) >= _HELD_LAUNCHES:
+                self.free_unused()
+
+    def free_unused(self) -> bool:
+        """Free what finished work has used, without waiting; return whether no work is left."""
+        with self._lock:
+            if self._held:
+                self._waiting.append((CudaEvent(self._cupy_stream), self._held))
+                self._held = []
+            while self._waiting and self._waiting[0][0].is_done():
+                self._waiting.popleft()
+            return not self._waiting
+
+    def synchronize(self) -> None:
+        """Wait for all work queued so far, and free what it has used."""
+        with self._lock:
+            done = self._held, list(self._waiting)
+            self._held = []
+            self._waiting.clear()
+        with raising_device_faults():
+            self._cupy_stream.synchronize()
+        del done  # only now is it unused
+
+
 class CudaStream:
     """See ``kernels.device.Stream``. Keeps the arrays of queued work until it has run."""
 
     def __init__(self, index: int) -> None:
         """Make a stream of this GPU."""
         self.index = index
-        self._held: list[Any] = []
-        self._waiting: deque[tuple[CudaEvent, list[Any]]] = deque()
-        free_orphans()
+        _free_unused()
         with raising_device_faults(), cupy.cuda.Device(index):
             self.cupy_stream = cupy.cuda.Stream()  # it and the default stream wait for each other
         self.captured: list[Any] | None = None  # while a graph is captured, the arrays it uses
         self._cublas: Cublas | None = None
-        self._lock = threading.RLock()  # reentrant: the garbage collector may drop a buffer inside
+        self._lock = threading.RLock()  # reentrant, as the queue's
+        self._queue = _Queue(self.cupy_stream)
+        _queues.add(self._queue)
+        weakref.finalize(self, setattr, self._queue, "is_dropped", True).atexit = False
 
     def cublas(self) -> Cublas:
         """The stream's handle of cuBLAS, taken or made on first use.
@@ -87,14 +132,7 @@ class CudaStream:
         if self.captured is not None:
             self.captured.extend(objects)
             return
-        with self._lock:
-            self._held.extend(objects)
-            if len(self._held) < _HELD_LAUNCHES:
-                return
-            self._waiting.append((CudaEvent(self.cupy_stream), self._held))
-            self._held = []
-            while self._waiting and self._waiting[0][0].is_done():
-                self._waiting.popleft()
+        self._queue.hold(objects)
 
     def wait(self, event: Event) -> None:
         """See ``Stream.wait``."""
@@ -112,27 +150,12 @@ class CudaStream:
     def synchronize(self) -> None:
         """See ``Stream.synchronize``."""
         self.refuse_while_capturing("wait")
-        with self._lock:
-            done = self._held, list(self._waiting)
-            self._held = []
-            self._waiting.clear()
-        with raising_device_faults():
-            self.cupy_stream.synchronize()
-        del done  # only now is it unused
+        self._queue.synchronize()
 
     def refuse_while_capturing(self, what: str) -> None:
         """Raise KernelError if a graph is being captured: CUDA would fail only at the end of the capture."""
         if self.captured is not None:
             raise KernelError(f"cannot {what} while a graph is captured on this stream")
-
-    def __del__(self) -> None:
-        """Keep the arrays of work that is still queued: CUDA runs it even without the stream."""
-        if sys.is_finalizing():
-            return
-        if self._held:
-            with suppress(DeviceFaultError):
-                self._waiting.append((CudaEvent(self.cupy_stream), self._held))
-        _orphans.extend(self._waiting)
 
 
 class CudaTimer:
@@ -166,13 +189,15 @@ class CudaTimer:
             event.record(self._stream.cupy_stream)
 
 
-def free_orphans() -> None:
-    """Free the arrays of dropped streams whose work has run."""
-    for _ in range(len(_orphans)):
-        with suppress(IndexError):  # another thread does the same
-            event, held = _orphans.popleft()
-            if not event.is_done():
-                _orphans.append((event, held))
+def _free_unused() -> None:
+    """Free what finished work of all streams has used, and forget dropped streams without work."""
+    for queue in tuple(_queues):
+        try:
+            is_empty = queue.free_unused()
+        except DeviceFaultError:  # the stream's next caller is told
+            continue
+        if is_empty and queue.is_dropped:
+            _queues.discard(queue)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """A stream runs its work in order and in parallel with the host; only events order different streams."""
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +164,31 @@ def test_work_of_a_dropped_stream_continues_with_its_arrays(device, affine, gate
 
     assert (result == 7).all()
     assert not any(device.to_host(other).any() for other in others)
+
+
+def test_work_of_a_stream_that_the_garbage_collector_takes_keeps_its_memory(device, affine, gate):
+    class Owner:
+        """Part of a reference cycle."""
+
+    owner, result = Owner(), device.pinned(1000, np.int32)
+    owner.itself, owner.stream = owner, device.stream()
+
+    gate.close(owner.stream)
+    for _ in range(40):  # more than are kept until one event
+        owner.array = device.empty(1000, np.int32)
+        device.upload(np.full(1000, 7, np.int32), owner.array, owner.stream)
+    device.download(owner.array, result, owner.stream)
+    done = owner.stream.record()
+    del owner
+    gc.collect()
+    other = device.stream()
+    for _ in range(80):
+        device.upload(np.zeros(1000, np.int32), device.empty(1000, np.int32), other)
+    assert not done.is_done()
+    gate.open()
+    done.synchronize()
+
+    assert (result == 7).all()
 
 
 @pytest.mark.parametrize(
