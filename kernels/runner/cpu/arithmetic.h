@@ -29,17 +29,6 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
 }
-// Byte i of the result is byte `selector >> 4i & 7` of b:a, or that byte's sign if bit 3 of the nibble is set.
-inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
-  const unsigned long long bytes = static_cast<unsigned long long>(b) << 32 | a;
-  unsigned result = 0;
-  for (int i = 0; i < 4; ++i) {
-    const unsigned nibble = selector >> (4 * i) & 15;
-    const unsigned byte = static_cast<unsigned>(bytes >> (8 * (nibble & 7))) & 0xff;
-    result |= (nibble & 8 ? (byte & 0x80 ? 0xffu : 0u) : byte) << (8 * i);
-  }
-  return result;
-}
 inline unsigned __vcmpeq4(unsigned a, unsigned b) {
   unsigned result = 0;
   for (int shift = 0; shift < 32; shift += 8) result |= ((a >> shift & 0xff) == (b >> shift & 0xff) ? 0xffu : 0u) << shift;

@@ -3,7 +3,7 @@
 //   a, b, c  float32[N]
 //   out      float32[6, N]   sum, difference, product, quotient, fused a * b + c, root of |a|
 //   bits     uint32[N]
-//   words    uint32[8, N]
+//   words    uint32[7, N]
 //
 // Launch: grid = N, block = 1.
 extern "C" __global__ void floats(const float* a, const float* b, const float* c, float* out) {
@@ -29,8 +29,7 @@ extern "C" __global__ void bit_tricks(const unsigned* bits, unsigned* words) {
   words[1 * n + i] = __ffs(static_cast<int>(x));
   words[2 * n + i] = __clz(static_cast<int>(x));
   words[3 * n + i] = __umulhi(x, y);
-  words[4 * n + i] = __byte_perm(x, y, 0x7a18);
-  words[5 * n + i] = static_cast<unsigned>(__umul64hi(static_cast<unsigned long long>(x) << 32 | y, 0x123456789abcdefull));
-  words[6 * n + i] = __float_as_uint(__uint_as_float(x));
-  words[7 * n + i] = __brev(x);
+  words[4 * n + i] = static_cast<unsigned>(__umul64hi(static_cast<unsigned long long>(x) << 32 | y, 0x123456789abcdefull));
+  words[5 * n + i] = __float_as_uint(__uint_as_float(x));
+  words[6 * n + i] = __brev(x);
 }

@@ -1,6 +1,5 @@
 """Exact float operations and bit operations, against NumPy and Python's integers."""
 
-import struct
 from fractions import Fraction
 from pathlib import Path
 
@@ -76,18 +75,12 @@ def test_a_fused_operation_is_rounded_only_once_and_other_operations_are_never_f
 @given(values=st.lists(word, min_size=1, max_size=20))
 @example(values=[0, 1, 2**31, 2**32 - 1])
 def test_bit_operations_match_pythons_integers(compute, values):
-    def bytes_by_selector(x, y):  # selector 7a18: bytes 8 (the sign of 0), 1, a (the sign of 2), 7
-        data = struct.pack("<II", x, y)
-        sign = [0xFF if byte & 0x80 else 0 for byte in data]
-        return int.from_bytes(bytes([sign[0], data[1], sign[2], data[7]]), "little")
-
     expected = [
         [
             x.bit_count(),
             (x & -x).bit_length(),
             32 - x.bit_length(),
             x * y >> 32,
-            bytes_by_selector(x, y),
             ((x << 32 | y) * 0x123456789ABCDEF >> 64) & 0xFFFFFFFF,
             x,
             int(f"{x:032b}"[::-1], 2),
@@ -95,6 +88,6 @@ def test_bit_operations_match_pythons_integers(compute, values):
         for x, y in zip(values, reversed(values), strict=True)
     ]
 
-    words = compute("bit_tricks", 8, np.array(values, np.uint32))
+    words = compute("bit_tricks", 7, np.array(values, np.uint32))
 
     assert words.T.tolist() == expected
