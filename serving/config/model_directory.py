@@ -7,12 +7,12 @@ from pathlib import Path
 from serving.config.inference import read_version_graph
 from serving.config.models import ModelConfig
 from serving.errors import ModelFileError
-from serving.model.manifest import MANIFEST_NAME, Manifest, digest_of_files, sha256_of, verify_manifest
+from serving.model.manifest import MANIFEST_NAME, GoOn, Manifest, digest_of_files, sha256_of, verify_manifest
 
 GRAPH_FILE = "graph.json"
 
 
-def read_model_directory(path: str | Path) -> ModelConfig:
+def read_model_directory(path: str | Path, go_on: GoOn | None = None) -> ModelConfig:
     """Read a version directory, or the newest complete version of a model directory.
 
     A version directory has a ``graph.json``. If it has a ``manifest.json``, its files are checked against the manifest.
@@ -22,6 +22,7 @@ def read_model_directory(path: str | Path) -> ModelConfig:
 
     Args:
         path: the directory.
+        go_on: may end the reading of large files; None: they are read to the end.
 
     Raises:
         ModelFileError: there is no version, or a file does not match the manifest.
@@ -38,14 +39,14 @@ def read_model_directory(path: str | Path) -> ModelConfig:
     version = version_number(named)
     has_manifest = (directory / MANIFEST_NAME).exists()
     if has_manifest:
-        _check_place(named, verify_manifest(directory))
+        _check_place(named, verify_manifest(directory, go_on=go_on))
     # Before the digest, because the graph's size is checked, and a digest reads files of any size.
     config = read_version_graph(directory / GRAPH_FILE, named.parent.name if version else named.name, version)
     digest = ""
     if has_manifest:
         digest = sha256_of(directory / MANIFEST_NAME)
     elif version:  # otherwise its tables have no names of their own, and the digest is not worth reading every file
-        digest = digest_of_files(directory)
+        digest = digest_of_files(directory, go_on)
     config = config.model_copy(update={"digest": digest})
     return config.model_copy(update={"table_tag": f"{version}-{config.short_digest}" if version else ""})
 

@@ -24,6 +24,7 @@ from serving.config.row_dtypes import with_row_dtypes
 from serving.config.tiers import HashMapConfig, PersistentDbConfig
 from serving.config.version_policy import CONFIG_FILE, VersionPolicy, read_policy
 from serving.errors import ConfigError, ModelFileError, UnknownModelError, about, did_you_mean, is_about
+from serving.model.manifest import GoOn
 from serving.model.names import MODEL_NAME
 from serving.model.strict_json import read_json
 
@@ -73,8 +74,10 @@ class ModelFolder:
             raise ModelFileError(self._directory, f"has no complete version: {reasons or 'it is empty'}")
         return self._policy.choose(self.versions, str(self._directory / CONFIG_FILE), broken)
 
-    def read(self, version: int) -> ModelConfig:
+    def read(self, version: int, go_on: GoOn | None = None) -> ModelConfig:
         """Read a version with the settings of ``ps.json``; its files are checked against its manifest.
+
+        ``go_on`` may end this, see ``read_model_directory``.
 
         Raises:
             ConfigError: a configuration cannot be accepted.
@@ -82,13 +85,13 @@ class ModelFolder:
         """
         if self._looked_up is not None:
             return self._looked_up
-        config = read_model_directory(self.versions[version])
+        config = read_model_directory(self.versions[version], go_on)
         _check_key_type(config, self._ps)
         return config if self._listed is None else _as_listed(config, self._listed, self._ps)
 
-    def read_to_serve(self, version: int) -> ModelConfig:
+    def read_to_serve(self, version: int, go_on: GoOn | None = None) -> ModelConfig:
         """Read a version that is loaded alone, with the row types of the tiers; see ``read``."""
-        ps, config = self._ps, self.read(version)
+        ps, config = self._ps, self.read(version, go_on)
         check_named_tables(ps.volatile_tiers, [config], ps.source, of_these_models_only=True)
         return with_row_dtypes(config, ps.volatile_tiers, ps.persistent_db, ps.source)
 

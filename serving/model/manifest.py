@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +26,9 @@ _KEYS: dict[str, SlotKeys] = {"stored": "stored", "unshifted": "unshifted"}
 _SHA256 = re.compile("[0-9a-f]{64}")
 _IGNORED_FOLDER = "__pycache__"  # Triton imports model.py, and Python writes its bytecode next to it
 _MOST_FILES = 100_000
+_PART_BYTES = 1 << 20
+#: Called before each part of a file is hashed. It raises an error to end the hashing, which may take minutes.
+GoOn = Callable[[], None]
 #: Names, sizes and times of a version's files. If it changes, a file may have changed.
 Stamp = tuple[tuple[object, ...], ...]
 
@@ -91,10 +94,10 @@ def read_manifest(directory: str | Path) -> Manifest:
         raise ModelFileError(path, ": ".join(part for part in (err.path, err.reason) if part)) from err
 
 
-def verify_manifest(directory: str | Path, full: bool = True) -> Manifest:
+def verify_manifest(directory: str | Path, full: bool = True, go_on: GoOn | None = None) -> Manifest:
     """Check that the folder has exactly the manifest's files, except ``__pycache__``.
 
-    With ``full``, also check every file's SHA-256, not only its name and size.
+    With ``full``, also check every file's SHA-256, not only its name and size. ``go_on`` may end this.
 
     Raises:
         ModelFileError: the manifest cannot be read, or a file is missing, additional, or different.
@@ -112,20 +115,22 @@ def verify_manifest(directory: str | Path, full: bool = True) -> Manifest:
         if size_bytes != expected.size_bytes:
             raise ModelFileError(directory / name, f"expected {expected.size_bytes:,} bytes, found {size_bytes:,}")
     for name, expected in manifest.files.items() if full else ():
-        sha256 = sha256_of(directory / name)
+        sha256 = sha256_of(directory / name, go_on)
         if sha256 != expected.sha256:
             raise ModelFileError(directory / name, f"expected SHA-256 {expected.sha256}, found {sha256}")
     return manifest
 
 
-def digest_of_files(directory: str | Path) -> str:
+def digest_of_files(directory: str | Path, go_on: GoOn | None = None) -> str:
     """Return the digest of a version without a manifest: the SHA-256 of what ``sha256sum`` prints for its files.
+
+    ``go_on`` may end this.
 
     Raises:
         ModelFileError: a file cannot be read, or is not a regular file.
     """
     directory = Path(directory)
-    lines = [f"{sha256_of(directory / name)}  {name}\n" for name in _listing(directory, follow_links=True)]
+    lines = [f"{sha256_of(directory / name, go_on)}  {name}\n" for name in _listing(directory, follow_links=True)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -149,13 +154,18 @@ def _status(path: str) -> tuple[object, ...]:
     return found.st_mode, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def sha256_of(path: Path) -> str:
+def sha256_of(path: Path, go_on: GoOn | None = None) -> str:
     """Return a file's SHA-256 as hexadecimal text. Raise ModelFileError if it cannot be read."""
+    digest = hashlib.sha256()
     try:
         with open_regular(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            while part := file.read(_PART_BYTES):
+                if go_on is not None:
+                    go_on()
+                digest.update(part)
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
+    return digest.hexdigest()
 
 
 def _record(fields: Fields) -> FileRecord:

@@ -461,7 +461,7 @@ class ModelRepository:
         loader, serving = self._loader, self._models.get(name, {})
         if loader is None:
             raise UnknownModelError("the repository is closed")
-        with about(name):
+        with about(name), self._loading_of(name):
             folder = self._opened_folder(name, policy)
             opened, wanted, is_whole = self._open_chosen(loader, folder, each_alone, digests)
             leaving = [model for number, model in serving.items() if number not in wanted or number in opened]
@@ -538,9 +538,12 @@ class ModelRepository:
         """Open the files that a version's folder has now; None if they are those that serve."""
         serving = self._models.get(folder.name, {})
         path, held = folder.versions.get(number), serving.get(number)
+        if held is None:
+            self._states.show(folder.name, number, "LOADING")
         stamp = None if path is None else stamp_of(path)
         is_same = held is not None and (stamp is None or held.stamp == stamp)
-        config = held.config if held is not None and is_same else folder.read_to_serve(number)
+        go_on = partial(self._go_on, folder.name)
+        config = held.config if held is not None and is_same else folder.read_to_serve(number, go_on)
         if digests is not None and config.digest != digests[str(number)]:
             raise ModelFileError(config.source, f"expected the files of {digests[str(number)]}, found {config.digest}")
         if held is not None and held.config.digest == config.digest:
@@ -555,8 +558,6 @@ class ModelRepository:
         (devices,) = loader.open_devices([config])
         wanted = folder.chosen(broken)
         leaving = [one.config for other, one in serving.items() if other == number or other not in wanted]
-        if held is None:
-            self._states.show(folder.name, number, "LOADING")
         loader.server.share_bounds([config], leaving)
         return self._open(loader, config, devices, stamp)
 
@@ -573,25 +574,34 @@ class ModelRepository:
         Raises:
             ModelFileError: they have changed since, so they may be those of two versions.
         """
-        self._loading = config.name
-        try:
-            model = loader.open(config, devices, partial(self._go_on, config.name, progress))
-        finally:
-            self._loading = ""
+        model = loader.open(config, devices, partial(self._report, config.name, progress))
         model.stamp = stamp
         if stamp is not None and self._source.stamp(config) != stamp:
             loader.drop(model, erase=True)
             raise ModelFileError(Path(config.source).parent, "a file was changed while the version was loaded")
         return model
 
-    def _go_on(self, name: str, progress: Progress | None, task: str, rows: int, all_rows: int) -> None:
-        """End a load between two batches of rows, if it is to end; otherwise report its progress."""
+    def _report(self, name: str, progress: Progress | None, task: str, rows: int, all_rows: int) -> None:
+        """End a load between two batches of rows, see ``_go_on``; otherwise report its progress."""
+        self._go_on(name)
+        if progress is not None:
+            progress(task, rows, all_rows)
+
+    def _go_on(self, name: str) -> None:
+        """End the load of a model if it was ended, or if the repository is being closed."""
         if self._is_ending.is_set():
             raise LoadEndedError("the server is stopping")
         if self._ended_load == name:
             raise LoadEndedError("the load was ended by an unload")
-        if progress is not None:
-            progress(task, rows, all_rows)
+
+    @contextmanager
+    def _loading_of(self, name: str) -> Iterator[None]:
+        """Let ``end_load`` end the load of a model while the block runs."""
+        self._loading = name
+        try:
+            yield
+        finally:
+            self._loading = ""
 
     @contextmanager
     def _isolated(self, config: ModelConfig) -> Iterator[None]:

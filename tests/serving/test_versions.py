@@ -1,7 +1,9 @@
 """Versions of a model: which are served, and how they change while requests are answered."""
 
 import hashlib
+import json
 import logging
+import os
 import shutil
 import threading
 import time
@@ -55,6 +57,16 @@ def opened():
     yield load
     for repository in repositories:
         repository.close()
+
+
+def add_endless_file(version):
+    """Add a file to a version that takes minutes to hash, and takes no space on the disk."""
+    size_bytes = 64 << 30
+    (version / "endless").touch()
+    os.truncate(version / "endless", size_bytes)
+    manifest = json.loads((version / "manifest.json").read_text())
+    manifest["files"]["endless"] = {"size_bytes": size_bytes, "sha256": "0" * 64}
+    (version / "manifest.json").write_text(json.dumps(manifest))
 
 
 def raise_full(_):
@@ -224,6 +236,32 @@ class TestExplicitMode:
             unload.result(DEADLINE_S)
 
         assert list(repository.models()) == []
+
+    @pytest.mark.parametrize("has_manifest", [True, False])
+    @pytest.mark.parametrize(
+        ("end", "reason"),
+        [
+            (lambda repository: repository.end_load("tiny"), "ended by an unload"),
+            (ModelRepository.close, "the server is stopping"),
+        ],
+        ids=["by an unload", "by a stop"],
+    )
+    def test_a_load_can_be_ended_while_large_files_are_hashed(self, folder, opened, has_manifest, end, reason):
+        repository = opened(folder, startup=())
+        version = folder / "tiny" / "1"
+        add_endless_file(version)
+        if not has_manifest:
+            (version / "manifest.json").unlink()
+
+        with ThreadPoolExecutor(1) as pool:
+            load = pool.submit(repository.load_model, "tiny")
+            deadline_s = time.monotonic() + DEADLINE_S
+            while not load.done() and time.monotonic() < deadline_s:
+                if ("tiny", "1", "LOADING") in states(repository):
+                    end(repository)
+                time.sleep(0.01)
+            with pytest.raises(LoadEndedError, match=reason):
+                load.result(0)
 
     @pytest.mark.parametrize("control", ["none", "poll"])
     def test_other_modes_refuse_to_load_and_unload(self, folder, opened, control):
