@@ -4,7 +4,9 @@ A model is ``ready`` while all its tiers answer. It is ``degraded`` while a tier
 is ``not ready`` if no tier answers for one of its tables, or if over half of the requests of the last minute failed.
 
 A load balancer sends no requests to a model that is not ready, so no request could show the end of an outage. The
-parameter server asks the tier again, and the end of an outage forgets how the requests before it ended.
+parameter server asks the tier again, and the end of an outage forgets how the requests before it ended. While the
+slowest tier answers nothing, requests would go on failing. So the model stays not ready, and the last minute is the one
+before the last request.
 """
 
 import logging
@@ -205,7 +207,9 @@ class ModelHealth:
         with self._lock:
             outages = list(self._outages.values())
             silent = [outage.silent.copy() for outage in outages]
-        succeeded, failed = self._window.counts(until_last=bool(outages))
+            slowest = self._outages.get(len(self._tiers) - 1)
+            is_cut_off = slowest is not None and bool(slowest.silent)
+        succeeded, failed = self._window.counts(until_last=is_cut_off)
         away = " and ".join(f"tier {outage.tier} does not answer" for outage in outages)
         dead = set.intersection(*silent) if len(silent) == len(self._tiers) else set()
         if dead and not self.copies:

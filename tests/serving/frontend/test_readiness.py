@@ -176,6 +176,21 @@ def test_a_disk_that_is_damaged_in_part_has_one_outage_which_ends_when_the_damag
     assert [record.levelname for record in caplog.records if record.name == health.__name__] == ["ERROR", "WARNING"]
 
 
+def test_old_requests_leave_the_last_minute_while_a_disk_that_is_damaged_in_part_answers(
+    clients, disk, clock, monkeypatch
+):
+    monkeypatch.setattr(served_models, "WATCH_INTERVAL_S", 0.01)
+    client = clients({"type": "disabled"})
+    disk |= {900}
+    assert client.post("/predict/tiny", json=COLD).status_code == 503
+    assert codes(client) == [503, 503]
+
+    clock[0] += 61.0
+
+    wait_until_ready(client)
+    assert states(client) == ("degraded", "READY", "tier rocksdb does not answer")
+
+
 def test_requests_older_than_a_minute_do_not_affect_readiness(clients, clock, monkeypatch):
     client = clients(BOUNDED_RAM)
     monkeypatch.setattr(RocksDbStore, "fetch", Mock(side_effect=ZeroDivisionError))
