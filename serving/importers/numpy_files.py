@@ -92,10 +92,12 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _matrix_in(path: Path) -> NDArray[Any]:
-    """Return a view of the array in a ``.npy``."""
+    """Return a view of the array in a ``.npy``; it keeps no descriptor, because a model may have many tables."""
     with _faults_of(path):
         check_regular(path)
-        return np.lib.format.open_memmap(path, mode="r")
+        array = np.lib.format.open_memmap(path, mode="r")
+        stored = map_file(path, "u1", (array.offset + array.nbytes,))[array.offset :]
+        return stored.view(array.dtype).reshape(array.shape, order="C" if array.flags.c_contiguous else "F")
 
 
 @contextmanager

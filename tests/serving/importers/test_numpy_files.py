@@ -1,3 +1,4 @@
+import os
 import struct
 import zipfile
 
@@ -33,6 +34,17 @@ def test_the_row_numbers_of_a_matrix_are_its_keys(tmp_path, dtype, order):
     np.save(tmp_path / "ads.npy", np.array(VECTORS, dtype, order=order))
 
     assert everything(open_table("ads", tmp_path / "ads.npy")) == BY_ROW
+
+
+def test_an_open_table_needs_no_descriptor(tmp_path):
+    np.save(tmp_path / "keys.npy", KEYS)
+    np.save(tmp_path / "vectors.npy", VECTORS)
+    before = len(os.listdir("/proc/self/fd"))
+
+    tables = [open_table("ads", f"{tmp_path / 'keys.npy'},{tmp_path / 'vectors.npy'}") for _ in range(20)]
+
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert all(everything(table) == BY_KEY for table in tables)
 
 
 def test_an_archive_has_keys_and_vectors_or_one_matrix(tmp_path):
