@@ -30,6 +30,7 @@ from serving.frontend.codes import codes_of
 from serving.frontend.grpc_guard import MethodGuard
 from serving.frontend.grpc_sockets import ServerSockets, client_of
 from serving.frontend.limits import Limits
+from serving.frontend.rare_warnings import RareWarnings
 
 _log = logging.getLogger("hotrow.grpc")
 _WATCH_INTERVAL_S = 0.1
@@ -43,7 +44,6 @@ _STOPPING = "the server is stopping"
 _LEAST_TAKEN_BYTES = 64 << 10
 #: If too many bytes wait, younger answers are not cut.
 _LEAST_UNREAD_S = 1.0
-_LOG_INTERVAL_S = 60.0
 _FAILURE_PAUSE_S = 5.0
 #: The code in the metrics if the client disconnected, as in nginx.
 CLIENT_GONE = 499
@@ -181,7 +181,8 @@ class OpenCalls:
         self._unread_bytes = 0
         self._seen_s: dict[str, float] = {}  # when each open connection was found
         self._has_new = self._is_stopping = False
-        self._counted_s = self._logged_s = -math.inf
+        self._counted_s = -math.inf
+        self._warn = RareWarnings(_log).warn
 
     def begin(self, context: Any, guard: MethodGuard) -> Call:
         """Open a call, which ends with the task that runs now.
@@ -380,18 +381,12 @@ class OpenCalls:
         self.goes_on(call)
         call.http_code = _HTTP_CODES.get(code, CLIENT_GONE)
         if code is _EXHAUSTED:
-            self._warn("ended a gRPC call", details)
+            self._warn("ended a gRPC call: %s", details)
         call.refusal = asyncio.ensure_future(_ended(call, code, details))
 
     def _cut(self, sockets: ServerSockets, client: str, reason: str) -> None:
-        self._warn("cut a gRPC connection", reason)
+        self._warn("cut a gRPC connection: %s", reason)
         sockets.cut(client)
-
-    def _warn(self, what: str, reason: str) -> None:
-        """Log at most once a minute, because an attacker must not fill the log."""
-        if monotonic() - self._logged_s >= _LOG_INTERVAL_S:
-            self._logged_s = monotonic()
-            _log.warning("%s, because %s (logged at most once a minute)", what, reason)
 
 
 def _owner(call: Call) -> str | _Connection:

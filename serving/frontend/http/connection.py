@@ -3,10 +3,8 @@
 import asyncio
 import fcntl
 import logging
-import math
 import struct
 import termios
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -19,6 +17,7 @@ from uvicorn.server import ServerState
 from serving.frontend.http.request import Header, Request, error_bytes
 from serving.frontend.http.request_parser import Head, RefusedBytesError, RequestParser
 from serving.frontend.limits import Limits
+from serving.frontend.rare_warnings import RareWarnings
 
 #: How many bytes of a connection may wait to be parsed, and how many bytes of a body may wait for the application,
 #: give or take one read of the event loop.
@@ -35,7 +34,6 @@ _UNREAD_BYTES = 64 << 10
 _LEAST_TAKEN_BYTES = 64 << 10
 _LINGER_S = 1.0  # how long a refused connection stays open
 _LONGEST_CHECK_INTERVAL_S = 1.0
-_WARNING_INTERVAL_S = 60.0
 _CONNECTION = "hotrow.connection"  # key of the ASGI scope
 _log = logging.getLogger("hotrow.http")
 
@@ -48,18 +46,19 @@ class OpenConnections:
     Attributes:
         limits: of each connection, and of all.
         backlog: how many requests have arrived and not begun.
+        warn: logs what happens to connections; see ``RareWarnings``.
     """
 
     def __init__(self, limits: Limits) -> None:
         """Begin without connections."""
         self.limits = limits
         self.backlog = 0
+        self.warn = RareWarnings(_log).warn
         self._connections: set[Connection] = set()
         self._unread: dict[Connection, None] = {}  # with answers that wait for clients, the longest wait first
         shortest_s = min(limits.head_timeout_s, limits.body_timeout_s, limits.idle_timeout_s, limits.answer_timeout_s)
         self._interval_s = min(shortest_s / 4, _LONGEST_CHECK_INTERVAL_S)
         self._timer: asyncio.TimerHandle | None = None
-        self._warned_s: dict[str, float] = {}
 
     def __len__(self) -> int:
         """How many connections are open."""
@@ -84,13 +83,6 @@ class OpenConnections:
     def remove_unread(self, connection: "Connection") -> None:
         """The client has taken its answer."""
         self._unread.pop(connection, None)
-
-    def warn(self, form: str, *fields: object) -> None:
-        """Log what happens to connections, but not the same kind of line again within a minute."""
-        now_s = time.monotonic()
-        if now_s - self._warned_s.get(form, -math.inf) >= _WARNING_INTERVAL_S:
-            self._warned_s[form] = now_s
-            _log.warning(f"{form}; logged at most once a minute", *fields)
 
     def _cut_excess(self) -> None:
         """Cut the connections that wait longest for their clients, if all that wait hold too many bytes."""

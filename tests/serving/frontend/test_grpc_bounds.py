@@ -277,6 +277,18 @@ class TestConnections:
 
             assert client.wait_for(lambda: client.is_closed)
 
+    def test_that_are_cut_and_calls_that_are_ended_each_have_a_line_in_the_log(self, serve, model, caplog):
+        address = serve(max_calls=3, max_unread_bytes=10)
+        with RawClient(address) as client:
+            calls = [client.open(STREAM) for _ in range(6)]
+            assert client.wait_for(lambda: sum(map(client.ended, calls)) == 3)
+        with RawClient(address, window=0) as client:
+            client.send(client.open(INFER), message_of(infer_request(model).SerializeToString()), is_last=True)
+            assert client.wait_for(lambda: client.is_closed)
+
+        kinds = [one.getMessage().partition(":")[0] for one in caplog.records if one.name == "hotrow.grpc"]
+        assert kinds == ["ended a gRPC call", "cut a gRPC connection"]
+
 
 def counted(metrics):
     """How many requests were counted, by code, and how many are in flight."""

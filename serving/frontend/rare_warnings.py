@@ -1,0 +1,23 @@
+"""Warnings about what clients do. Clients must not fill the log."""
+
+import logging
+import math
+from time import monotonic as now_s
+
+_INTERVAL_S = 60.0
+
+
+class RareWarnings:
+    """Logs warnings, each kind at most once a minute. Not safe for threads."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        """Warn in ``log``."""
+        self._log = log
+        self._warned_s: dict[str, float] = {}  # by form
+
+    def warn(self, form: str, *fields: object) -> None:
+        """Log a line, unless a line of the same form was logged within the last minute."""
+        now = now_s()
+        if now - self._warned_s.get(form, -math.inf) >= _INTERVAL_S:
+            self._warned_s[form] = now
+            self._log.warning(f"{form}; logged at most once a minute", *fields)
