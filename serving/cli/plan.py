@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from serving.cli.numbers import cache_sizes, memory_size, ratio
 from serving.config import ModelConfig, read_repository
 from serving.errors import ConfigError, OutputError, TraceError, did_you_mean
+from serving.model.regular_file import real_path
 from serving.planner import (
     OVERFLOW_POLICIES,
     POLICIES,
@@ -154,7 +155,7 @@ def _memory_tier(shares: Sequence[Share], options: argparse.Namespace) -> dict[s
     if options.policy in OVERFLOW_POLICIES:
         tier |= {"overflow_policy": OVERFLOW_POLICIES[options.policy], "cache_missed_embeddings": True}
     if options.write_hot_keys is not None:
-        tier["hot_keys"] = str(options.write_hot_keys.resolve())
+        tier["hot_keys"] = str(real_path(options.write_hot_keys))
     return tier
 
 

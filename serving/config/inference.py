@@ -10,6 +10,7 @@ from serving.config.clause import INTEGERS, Clause, FilePath, Location, read_cla
 from serving.config.gpu import ONE_PRECISION, GpuCacheConfig, GpuNetworkConfig, precision_of
 from serving.config.models import ModelConfig, check_key_bits, check_model_name, onnx_next_to, slot_keys_of, tables_of
 from serving.model.graph import is_network_file, parse_graph
+from serving.model.regular_file import real_path
 from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import read_json
 
@@ -80,7 +81,7 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
     clause = read_clause(InferenceDocument, document, file).inference
     graph = parse_graph(document, str(file), inputs_only=is_network_file(clause.dense_model_file))
     at = Location(str(file), "inference")
-    dense_file = clause.dense_model_file.resolve()
+    dense_file = real_path(clause.dense_model_file)
     key_type = _key_type(clause.input_key_type, i64_input_key, at)
     check_key_bits(clause.embedding_cache_key_bits, key_type, at)
     slot_keys = slot_keys_of(graph, file, key_type)

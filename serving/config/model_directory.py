@@ -8,6 +8,8 @@ from serving.config.inference import read_version_graph
 from serving.config.models import ModelConfig
 from serving.errors import ModelFileError
 from serving.model.manifest import MANIFEST_NAME, GoOn, Manifest, digest_of_files, sha256_of, verify_manifest
+from serving.model.regular_file import real_path
+from serving.model.sparse_file import open_sparse
 
 GRAPH_FILE = "graph.json"
 
@@ -29,7 +31,7 @@ def read_model_directory(path: str | Path, go_on: GoOn | None = None) -> ModelCo
         ConfigError: ``graph.json`` cannot be accepted.
     """
     try:
-        given, directory = Path(os.path.abspath(path)), Path(path).resolve()
+        given, directory = Path(os.path.abspath(path)), real_path(path)
         is_version = (directory / GRAPH_FILE).is_file()
     except (OSError, ValueError) as err:
         raise ModelFileError(str(path)[:200], f"cannot be a model's folder: {err}") from err
@@ -46,6 +48,8 @@ def read_model_directory(path: str | Path, go_on: GoOn | None = None) -> ModelCo
     if has_manifest:
         digest = sha256_of(directory / MANIFEST_NAME)
     elif version:  # otherwise its tables have no names of their own, and the digest is not worth reading every file
+        for table in config.tables:  # a file of the wrong size is not worth reading either
+            open_sparse(table.file, table.dim, config.key_type, table.row_layout)
         digest = digest_of_files(directory, go_on)
     config = config.model_copy(update={"digest": digest})
     return config.model_copy(update={"table_tag": f"{version}-{config.short_digest}" if version else ""})

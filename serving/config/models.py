@@ -12,6 +12,7 @@ from serving.model.graph import Graph, is_network_file
 from serving.model.manifest import MANIFEST_NAME, read_manifest
 from serving.model.names import MODEL_NAME
 from serving.model.records import Combiner
+from serving.model.regular_file import real_path
 from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
 from serving.model.sparse_rows import KeyType, RowLayout
 
@@ -190,7 +191,7 @@ def tables_of(
             slots=embedding.slots,
             combiner=embedding.combiner,
             default_value=float(embedding.default_value),
-            file=file.resolve(),
+            file=real_path(file),
             row_layout=embedding.row_layout,
             max_keys_per_sample=most_keys[embedding.bottom],
             slot_ranges=ranges.get(embedding.bottom, ()),

@@ -48,6 +48,7 @@ from serving.errors import ConfigError, about, did_you_mean
 from serving.model.dense_file import statistics_path
 from serving.model.graph import Graph, read_model_graph
 from serving.model.names import TABLE_NAME
+from serving.model.regular_file import real_path
 from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import read_json
 
@@ -281,7 +282,7 @@ def _model(clause: ModelClause, at: Location, key_type: KeyType) -> ModelConfig:
     if clause.dense_file is None or clause.network_file is None:
         tables = _with_lists(clause, _lookup_tables(clause, at), at)
         return ModelConfig(graph_file=None, dense_file=None, tables=tables, dense_dim=0, label_dim=0, **shared)
-    graph_file, dense_file = clause.network_file.resolve(), clause.dense_file.resolve()
+    graph_file, dense_file = real_path(clause.network_file), real_path(clause.dense_file)
     graph = read_model_graph(graph_file, dense_file)
     _check_against_graph(clause, graph, dense_file, at)
     slot_keys = slot_keys_of(graph, graph_file, key_type)
@@ -306,7 +307,7 @@ def _lookup_tables(clause: ModelClause, at: Location) -> tuple[TableConfig, ...]
         raise at.error("embedding_vecsize_per_table", "required without a network_file")
     dims = _per_table(clause.embedding_vecsize_per_table, "embedding_vecsize_per_table", len(clause.sparse_files), at)
     return tuple(
-        TableConfig(name=f"sparse_embedding{index}", dim=dim or 0, slots=1, combiner="sum", file=file.resolve())
+        TableConfig(name=f"sparse_embedding{index}", dim=dim or 0, slots=1, combiner="sum", file=real_path(file))
         for index, (file, dim) in enumerate(zip(clause.sparse_files, dims, strict=True))
     )
 
@@ -324,7 +325,7 @@ def _check_against_graph(clause: ModelClause, graph: Graph, dense_file: Path, at
         raise at.error("maxnum_des_feature_per_sample", f"{dense}, but the graph has {graph.dense_dim}")
     # HPS reads means and variances from the file in this key. Hotrow reads the file that HugeCTR writes.
     given, read = clause.non_trainable_params_file, statistics_path(dense_file)
-    if given and (Path(at.source).parent / given).resolve() != read:
+    if given and real_path(Path(at.source).parent / given) != read:
         raise at.error("non_trainable_params_file", f"expected {read}, next to the dense file; got {given!r}")
 
 

@@ -26,6 +26,7 @@ from serving.config.version_policy import CONFIG_FILE, VersionPolicy, read_polic
 from serving.errors import ConfigError, ModelFileError, UnknownModelError, about, did_you_mean, is_about
 from serving.model.manifest import GoOn
 from serving.model.names import MODEL_NAME
+from serving.model.regular_file import real_path
 from serving.model.strict_json import read_json
 
 PS_FILE = "ps.json"
@@ -262,7 +263,7 @@ def read_tiers(directory: str | Path, config: ModelConfig) -> ParameterServerCon
 
 def _ps_of(directory: str | Path, name: str) -> ParameterServerConfig | None:
     """Read the ``ps.json`` of the repository of the model ``name``; raise only this model's faults."""
-    folders = (Path(abspath(directory)), Path(directory).resolve())  # the given path may be a link
+    folders = (Path(abspath(directory)), real_path(directory))  # the given path may be a link
     file = next((file for folder in folders if (file := _ps_file_of(folder)).exists()), None)
     if file is None:
         return None
@@ -291,7 +292,7 @@ def _read_model_folder(path: Path) -> ParameterServerConfig:
 
 def _read_lookup_folder(path: Path) -> ParameterServerConfig | None:
     """Read the model of a folder without a ``graph.json``, or return None if no ``ps.json`` lists it as lookup-only."""
-    folder = path.resolve()
+    folder = real_path(path)
     version = version_number(folder)
     name = folder.parent.name if version else folder.name
     ps = _ps_of(path, name)
@@ -299,7 +300,7 @@ def _read_lookup_folder(path: Path) -> ParameterServerConfig | None:
     if ps is None or listed is None or listed.graph_file is not None:
         return None
     model = _with_version(listed)
-    tables = model.tables[0].file.resolve().parent
+    tables = real_path(model.tables[0].file).parent
     if version and tables.parent == folder.parent and version_number(tables) != version:
         raise ConfigError(ps.source, f"models: {name!r}", f"names {tables}, but version {version} is opened")
     served = model.model_copy(update={"version": version or model.version})
@@ -326,7 +327,7 @@ def _listed(ps: ParameterServerConfig) -> ParameterServerConfig:
 
 def _with_version(config: ModelConfig) -> ModelConfig:
     """Give a model without a version version 1, because clients name a version and Triton's first is 1."""
-    version = config.version or version_number(Path(config.source).resolve().parent) or 1
+    version = config.version or version_number(real_path(config.source).parent) or 1
     return config.model_copy(update={"version": version})
 
 
@@ -398,4 +399,4 @@ def _as_listed(config: ModelConfig, listed: ModelConfig, ps: ParameterServerConf
 
 def _files(config: ModelConfig) -> Sequence[Path]:
     files = [config.graph_file, config.dense_file, *(table.file for table in config.tables)]
-    return [file.resolve() for file in files if file is not None]
+    return [real_path(file) for file in files if file is not None]

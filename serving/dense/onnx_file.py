@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import MissingExtraError, ModelFileError
+from serving.model.regular_file import real_path
 
 _LARGEST_BYTES = 2**31 - 1  # of a protobuf message
 
@@ -32,16 +33,16 @@ def refuse_weights_elsewhere(file: Path, structure: Any) -> None:
 
     A network must not read other files of the machine, and its version must be complete.
     """
-    onnx, folder = _import_onnx(), file.parent.resolve()
+    onnx, folder = _import_onnx(), real_path(file.parent)
     for tensor in _tensors_of(structure):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
         try:
-            weights = (folder / location).resolve()
+            weights = real_path(folder / location)
             is_inside = not Path(location).is_absolute() and weights.is_relative_to(folder)
             is_file = weights.is_file()
-        except (OSError, ValueError) as err:  # a loop of links, or a NUL in the name
+        except (OSError, ValueError) as err:  # a name that is too long, or has a NUL
             raise ModelFileError(file, f"tensor {tensor.name!r}: cannot find its weights: {err}") from err
         if not is_inside:
             reason = f"its weights are in {location!r}, expected a file in the folder of the network, {folder}"

@@ -18,6 +18,7 @@ from pathlib import Path
 from serving.errors import ConfigError, OutputError, OverloadedError
 from serving.frontend.watched_files import WatchedFiles, read_small_file
 from serving.model.atomic import atomic_write
+from serving.model.regular_file import real_path
 from serving.model.strict_json import Fields, parse_json
 
 INFER, CONTROL, METRICS = "infer", "control", "metrics"
@@ -103,14 +104,14 @@ def add_token(file: Path, name: str, scopes: Iterable[str]) -> str:
     """
     _check_name(name, "NAME", "")
     token = _PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
-    file = file.resolve()  # a link stays a link
+    file = real_path(file)  # a link stays a link
     try:
         descriptor = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as err:
         raise OutputError(f"{file.parent}: cannot be opened: {err.strerror}") from err
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # against another `hotrow token`; the file itself is replaced
-        tokens = _parse(read_small_file(file, str(file)), str(file)) if file.exists() else []
+        tokens = _parse(read_small_file(file, str(file)), str(file)) if os.path.lexists(file) else []
         if any(known.name == name for known in tokens):
             raise ConfigError(
                 str(file), name, "the file has a token with this name; choose another name, or delete the entry"

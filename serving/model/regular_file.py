@@ -1,4 +1,7 @@
-"""Opens regular files. Pipes and devices are refused, because reading them may never end."""
+"""Opens regular files. Pipes and devices are refused, because reading them may never end.
+
+Links are followed. ``real_path`` says where they lead.
+"""
 
 import errno
 import os
@@ -8,6 +11,11 @@ from pathlib import Path
 
 #: Protocol buffers hold at most 2 GiB; larger weights are in files of their own.
 MOST_ONNX_BYTES = 2 << 30
+
+
+def real_path(path: str | Path) -> Path:
+    """Return where links lead. Links in a circle stay as they are, where ``Path.resolve`` raises RuntimeError."""
+    return Path(os.path.realpath(path))
 
 
 def open_regular(path: str | Path, most_bytes: int | None = None) -> BufferedReader:

@@ -371,7 +371,7 @@ class ModelRepository:
                 reason = readiness.reason or self._states.fault(name, number)
                 states[name, number] = ModelState.of((name, number), state, reason, model.config.digest)
         known = {name for name, _ in states}
-        absent = [ModelState(name) for name in self._source.names if name not in known]
+        absent = [ModelState.of((name, 0), "") for name in self._source.names if name not in known]
         return sorted([*states.values(), *absent], key=lambda one: (one.name, int(one.version or 0)))
 
     def readings(self) -> Iterable[MetricSample]:

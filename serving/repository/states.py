@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from kernels.errors import HotrowError
-from serving.errors import told
+from serving.errors import printable, told
 
 logger = logging.getLogger("hotrow.repository")
 
@@ -30,7 +30,7 @@ class ModelState:
     def of(cls, place: Place, state: str, reason: str = "", digest: str = "") -> "ModelState":
         """The state of a version, or of a whole model."""
         name, number = place
-        return cls(name, str(number or ""), state, reason, digest)
+        return cls(printable(name), str(number or ""), state, reason, digest)
 
 
 class VersionStates:

@@ -200,6 +200,14 @@ def test_every_damaged_file_is_refused_without_a_manifest_too(bare, name, damage
     assert refusal(bare).startswith(f"{bare / name}: {WITHOUT_MANIFEST[name, damage]}")
 
 
+@pytest.mark.parametrize("name", ["dense.model", "user", "user/key", "graph.json"])
+def test_links_in_a_circle_are_refused(bare, name):
+    (bare / name).rename(bare.parent / "elsewhere")
+    (bare / name).symlink_to(bare / name)
+
+    assert name.partition("/")[0] in refusal(bare)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 
 import pytest
@@ -109,4 +110,13 @@ def test_a_graph_that_is_too_large_is_refused_before_the_digest_reads_it(write_m
         file.truncate(1 << 40)
 
     with pytest.raises(ConfigError, match=r"graph\.json: cannot be read: expected at most 67,108,864 bytes"):
+        read_model_directory(directory)
+
+
+def test_a_table_of_the_wrong_size_is_refused_before_the_digest_reads_any_file(write_model):
+    directory = write_version(write_model, 1)
+    (directory / "0_sparse_10.model").write_bytes(b"x")
+    os.mkfifo(directory / "unreadable")
+
+    with pytest.raises(ModelFileError, match=r"0_sparse_10\.model: expected a multiple of \d+ bytes"):
         read_model_directory(directory)

@@ -553,6 +553,14 @@ class TestEntries:
         ]
         assert caplog.text.count("has no graph.json") == 1
 
+    @pytest.mark.parametrize("control", ["poll", "explicit"])
+    def test_a_name_that_is_not_utf_8_is_shown_escaped(self, folder, opened, control):
+        os.makedirs(os.fsencode(folder) + b"/\xff\n/1")
+
+        repository = opened(folder, control=control, startup=("tiny",), poll_s=3600)
+
+        assert [one.name for one in repository.index()] == ["\\udcff\\n", "tiny"]
+
     @pytest.mark.parametrize("control", ["none", "poll", "explicit"])
     def test_an_empty_repository_starts(self, tmp_path, opened, control):
         repository = opened(tmp_path, control=control, startup=(), poll_s=3600)

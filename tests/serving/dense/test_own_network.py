@@ -467,7 +467,7 @@ def with_weights_at(file, location):
     file.write_bytes(model.SerializeToString())
 
 
-@pytest.mark.parametrize("location", ["../secret", "{}", "inside/../../secret", "link", "pipe", "gone", "a\0b", ""])
+@pytest.mark.parametrize("location", ["../secret", "{}", "inside/../../secret", "link", "circle", "pipe", "gone", "a\0b", ""])
 def test_weights_outside_the_folder_of_the_network_are_refused(files, tmp_path, location):
     folder = tmp_path / "version"
     folder.mkdir()
@@ -475,6 +475,7 @@ def test_weights_outside_the_folder_of_the_network_are_refused(files, tmp_path, 
     secret = tmp_path / "secret"
     W_USER.tofile(secret)
     (folder / "link").symlink_to(secret)
+    (folder / "circle").symlink_to("circle")
     os.mkfifo(folder / "pipe")
     with_weights_at(file, location.format(secret))
 

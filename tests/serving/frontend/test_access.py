@@ -377,6 +377,13 @@ class TestCommand:
         assert file.is_symlink()
         assert stat.S_IMODE(file.stat().st_mode) == 0o640
 
+    def test_links_in_a_circle_are_an_error(self, file, capsys):
+        file.symlink_to(file.name)
+
+        assert main(["token", str(file), "a"]) == 1
+
+        assert "Too many levels of symbolic links" in capsys.readouterr().err
+
     @pytest.mark.parametrize(
         ("arguments", "expected"),
         [
