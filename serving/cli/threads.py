@@ -10,6 +10,7 @@ from pathlib import Path
 
 _log = logging.getLogger("hotrow.server")
 _LOG_TIMEOUT_S = 0.2
+_OUR_THREADS = "hotrow-"  # what the names of threads begin with that may run a call
 
 
 def in_thread(name: str, work: Callable[[], None]) -> None:
@@ -48,8 +49,8 @@ def end_process_after(seconds: float, exit_code: int, file: Path | None = None) 
         log.join(_LOG_TIMEOUT_S)  # the log may have no reader
         os._exit(exit_code)
 
-    def end_if_a_call_hangs() -> None:  # Python has joined the other threads
-        if any(thread.daemon and thread is not timer for thread in threading.enumerate()):
+    def end_if_a_call_hangs() -> None:
+        if any(thread.name.startswith(_OUR_THREADS) for thread in threading.enumerate()):  # gRPC's threads never end
             end()
 
     atexit.register(end_if_a_call_hangs)

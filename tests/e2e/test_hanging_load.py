@@ -102,7 +102,7 @@ def test_the_last_resort_ends_a_process_with_the_exit_code(tmp_path):
 def test_an_end_during_a_call_that_hangs_does_not_reach_the_destructors_of_libraries():
     code = "import atexit, os, threading, time; from serving.cli.threads import end_process_after; "
     code += "atexit.register(os.abort); end_process_after(1000, 7); "  # handlers run in reverse order
-    code += "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+    code += "threading.Thread(target=time.sleep, args=(1000,), daemon=True, name='hotrow-load').start()"
 
     done = subprocess.run([sys.executable, "-c", code], timeout=DEADLINE_S, check=False)
 

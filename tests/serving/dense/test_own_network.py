@@ -467,7 +467,9 @@ def with_weights_at(file, location):
     file.write_bytes(model.SerializeToString())
 
 
-@pytest.mark.parametrize("location", ["../secret", "{}", "inside/../../secret", "link", "circle", "pipe", "gone", "a\0b", ""])
+@pytest.mark.parametrize(
+    "location", ["../secret", "{}", "inside/../../secret", "link", "circle", "pipe", "gone", "a\0b", ""]
+)
 def test_weights_outside_the_folder_of_the_network_are_refused(files, tmp_path, location):
     folder = tmp_path / "version"
     folder.mkdir()
