@@ -328,7 +328,7 @@ def test_arrays_of_the_right_dtype_are_not_copied():
         ({"keys": [7, [8], 9]}, "CATCOLUMN: expected integers, got a value of type list at position 1"),
         ({"keys": None}, "CATCOLUMN: expected a list or an array, got nothing"),
         ({"keys": "789"}, "CATCOLUMN: expected a list or an array, got a value of type str"),
-        ({"keys": [7, np.timedelta64(8), 9]}, "CATCOLUMN: expected integers, got a value of type timedelta64"),
+        ({"keys": [7, np.timedelta64(8, "s"), 9]}, "CATCOLUMN: expected integers, got a value of type timedelta64"),
         ({"keys": [7, 2**63, 9]}, "CATCOLUMN: 9223372036854775808 at position 1 does not fit int64"),
         ({"keys": np.array([7, 2**63, 9], np.uint64)}, "CATCOLUMN: 9223372036854775808 at position 1 does not fit"),
         (
