@@ -7,6 +7,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Container images often set this. Without bytecode, each of the hundreds of processes of the tests compiles Hotrow again.
+unexport PYTHONDONTWRITEBYTECODE
 # A Criteo file for `make demo`; if empty, it generates data.
 DATA ?=
 # What `make loadtest` serves, its scenario, and more options.
