@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from serving.dense.onnx import build_onnx
 from serving.model.dense_file import write_dense
 from serving.model.graph import read_graph
 from serving.model.manifest import write_manifest
@@ -73,12 +74,11 @@ class TinyModel:
         directory = Path(repository) / name / str(version)
         directory.mkdir(parents=True)
         (directory / "graph.json").write_text(json.dumps(self.graph(), indent=1))
-        weight, bias = self.weights()
-        write_dense(
-            directory / "dense.model",
-            read_graph(directory / "graph.json"),
-            {"fc.weight": weight, "fc.bias": bias},
-        )
+        graph = read_graph(directory / "graph.json")
+        weights = dict(zip(("fc.weight", "fc.bias"), self.weights(), strict=True))
+        write_dense(directory / "dense.model", graph, weights)
+        # Exporters write this file too. Without it, each server that starts would build it.
+        (directory / "dense.onnx").write_bytes(build_onnx(graph, weights))
         for table in self.tables:
             write_sparse_directory(directory / table, np.arange(self.rows, dtype=np.int64), self.vectors(table))
         write_manifest(directory, name, version)
