@@ -132,11 +132,11 @@ def _status_of(error: Refusal | MemoryError) -> _Status:
 
 def _parsed(handler: Any, call: Call, data: bytes) -> Any:
     try:
+        call.guard.check_size(data)
         message = handler.request_deserializer(data)
+        call.guard.check(message, call.context)
     except DecodeError as err:
         raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(err)) from err
-    try:
-        call.guard.check(message, call.context)
     except HotrowError as err:
         raise refusal_of(err) from None
     return message

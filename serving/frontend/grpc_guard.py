@@ -4,10 +4,13 @@ from time import perf_counter
 from typing import Any
 
 from kernels.errors import HotrowError
-from serving.errors import RequestError
+from serving.errors import PayloadTooLargeError, RequestError
 from serving.frontend.access import ANY, OPEN, Access, method_needs
 from serving.frontend.access_log import log_request, repeated_headers, with_request_id
 from serving.frontend.codes import codes_of
+from serving.frontend.runner import MOST_INLINE_BYTES
+from serving.frontend.tokens import INFER
+from serving.protocol.message_fields import check_fields
 
 
 class MethodGuard:
@@ -15,6 +18,7 @@ class MethodGuard:
 
     Attributes:
         name: the method's name, such as ``"ModelInfer"``.
+        predicts: whether its messages are predict requests.
     """
 
     def __init__(self, access: Access, method: str, has_access_log: bool) -> None:
@@ -26,6 +30,7 @@ class MethodGuard:
         self._access = access
         self.name = method.rpartition("/")[2]
         self._need = method_needs(method)
+        self.predicts = self._need == INFER
         self._has_access_log = has_access_log
 
     def begin(self, context: Any) -> str:
@@ -43,6 +48,19 @@ class MethodGuard:
     def end(self, token: str) -> None:
         """End what ``begin`` began."""
         self._access.end(token)
+
+    def check_size(self, data: bytes) -> None:
+        """Check that a message is not too large to be parsed on the event loop.
+
+        Raises:
+            PayloadTooLargeError: it has too many bytes or fields.
+        """
+        if self.predicts:
+            check_fields(data)
+        elif len(data) > MOST_INLINE_BYTES:
+            raise PayloadTooLargeError(
+                f"the message has {len(data):,} bytes, but the server accepts {MOST_INLINE_BYTES:,}"
+            )
 
     def check(self, message: Any, context: Any) -> None:
         """Check that a client may send a message, because a stream may outlive its token. See ``Access.check``."""

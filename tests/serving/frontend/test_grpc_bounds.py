@@ -372,6 +372,34 @@ def first_error(address, request):
                 return err
 
 
+class TestMessages:
+    @pytest.mark.parametrize("part", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x22\x00", b"\x08\x01"])
+    @pytest.mark.parametrize("is_in_a_tensor", [False, True])
+    def test_with_many_fields_are_refused_before_they_are_parsed(self, serve, model, part, is_in_a_tensor):
+        fields = 10_001 * part
+        tensor = service_pb2.ModelInferRequest.InferInputTensor().SerializeToString() + fields
+        size = bytes([len(tensor) & 0x7F | 0x80, len(tensor) >> 7 & 0x7F | 0x80, len(tensor) >> 14])
+        with grpc.insecure_channel(serve()) as channel, pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(INFER)(b"\x2a" + size + tensor if is_in_a_tensor else fields)
+
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "more than the 10,000 fields" in caught.value.details()
+
+    def test_may_have_many_bytes(self, serve, model):
+        request = infer_request(model)
+        request.id = "a" * MIB
+        with client_of(serve()) as client:
+            assert client.ModelInfer(request, timeout=20).id == request.id
+
+    def test_that_predict_nothing_are_bounded(self, serve):
+        request = service_pb2.TraceSettingRequest()
+        request.settings["trace_rate"].value.append("1" * MIB)
+        with client_of(serve()) as client, pytest.raises(grpc.RpcError, match="the server accepts 262,144") as caught:
+            client.TraceSetting(request)
+
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 class TestErrors:
     def test_say_that_memory_is_too_small(self, serve, model, monkeypatch):
         def fail(*_):

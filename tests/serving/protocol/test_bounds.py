@@ -1,6 +1,7 @@
 """JSON texts are refused for their size before anything is built. The oracle counts what the json module builds."""
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import example, given, settings
@@ -10,6 +11,7 @@ from serving.errors import PayloadTooLargeError, RequestError
 from serving.frontend.limits import Limits
 from serving.protocol.bounds import Bounds, check_json
 from serving.protocol.infer import InferDecoder
+from serving.protocol.message_fields import check_fields
 from serving.protocol.tensors import Signature, TensorSpec
 
 TEXTS = st.text('ab\\"[]{}, \n/é', max_size=6)
@@ -91,3 +93,10 @@ def test_a_large_tensor_may_be_sent_as_binary_data():
     request = InferDecoder(Signature((spec,), (spec,))).decode(head + data, str(len(head)))
 
     assert request.inputs["X"].shape == (2_000_000,)
+
+
+@settings(deadline=None)
+@given(st.binary(min_size=1, max_size=30))
+def test_any_bytes_have_many_fields_or_few(piece):
+    with suppress(PayloadTooLargeError):
+        check_fields(piece * (20_000 // len(piece)))
