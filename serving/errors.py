@@ -51,6 +51,10 @@ class VersionConflictError(RequestError):
     """Other files of a version are served, and they cannot be swapped while the version is loaded."""
 
 
+class LateBodyError(RequestError):
+    """The request body did not arrive in time."""
+
+
 class PayloadTooLargeError(RequestError):
     """The request body is larger than the server accepts."""
 

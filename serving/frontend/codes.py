@@ -5,6 +5,7 @@ from serving.errors import (
     DeadlineError,
     DeviceMemoryError,
     ForbiddenError,
+    LateBodyError,
     LoadEndedError,
     OverloadedError,
     PayloadTooLargeError,
@@ -18,12 +19,13 @@ from serving.errors import (
     WorkerError,
 )
 
-#: With a 429 or a 503 the same request may succeed later. With another code below 500 the caller must change it.
+#: With a 408, a 429 or a 503 the same request may succeed later. With another code below 500 the caller must change it.
 CODES: dict[type[Exception], tuple[int, str]] = {
     UnauthenticatedError: (401, "UNAUTHENTICATED"),
     ForbiddenError: (403, "PERMISSION_DENIED"),
     UnknownModelError: (404, "NOT_FOUND"),
     UnknownRouteError: (404, "UNIMPLEMENTED"),
+    LateBodyError: (408, "DEADLINE_EXCEEDED"),
     PayloadTooLargeError: (413, "RESOURCE_EXHAUSTED"),
     VersionConflictError: (409, "FAILED_PRECONDITION"),
     UnsupportedEncodingError: (415, "UNIMPLEMENTED"),

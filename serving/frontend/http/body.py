@@ -8,7 +8,13 @@ from contextlib import contextmanager
 
 from starlette.types import Message, Receive
 
-from serving.errors import OverloadedError, PayloadTooLargeError, RequestError, UnsupportedEncodingError
+from serving.errors import (
+    LateBodyError,
+    OverloadedError,
+    PayloadTooLargeError,
+    RequestError,
+    UnsupportedEncodingError,
+)
 from serving.frontend.http.request import CUT_SHORT
 from serving.frontend.limits import Limits
 
@@ -104,7 +110,7 @@ async def read_body(receive: Receive, headers: dict[bytes, bytes], limits: Limit
             raise OverloadedError(
                 f"more than {arriving.max_bytes:,} bytes of bodies are arriving; this body has been arriving longest"
             ) from err
-        raise RequestError(f"the body did not arrive within {limits.body_timeout_s:g} s") from err
+        raise LateBodyError(f"the body did not arrive within {limits.body_timeout_s:g} s") from err
     if len(body) > limits.max_body_bytes:
         raise PayloadTooLargeError(
             f"the body has more than the {limits.max_body_bytes:,} bytes that the server accepts"

@@ -137,6 +137,8 @@ async def _send_error(send: Send, message: str, code: int) -> None:
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
     elif code == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    elif code == 408:
+        headers.append((b"connection", b"close"))  # the rest of the body may still arrive
     await send({"type": "http.response.start", "status": code, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

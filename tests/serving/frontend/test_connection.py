@@ -19,6 +19,7 @@ import uvloop
 from uvicorn.server import ServerState
 
 from serving.frontend.http.acceptor import Acceptor
+from serving.frontend.http.body import Arriving, read_body
 from serving.frontend.http.connection import Connection, OpenConnections
 from serving.frontend.http.edge import Edge
 from serving.frontend.http.request_parser import MAX_HEAD_BYTES, MAX_HEADERS
@@ -363,6 +364,16 @@ class TestTime:
             return await reading
 
         assert served(client, limits=self.patient).startswith(b"HTTP/1.1 4")
+
+    def test_a_body_that_does_not_end_is_refused_with_a_reason(self):
+        async def read(_scope, receive, _send):
+            await read_body(receive, {}, self.limits, Arriving(self.limits))
+
+        answer = answers(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc", app=read, limits=self.limits)
+
+        assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        assert b"connection: close\r\n" in answer
+        assert answer.endswith(b'{"error":"the body did not arrive within 0.2 s"}')
 
     @pytest.mark.parametrize(
         "request_",
