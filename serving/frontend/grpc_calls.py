@@ -34,7 +34,7 @@ from serving.frontend.rare_warnings import RareWarnings
 
 _log = logging.getLogger("hotrow.grpc")
 _WATCH_INTERVAL_S = 0.1
-#: How often connections are counted.
+#: How often connections are counted and tokens are checked.
 _COUNT_INTERVAL_S = 1.0
 #: How long requests are accepted after the signal to stop, because they may be on their way.
 _LINGER_S = 0.25
@@ -282,6 +282,7 @@ class OpenCalls:
     def _bound(self, sockets: ServerSockets, now_s: float) -> None:
         if self._has_new or now_s - self._counted_s >= _COUNT_INTERVAL_S:
             self._count(sockets, now_s)
+            self._end_withdrawn()
         self._bound_messages(sockets, now_s)
         self._bound_answers(sockets, now_s)
         self._bound_calls()
@@ -310,6 +311,16 @@ class OpenCalls:
             return len(one.calls) > len(one.waiting), max(one.used_s, self._seen_s[client])
 
         return heapq.nsmallest(count, self._seen_s, idleness)
+
+    def _end_withdrawn(self) -> None:
+        """End the watches, and the streams that wait for a message, whose tokens are not valid any more."""
+        for connection in self._connections.values():
+            for call in [one for one in connection.waiting if one.is_watch or one.is_stream]:
+                try:
+                    call.guard.check(None, call.context)
+                except HotrowError as err:
+                    refusal = refusal_of(err)
+                    self._refuse(call, refusal.code, str(refusal))
 
     def _bound_messages(self, sockets: ServerSockets, now_s: float) -> None:
         """End reads that take too long, and the oldest reads while unfinished messages may hold too much."""

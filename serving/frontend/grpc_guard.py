@@ -63,7 +63,10 @@ class MethodGuard:
             )
 
     def check(self, message: Any, context: Any) -> None:
-        """Check that a client may send a message, because a stream may outlive its token. See ``Access.check``."""
+        """Check that a client may send a message, because a stream may outlive its token. See ``Access.check``.
+
+        ``message`` None: check that the call may go on.
+        """
         if not self._access.needs_tokens:
             return
         is_of_a_model = self._need == OPEN and getattr(message, "service", "") != ""  # a health check of one model

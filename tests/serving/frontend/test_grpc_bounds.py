@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import json
 import threading
 import time
 import traceback
@@ -208,6 +209,32 @@ class TestCalls:
 
             assert few.wait_for(lambda: ended() == 6)
             assert not any(map(few.ended, kept))
+
+    def test_that_wait_end_when_their_token_is_withdrawn(self, serve, tmp_path):
+        given = {name: add_token(tmp_path / "tokens", name, [INFER_SCOPE]) for name in ("gone", "kept")}
+        with contextlib.closing(Tokens(tmp_path / "tokens", 99)) as tokens, contextlib.ExitStack() as stack:
+            address = serve(tokens)
+            health = health_pb2_grpc.HealthStub(stack.enter_context(grpc.insecure_channel(address)))
+            streams, watches = {}, {}
+            for name, secret in given.items():
+                client = stack.enter_context(RawClient(address))
+                streams[name] = client, client.open(STREAM, authorization=f"Bearer {secret}")
+                metadata = [("authorization", f"Bearer {secret}")]
+                watches[name] = health.Watch(health_pb2.HealthCheckRequest(), 20, metadata)
+                next(watches[name])
+
+            document = json.loads((tmp_path / "tokens").read_text())
+            del document["gone"]
+            (tmp_path / "tokens").write_text(json.dumps(document))
+
+            with pytest.raises(grpc.RpcError) as caught:
+                next(watches["gone"])
+            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            client, call = streams["gone"]
+            assert client.wait_for(lambda: client.ended(call))
+            assert watches["kept"].is_active()
+            client, call = streams["kept"]
+            assert not client.wait_for(lambda: client.ended(call), 0.05)
 
     def test_of_one_connection_are_bounded(self, serve):
         address = serve(max_streams=5)
