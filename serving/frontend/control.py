@@ -163,12 +163,12 @@ class Control:
             RequestError: models are not unloaded explicitly, or a parameter is not supported.
             UnknownModelError: no such model is served.
         """
+        known_only(parameters, frozenset({"unload_dependents"}), "parameters")
         if self._repository.control == "explicit":
             self._repository.end_load(model)
         await wrap_future(self._loads.submit(partial(self._unload, model, parameters)))
 
     def _unload(self, model: str, parameters: Document) -> None:
-        known_only(parameters, frozenset({"unload_dependents"}), "parameters")
         if self._siblings is not None and not self._siblings.leads:
             return self._siblings.lead("unload", model, parameters)
         self._repository.unload_model(model)

@@ -597,6 +597,8 @@ class ModelRepository:
     @contextmanager
     def _loading_of(self, name: str) -> Iterator[None]:
         """Let ``end_load`` end the load of a model while the block runs."""
+        if self._ended_load == name:  # an earlier load
+            self._ended_load = ""
         self._loading = name
         try:
             yield

@@ -1,5 +1,6 @@
 """Versions of a model: which are served, and how they change while requests are answered."""
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -9,6 +10,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from serving.errors import (
     UnknownModelError,
     VersionConflictError,
 )
+from serving.frontend.front_end import FrontEnd
 from serving.model.sparse_model import SparseModel
 from serving.parameter_server import ParameterServer
 from serving.repository import ModelRepository
@@ -67,6 +70,18 @@ def add_endless_file(version):
     manifest = json.loads((version / "manifest.json").read_text())
     manifest["files"]["endless"] = {"size_bytes": size_bytes, "sha256": "0" * 64}
     (version / "manifest.json").write_text(json.dumps(manifest))
+
+
+def load_and_end(repository, end):
+    """Load a model whose files take long to hash, and end the load meanwhile; raise the load's error."""
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(repository.load_model, "tiny")
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not load.done() and time.monotonic() < deadline_s:
+            if ("tiny", "1", "LOADING") in states(repository):
+                end(repository)
+            time.sleep(0.01)
+        load.result(0)
 
 
 def raise_full(_):
@@ -253,15 +268,43 @@ class TestExplicitMode:
         if not has_manifest:
             (version / "manifest.json").unlink()
 
-        with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(LoadEndedError, match=reason):
+            load_and_end(repository, end)
+
+    def test_a_load_that_was_ended_may_be_repeated(self, folder, opened):
+        repository = opened(folder, startup=())
+        add_endless_file(folder / "tiny" / "1")
+        with pytest.raises(LoadEndedError):
+            load_and_end(repository, lambda repository: repository.end_load("tiny"))
+
+        (folder / "tiny" / "1" / "endless").unlink()
+        replace(folder, FIRST)
+        repository.load_model("tiny")
+
+        assert versions_that_answer(repository) == (1,)
+
+    def test_a_faulty_request_to_unload_does_not_end_a_load(self, folder, opened, monkeypatch):
+        repository = opened(folder, startup=())
+        is_loading, may_go_on = threading.Event(), threading.Event()
+        batches = SparseModel.batches
+
+        def slow(self, *arguments):
+            is_loading.set()
+            may_go_on.wait(DEADLINE_S)
+            return batches(self, *arguments)
+
+        monkeypatch.setattr(SparseModel, "batches", slow)
+        with closing(FrontEnd(repository)) as front, ThreadPoolExecutor(1) as pool:
             load = pool.submit(repository.load_model, "tiny")
-            deadline_s = time.monotonic() + DEADLINE_S
-            while not load.done() and time.monotonic() < deadline_s:
-                if ("tiny", "1", "LOADING") in states(repository):
-                    end(repository)
-                time.sleep(0.01)
-            with pytest.raises(LoadEndedError, match=reason):
-                load.result(0)
+            assert is_loading.wait(DEADLINE_S)
+            try:
+                with pytest.raises(RequestError, match="unknown"):
+                    asyncio.run(front.control.unload("tiny", {"unknown": True}))
+            finally:
+                may_go_on.set()
+            load.result(DEADLINE_S)
+
+        assert versions_that_answer(repository) == (1,)
 
     @pytest.mark.parametrize("control", ["none", "poll"])
     def test_other_modes_refuse_to_load_and_unload(self, folder, opened, control):
