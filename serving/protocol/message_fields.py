@@ -47,9 +47,11 @@ def check_fields(data: bytes) -> None:
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the number that begins at ``at``, and where it ends; the end of the data ends it too."""
-    number = 0
-    for position, byte in enumerate(data[at : at + 10]):
-        number |= (byte & 0x7F) << 7 * position
+    number = shift = 0
+    for byte in data[at : at + 10]:
+        at += 1
+        number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number, at + position + 1
-    return number, at + 10
+            return number, at
+        shift += 7
+    return number, at + 1
