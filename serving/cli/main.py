@@ -13,7 +13,8 @@ from serving.cli.outcome import outcome
 from serving.cli.output import outlive_readers
 
 _FAILED_TO_START = 2
-_REPORTS = ("check", "plan", "predict", "stats")  # these commands only print
+#: What these commands print is their result. Other commands have done their work even if nobody reads what they print.
+_REPORTS = ("check", "plan", "predict", "stats", "token")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
