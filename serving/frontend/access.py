@@ -220,7 +220,10 @@ def _as_host(address: str) -> str:
 
 
 def _without_port(host: str) -> str:
-    return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+    if not host.startswith("["):
+        return host.partition(":")[0]
+    address, _, port = host.rpartition("]")
+    return f"{address}]" if not port or port.startswith(":") else host
 
 
 def _is_same(origin: bytes, host: bytes | None) -> bool:

@@ -187,6 +187,8 @@ class RequestParser:
             return
         self._has_head = True
         self._unfinished_bytes = 0
+        if b"#" in self._target:  # a fragment: clients never send it, and a proxy's rules may take it for the path
+            raise RefusedBytesError(400, "the request's path has the character '#'")
         try:
             url = httptools.parse_url(self._target)
         except httptools.HttpParserInvalidURLError as err:

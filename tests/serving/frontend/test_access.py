@@ -215,6 +215,7 @@ class TestBrowsers:
             b"[::2]:80",
             b"localhost.",
             b"user@evil.example",
+            b"[::1].evil.example",
             "\N{LATIN SMALL LETTER E WITH ACUTE}.example".encode(),
         ],
     )

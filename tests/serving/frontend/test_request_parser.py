@@ -110,3 +110,8 @@ def test_a_head_that_parsers_understand_differently_is_refused(head):
         parse(b"POST / HTTP/1.1\r\n" + head + b"\r\nabcd")
 
     assert refused.value.code == 400
+
+
+def test_a_fragment_is_refused_because_a_proxy_may_take_it_for_the_path():
+    with pytest.raises(RefusedBytesError, match="the request's path has the character '#'"):
+        parse(b"POST /v2/repository/models/dcn/unload#/infer HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
