@@ -20,7 +20,7 @@ from serving.config import (
     read_repository,
 )
 from serving.config.control import EVERY_MODEL, ControlMode
-from serving.errors import ConfigError, UnknownModelError, did_you_mean, is_about, is_about_a_model
+from serving.errors import ConfigError, UnknownModelError, did_you_mean, is_about, is_about_a_model, printable
 from serving.model.manifest import MANIFEST_NAME, Stamp, sha256_of, stamp_of
 from serving.parameter_server.table_files import open_table_file
 
@@ -146,7 +146,8 @@ class ModelSource:
         }
         for (name, number), reason in incomplete.items():
             if (name, number) not in self.incomplete:
-                logger.warning("model %s%s %s", name, f": version {number}" if number else "", reason)
+                version = f": version {number}" if number else ""
+                logger.warning("model %s%s %s", printable(name), version, reason)
         self.names, self.incomplete = names, incomplete
 
     def due(self) -> Iterable[str]:

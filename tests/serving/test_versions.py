@@ -597,12 +597,13 @@ class TestEntries:
         assert caplog.text.count("has no graph.json") == 1
 
     @pytest.mark.parametrize("control", ["poll", "explicit"])
-    def test_a_name_that_is_not_utf_8_is_shown_escaped(self, folder, opened, control):
+    def test_a_name_that_is_not_utf_8_is_shown_escaped(self, folder, opened, control, caplog):
         os.makedirs(os.fsencode(folder) + b"/\xff\n/1")
 
         repository = opened(folder, control=control, startup=("tiny",), poll_s=3600)
 
         assert [one.name for one in repository.index()] == ["\\udcff\\n", "tiny"]
+        assert "model \\udcff\\n: version 1 has no graph.json" in caplog.text
 
     @pytest.mark.parametrize("control", ["none", "poll", "explicit"])
     def test_an_empty_repository_starts(self, tmp_path, opened, control):
