@@ -44,6 +44,7 @@ class ServedModels:
         self._models: tuple[ModelConfig, ...] = ()
         self._tables: dict[str, ServedTable] = {}
         self._cached: tuple[CachedTable, ...] = ()
+        self._to_erase: list[str] = []  # tables of erased models whose rows stay, because a tier did not answer
         self._filling = threading.Lock()  # held while a cache is refilled
         self._refill_worker: PeriodicWorker | None = None  # started with the first cache that may become invalid
         self._watcher: PeriodicWorker | None = None  # started with the first model, if a tier may not answer
@@ -122,6 +123,7 @@ class ServedModels:
                     drop_tables(self._tiers, [table.name for table, _ in loads])
                 raise
             self._tables = {**self._tables, **{table.name: table for table, _ in loads}}
+            self._to_erase = [name for name in self._to_erase if name not in self._tables]
             self._cached += tuple(cached)
             if self._cached and self._refill_worker is None:
                 self._refill_worker = PeriodicWorker("hotrow-refill", self._refill, LOOK_INTERVAL_S)
@@ -142,7 +144,12 @@ class ServedModels:
             self._tables = {key: table for key, table in self._tables.items() if table not in tables}
             self._end(tables)
             names = [table.name for table in tables]
-            erase_tables(self._tiers, names) if erase else drop_tables(self._tiers, names)
+            if erase:
+                self._to_erase += names
+                erase_tables(self._tiers, self._to_erase)
+                self._to_erase = []
+            else:
+                drop_tables(self._tiers, names)
 
     def erase_other_versions(self, name: str) -> None:
         """See ``ParameterServer.erase_other_versions``."""

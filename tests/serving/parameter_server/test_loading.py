@@ -322,22 +322,27 @@ def test_erasing_a_model_from_a_database_that_is_only_read_says_that_its_rows_st
     with ParameterServer([MemoryStore(), durable]) as server:
         server.load_model(config_of(model))
 
-        with pytest.raises(
-            StoreError, match=r"'dcn\.table0': .* read-only.* rows stay there until the model is loaded"
-        ):
+        with pytest.raises(StoreError, match=r"'dcn\.table0': .* read-only.* rows stay there until a model is erased"):
             server.erase_model("dcn")
 
         assert server.models() == ()
         assert durable.marker("dcn.table0") is not None
 
 
-def test_an_erased_model_keeps_its_rows_in_the_last_tier_where_a_cache_does_not_answer(model, tmp_path):
+@pytest.mark.parametrize("is_loaded_again", [False, True])
+def test_an_erased_model_keeps_its_rows_in_the_last_tier_until_a_cache_that_did_not_answer_does(
+    model, tmp_path, is_loaded_again
+):
     class Silent(MemoryStore):
-        def drop_table(self, table):
-            raise StoreError("memory", table, "no answer")
+        is_silent = True
 
-    durable = rocksdb(tmp_path)
-    with ParameterServer([Silent(), durable]) as server:
+        def drop_table(self, table):
+            if self.is_silent:
+                raise StoreError("memory", table, "no answer")
+            super().drop_table(table)
+
+    durable, cache = rocksdb(tmp_path), Silent()
+    with ParameterServer([cache, durable]) as server:
         server.load_model(config_of(model))
 
         with pytest.raises(StoreError, match=r"'dcn\.table0': no answer; rows stay there until"):
@@ -347,6 +352,14 @@ def test_an_erased_model_keeps_its_rows_in_the_last_tier_where_a_cache_does_not_
         assert all(durable.marker(f"dcn.table{index}").current_caches == () for index in (0, 1))
         with pytest.raises(UnknownModelError):
             server.erase_model("dcn")
+
+        cache.is_silent = False
+        if is_loaded_again:
+            server.load_model(config_of(model))
+            server.unload_model("dcn")
+        server.load_model(config_of(model, "other"))
+        server.erase_model("other")
+        assert sorted(durable.kept_tables()) == (["dcn.table0", "dcn.table1"] if is_loaded_again else [])
 
 
 def test_changed_rows_outlive_the_server_and_fill_memory_at_the_next_start(model, tmp_path):
