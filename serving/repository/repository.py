@@ -574,18 +574,30 @@ class ModelRepository:
         Raises:
             ModelFileError: they have changed since, so they may be those of two versions.
         """
-        model = loader.open(config, devices, partial(self._report, config.name, progress))
+        model = loader.open(config, devices, partial(self._report, config, stamp, progress))
         model.stamp = stamp
-        if stamp is not None and self._source.stamp(config) != stamp:
-            loader.drop(model, erase=True)
-            raise ModelFileError(Path(config.source).parent, "a file was changed while the version was loaded")
+        try:
+            self._check_unchanged(config, stamp)
+        except ModelFileError:
+            loader.drop(model)  # its rows stay, because other processes may serve them; the next start erases them
+            raise
         return model
 
-    def _report(self, name: str, progress: Progress | None, task: str, rows: int, all_rows: int) -> None:
-        """End a load between two batches of rows, see ``_go_on``; otherwise report its progress."""
-        self._go_on(name)
+    def _report(
+        self, config: ModelConfig, stamp: Stamp | None, progress: Progress | None, task: str, rows: int, all_rows: int
+    ) -> None:
+        """Report the progress of a load, or end the load before a row is replaced.
+
+        Other processes may serve this version from the same stores. They must not get the rows of other files.
+        """
+        self._go_on(config.name)
+        self._check_unchanged(config, stamp)
         if progress is not None:
             progress(task, rows, all_rows)
+
+    def _check_unchanged(self, config: ModelConfig, stamp: Stamp | None) -> None:
+        if stamp is not None and self._source.stamp(config) != stamp:
+            raise ModelFileError(Path(config.source).parent, "a file was changed while the version was loaded")
 
     def _go_on(self, name: str) -> None:
         """End the load of a model if it was ended, or if the repository is being closed."""

@@ -752,6 +752,27 @@ def test_rows_of_a_version_that_is_not_served_leave_the_database_at_the_start(fo
     assert sorted(kept) == tables_of(folder, 2)
 
 
+@pytest.mark.parametrize(
+    "before", ["serving.repository.repository.warn_of_idle_caches", "serving.repository.loader.warm_up"]
+)
+def test_files_that_change_during_the_start_do_not_change_rows_that_other_processes_serve(
+    folder, opened, monkeypatch, caplog, before
+):
+    write_ps(folder, **ROCKSDB)
+    opened(folder).close()
+    with monkeypatch.context() as patched:
+        patched.setattr(before, lambda _: replace(folder, SECOND))
+        with pytest.raises(ModelFileError, match="a file was changed while"):
+            opened(folder)
+    caplog.set_level(logging.INFO)
+    replace(folder, FIRST)
+
+    repository = opened(folder)
+
+    assert versions_that_answer(repository) == (1,)
+    assert "into rocksdb" not in caplog.text
+
+
 class OtherWorkers:
     """Worker 1 of two, or worker 0 that starts again, next to a worker that serves ``versions``."""
 
