@@ -3,6 +3,7 @@
 onnxruntime, ndonnx, spox and onnx are imported only when a model is built or opened.
 """
 
+import gc
 import hashlib
 import json
 import logging
@@ -71,6 +72,8 @@ def build_onnx(graph: Graph, weights: Weights) -> bytes:
     model.ir_version = _IR_VERSION
     model.metadata_props.add(key=DIGEST_PROPERTY, value=network_digest(graph, weights))
     content: bytes = model.SerializeToString()
+    del inputs, output, model
+    gc.collect()  # the traced objects refer to each other and to the weights
     return content
 
 

@@ -4,12 +4,14 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import numpy as np
 
 from kernels.errors import HotrowError
 from serving.background import InFlightCounter
 from serving.batch import read_batch
+from serving.config.models import ModelConfig
 from serving.errors import RequestError, UnknownModelError
 from serving.lookup_model import LookupModelSession
 from serving.model.manifest import Stamp
@@ -35,7 +37,8 @@ class LoadedModel:
         self.config = session.config
         self.session = session
         self.stamp: Stamp | None = None
-        self._calls = InFlightCounter(self._was_dropped)
+        # Nothing here refers to this object, or its memory would wait for the garbage collector.
+        self._calls = InFlightCounter(partial(_was_dropped, session.config))
         self._lock = threading.Lock()  # guards the two fields below
         self._releases: list[Callable[[], None]] = [session.close]
         self._is_closed = False
@@ -70,8 +73,9 @@ class LoadedModel:
             for release in reversed(self._releases):
                 releases.callback(release)
 
-    def _was_dropped(self) -> HotrowError:
-        return UnknownModelError(f"version {self.config.version} of model {self.config.name!r} was unloaded")
+
+def _was_dropped(config: ModelConfig) -> HotrowError:
+    return UnknownModelError(f"version {config.version} of model {config.name!r} was unloaded")
 
 
 def warm_up(session: InferenceSession | LookupModelSession) -> None:

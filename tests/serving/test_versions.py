@@ -1,6 +1,7 @@
 """Versions of a model: which are served, and how they change while requests are answered."""
 
 import asyncio
+import gc
 import hashlib
 import json
 import logging
@@ -9,6 +10,7 @@ import shutil
 import threading
 import time
 import uuid
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -468,6 +470,18 @@ class TestReplacedFiles:
         assert_answers(repository.session("tiny"), SECOND)
         repository.close()
         assert_answers(opened(folder).session("tiny"), SECOND)
+
+    def test_nothing_of_a_dropped_version_waits_for_the_garbage_collector(self, folder, opened):
+        repository = opened(folder)
+        old = weakref.ref(repository.session("tiny"))
+        replace(folder, SECOND)
+
+        gc.disable()
+        try:
+            repository.load_model("tiny")
+            assert old() is None
+        finally:
+            gc.enable()
 
     def test_the_metrics_show_the_digest_and_each_table_once(self, folder, opened):
         repository = opened(folder)

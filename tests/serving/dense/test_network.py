@@ -2,6 +2,7 @@ import logging
 import re
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -28,6 +29,17 @@ def onnx_file(graph, weights, tmp_path):
     pytest.importorskip("ndonnx")
     (tmp_path / "dense.onnx").write_bytes(build_onnx(graph, weights))
     return tmp_path / "dense.onnx"
+
+
+def test_building_a_model_keeps_no_weights(graph, weights):
+    pytest.importorskip("ndonnx")
+    own = {name: array.copy() for name, array in weights.items()}
+    kept = [weakref.ref(array) for array in own.values()]
+
+    build_onnx(graph, own)
+    del own
+
+    assert [one() for one in kept] == [None] * len(kept)
 
 
 def dcn_in_pytorch(weights, dense, embedding):
