@@ -122,7 +122,7 @@ class Filling:
                 plan = self._planned(truth, starting)  # another process may have filled some until now
                 plan.leave_out(set(range(len(self._partitions))) - set(numbers))
                 was_written = bool(plan.numbers)
-                self._states.mark(plan.numbers, Status.FILLING, "it is being filled")
+                self._states.fill_on({at: self._run_ids[at] for at in plan.numbers})
                 self._known = self._states.now()
                 self._take_unknown_rows(truth, plan)
                 self._write(truth.batches(), plan)
@@ -217,8 +217,7 @@ class Filling:
 
     def _has_all_rows(self, at: int, run_id: str) -> bool:
         """Whether a partition is on the node of its lease, or was moved from that node with all its rows."""
-        former = self._run_ids[at]
-        if run_id != former and former not in self._nodes.topology.master_run_ids():
+        if not self._nodes.topology.has_every_write({run_id, self._run_ids[at]}):
             return False
         self._run_ids[at] = run_id
         return True

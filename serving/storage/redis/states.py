@@ -16,13 +16,17 @@ from serving.storage.store import Truth
 
 
 class Status(enum.Enum):
-    """What this process knows of a partition."""
+    """What this process knows of a partition.
+
+    A process that has not changed rows finds an invalid partition valid after another process has filled it. A process
+    that has changed rows fills the partition itself: only then has the partition every change.
+    """
 
     VALID = "it holds the table's rows"
     UNKNOWN = "its marker must be read"
     INVALID = "its rows may be old or missing"
     FILLING = "it is being filled; changes are written to it"
-    MISSED = "it missed a write; it takes no writes until it is refilled"
+    MISSED = "it missed a change; it takes no changes until it is refilled"
     FOREIGN = "it was loaded from other files"
 
 
@@ -32,8 +36,9 @@ class PartitionState:
 
     Attributes:
         status: what is known.
-        generation: of the marker when the partition was last valid; None: it had no marker, or was never valid.
-        run_id: of the node when the partition was last valid.
+        generation: of the marker when the partition was last valid; None: it had no marker, was never valid, or was
+            loaded from other files since.
+        run_id: of the node that has every change of this process, if the partition is valid, unknown or being filled.
         reason: why it is not valid.
     """
 
@@ -52,7 +57,7 @@ class PartitionStates:
     Attributes:
         wanted: the marker that a load expects; None: the table was opened without a load, and is taken as it is.
         truth: the source of truth that Redis caches; None: Redis is the source of truth.
-        is_written: this process has changed rows.
+        is_written: this process has changed rows of a cache.
     """
 
     def __init__(self, nodes: RedisNodes, partitions: Partitions, rows: RedisRows) -> None:
@@ -95,6 +100,13 @@ class PartitionStates:
     def takes_changes(self, number: int) -> bool:
         """Whether rows of a partition may be changed."""
         return self._states[number].status not in (Status.MISSED, Status.FOREIGN)
+
+    def note_written(self) -> None:
+        """Note that this process changes rows from now on."""
+        with self._lock:
+            self.is_written = True
+            # What another thread has found without knowing that is refused by ``change``.
+            self._states = [one if one.status is Status.FILLING else replace(one) for one in self._states]
 
     def markers(self, numbers: Sequence[int]) -> list[tuple[PartitionMarker | None, str]]:
         """The marker of each partition, and the identity of its node."""
@@ -142,6 +154,13 @@ class PartitionStates:
                 if self.is_valid(number):
                     self._states[number] = replace(self._states[number], status=Status.UNKNOWN)
 
+    def fill_on(self, run_ids: Mapping[int, str]) -> None:
+        """Note that partitions are being filled, on the nodes with these identities."""
+        with self._lock:
+            for number, run_id in run_ids.items():
+                known, reason = self._states[number], "it is being filled"
+                self._states[number] = replace(known, status=Status.FILLING, run_id=run_id, reason=reason)
+
     def settle(self, numbers: Sequence[int], replies: Sequence[Reply]) -> None:
         """Note which partitions missed a change; raise the first error."""
         errors = []
@@ -150,10 +169,21 @@ class PartitionStates:
                 errors.append(reply.value)
                 if self.truth is not None:
                     self.mark([number], Status.MISSED, f"{self._name(number)} missed a change: {reply.value}")
-            elif reply.run_id != self._states[number].run_id:
-                self.doubt([number])
+            else:
+                self._settle_node(number, reply.run_id)
         if errors:
             raise without_frames(errors[0])
+
+    def _settle_node(self, number: int, run_id: str) -> None:
+        """Note which node took a change; if another node has the earlier changes, the partition is invalid."""
+        followed = (Status.VALID, Status.UNKNOWN, Status.FILLING)
+        while (known := self._states[number]).status in followed and known.run_id != run_id:
+            if known.status is not Status.FILLING and self._nodes.topology.has_every_write({known.run_id, run_id}):
+                state = replace(known, status=Status.UNKNOWN, run_id=run_id)
+            else:
+                reason = f"{self._name(number)}: another node took a change"
+                state = replace(known, status=Status.INVALID, reason=reason)
+            self.change(number, known, state)
 
     def judge(self, number: int, known: PartitionState, marker: PartitionMarker | None, run_id: str) -> PartitionState:
         """Set and return the state of a partition whose state was ``known`` before its marker and node were read."""
@@ -175,31 +205,29 @@ class PartitionStates:
         if marker and wanted and (marker.digest, marker.row_dtype) != (wanted.digest, row_dtype):
             reason = f"{name} was loaded from other files ({marker.digest}, {marker.row_dtype}); this process uses "
             reason += f"{wanted.digest}, {row_dtype}: load the model again with the files to serve"
-            return replace(known, status=Status.FOREIGN, reason=reason)
-        if known.status in (Status.MISSED, Status.FILLING):  # its rows may be old, whatever its marker says
-            return known
+            return replace(known, status=Status.FOREIGN, generation=None, reason=reason)
+        if known.status in (Status.FILLING, Status.MISSED) or (self.is_written and known.status is Status.INVALID):
+            return known  # its rows may be old, whatever its marker says
         needs_marker = wanted is not None or (self.truth is None and known.generation is not None)
         if marker is None and needs_marker:
             advice = "; load the model again: restart a server of this model" if self.truth is None else ""
             reason = f"{name} has no marker: it has lost its rows{advice}"
             return replace(known, status=Status.INVALID, reason=reason)
         loaded = marker if wanted is not None else None  # None: the rows are taken as they are
-        # The marker may name the new node already: another process has found it valid, for its own writes.
-        former = {known.run_id} if self.is_written and known.run_id else set()
-        if loaded is not None:
-            if self.truth is not None and self.is_written and known.generation not in (None, loaded.generation):
-                return replace(known, status=Status.INVALID, reason=f"{name} was filled by another process")
-            former.add(loaded.run_id)
-        former.discard(run_id)
-        if former and self.truth is not None and not self._has_every_write(number, loaded, former):
+        if self.is_written and loaded is not None and loaded.generation != known.generation:
+            return replace(known, status=Status.INVALID, reason=f"{name} was filled by another process")
+        nodes = {run_id} if loaded is None else {run_id, loaded.run_id}
+        if self.is_written:  # another process may have found the new node valid, for its own writes
+            nodes.add(known.run_id)
+        if self.truth is not None and not self._has_every_write(number, loaded, nodes):
             return replace(known, status=Status.INVALID, reason=f"{name}: its node may have lost writes")
         if loaded is not None and loaded.run_id != run_id:
             self._nodes.run([scripts.set_run_id(self._partitions[number], run_id)])
         return PartitionState(Status.VALID, marker.generation if marker else None, run_id)
 
-    def _has_every_write(self, number: int, loaded: PartitionMarker | None, former: set[str]) -> bool:
-        """Whether a partition that was on ``former`` nodes has lost no write."""
-        if former <= self._nodes.topology.master_run_ids():  # those nodes live: the slot was moved
+    def _has_every_write(self, number: int, loaded: PartitionMarker | None, nodes: set[str]) -> bool:
+        """Whether a partition that was on these nodes has lost no write."""
+        if self._nodes.topology.has_every_write(nodes):
             return True
         if self.is_written or loaded is None or loaded.changed or self.truth is None or self.truth.marker().changed:
             return False

@@ -132,9 +132,11 @@ class RedisTable:
 
     def set_changed(self) -> None:
         """Note in every marker that rows change; a partition that cannot be reached has missed the change."""
-        self.states.is_written = True
+        if self.states.truth is not None:
+            self.states.note_written()
         written = [number for number in range(len(self.partitions)) if self.states.takes_changes(number)]
-        self.states.settle(written, self._nodes.run_each([scripts.set_changed(self.partitions[at]) for at in written]))
+        commands = [scripts.set_changed(self.partitions[at]) for at in written]
+        self.states.settle(written, self._nodes.run_identified(commands))
 
     def drop(self) -> None:
         """Remove every row and everything that belongs to it."""
@@ -231,11 +233,10 @@ class RedisTable:
                 notes += [(number, command) for command in scripts.note_removed(one, words)]
         extras = self._extras(groups, name)
         numbers = [number for number, _ in (*notes, *groups, *extras)]
-        replies = self._nodes.run_each([*(one for _, one in notes), *commands, *(one for _, one in extras)])
+        replies = self._nodes.run_identified([*(one for _, one in notes), *commands, *(one for _, one in extras)])
         self.states.settle(numbers, replies)
 
     def _change_truth(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str, words_per_row: int) -> None:
-        self.states.is_written = True
         for _ in range(2):
             states = self.states.verified(sorted({number for number, _ in groups}))
             commands = [

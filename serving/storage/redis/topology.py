@@ -100,9 +100,15 @@ class RedisTopology:
         node = holders[0]
         return Address(node.host, node.port), self.client.get_redis_connection(node)
 
-    def master_run_ids(self) -> set[str]:
-        """The identities of all masters that answer."""
-        return {info["run_id"] for info in self._infos("server")}
+    def has_every_write(self, run_ids: set[str]) -> bool:
+        """Whether a slot that was on the nodes with these identities has every write: it was only moved, or stayed.
+
+        Then all of them are masters now. A replica that took over and its old master are not: every node of the cluster
+        knows only one of them as a master. redis-py may know both, so each node is asked for its role.
+        """
+        if len(run_ids) == 1:
+            return True
+        return run_ids <= {info["run_id"] for info in self._infos() if info["role"] == "master"}
 
     def eviction_policies(self) -> set[str]:
         """The policies of masters that evict rows when their memory is full."""
@@ -136,8 +142,8 @@ class RedisTopology:
         for client in self._clients(replicas=True):
             client.connection_pool.disconnect_free_connections()
 
-    def _infos(self, section: str) -> Iterator[Mapping[str, Any]]:
-        """A section of INFO from each master that answers."""
+    def _infos(self, section: str | None = None) -> Iterator[Mapping[str, Any]]:
+        """A section of INFO, or its usual sections, from each master that answers."""
         for client in self._clients():
             with suppress(*LOST):
                 yield client.info(section)

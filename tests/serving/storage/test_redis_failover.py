@@ -1,0 +1,180 @@
+"""A replica takes over, and the old master answers again for a moment: no process answers a row older than its change.
+
+The nodes are behind a relay, which decides at once and for all connections which node answers.
+"""
+
+import socket
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from benchmarks.redis_servers import RedisServer, wait_until
+from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, Truth, open_store
+
+KEY, OTHER_KEYS = 3, [key for key in range(KEYS.size) if key != 3]
+
+
+class Relay:
+    """An address that leads to one Redis server at a time, as that of a load balancer."""
+
+    def __init__(self, server):
+        self._server, self._sockets = server, []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def switch(self, server):
+        """Lead to another server, and break the connections to the last."""
+        self._server = server
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.switch(None)
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._server.address)
+                self._sockets += [client, server]
+                for source, target in ((client, server), (server, client)):
+                    threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+
+    @staticmethod
+    def _pump(source, target):
+        with suppress(OSError), source:
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+
+class Process:
+    """A process that serves Redis as a cache, and has the rows that it acknowledged."""
+
+    def __init__(self, relay):
+        self.rows, self.act = ROWS.copy(), lambda: None
+        self.truth = Truth(KEYS, self.rows, act=lambda: self.act())
+        self.store = open_store(relay, num_partitions=1)
+        self.store.serve_as_cache(SPEC, self.truth)
+
+    def fill(self, starting=False):
+        return self.store.fill(SPEC, self.truth, starting=starting)
+
+    def insert(self, keys, value):
+        self.rows[keys] = value
+        self.store.write_flags(SPEC.name, changed=True)
+        self.store.insert(SPEC.name, np.array(keys), self.rows[keys])
+
+    def check(self):
+        """Look up every key; returns whether all are found."""
+        out = np.empty_like(self.rows)
+        found = self.store.fetch(SPEC.name, KEYS, out)
+        assert (out[found] == self.rows[found]).all()
+        return found.all()
+
+
+@pytest.fixture
+def nodes(redis_binary, tmp_path):
+    """A master and its replica."""
+    old, new = RedisServer(tmp_path / "old"), RedisServer(tmp_path / "new")
+    with new.client() as client:
+        client.replicaof(*old.address)
+    yield old, new
+    old.kill()
+    new.kill()
+
+
+@pytest.fixture
+def relay(nodes):
+    relay = Relay(nodes[0])
+    yield relay
+    relay.close()
+
+
+@pytest.fixture
+def process(relay):
+    process = Process(relay)
+    process.fill(starting=True)
+    return process
+
+
+@pytest.fixture
+def fail_over(nodes, relay):
+    """Have the replica take over with every write; gives what makes the old master answer again."""
+    old, new = nodes
+
+    def fail_over():
+        with old.client() as one, new.client() as other:
+            wait_until(
+                lambda: one.info("replication")["master_repl_offset"] == other.info("replication")["slave_repl_offset"],
+                "the replica has every write",
+            )
+            other.replicaof("NO", "ONE")
+        relay.switch(new)
+        return lambda: relay.switch(old)
+
+    return fail_over
+
+
+def test_a_change_that_one_node_took_is_not_missing_on_the_other(process, fail_over):
+    process.insert([KEY], 5)
+    fail_back = fail_over()
+    process.insert([KEY], 6)
+    fail_back()
+    process.insert(OTHER_KEYS, 7)
+
+    process.check()
+    process.fill()
+    assert process.check()
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_change_of_an_invalid_partition_is_not_missing_on_the_other_node(nodes, process, fail_over, is_empty):
+    process.insert([KEY], 5)
+    fail_back = fail_over()
+    if is_empty:
+        with nodes[1].client() as client:
+            client.flushall()
+    assert not process.check()
+    process.insert([KEY], 6)
+    fail_back()
+
+    process.check()
+    process.fill()
+    assert process.check()
+
+
+def test_the_first_change_of_a_partition_that_was_not_filled_yet_is_not_missing_on_the_other_node(
+    relay, process, fail_over
+):
+    late = Process(relay)
+    fail_back = fail_over()
+    late.insert([KEY], 6)
+    fail_back()
+
+    late.fill()
+    assert late.check()
+
+
+def test_a_change_on_the_other_node_while_a_partition_is_filled_is_not_missing(nodes, process, fail_over):
+    def change():
+        fail_back = fail_over()
+        process.insert([KEY], 6)
+        fail_back()
+
+    with nodes[0].client() as client:
+        client.flushall()
+    assert not process.check()
+    process.act = change
+    assert process.fill()
+    process.act = lambda: None
+
+    process.check()
+    process.fill()
+    assert process.check()
