@@ -1,6 +1,7 @@
 """Read the models of a path: a repository's folder, a ``ps.json``, a v3.0 inference JSON or one model's folder."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from os.path import abspath, isdir, isfile  # these return False for an impossible path; Path.is_file raises
@@ -198,8 +199,14 @@ def incomplete_entries(folder: Path, name: str) -> dict[int, str]:
 
     Number 0 stands for the folder itself, if it cannot be read.
     """
-    fault = why_unreadable(folder / name)
-    return {0: fault} if fault else incomplete_versions(folder / name)
+    if fault := why_unreadable(folder / name):
+        return {0: fault}
+    found = incomplete_versions(folder / name)
+    with suppress(HotrowError):
+        model = open_model_folder(folder, name) if found else None
+        if model is not None and not model.versions and not model.is_incomplete:
+            return {}  # its tables are looked up, so they need no graph
+    return found
 
 
 def read_model(path: str | Path) -> ModelConfig:

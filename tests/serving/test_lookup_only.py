@@ -11,6 +11,7 @@ from serving.config import read_ps_config, read_repository
 from serving.errors import ConfigError, ModelFileError
 from serving.lookup import LookupSession
 from serving.model.sparse_file import write_sparse_directory
+from serving.repository import ModelRepository
 from tests.serving.ps_files import DEEP, KEYS, WIDE, write_lookup_model
 
 
@@ -119,6 +120,17 @@ def test_its_folder_in_a_repository_needs_no_graph(ps_file, tmp_path):
     for path in (tmp_path, tmp_path / "hps_wdl", tmp_path / "hps_wdl" / "1"):
         (model,) = read_repository(path).models
         assert (model.name, model.version, model.graph_file) == ("hps_wdl", 1, None)
+
+
+@pytest.mark.parametrize("control", ["none", "poll"])
+def test_nothing_is_missing_in_its_folder_in_a_repository(ps_file, tmp_path, caplog, control):
+    ps_file().rename(tmp_path / "ps.json")
+
+    with ModelRepository(tmp_path, control=control) as repository:
+        repository.load()
+        assert [(one.version, one.state, one.reason) for one in repository.index()] == [("1", "READY", "")]
+
+    assert "graph.json" not in caplog.text
 
 
 def test_a_folder_that_ps_json_does_not_list_still_needs_a_graph(ps_file, tmp_path):
