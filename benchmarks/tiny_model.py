@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.dense.onnx import build_onnx
+from serving.dense.onnx import build_onnx, network_digest
 from serving.model.dense_file import write_dense
 from serving.model.graph import read_graph
 from serving.model.manifest import write_manifest
 from serving.model.sparse_file import write_sparse_directory
+
+_onnx_files: dict[str, bytes] = {}  # by digest, because many tests write the same model
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class TinyModel:
         weights = dict(zip(("fc.weight", "fc.bias"), self.weights(), strict=True))
         write_dense(directory / "dense.model", graph, weights)
         # Exporters write this file too. Without it, each server that starts would build it.
-        (directory / "dense.onnx").write_bytes(build_onnx(graph, weights))
+        (directory / "dense.onnx").write_bytes(_onnx_file(graph, weights))
         for table in self.tables:
             write_sparse_directory(directory / table, np.arange(self.rows, dtype=np.int64), self.vectors(table))
         write_manifest(directory, name, version)
@@ -159,6 +161,13 @@ class TinyModel:
             for _ in range(samples)
         ]
         return dense, bags
+
+
+def _onnx_file(graph, weights):
+    digest = network_digest(graph, weights)
+    if digest not in _onnx_files:
+        _onnx_files[digest] = build_onnx(graph, weights)
+    return _onnx_files[digest]
 
 
 def flatten(bags):
