@@ -31,9 +31,13 @@ from tests.serving.table_names import full_name
 MODEL = TinyModel(rows=300)
 USER, ITEM = full_name(MODEL, "user"), full_name(MODEL, "item")
 SPEC = TableSpec(USER, 4)
-FORMATS = ["t.bin", "t.sst", "t"]
+FORMATS = ["t.sst", "t.bin", "t"]
 ROCKSDB = {"volatile_db": {"type": "disabled"}, "persistent_db": {"type": "rocks_db", "path": "rows", "num_threads": 1}}
 SNAPSHOTS = {"volatile_db": {"type": "snapshot", "path": "snapshots"}}
+TIERS = ["rocksdb", "redis", "redis_cluster", "redis and rocksdb", "ram and redis", "ram, redis and rocksdb"]
+# Each format with all tiers together, and each other choice of tiers with one format.
+TIERS_AND_FORMATS = [(TIERS[-1], name) for name in FORMATS]
+TIERS_AND_FORMATS += zip(TIERS[:-1], FORMATS + FORMATS[:2], strict=True)
 IN_FRONT = {"volatile_db": {"type": "hash_map"}, "persistent_db": ROCKSDB["persistent_db"]}
 
 
@@ -52,9 +56,7 @@ def write_ps(tmp_path):
     return write
 
 
-@pytest.fixture(
-    params=["rocksdb", "redis", "redis_cluster", "redis and rocksdb", "ram and redis", "ram, redis and rocksdb"]
-)
+@pytest.fixture(params=TIERS)
 def tiers(request):
     """The clauses of a ps.json for each tier that outlives the process, and for the two together."""
     clauses = dict(ROCKSDB) if "rocksdb" in request.param else {}
@@ -96,7 +98,7 @@ def served(ps, table=USER, extra=()):
     return dict(zip(keys[found].tolist(), rows[found].tolist(), strict=True)), hits
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("tiers", "name"), TIERS_AND_FORMATS, indirect=["tiers"])
 def test_what_was_dumped_is_loaded_and_served_again(write_ps, tiers, tmp_path, name):
     ps = write_ps(**tiers)
     ParameterServer.from_config(read_repository(ps)).close()
@@ -376,7 +378,7 @@ def test_other_model_files_replace_rows_that_were_loaded(write_ps, tiers, tmp_pa
     assert served(ps, full_name(newer, "user"))[0] == rows_of_model(model=newer)
 
 
-@pytest.mark.parametrize("name", [*FORMATS, "reserved.bin"])
+@pytest.mark.parametrize(("tiers", "name"), [*TIERS_AND_FORMATS, (TIERS[-1], "reserved.bin")], indirect=["tiers"])
 def test_a_damaged_file_is_refused_before_a_row_is_touched(write_ps, tiers, tmp_path, name):
     ps = write_ps(**tiers)
     ParameterServer.from_config(read_repository(ps)).close()
