@@ -5,6 +5,7 @@ A document that RFC 8259 forbids or leaves ambiguous is an error.
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -15,6 +16,7 @@ from serving.model.regular_file import read_regular
 T = TypeVar("T")
 _MOST_BYTES = 64 << 20
 _LONGEST_NAME = 4096  # as a path's
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 LARGEST_FLOAT32: Final = (2 - 2**-23) * 2.0**127
 
 
@@ -39,7 +41,8 @@ def read_json(path: str | Path) -> Any:
 def parse_json(text: str, source: str) -> Any:
     """Parse ``text``; ``source`` names it in messages.
 
-    A repeated key in one object, ``NaN``, ``Infinity`` and numbers too large for a float are errors too.
+    A repeated key in one object, ``NaN``, ``Infinity``, numbers too large for a float and half of a surrogate pair are
+    errors too.
 
     Raises:
         ConfigError: with the line and column of a syntax error.
@@ -60,7 +63,13 @@ def parse_json(text: str, source: str) -> Any:
         return number
 
     try:
-        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=finite, parse_float=finite)
+        document = json.loads(text, object_pairs_hook=unique_keys, parse_constant=finite, parse_float=finite)
+        if _ESCAPED_SURROGATE.search(text):
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
+    except UnicodeEncodeError as err:
+        half = ascii(err.object[err.start])[1:-1]
+        raise ConfigError(source, "", f"{half} is half of a surrogate pair, which stands for no character") from err
     except json.JSONDecodeError as err:
         raise ConfigError(source, f"line {err.lineno} column {err.colno}", _syntax_reason(err)) from err
     except RecursionError as err:

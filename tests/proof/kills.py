@@ -56,6 +56,14 @@ REST_S = 0.005
 CLOSED = (OSError, http.client.HTTPException)
 
 
+def has_ended(pid):
+    """Whether a process has closed its files."""
+    try:
+        return re.search(rb"^State:\s+Z", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE) is not None
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def model_of(seed):
     """The model of a seed; its answers differ from those of every other seed."""
     return TinyModel(seed=seed, rows=2000)
@@ -100,8 +108,11 @@ class Server:
         """Kill a worker, and wait until the next one is ready in its place."""
         before = self.starts(number)
         pid = int(re.findall(rf"worker {number} is ready: process (\d+)", self.log())[-1])
+        self.is_up.clear()  # first, because the kernel closes the worker's connections before its listening sockets
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: has_ended(pid), "the worker has ended", DEADLINE_S)
+        self.is_up.set()
         wait_until(lambda: self.starts(number) > before, f"worker {number} is ready again", DEADLINE_S)
 
     def kill_supervisor(self):

@@ -43,6 +43,8 @@ def test_every_json_value_is_read_back(value):
         pytest.param("[" * 100_000, "nested too deeply", id="depth"),
         pytest.param("1" * 5000, "x.json: Exceeds the limit", id="endless-integer"),
         pytest.param("\ufeff{}", "BOM", id="byte-order-mark"),
+        pytest.param(r'{"a": ["\ud800"]}', r"\ud800 is half of a surrogate pair", id="half-pair-value"),
+        pytest.param(r'{"a\uDC01": 1}', r"\udc01 is half of a surrogate pair", id="half-pair-key"),
     ],
 )
 def test_text_that_is_not_strict_json_is_refused_and_the_place_is_named(text, message):
