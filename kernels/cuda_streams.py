@@ -190,11 +190,14 @@ class CudaTimer:
 
 
 def _free_unused() -> None:
-    """Free what finished work of all streams has used, and forget dropped streams without work."""
+    """Free what finished work of all streams has used, and forget dropped streams without work.
+
+    A stream whose work uses a graph may be reachable from that graph. So it is dropped only after its work was freed.
+    """
     for queue in tuple(_queues):
         try:
             is_empty = queue.free_unused()
-        except DeviceFaultError:  # the stream's next caller is told
+        except (DeviceFaultError, MemoryError):  # the stream's next caller is told
             continue
         if is_empty and queue.is_dropped:
             _queues.discard(queue)

@@ -144,12 +144,23 @@ class ServedModels:
             self._tables = {key: table for key, table in self._tables.items() if table not in tables}
             self._end(tables)
             names = [table.name for table in tables]
-            if erase:
-                self._to_erase += names
-                erase_tables(self._tiers, self._to_erase)
-                self._to_erase = []
-            else:
+            if not erase:
                 drop_tables(self._tiers, names)
+                return
+            try:
+                erase_tables(self._tiers, names)
+            except StoreError:
+                self._to_erase += names
+                raise
+            self._to_erase = [name for name in self._to_erase if not self._is_erased(name)]
+
+    def _is_erased(self, table: str) -> bool:
+        """Erase a table that a tier could not erase before; return whether it could now."""
+        try:
+            erase_tables(self._tiers, [table])
+        except StoreError:
+            return False
+        return True
 
     def erase_other_versions(self, name: str) -> None:
         """See ``ParameterServer.erase_other_versions``."""

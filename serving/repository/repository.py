@@ -30,6 +30,7 @@ from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import (
     ConfigError,
+    DeviceMemoryError,
     LoadEndedError,
     ModelFileError,
     RequestError,
@@ -573,8 +574,12 @@ class ModelRepository:
 
         Raises:
             ModelFileError: they have changed since, so they may be those of two versions.
+            DeviceMemoryError: there is too little free memory.
         """
-        model = loader.open(config, devices, partial(self._report, config, stamp, progress))
+        try:
+            model = loader.open(config, devices, partial(self._report, config, stamp, progress))
+        except MemoryError:
+            raise DeviceMemoryError("cpu", f"too little free memory to load version {config.version}") from None
         model.stamp = stamp
         try:
             self._check_unchanged(config, stamp)

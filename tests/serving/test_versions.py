@@ -704,6 +704,26 @@ class TestPolling:
 
         assert versions_that_answer(repository) == (2,)
 
+    def test_a_version_that_does_not_fit_into_memory_has_a_reason_and_does_not_affect_others(
+        self, folder, opened, monkeypatch
+    ):
+        repository = opened(folder, control="poll", poll_s=3600)
+        SECOND.write(folder, "tiny", 2)
+        SECOND.write(folder, "z", 1)
+
+        def warm_up(session):
+            if session.config.name == "tiny":
+                raise MemoryError
+
+        with monkeypatch.context() as full:
+            full.setattr("serving.repository.loader.warm_up", warm_up)
+            repository.poll()
+
+        assert versions_that_answer(repository) == (1,)
+        assert_answers(repository.session("z"), SECOND)
+        (broken,) = (one for one in repository.index() if (one.name, one.version) == ("tiny", "2"))
+        assert (broken.state, broken.reason) == ("UNAVAILABLE", "cpu: too little free memory to load version 2")
+
     def test_new_and_removed_versions_and_models_are_followed(self, folder, opened):
         repository = opened(folder, control="poll", poll_s=3600)
         SECOND.write(folder, "tiny", 2)
