@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Container images often set this. Without bytecode, each of the hundreds of processes of the tests compiles Hotrow again.
+# Container images often set this. Without bytecode, every process that a test starts compiles Hotrow again.
 unexport PYTHONDONTWRITEBYTECODE
 # A Criteo file for `make demo`; if empty, it generates data.
 DATA ?=
@@ -95,7 +95,7 @@ mutants: $(VENV)/.test ## plant faults in the kernels: the tests must notice 4 o
 	@$(BIN)/python -m benchmarks.mutants --json benchmarks/results/mutants.json
 	@$(BIN)/python -m benchmarks.mutants --drawn $(DRAWN_FAULTS) --json benchmarks/results/drawn_mutants.json
 
-test-gpu: gpu $(GPU_READY) gpu-python ## the tests that need a GPU; fails without a GPU, skips nothing
+test-gpu: gpu $(GPU_READY) gpu-python ## the tests that need a GPU; fails without a GPU, skips only tests of real data
 	@HOTROW_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS)
 
 lint: $(VENV)/.lint ## ruff, mypy strict, import contracts

@@ -21,7 +21,7 @@ from kernels.errors import DeviceFaultError, KernelError
 _HELD_LAUNCHES = 64  # launches per event
 _NO_MEMORY, _NOT_READY = 2, 600  # cudaErrorMemoryAllocation, cudaErrorNotReady
 _idle_handles: dict[int, deque[ctypes.c_void_p]] = {}  # unused handles of cuBLAS, by GPU
-_queues: set[_Queue] = set()  # of all streams, and of dropped streams until their work has run
+_queues: set[_Queue] = set()  # of all streams; those of dropped streams stay until their work has run
 
 
 class CudaEvent:
@@ -50,16 +50,16 @@ class CudaEvent:
 
 
 class _Queue:
-    """A stream's queued work: it keeps what the work uses until it has run.
+    """Keeps what the queued work of a stream uses, until the work has run.
 
-    ``_queues`` refers to it, so the garbage collector never takes it together with its stream. The collector would
-    first finalize all it takes, in any order: CuPy's events, streams and pinned memory would be destroyed or reused
-    under the work.
+    ``_queues`` refers to each queue, so the garbage collector never takes a queue together with its stream. The
+    collector finalizes objects in any order. It could destroy or reuse CuPy's events, streams and pinned memory while
+    the work still uses them.
     """
 
     def __init__(self, cupy_stream: Any) -> None:
-        """Nothing is queued."""
-        self.is_dropped = False  # the stream is
+        """Start without work."""
+        self.is_dropped = False  # whether the stream is gone
         self._cupy_stream = cupy_stream
         self._held: list[Any] = []
         self._waiting: deque[tuple[CudaEvent, list[Any]]] = deque()
@@ -197,7 +197,7 @@ def _free_unused() -> None:
     for queue in tuple(_queues):
         try:
             is_empty = queue.free_unused()
-        except (DeviceFaultError, MemoryError):  # the stream's next caller is told
+        except (DeviceFaultError, MemoryError):  # the next caller of this stream gets the error
             continue
         if is_empty and queue.is_dropped:
             _queues.discard(queue)

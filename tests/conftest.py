@@ -1,6 +1,6 @@
 """Settings of all tests, and fixtures for tests of devices.
 
-`make test-gpu` sets HOTROW_REQUIRE_GPU, which turns a skipped test into a failure, unless only real data is absent.
+`make test-gpu` sets HOTROW_REQUIRE_GPU. Then a skipped test fails, unless only its real data is absent.
 """
 
 import gc

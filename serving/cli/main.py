@@ -13,7 +13,7 @@ from serving.cli.outcome import outcome
 from serving.cli.output import outlive_readers
 
 _FAILED_TO_START = 2
-#: What these commands print is their result. Other commands have done their work even if nobody reads what they print.
+#: The output of these commands is their result. Other commands have done their work even if nobody reads the output.
 _REPORTS = ("check", "plan", "predict", "stats", "token")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 _log = logging.getLogger("hotrow.server")
 _LOG_TIMEOUT_S = 0.2
-_OUR_THREADS = "hotrow-"  # what the names of threads begin with that may run a call
+_OUR_THREADS = "hotrow-"  # prefix of the names of threads that may run a call; gRPC's own threads never end
 
 
 def in_thread(name: str, work: Callable[[], None]) -> None:
@@ -35,8 +35,8 @@ def in_thread(name: str, work: Callable[[], None]) -> None:
 def end_process_after(seconds: float, exit_code: int, file: Path | None = None) -> None:
     """End the process with ``exit_code`` after this time, if it has not ended before, and remove ``file``.
 
-    If the process ends earlier while a call still hangs, the exit code is the same. C++ libraries would abort the
-    process instead, because they destroy what the call uses.
+    If the process ends earlier while a call still hangs, the exit code is the same. Otherwise C++ libraries could abort
+    the process, because they destroy what the call still uses.
     """
 
     def end() -> None:
@@ -50,7 +50,7 @@ def end_process_after(seconds: float, exit_code: int, file: Path | None = None) 
         os._exit(exit_code)
 
     def end_if_a_call_hangs() -> None:
-        if any(thread.name.startswith(_OUR_THREADS) for thread in threading.enumerate()):  # gRPC's threads never end
+        if any(thread.name.startswith(_OUR_THREADS) for thread in threading.enumerate()):
             end()
 
     atexit.register(end_if_a_call_hangs)

@@ -24,7 +24,7 @@ def read_model_directory(path: str | Path, go_on: GoOn | None = None) -> ModelCo
 
     Args:
         path: the directory.
-        go_on: may end the reading of large files; None: they are read to the end.
+        go_on: called between parts of the files that are hashed; it raises an error to end the hashing.
 
     Raises:
         ModelFileError: there is no version, or a file does not match the manifest.

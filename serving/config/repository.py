@@ -79,7 +79,7 @@ class ModelFolder:
     def read(self, version: int, go_on: GoOn | None = None) -> ModelConfig:
         """Read a version with the settings of ``ps.json``; its files are checked against its manifest.
 
-        ``go_on`` may end this, see ``read_model_directory``.
+        See ``read_model_directory`` for ``go_on``.
 
         Raises:
             ConfigError: a configuration cannot be accepted.
@@ -205,7 +205,7 @@ def incomplete_entries(folder: Path, name: str) -> dict[int, str]:
     with suppress(HotrowError):
         model = open_model_folder(folder, name) if found else None
         if model is not None and not model.versions and not model.is_incomplete:
-            return {}  # its tables are looked up, so they need no graph
+            return {}  # a lookup-only model needs no graph
     return found
 
 

@@ -50,7 +50,7 @@ class DeviceArithmetic:
         found = self._constants.get(key)
         if found is None:
             array = self._device.empty(values.shape, values.dtype)
-            # On no other stream: earlier work of this one may still write the memory that it returned to the pool.
+            # Uploaded on the stream that allocated it: earlier work of this stream may still write the memory.
             self._device.upload(np.ascontiguousarray(values).reshape(values.shape), array, stream)
             stream.synchronize()
             found = self._constants.setdefault(key, array)

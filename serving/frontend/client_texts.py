@@ -11,7 +11,7 @@ _FOLDERS = re.compile(r"(?<![\w./:~-])/(?:[^\s/:;,'\"()]+/)+")
 
 
 def message_of(error: HotrowError | MemoryError) -> str:
-    """Return an error's text. Errors of requests only name what the client sent."""
+    """Return an error's text. Errors of requests name only what the client sent."""
     if isinstance(error, MemoryError):
         return "the server has too little free memory for this request"
     return str(error) if isinstance(error, RequestError) else without_folders(str(error))

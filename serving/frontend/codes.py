@@ -19,7 +19,7 @@ from serving.errors import (
     WorkerError,
 )
 
-#: With a 408, a 429 or a 503 the same request may succeed later. With another code below 500 the caller must change it.
+#: After 408, 429 or 503, the same request may succeed later. After other codes below 500, the caller must change it.
 CODES: dict[type[Exception], tuple[int, str]] = {
     UnauthenticatedError: (401, "UNAUTHENTICATED"),
     ForbiddenError: (403, "PERMISSION_DENIED"),

@@ -83,7 +83,8 @@ class PredictEndpoint:
             timeout_s: how long the client waits for the answer; None: no limit.
 
         Raises:
-            OverloadedError: see ``check_load``; or the server has too little memory.
+            OverloadedError: see ``check_load``.
+            MemoryError: the server has too little free memory.
             DeadlineError: the request's time was over before it began.
             UnknownModelError: this model or this version is not served.
         """

@@ -313,7 +313,7 @@ class OpenCalls:
         return heapq.nsmallest(count, self._seen_s, idleness)
 
     def _end_withdrawn(self) -> None:
-        """End the watches, and the streams that wait for a message, whose tokens are not valid any more."""
+        """End watches and waiting streams whose tokens are no longer valid."""
         for connection in self._connections.values():
             for call in [one for one in connection.waiting if one.is_watch or one.is_stream]:
                 try:

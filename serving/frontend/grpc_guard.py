@@ -50,7 +50,7 @@ class MethodGuard:
         self._access.end(token)
 
     def check_size(self, data: bytes) -> None:
-        """Check that a message is not too large to be parsed on the event loop.
+        """Refuse a message that would take too long to parse on the event loop.
 
         Raises:
             PayloadTooLargeError: it has too many bytes or fields.
@@ -65,7 +65,7 @@ class MethodGuard:
     def check(self, message: Any, context: Any) -> None:
         """Check that a client may send a message, because a stream may outlive its token. See ``Access.check``.
 
-        ``message`` None: check that the call may go on.
+        If ``message`` is None, check that the call may go on.
         """
         if not self._access.needs_tokens:
             return

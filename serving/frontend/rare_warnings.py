@@ -8,7 +8,7 @@ _INTERVAL_S = 60.0
 
 
 class RareWarnings:
-    """Logs warnings, each kind at most once a minute. Not safe for threads."""
+    """Logs warnings, each kind at most once a minute. Not thread-safe."""
 
     def __init__(self, log: logging.Logger) -> None:
         """Warn in ``log``."""
@@ -16,7 +16,7 @@ class RareWarnings:
         self._warned_s: dict[str, float] = {}  # by form
 
     def warn(self, form: str, *fields: object) -> None:
-        """Log a line, unless a line of the same form was logged within the last minute."""
+        """Log a line, unless a line of the same form was logged in the last minute."""
         now = now_s()
         if now - self._warned_s.get(form, -math.inf) >= _INTERVAL_S:
             self._warned_s[form] = now

@@ -92,7 +92,7 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _matrix_in(path: Path) -> NDArray[Any]:
-    """Return a view of the array in a ``.npy``; it keeps no descriptor, because a model may have many tables."""
+    """Return a view of the array in a ``.npy``. It keeps no descriptor open, because a model may have many tables."""
     with _faults_of(path):
         check_regular(path)
         array = np.lib.format.open_memmap(path, mode="r")

@@ -97,7 +97,7 @@ def read_manifest(directory: str | Path) -> Manifest:
 def verify_manifest(directory: str | Path, full: bool = True, go_on: GoOn | None = None) -> Manifest:
     """Check that the folder has exactly the manifest's files, except ``__pycache__``.
 
-    With ``full``, also check every file's SHA-256, not only its name and size. ``go_on`` may end this.
+    With ``full``, also check every file's SHA-256, not only its name and size. ``go_on`` may end the hashing.
 
     Raises:
         ModelFileError: the manifest cannot be read, or a file is missing, additional, or different.
@@ -124,7 +124,7 @@ def verify_manifest(directory: str | Path, full: bool = True, go_on: GoOn | None
 def digest_of_files(directory: str | Path, go_on: GoOn | None = None) -> str:
     """Return the digest of a version without a manifest: the SHA-256 of what ``sha256sum`` prints for its files.
 
-    ``go_on`` may end this.
+    ``go_on`` may end the hashing.
 
     Raises:
         ModelFileError: a file cannot be read, or is not a regular file.

@@ -1,6 +1,6 @@
 """Opens regular files. Pipes and devices are refused, because reading them may never end.
 
-Links are followed. ``real_path`` says where they lead.
+Links are followed.
 """
 
 import errno
@@ -14,7 +14,7 @@ MOST_ONNX_BYTES = 2 << 30
 
 
 def real_path(path: str | Path) -> Path:
-    """Return where links lead. Links in a circle stay as they are, where ``Path.resolve`` raises RuntimeError."""
+    """Follow links, but keep links in a circle. ``Path.resolve`` raises RuntimeError for them before Python 3.13."""
     return Path(os.path.realpath(path))
 
 

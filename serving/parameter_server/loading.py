@@ -190,7 +190,7 @@ def erase_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:
         _for_all((store.erase_table for store in caches), tables)
         _for_all((truth.erase_table,), tables)
     except StoreError as err:
-        advice = "rows stay there until a model is erased while it answers"
+        advice = "its rows stay; a later erasure of any model tries again"
         raise type(err)(err.store, err.table, f"{err.reason}; {advice}") from err
 
 

@@ -44,7 +44,7 @@ class ServedModels:
         self._models: tuple[ModelConfig, ...] = ()
         self._tables: dict[str, ServedTable] = {}
         self._cached: tuple[CachedTable, ...] = ()
-        self._to_erase: list[str] = []  # tables of erased models whose rows stay, because a tier did not answer
+        self._to_erase: list[str] = []  # tables of erased models whose rows stay because a tier did not answer
         self._filling = threading.Lock()  # held while a cache is refilled
         self._refill_worker: PeriodicWorker | None = None  # started with the first cache that may become invalid
         self._watcher: PeriodicWorker | None = None  # started with the first model, if a tier may not answer

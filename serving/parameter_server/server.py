@@ -153,9 +153,9 @@ class ParameterServer:
         """Forget a model and remove its rows from every tier: HPS's ``erase_model_from_hps``.
 
         See ``unload_model`` for arguments and errors. Processes that share a tier lose the rows as well. If a cache
-        does not answer, the truth keeps its rows too, and the error says so. The next erasure of any model removes
-        them, unless the model was loaded again. A RocksDB database that is open read-only keeps its rows: erase them in
-        the process that writes.
+        does not answer, the truth keeps its rows too, and the error says so. A later erasure of any model removes
+        these rows, unless the model was loaded again. A RocksDB database that is open read-only keeps its rows: erase
+        them in the process that writes.
         """
         self._served.forget(name, version, erase=True, held=held)
 

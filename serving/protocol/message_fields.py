@@ -6,14 +6,14 @@ An empty tensor takes two bytes of a message. Parsed, it takes hundreds of bytes
 from serving.errors import PayloadTooLargeError
 
 _MOST_FIELDS = 10_000
-#: A shorter message cannot have enough fields to be a burden.
+#: A message of this size or less is parsed fast, whatever it has.
 _SHORT_BYTES = 16 << 10
 _INPUTS, _OUTPUTS = 5, 6
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 
 def check_fields(data: bytes) -> None:
-    """Refuse a message with too many fields, in itself and in its tensors. It may be no message at all.
+    """Refuse a message that has too many fields, including the fields of its tensors. ``data`` may be any bytes.
 
     Raises:
         PayloadTooLargeError: it has too many fields.
@@ -46,7 +46,7 @@ def check_fields(data: bytes) -> None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at ``at``, and where it ends; the end of the data ends it too."""
+    """Return the number that begins at ``at``, and where it ends. The end of the data also ends the number."""
     number = shift = 0
     for byte in data[at : at + 10]:
         at += 1

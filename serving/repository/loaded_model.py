@@ -37,7 +37,7 @@ class LoadedModel:
         self.config = session.config
         self.session = session
         self.stamp: Stamp | None = None
-        # Nothing here refers to this object, or its memory would wait for the garbage collector.
+        # No reference to this object: the cycle would keep the model in memory until the garbage collector runs.
         self._calls = InFlightCounter(partial(_was_dropped, session.config))
         self._lock = threading.Lock()  # guards the two fields below
         self._releases: list[Callable[[], None]] = [session.close]

@@ -584,16 +584,16 @@ class ModelRepository:
         try:
             self._check_unchanged(config, stamp)
         except ModelFileError:
-            loader.drop(model)  # its rows stay, because other processes may serve them; the next start erases them
+            loader.drop(model)  # other processes may serve its rows; the next start erases rows that nobody serves
             raise
         return model
 
     def _report(
         self, config: ModelConfig, stamp: Stamp | None, progress: Progress | None, task: str, rows: int, all_rows: int
     ) -> None:
-        """Report the progress of a load, or end the load before a row is replaced.
+        """Report the progress of a load. End the load if it was ended, or if a file of the version has changed.
 
-        Other processes may serve this version from the same stores. They must not get the rows of other files.
+        Other processes may serve this version from the same stores. They must not get rows of other files.
         """
         self._go_on(config.name)
         self._check_unchanged(config, stamp)
@@ -614,7 +614,7 @@ class ModelRepository:
     @contextmanager
     def _loading_of(self, name: str) -> Iterator[None]:
         """Let ``end_load`` end the load of a model while the block runs."""
-        if self._ended_load == name:  # an earlier load
+        if self._ended_load == name:  # left by an earlier load
             self._ended_load = ""
         self._loading = name
         try:

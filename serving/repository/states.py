@@ -15,9 +15,9 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One line of Triton's repository index; all texts but the name are empty for a model that was never loaded.
+    """One line of Triton's repository index; all texts except the name are empty for a model that was never loaded.
 
-    A version that serves has a reason if the files in its folder are others and cannot be loaded.
+    A version that serves has a reason if its folder has other files now, and they cannot be loaded.
     """
 
     name: str
@@ -58,22 +58,22 @@ class VersionStates:
             logger.error("model %s: %s", name, told(err))
 
     def log_again(self, name: str) -> None:
-        """Log the next fault of a model, even if it is known."""
+        """Log the next fault of a model, even if this fault was logged before."""
         self._logged = {place for place in self._logged if place[0] != name}
 
     def clear(self, name: str, number: int) -> None:
-        """A version is served from the files that its folder has now, or its folder is gone."""
+        """Forget the state and the fault of a version: its folder's files serve, or its folder is gone."""
         for of_places in (self._states, self._faults):
             of_places.pop((name, number), None)
         self._logged.discard((name, number))
 
     def keep_versions(self, name: str, numbers: Collection[int]) -> None:
-        """Forget the states of versions that a model's folder does not have any more."""
+        """Forget the versions that a model's folder no longer has."""
         for place in [place for place in self._states if place[0] == name and place[1] not in numbers]:
             self.clear(*place)
 
     def keep_models(self, names: Collection[str]) -> None:
-        """Forget the logged faults of models that are gone."""
+        """Forget the faults of models that are gone."""
         for place in [place for place in self._logged if place[0] not in names]:
             self.clear(*place)
 

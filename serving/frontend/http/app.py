@@ -44,9 +44,10 @@ _ERROR_SCHEMA = {"type": "object", "required": ["error"], "properties": {"error"
 _ERRORS: dict[int, str] = {
     400: "What is wrong with the request, and where.",
     404: "No such model or version.",
+    408: "The body did not arrive in time; the request may succeed later.",
     413: "The body is too large.",
     415: "The body has an unsupported encoding.",
-    429: "Too many requests are running; the request may succeed later.",
+    429: "Too many requests are running, or memory is short; the request may succeed later.",
     503: "A tier or a GPU does not answer; the request may succeed later.",
 }
 

@@ -187,7 +187,7 @@ class RequestParser:
             return
         self._has_head = True
         self._unfinished_bytes = 0
-        if b"#" in self._target:  # a fragment: clients never send it, and a proxy's rules may take it for the path
+        if b"#" in self._target:  # clients never send a fragment; a proxy may take the fragment for a part of the path
             raise RefusedBytesError(400, "the request's path has the character '#'")
         try:
             url = httptools.parse_url(self._target)

@@ -22,17 +22,17 @@ and never an answer of defaults. Changes name the marker's generation, and Redis
   ``run_id`` than the marker. Then the partition stays valid if its former node is still a master of the cluster: the
   slot was moved. It also stays valid if the table never changed and the partition has all rows of its load. Otherwise
   the node may have lost writes, and the partition is invalid. A process that has written to the table also compares
-  the node with the node that has its writes. If another node takes a write, the slot was moved, or the partition
-  is invalid: an old master may believe for a moment that it is still the master.
+  the node with the node that has its writes. If another node takes a write and the slot was not moved, the partition is
+  invalid: an old master may believe for a moment that it is still the master.
 - A partition that missed a write of this process is invalid. So is a partition that another process filled after this
   process had written to the table: that process may not have had the write.
 
-An invalid partition is bypassed and refilled from the truth. A process that has written to the table does that itself.
-Other processes may wait until one process has done it. One process refills it at a time, under the lease, which a
-thread renews. The process drops the old rows, adds rows whose keys are absent, and writes the marker. Writers continue
-meanwhile. Their rows are newer than the truth's, and adding never overwrites them. A key that is removed meanwhile is
-noted and not added again. While a partition is being filled, its marker has only ``filling``. Rows under such a marker
-are Hotrow's: the next start drops them.
+An invalid partition is bypassed and refilled from the truth. A process that has written to the table refills the
+partition itself. Other processes may use another process's refill. The lease lets one process refill at a time, and a
+thread renews the lease. The process drops the old rows, adds rows whose keys are absent, and writes the marker. Writers
+continue meanwhile. Their rows are newer than the truth's, and adding never overwrites them. A key that is removed
+meanwhile is noted and not added again. While a partition is being filled, its marker has only ``filling``. Rows under
+such a marker are Hotrow's: the next start drops them.
 """
 
 from serving.storage.redis.store import RedisStore

@@ -18,8 +18,8 @@ from serving.storage.store import Truth
 class Status(enum.Enum):
     """What this process knows of a partition.
 
-    A process that has not changed rows finds an invalid partition valid after another process has filled it. A process
-    that has changed rows fills the partition itself: only then has the partition every change.
+    If this process has changed no rows, an invalid partition is valid again once another process has filled it. If this
+    process has changed rows, it fills the partition itself: only then does the partition have every change.
     """
 
     VALID = "it holds the table's rows"
@@ -57,7 +57,7 @@ class PartitionStates:
     Attributes:
         wanted: the marker that a load expects; None: the table was opened without a load, and is taken as it is.
         truth: the source of truth that Redis caches; None: Redis is the source of truth.
-        is_written: this process has changed rows of a cache.
+        is_written: this process has changed rows, and Redis is a cache.
     """
 
     def __init__(self, nodes: RedisNodes, partitions: Partitions, rows: RedisRows) -> None:
@@ -105,7 +105,7 @@ class PartitionStates:
         """Note that this process changes rows from now on."""
         with self._lock:
             self.is_written = True
-            # What another thread has found without knowing that is refused by ``change``.
+            # New objects: ``change`` then ignores what other threads have judged before. A filling goes on.
             self._states = [one if one.status is Status.FILLING else replace(one) for one in self._states]
 
     def markers(self, numbers: Sequence[int]) -> list[tuple[PartitionMarker | None, str]]:

@@ -101,10 +101,11 @@ class RedisTopology:
         return Address(node.host, node.port), self.client.get_redis_connection(node)
 
     def has_every_write(self, run_ids: set[str]) -> bool:
-        """Whether a slot that was on the nodes with these identities has every write: it was only moved, or stayed.
+        """Whether a slot that was on the nodes with these identities has every write.
 
-        Then all of them are masters now. A replica that took over and its old master are not: every node of the cluster
-        knows only one of them as a master. redis-py may know both, so each node is asked for its role.
+        It has if it stayed on one node, or was moved between masters: then all of them are masters now. A replica that
+        took over and its old master are not both masters. redis-py may know both as masters, so each node is asked for
+        its role.
         """
         if len(run_ids) == 1:
             return True

@@ -581,6 +581,6 @@ def test_a_process_without_descriptors_waits_for_one_and_logs_a_line(caplog):
         answer = served(client)
 
     assert answer.endswith(b"/first 3")
-    # Others may write too: the garbage collector logs the futures that gRPC left in an earlier test.
+    # Other loggers may have lines too: the garbage collector reports the futures that gRPC left in an earlier test.
     lines = [record.message.partition(";")[0] for record in caplog.records if record.name == "hotrow.http"]
     assert lines == ["cannot accept a connection: Too many open files"]

@@ -322,7 +322,7 @@ def test_erasing_a_model_from_a_database_that_is_only_read_says_that_its_rows_st
     with ParameterServer([MemoryStore(), durable]) as server:
         server.load_model(config_of(model))
 
-        with pytest.raises(StoreError, match=r"'dcn\.table0': .* read-only.* rows stay there until a model is erased"):
+        with pytest.raises(StoreError, match=r"'dcn\.table0': .* read-only.* its rows stay; a later erasure"):
             server.erase_model("dcn")
 
         assert server.models() == ()
@@ -345,7 +345,7 @@ def test_an_erased_model_keeps_its_rows_in_the_last_tier_until_a_cache_that_did_
     with ParameterServer([cache, durable]) as server:
         server.load_model(config_of(model))
 
-        with pytest.raises(StoreError, match=r"'dcn\.table0': no answer; rows stay there until"):
+        with pytest.raises(StoreError, match=r"'dcn\.table0': no answer; its rows stay; a later erasure"):
             server.erase_model("dcn")
 
         assert server.models() == ()

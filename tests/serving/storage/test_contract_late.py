@@ -173,7 +173,7 @@ def test_a_model_that_is_erased_while_redis_is_down_keeps_its_rows_until_it_is_e
         server.insert([3], 7)
         rows = server.rows
         own_server.kill()
-        advice = "rows stay there until a model is erased while it answers"
+        advice = "its rows stay; a later erasure of any model tries again"
         with pytest.raises(StoreUnreachableError, match=f"redis: .*Connection refused; {advice}$"):
             server.server.erase_model("m")
         assert server.server.models() == ()

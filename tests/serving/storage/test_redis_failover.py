@@ -17,7 +17,7 @@ KEY, OTHER_KEYS = 3, [key for key in range(KEYS.size) if key != 3]
 
 
 class Relay:
-    """An address that leads to one Redis server at a time, as that of a load balancer."""
+    """An address that leads to one Redis server at a time, like the address of a load balancer."""
 
     def __init__(self, server):
         self._server, self._sockets = server, []
@@ -26,7 +26,7 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def switch(self, server):
-        """Lead to another server, and break the connections to the last."""
+        """Lead to another server, and break the open connections."""
         self._server = server
         for one in self._sockets:
             with suppress(OSError):
@@ -72,7 +72,7 @@ class Process:
         self.store.insert(SPEC.name, np.array(keys), self.rows[keys])
 
     def check(self):
-        """Look up every key; returns whether all are found."""
+        """Look up every key, and return whether all are found."""
         out = np.empty_like(self.rows)
         found = self.store.fetch(SPEC.name, KEYS, out)
         assert (out[found] == self.rows[found]).all()
@@ -106,7 +106,7 @@ def process(relay):
 
 @pytest.fixture
 def fail_over(nodes, relay):
-    """Have the replica take over with every write; gives what makes the old master answer again."""
+    """A function that lets the replica take over with every write. It returns a function that switches back."""
     old, new = nodes
 
     def fail_over():
