@@ -33,7 +33,8 @@ _OWN_NAMES_FIRST = "-Wl,-Bsymbolic-functions"
 _SANITIZERS = {
     "": [],
     "thread": ["-fsanitize=thread", "-Wno-tsan"],
-    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-sanitize=vptr"],
+    # The sanitizer's checks make -O2 slow to compile, and the tests run each kernel for a moment only.
+    "address": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-sanitize=vptr"],
 }
 
 
