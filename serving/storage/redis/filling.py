@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -73,7 +73,7 @@ class Filling:
         self._run_ids: dict[int, str] = {}  # by partition, of the node that gave the lease
         self._lost: set[int] = set()  # partitions whose lease or node was lost
         self._gathered = [0] * len(self._partitions)  # by partition that is swapped, rows that will take its place
-        self._known: list[PartitionState] = []  # when the filling began: a change that is missed later counts
+        self._known: Mapping[int, PartitionState] = {}  # when the filling began: a change that is missed later counts
 
     def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
         """Fill the table as the source of truth: see ``Store.load``.
@@ -82,7 +82,7 @@ class Filling:
         this load, and then find nothing to do.
         """
         everywhere = range(len(self._partitions))
-        self._known = self._states.now()
+        self._known = dict(enumerate(self._states.now()))
         with self._leases(everywhere, wait_s=LEASE_WAIT_S):
             plan, found, was_changed = _Plan(), set[int](), False
             wanted = (marker.digest, self._table.rows.codec.row_dtype)
@@ -122,8 +122,7 @@ class Filling:
                 plan = self._planned(truth, starting)  # another process may have filled some until now
                 plan.leave_out(set(range(len(self._partitions))) - set(numbers))
                 was_written = bool(plan.numbers)
-                self._states.fill_on({at: self._run_ids[at] for at in plan.numbers})
-                self._known = self._states.now()
+                self._known = self._states.fill_on({at: self._run_ids[at] for at in plan.numbers})
                 self._take_unknown_rows(truth, plan)
                 self._write(truth.batches(), plan)
                 wanted = truth.marker()

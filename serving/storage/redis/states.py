@@ -154,12 +154,13 @@ class PartitionStates:
                 if self.is_valid(number):
                     self._states[number] = replace(self._states[number], status=Status.UNKNOWN)
 
-    def fill_on(self, run_ids: Mapping[int, str]) -> None:
-        """Note that partitions are being filled, on the nodes with these identities."""
+    def fill_on(self, run_ids: Mapping[int, str]) -> Mapping[int, PartitionState]:
+        """Note that partitions are being filled, on the nodes with these identities; returns their states."""
         with self._lock:
             for number, run_id in run_ids.items():
                 known, reason = self._states[number], "it is being filled"
                 self._states[number] = replace(known, status=Status.FILLING, run_id=run_id, reason=reason)
+            return {number: self._states[number] for number in run_ids}
 
     def settle(self, numbers: Sequence[int], replies: Sequence[Reply]) -> None:
         """Note which partitions missed a change; raise the first error."""

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.redis_servers import RedisServer, wait_until
+from serving.errors import StoreError
+from serving.storage.redis.states import PartitionStates
 from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, Truth, open_store
 
 KEY, OTHER_KEYS = 3, [key for key in range(KEYS.size) if key != 3]
@@ -67,8 +69,12 @@ class Process:
         return self.store.fill(SPEC, self.truth, starting=starting)
 
     def insert(self, keys, value):
-        self.rows[keys] = value
         self.store.write_flags(SPEC.name, changed=True)
+        self.insert_more(keys, value)
+
+    def insert_more(self, keys, value):
+        """Insert rows after the flag was written."""
+        self.rows[keys] = value
         self.store.insert(SPEC.name, np.array(keys), self.rows[keys])
 
     def check(self):
@@ -173,6 +179,44 @@ def test_a_change_on_the_other_node_while_a_partition_is_filled_is_not_missing(n
     assert not process.check()
     process.act = change
     assert process.fill()
+    process.act = lambda: None
+
+    process.check()
+    process.fill()
+    assert process.check()
+
+
+@pytest.mark.parametrize("first", ["is refused", "goes to the other node"])
+def test_changes_right_after_a_filling_has_begun_are_not_missing(nodes, relay, process, fail_over, monkeypatch, first):
+    old, new = nodes
+    begin = PartitionStates.fill_on
+
+    def change_at_once(states, run_ids):
+        """Begin, and let a change come before anything else happens."""
+        begun = begin(states, run_ids)
+        if first == "is refused":
+            client.config_set("maxmemory", 1)
+            with pytest.raises(StoreError, match="OOM"):
+                process.insert_more([KEY], 6)
+            client.config_set("maxmemory", 0)
+        else:
+            change_elsewhere(6)
+        return begun
+
+    def change_elsewhere(value):
+        relay.switch(new)
+        process.insert_more([KEY], value)
+        relay.switch(old)
+
+    process.insert([KEY], 5)
+    fail_over()()  # both nodes are masters from now on
+    with old.client() as client:
+        client.flushall()
+        assert not process.check()
+        process.act = lambda: change_elsewhere(7)
+        with monkeypatch.context() as patched:
+            patched.setattr(PartitionStates, "fill_on", change_at_once)
+            process.fill()
     process.act = lambda: None
 
     process.check()
