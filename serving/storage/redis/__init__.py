@@ -23,7 +23,8 @@ and never an answer of defaults. Changes name the marker's generation, and Redis
   slot was moved. It also stays valid if the table never changed and the partition has all rows of its load. Otherwise
   the node may have lost writes, and the partition is invalid. A process that has written to the table also compares
   the node with the node that has its writes. If another node takes a write and the slot was not moved, the partition is
-  invalid: an old master may believe for a moment that it is still the master.
+  invalid: an old master may believe for a moment that it is still the master. A write while the slot moves makes the
+  partition invalid too, because it is not known which node took the write.
 - A partition that missed a write of this process is invalid. So is a partition that another process filled after this
   process had written to the table: that process may not have had the write.
 

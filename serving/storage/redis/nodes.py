@@ -47,11 +47,13 @@ class Reply:
 
     Attributes:
         value: what redis-py returns, or the RedisNodeError of a command that failed.
-        run_id: the identity of the node that answered; "" if it is not known.
+        run_id: the identity of the node that was asked; "" if another node answered.
+        is_passed_on: that node may have passed the command on, because the slot is moving.
     """
 
     value: Any = None
     run_id: str = ""
+    is_passed_on: bool = False
 
 
 class _Exchange(NamedTuple):
@@ -104,7 +106,8 @@ class RedisNodes:
         for command, reply in zip(commands, replies, strict=True):
             if isinstance(reply.value, (_NoAnswer, Exception)):
                 if isinstance(reply.value, (_NoAnswer, MovedError)):
-                    reply.run_id = ""  # another node answers; after ASK the node has passed the command on itself
+                    reply.run_id = ""  # another node answers
+                reply.is_passed_on = isinstance(reply.value, ELSEWHERE)
                 try:
                     reply.value = self._again(command, reply.value, deadline)
                 except RedisNodeError as err:

@@ -170,8 +170,8 @@ class PartitionStates:
                 errors.append(reply.value)
                 if self.truth is not None:
                     self.mark([number], Status.MISSED, f"{self._name(number)} missed a change: {reply.value}")
-            else:
-                self._settle_node(number, reply.run_id)
+            elif self.truth is not None:  # a source of truth is read with the marker of its node
+                self._settle_node(number, "" if reply.is_passed_on else reply.run_id)
         if errors:
             raise without_frames(errors[0])
 

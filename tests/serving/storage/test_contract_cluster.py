@@ -172,6 +172,16 @@ def test_a_slot_that_moves_to_another_master_is_not_filled_again(two_masters, co
         assert server.tier.errors == 0
 
 
+def test_a_change_after_its_slot_has_moved_does_not_have_it_filled_again(two_masters, config, tmp_path):
+    with serve_in_front(config, redis_of(two_masters.nodes[0]), tmp_path / "db") as server:
+        server.insert(KEYS, 6)
+        for number in range(PARTITIONS):
+            move_slot(two_masters, key_slot(Partition(TABLE, number).values))
+        server.insert(KEYS, 7)  # before a lookup has found the new node
+        server.wait_for_redis()
+        assert server.tier.refills == 0
+
+
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_slot_that_moved_while_no_process_ran_is_not_filled_again(two_masters, config, tmp_path, changed, caplog):
     with serve_in_front(config, redis_of(two_masters.nodes[0]), tmp_path / "db") as server:
