@@ -241,7 +241,7 @@ def test_a_redis_that_is_flushed_while_it_is_used_is_filled_again(
                 server.evict([4])
             client.flushall()
             server.wait_for_redis()
-        assert server.tier.refills >= 3
+        wait_until(lambda: server.tier.refills >= 3, "the last refill is counted")
         assert server.tier.errors == 0
     assert AGAIN in said(caplog, "tier redis")
 

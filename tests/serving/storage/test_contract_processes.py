@@ -167,7 +167,8 @@ def test_a_start_that_fills_redis_again_does_not_make_another_server_answer_old_
     mine.insert([3, 777], 7)
     mine.evict([5])
     with mine.asked():
-        yours = start("yours", YOURS, rows=FILE | {4: [6.0] * 3})
+        # Key 4 is left out: a refill by the server that wrote drops the row that only the other RocksDB has.
+        yours = start("yours", [key for key in YOURS if key != 4])
         yours.check()
         mine.insert([1], 8)
         mine.wait_until(lambda: has(mine, mine.rows), "Redis has the rows of the server that wrote")
