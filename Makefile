@@ -73,14 +73,14 @@ test-triton: $(VENV)/.test $(VENV)-numpy1/.triton ## the client suite against `h
 	@HOTROW_TRITON_PYTHON=$(VENV)-numpy1/bin/python $(BIN)/python -m pytest -q -m triton tests/e2e
 
 test-host-sanitizers: $(VENV)/.test ## the host table's threads and snapshots under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
-	@$(BIN)/python -m pytest -q -m sanitizers tests/kernels
+	@$(BIN)/python -m pytest -q $(OVER_CORES) -m sanitizers tests/kernels
 
 check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for all architectures of sm_75 to sm_120, without a GPU; fails if registers or arrays spill to memory
 	@$(BIN)/python -m kernels.check_nvrtc kernels/cuda/*.cu benchmarks/gpu/*.cu
 
 test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in random orders of threads, one for each of SEEDS, and with late streams (`make test` has the fixed order)
-	@for seed in $(SEEDS); do HOTROW_RUNNER_SEED=$$seed HOTROW_RUNNER_THREADS=2 $(BIN)/python -m pytest -q $(OVER_CORES) -m "$(ON_RUNNER)" $(KERNEL_TESTS); done
-	@HOTROW_RUNNER_DELAY_MS=10 HOTROW_RUNNER_SEED=4 $(BIN)/python -m pytest -q $(OVER_LATENESS) -m "$(ON_RUNNER)" $(DEVICE_TESTS)
+	@for seed in $(SEEDS); do HOTROW_RUNNER_SEED=$$seed HOTROW_RUNNER_THREADS=2 HOTROW_RUNNER_DELAY_MS=10 \
+	  $(BIN)/python -m pytest -q $(OVER_LATENESS) -m "$(ON_RUNNER)" $(DEVICE_TESTS); done
 
 test-kernels-tsan: $(VENV)/.test ## the kernels whose threads share memory, under ThreadSanitizer: a race check
 	@HOTROW_RUNNER_SANITIZER=thread HOTROW_RUNNER_SEED=1 HOTROW_RUNNER_THREADS=2 TSAN_OPTIONS="exitcode=66 suppressions=tests/kernels/cuda/race_check.supp" \
