@@ -1,6 +1,7 @@
 """Everything at once: processes that change, remove, evict, promote and read rows, and a Redis that dies and hangs."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from tests.serving.storage.tiers import QUICK_FOLDER
 
 MIB = 2**20
 DEADLINE_S = 120
+# With an arena for each thread, glibc kept more free memory for four minutes, to 69 MiB. With one arena it was 38 MiB.
+ENVIRONMENT = os.environ | {"MALLOC_ARENA_MAX": "1"}
 
 
 class Process:
@@ -27,7 +30,9 @@ class Process:
 
     def __init__(self, role, folder, port):
         command = [sys.executable, "-m", "tests.serving.storage.soak", role, str(folder), str(port)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
 
     def waits_until_open(self):
         assert self._process.stdout.readline() == "open\n"
@@ -156,16 +161,16 @@ def test_no_answer_is_older_than_what_was_acknowledged_while_redis_loses_its_row
 def test_minutes_of_it_leave_every_row_right_and_no_process_with_more_memory(redis, processes):
     """Some 25,000 lookups, 1,400 changes and 2,000 openings by the followers.
 
-    What memory is for is bounded: rows in RAM and on their way there, two memtables of 4 MiB, the answers in hand; code
-    and connections come once. So it ends below 64 MiB, and the last minute may not
-    reach 8 MiB above the two before it, in which all of that went up and down: a kilobyte lost by each lookup would.
+    Everything in memory is bounded: rows in RAM and on their way there, two memtables of 4 MiB, the answers in hand,
+    code and connections. The server reached 38 MiB at once and stayed there. So 48 MiB is the most, and the last minute
+    may not reach 8 MiB above the two minutes before it: a kilobyte lost by each lookup would.
     """
     fail_in_turn(redis, processes[0], seconds=180, turn_s=6.5)
 
     for said in end_when_all_took_part(processes):
         heights = said["heights_bytes"]
         minute = len(heights) // 3
-        assert max(heights) - said["before_bytes"] < 64 * MIB
+        assert max(heights) - said["before_bytes"] < 48 * MIB
         assert max(heights[-minute:]) - max(heights[:-minute]) < 8 * MIB
 
 
