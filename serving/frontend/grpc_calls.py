@@ -34,7 +34,7 @@ from serving.frontend.rare_warnings import RareWarnings
 
 _log = logging.getLogger("hotrow.grpc")
 _WATCH_INTERVAL_S = 0.1
-#: How often connections are counted and tokens are checked.
+#: How often tokens are checked, and connections are counted if there are no new connections.
 _COUNT_INTERVAL_S = 1.0
 #: How long requests are accepted after the signal to stop, because they may be on their way.
 _LINGER_S = 0.25
@@ -280,9 +280,12 @@ class OpenCalls:
                 await asyncio.sleep(_FAILURE_PAUSE_S)
 
     def _bound(self, sockets: ServerSockets, now_s: float) -> None:
-        if self._has_new or now_s - self._counted_s >= _COUNT_INTERVAL_S:
-            self._count(sockets, now_s)
+        is_due = now_s - self._counted_s >= _COUNT_INTERVAL_S
+        if is_due:
+            self._counted_s = now_s
             self._end_withdrawn()
+        if is_due or self._has_new:
+            self._count(sockets, now_s)
         self._bound_messages(sockets, now_s)
         self._bound_answers(sockets, now_s)
         self._bound_calls()
@@ -294,7 +297,6 @@ class OpenCalls:
             peer: one for peer, one in self._connections.items() if one.calls or one.client in open_now
         }
         self._seen_s = {client: self._seen_s.get(client, now_s) for client in open_now}
-        self._counted_s = now_s
         excess = len(open_now) - self._limits.max_connections
         if excess > 0:
             for client in self._idlest(excess):

@@ -1,32 +1,37 @@
 """Counts the fields of a ``ModelInferRequest`` before it is parsed.
 
 An empty tensor takes two bytes of a message. Parsed, it takes hundreds of bytes and a microsecond on the event loop.
+So does each string in a tensor's contents. Packed numbers are one field.
 """
+
+from collections.abc import Mapping
 
 from serving.errors import PayloadTooLargeError
 
 _MOST_FIELDS = 10_000
 #: A message of this size or less is parsed fast, whatever it has.
 _SHORT_BYTES = 16 << 10
-_INPUTS, _OUTPUTS = 5, 6
+Parts = Mapping[int, "Parts"]
+"""The fields of a message whose own fields count, by number, with the parts of each."""
+_PARTS: Parts = {5: {5: {}}, 6: {}}  # inputs with their contents, and outputs
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 
 def check_fields(data: bytes) -> None:
-    """Refuse a message that has too many fields, including the fields of its tensors. ``data`` may be any bytes.
+    """Refuse a message that has too many fields, including those of its tensors and of their contents.
+
+    ``data`` may be any bytes.
 
     Raises:
         PayloadTooLargeError: it has too many fields.
     """
     if len(data) <= _SHORT_BYTES:
         return
-    fields = 0
-    ends = [len(data)]  # of the message, and of the tensor in it
-    at = 0
-    while ends:
-        if at >= ends[-1]:
-            at = ends.pop()
-            continue
+    fields = at = 0
+    levels = [(len(data), _PARTS)]  # where the message and the parts around ``at`` end, and their parts
+    while at < len(data):
+        while at >= levels[-1][0]:
+            levels.pop()
         fields += 1
         if fields > _MOST_FIELDS:
             reason = f"more than the {_MOST_FIELDS:,} fields that the server accepts in one message"
@@ -35,10 +40,11 @@ def check_fields(data: bytes) -> None:
         kind = tag & 7
         if kind == _BYTES:
             size_bytes, at = _varint(data, at)
-            if len(ends) == 1 and tag >> 3 in (_INPUTS, _OUTPUTS):
-                ends.append(at + size_bytes)
-            else:
+            parts = levels[-1][1].get(tag >> 3)
+            if parts is None:
                 at += size_bytes
+            else:
+                levels.append((at + size_bytes, parts))
         elif kind == _VARINT:
             _, at = _varint(data, at)
         else:

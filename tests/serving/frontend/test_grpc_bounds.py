@@ -7,6 +7,7 @@ import json
 import threading
 import time
 import traceback
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -236,6 +237,34 @@ class TestCalls:
             client, call = streams["kept"]
             assert not client.wait_for(lambda: client.ended(call), 0.05)
 
+    def test_that_wait_have_their_token_checked_once_a_second_however_many_clients_connect(self, serve, tmp_path):
+        checks = Counter()
+
+        class CountingTokens(Tokens):
+            def find(self, token):
+                checks[token.decode()] += 1
+                return super().find(token)
+
+        gone, other = (add_token(tmp_path / "tokens", name, [INFER_SCOPE]) for name in ("gone", "other"))
+        with contextlib.closing(CountingTokens(tmp_path / "tokens", 999)) as tokens, contextlib.ExitStack() as stack:
+            address = serve(tokens)
+            client = stack.enter_context(RawClient(address))
+            began_s = time.monotonic()
+            call = client.open(STREAM, authorization=f"Bearer {gone}")
+            until(lambda: checks[gone])
+
+            document = json.loads((tmp_path / "tokens").read_text())
+            del document["gone"]
+            for connections in range(400):
+                if client.wait_for(lambda: client.ended(call), 0.05):
+                    break
+                stack.enter_context(RawClient(address)).open(STREAM, authorization=f"Bearer {other}")
+                if connections == 16:
+                    (tmp_path / "tokens").write_text(json.dumps(document))
+
+            assert client.ended(call)
+            assert checks[gone] <= 3 + time.monotonic() - began_s
+
     def test_of_one_connection_are_bounded(self, serve):
         address = serve(max_streams=5)
         with RawClient(address) as client:
@@ -399,15 +428,21 @@ def first_error(address, request):
                 return err
 
 
+def field_five(content):
+    """A field that has the number 5 and this content: a tensor of a request, and the contents of a tensor."""
+    size = len(content)
+    return bytes([0x2A, size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14]) + content
+
+
 class TestMessages:
-    @pytest.mark.parametrize("part", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x22\x00", b"\x08\x01"])
-    @pytest.mark.parametrize("is_in_a_tensor", [False, True])
-    def test_with_many_fields_are_refused_before_they_are_parsed(self, serve, model, part, is_in_a_tensor):
-        fields = 10_001 * part
-        tensor = service_pb2.ModelInferRequest.InferInputTensor().SerializeToString() + fields
-        size = bytes([len(tensor) & 0x7F | 0x80, len(tensor) >> 7 & 0x7F | 0x80, len(tensor) >> 14])
+    @pytest.mark.parametrize("part", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x22\x00", b"\x08\x01", b"\x42\x00"])
+    @pytest.mark.parametrize("depth", [0, 1, 2])
+    def test_with_many_fields_are_refused_before_they_are_parsed(self, serve, model, part, depth):
+        message = 10_001 * part
+        for _ in range(depth):
+            message = field_five(message)
         with grpc.insecure_channel(serve()) as channel, pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(INFER)(b"\x2a" + size + tensor if is_in_a_tensor else fields)
+            channel.unary_unary(INFER)(message)
 
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "more than the 10,000 fields" in caught.value.details()
@@ -417,6 +452,13 @@ class TestMessages:
         request.id = "a" * MIB
         with client_of(serve()) as client:
             assert client.ModelInfer(request, timeout=20).id == request.id
+
+    def test_that_are_cut_off_are_invalid(self, serve, model):
+        tensor = field_five(b"\x0a\x80\x80\x01" + bytes(1 << 14) + bytes(1 << 20))  # its name is 16 KiB of zeros
+        with grpc.insecure_channel(serve()) as channel, pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(INFER)(tensor[: -1 << 20])
+
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
     def test_that_predict_nothing_are_bounded(self, serve):
         request = service_pb2.TraceSettingRequest()

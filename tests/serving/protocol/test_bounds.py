@@ -1,11 +1,14 @@
-"""JSON texts are refused for their size before anything is built. The oracle counts what the json module builds."""
+"""Requests are refused for their size before anything is built. The oracles count what json and protobuf read."""
 
 import json
-from contextlib import suppress
 
 import pytest
-from hypothesis import example, given, settings
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from serving.errors import PayloadTooLargeError, RequestError
 from serving.frontend.limits import Limits
@@ -95,8 +98,51 @@ def test_a_large_tensor_may_be_sent_as_binary_data():
     assert request.inputs["X"].shape == (2_000_000,)
 
 
+def field(number, content):
+    return bytes([number << 3, content] if isinstance(content, int) else [number << 3 | 2, len(content), *content])
+
+
+MESSAGES = st.recursive(
+    st.binary(max_size=6),
+    lambda part: st.lists(
+        st.builds(field, st.integers(1, 9), st.integers(0, 127) | part.filter(lambda one: len(one) < 30)),
+        min_size=1,
+        max_size=4,
+    ).map(b"".join),
+    max_leaves=8,
+)
+
+
+def fields_of(message, parts):
+    """How many fields a message and its parts have, as protobuf reads them."""
+    found = list(UnknownFieldSet(Empty.FromString(message)))
+    assume(all(one.wire_type != 3 for one in found))  # groups, which no request has
+    inner = [(one.data, parts[one.field_number]) for one in found if one.wire_type == 2 and one.field_number in parts]
+    return len(found) + sum(fields_of(*one) for one in inner)
+
+
+def has_few_fields(data):
+    try:
+        check_fields(data)
+    except PayloadTooLargeError:
+        return False
+    return True
+
+
 @settings(deadline=None)
-@given(st.binary(min_size=1, max_size=30))
-def test_any_bytes_have_many_fields_or_few(piece):
-    with suppress(PayloadTooLargeError):
-        check_fields(piece * (20_000 // len(piece)))
+@given(message=MESSAGES, lost_bytes=st.integers(0, 40))
+@example(message=field(5, field(5, field(8, b"") * 40)), lost_bytes=0)
+@example(message=field(5, field(1, b"") + field(1, bytes(29))), lost_bytes=31)
+def test_exactly_the_requests_beyond_10000_fields_are_refused(message, lost_bytes):
+    try:
+        ModelInferRequest.FromString(message)
+    except DecodeError:
+        has_few_fields(message * (20_000 // len(message)))
+        return
+    fields = fields_of(message, {5: {5: {}}, 6: {}})
+    assume(fields)
+
+    accepted = message * (10_000 // fields)
+    assert has_few_fields(accepted)
+    assert has_few_fields(accepted[: len(accepted) - lost_bytes])
+    assert not has_few_fields(accepted + message)
