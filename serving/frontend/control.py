@@ -164,14 +164,13 @@ class Control:
             UnknownModelError: no such model is served.
         """
         known_only(parameters, frozenset({"unload_dependents"}), "parameters")
-        if self._repository.control == "explicit":
-            self._repository.end_load(model)
-        await wrap_future(self._loads.submit(partial(self._unload, model, parameters)))
+        has_ended_load = self._repository.control == "explicit" and self._repository.end_load(model)
+        await wrap_future(self._loads.submit(partial(self._unload, model, parameters, has_ended_load)))
 
-    def _unload(self, model: str, parameters: Document) -> None:
+    def _unload(self, model: str, parameters: Document, has_ended_load: bool) -> None:
         if self._siblings is not None and not self._siblings.leads:
             return self._siblings.lead("unload", model, parameters)
-        self._repository.unload_model(model)
+        self._repository.unload_model(model, has_ended_load=has_ended_load)
 
     def _policy_of(self, model: str, text: str) -> VersionPolicy:
         path = "parameters.config"

@@ -129,7 +129,7 @@ class ModelRepository:
         self._states = VersionStates()
         self._is_ending = threading.Event()
         self._loading = ""  # the model that is being loaded
-        self._ended_load = ""  # a model whose load is to end
+        self._ended_load = ""  # the last model whose load was told to end
         self._poller: PeriodicWorker | None = None
 
     @property
@@ -223,27 +223,31 @@ class ModelRepository:
                 logger.warning("model %s: its files have changed, so all workers swap to them", name)
                 self._serve(name, VersionPolicy.of_versions(self._models[name]))
 
-    def unload_model(self, name: str) -> None:
+    def unload_model(self, name: str, *, has_ended_load: bool = False) -> None:
         """Drop all versions of a model, after their requests in flight; stores that outlive the process keep its rows.
+
+        Args:
+            name: the model.
+            has_ended_load: the caller has ended a load of the model, so no version may be served.
 
         Raises:
             RequestError: the control mode is not ``"explicit"``.
-            UnknownModelError: no version of the model is served, or is being loaded.
+            UnknownModelError: no version of the model is served or was being loaded.
         """
         self._check_explicit()
-        self.end_load(name)
+        has_ended_load |= self.end_load(name)
         with self._lock:
-            was_loading = self._ended_load == name
-            self._ended_load = ""
             if name in self._models:
                 self._unload(name)
-            elif not was_loading:
+            elif not has_ended_load:
                 raise self._unknown(name)
 
-    def end_load(self, name: str) -> None:
-        """Tell a running load of a model to end before the model serves; ``unload_model`` then waits for it."""
-        if self._loading == name:
+    def end_load(self, name: str) -> bool:
+        """Tell a running load of a model to end before the model serves, and return whether there is such a load."""
+        is_loading = self._loading == name
+        if is_loading:
             self._ended_load = name
+        return is_loading
 
     def poll(self) -> None:
         """Follow the changes of the folder: new, removed and replaced versions, models and policies.
@@ -614,8 +618,7 @@ class ModelRepository:
     @contextmanager
     def _loading_of(self, name: str) -> Iterator[None]:
         """Let ``end_load`` end the load of a model while the block runs."""
-        if self._ended_load == name:  # left by an earlier load
-            self._ended_load = ""
+        self._ended_load = ""  # that load is over
         self._loading = name
         try:
             yield

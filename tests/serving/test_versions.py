@@ -13,6 +13,7 @@ import uuid
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
@@ -54,9 +55,9 @@ def opened():
     """Load repositories in the mode ``explicit``; all are closed when the test ends."""
     repositories = []
 
-    def load(path, control="explicit", startup=("*",), **options):
+    def load(path, control="explicit", startup=("*",), progress=None, **options):
         repositories.append(ModelRepository(path, control=control, startup=startup, engine="numpy", **options))
-        repositories[-1].load()
+        repositories[-1].load(progress)
         return repositories[-1]
 
     yield load
@@ -245,14 +246,49 @@ class TestExplicitMode:
         with ThreadPoolExecutor(2) as pool:
             load = pool.submit(repository.load_model, "tiny")
             assert is_loading.wait(DEADLINE_S)
-            repository.end_load("tiny")
-            unload = pool.submit(repository.unload_model, "tiny")
+            has_ended_load = repository.end_load("tiny")
+            unload = pool.submit(partial(repository.unload_model, "tiny", has_ended_load=has_ended_load))
             may_go_on.set()
             with pytest.raises(LoadEndedError, match="ended by an unload"):
                 load.result(DEADLINE_S)
             unload.result(DEADLINE_S)
 
         assert list(repository.models()) == []
+
+    def test_an_unload_succeeds_although_another_load_was_ended_after_the_load_that_it_ended(self, folder, opened):
+        repository = opened(folder, startup=())
+        SECOND.write(folder, "other")
+        for name in ("tiny", "other"):
+            add_endless_file(folder / name / "1")
+
+        async def load_and_unload(control):
+            load = asyncio.ensure_future(control.load("tiny", {}))
+            while ("tiny", "1", "LOADING") not in states(repository):
+                await asyncio.sleep(0.01)
+            others = [asyncio.ensure_future(control.load("other", {})) for _ in range(10)]
+            await asyncio.sleep(0)
+            unload = asyncio.ensure_future(control.unload("tiny", {}))  # the other loads have all other threads
+            with pytest.raises(LoadEndedError):
+                await load
+            while not all(one.done() for one in [unload, *others]):
+                repository.end_load("other")
+                await asyncio.sleep(0.01)
+            await unload
+            return [type(one.exception()) for one in others]
+
+        with closing(FrontEnd(repository)) as front:
+            errors = asyncio.run(asyncio.wait_for(load_and_unload(front.control), DEADLINE_S))
+
+        assert errors == [LoadEndedError] * 10
+
+    def test_an_unload_that_never_ran_does_not_let_a_later_unload_succeed(self, folder, opened):
+        repository = opened(folder, startup=())
+        add_endless_file(folder / "tiny" / "1")
+        with pytest.raises(LoadEndedError):
+            load_and_end(repository, lambda it: it.end_load("tiny"))
+
+        with pytest.raises(UnknownModelError, match="no model 'tiny' is served"):
+            repository.unload_model("tiny")
 
     @pytest.mark.parametrize("has_manifest", [True, False])
     @pytest.mark.parametrize(
@@ -786,27 +822,6 @@ def test_rows_of_a_version_that_is_not_served_leave_the_database_at_the_start(fo
     assert sorted(kept) == tables_of(folder, 2)
 
 
-@pytest.mark.parametrize(
-    "before", ["serving.repository.repository.warn_of_idle_caches", "serving.repository.loader.warm_up"]
-)
-def test_files_that_change_during_the_start_do_not_change_rows_that_other_processes_serve(
-    folder, opened, monkeypatch, caplog, before
-):
-    write_ps(folder, **ROCKSDB)
-    opened(folder).close()
-    with monkeypatch.context() as patched:
-        patched.setattr(before, lambda _: replace(folder, SECOND))
-        with pytest.raises(ModelFileError, match="a file was changed while"):
-            opened(folder)
-    caplog.set_level(logging.INFO)
-    replace(folder, FIRST)
-
-    repository = opened(folder)
-
-    assert versions_that_answer(repository) == (1,)
-    assert "into rocksdb" not in caplog.text
-
-
 class OtherWorkers:
     """Worker 1 of two, or worker 0 that starts again, next to a worker that serves ``versions``."""
 
@@ -819,6 +834,35 @@ class OtherWorkers:
 
     def follow(self, versions):
         pass
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["before tables are opened", "after the last is filled"])
+def test_files_that_change_during_the_start_do_not_change_rows_that_other_processes_serve(
+    folder, opened, caplog, is_early
+):
+    write_ps(folder, **ROCKSDB)
+    opened(folder).close()
+    peers = OtherWorkers(True, None)
+
+    def shared(ps):
+        if is_early:
+            replace(folder, SECOND)
+        return ps
+
+    def progress(task, *_):
+        if not is_early and ".item" in task:
+            replace(folder, SECOND)
+
+    peers.shared = shared
+    with pytest.raises(ModelFileError, match="a file was changed while"):
+        opened(folder, peers=peers, progress=progress)
+    caplog.set_level(logging.INFO)
+    replace(folder, FIRST)
+
+    repository = opened(folder)
+
+    assert versions_that_answer(repository) == (1,)
+    assert "into rocksdb" not in caplog.text
 
 
 @pytest.mark.parametrize("leads", [True, False])
