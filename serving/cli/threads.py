@@ -7,9 +7,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 
 _log = logging.getLogger("hotrow.server")
 _LOG_TIMEOUT_S = 0.2
+#: A thread that takes longer to end hangs.
+_END_TIMEOUT_S = 0.2
 _OUR_THREADS = "hotrow-"  # prefix of the names of threads that may run a call; gRPC's own threads never end
 
 
@@ -50,7 +53,11 @@ def end_process_after(seconds: float, exit_code: int, file: Path | None = None) 
         os._exit(exit_code)
 
     def end_if_a_call_hangs() -> None:
-        if any(thread.name.startswith(_OUR_THREADS) for thread in threading.enumerate()):
+        ours = [one for one in threading.enumerate() if one.name.startswith(_OUR_THREADS)]
+        until_s = monotonic() + _END_TIMEOUT_S
+        for thread in ours:
+            thread.join(max(until_s - monotonic(), 0))
+        if any(thread.is_alive() for thread in ours):
             end()
 
     atexit.register(end_if_a_call_hangs)

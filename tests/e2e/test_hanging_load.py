@@ -107,3 +107,14 @@ def test_an_end_during_a_call_that_hangs_does_not_reach_the_destructors_of_libra
     done = subprocess.run([sys.executable, "-c", code], timeout=DEADLINE_S, check=False)
 
     assert done.returncode == 7
+
+
+def test_an_end_waits_for_a_call_that_is_about_to_end():
+    code = "import atexit, threading, time; from serving.cli.threads import end_process_after; "
+    code += "atexit.register(print, 'handlers run'); end_process_after(1000, 7); "
+    code += "threading.Thread(target=time.sleep, args=(0.02,), daemon=True, name='hotrow-load').start()"
+    command = [sys.executable, "-c", code]
+
+    done = subprocess.run(command, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "handlers run\n", "")
