@@ -5,8 +5,8 @@ is ``not ready`` if no tier answers for one of its tables, or if over half of th
 
 A load balancer sends no requests to a model that is not ready, so no request could show the end of an outage. The
 parameter server asks the tier again, and the end of an outage forgets how the requests before it ended. While the
-last tier does not answer, requests would continue to fail. So the last minute ends at the last request, and the model
-stays not ready.
+last tier does not answer for one of the tables, requests would continue to fail. So the last minute ends at the last
+request, and the model stays not ready.
 """
 
 import logging
