@@ -39,7 +39,16 @@ def taken(lookup, what):
 
 
 @pytest.mark.parametrize(
-    ("said", "row_dtype"), [*((kind, "fp16") for kind in EVERY_KIND), ({}, "fp32"), (EVERY_KIND[1], "uint8")], ids=str
+    ("said", "row_dtype"),
+    [
+        *((kind, "fp16") for kind in EVERY_KIND),
+        ({}, "fp32"),
+        ({"embedding_cache_key_bits": 32}, "uint8"),
+        ({"embedding_cache_line_keys": 7}, "uint8"),
+        ({"embedding_cache_type": "uvm"}, "uint8"),
+        ({"embedding_cache_type": "static"}, "fp32"),
+    ],
+    ids=str,
 )
 def test_plan_check_and_caches_agree_to_the_byte(device, write_model, tmp_path, said, row_dtype):
     model = write_model(write_model.table(slots=3, dim=4), write_model.table(slots=2, dim=30), key_type="I32")

@@ -119,9 +119,13 @@ def test_using_ends_with_its_block(device, array):
         lambda xp, x, host: x + host,
         lambda xp, x, host: xp.concatenate([x, host]),
         lambda xp, x, host: np.asarray(x),
+        pytest.param(
+            lambda xp, x, host: np.array(x),
+            marks=pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # NumPy 2.5, of a GPU's array
+        ),
         lambda xp, x, host: host.__iadd__(x),
     ],
-    ids=["x + host", "xp of host", "np.asarray", "host += x"],
+    ids=["x + host", "xp of host", "np.asarray", "np.array", "host += x"],
 )
 def test_device_and_host_arrays_do_not_mix(device, array, host, mix):
     with pytest.raises(TypeError):
