@@ -154,7 +154,7 @@ $(VENV)/.build: $(BUILD_INPUTS) | $(BIN)/python
 
 $(VENV)/.demo: $(VENV)/.build
 	@echo "building Hotrow and installing what it needs (PyTorch is the large part)"
-	@$(PIP) --no-build-isolation -e '.[train,rocksdb,redis,client]'
+	@$(PIP) --no-build-isolation -e '.[train,parquet,rocksdb,redis,client,grpc]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.build

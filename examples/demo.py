@@ -7,6 +7,7 @@ RAM has room for half of the embedding rows, and RocksDB has every row. Answers 
 """
 
 import argparse
+import fcntl
 import json
 import shutil
 import signal
@@ -26,16 +27,18 @@ from training.samples import Samples
 from training.synthetic.criteo_like import generate
 
 SAMPLES_PER_REQUEST, FEWEST_REQUESTS, MOST_REQUESTS = 64, 10, 500
-MARK = ".hotrow-demo"  # the demo deletes a folder only if this file is in it
+MARK = ".hotrow-demo"  # the demo writes to a folder with files only if this file is in it
 
 
 def main() -> int:
     options = read_options()
     started = perf_counter()
-    repository = prepare(options.output) / "models"
+    prepare(options.output)
+    repository = options.output / "models"
 
     title("1. Train a DCN and export it")
     train(options, repository)
+    shutil.rmtree(options.output / "rocksdb", ignore_errors=True)  # of an earlier demo's model
     limit_memory(repository)
 
     title("2. Serve it")
@@ -67,15 +70,21 @@ def title(text: str) -> None:
     print(f"\n{text}\n{'-' * len(text)}", flush=True)
 
 
-def prepare(output: Path) -> Path:
-    """Make an empty output folder. Only an earlier demo's output is deleted."""
-    if output.exists() and any(output.iterdir()):
-        if not (output / MARK).exists():
-            raise SystemExit(f"{output} is not empty and not from an earlier demo: choose another with --output")
-        shutil.rmtree(output)
+def prepare(output: Path) -> None:
+    """Make the output folder, or check that it is an earlier demo's and that no server uses it."""
+    if output.exists() and any(output.iterdir()) and not (output / MARK).exists():
+        raise SystemExit(f"{output} is not empty and not from an earlier demo: choose another with --output")
+    database = output / "rocksdb" / "LOCK"
+    if database.exists():
+        with database.open("r+") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as RocksDB locks it
+            except OSError:
+                raise SystemExit(
+                    f"a server uses {database.parent}: stop it first, or choose another --output"
+                ) from None
     output.mkdir(parents=True, exist_ok=True)
     (output / MARK).touch()
-    return output
 
 
 def train(options: argparse.Namespace, repository: Path) -> None:

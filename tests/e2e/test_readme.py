@@ -7,6 +7,7 @@ folder with the output of `make demo`. The printed lines are compared with the s
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,25 @@ def demo(tmp_path_factory):
     """The folder of a smaller `make demo`, and its output."""
     folder = tmp_path_factory.mktemp("demo")
     return folder, run([sys.executable, str(ROOT / "examples" / "demo.py"), "--rows", "20000"], folder)
+
+
+@pytest.mark.slow
+def test_a_demo_that_fails_leaves_what_is_there(demo, tmp_path):
+    shutil.copytree(demo[0] / "demo_output", tmp_path / "demo_output")
+    (tmp_path / "demo_output" / "notes.txt").write_text("mine", encoding="utf-8")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    failed = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "demo.py"), "--data", "/absent"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert failed.returncode == 1
+    assert "/absent: no such file" in failed.stderr
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.fixture

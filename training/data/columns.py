@@ -166,7 +166,7 @@ def import_pyarrow() -> Any:
         for module in ("compute", "csv", "dataset", "parquet"):
             import_module(f"pyarrow.{module}")
     except ImportError as err:
-        raise MissingExtraError("pyarrow", "parquet", "Parquet and CSV files") from err
+        raise MissingExtraError("pyarrow", "parquet", "reading Parquet and CSV files") from err
     return import_module("pyarrow")
 
 
