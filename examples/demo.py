@@ -37,8 +37,9 @@ def main() -> int:
     repository = options.output / "models"
 
     title("1. Train a DCN and export it")
-    train(options, repository)
-    shutil.rmtree(options.output / "rocksdb", ignore_errors=True)  # of an earlier demo's model
+    with set_aside(repository / "dcn", options.output / "earlier"):
+        train(options, repository)
+    shutil.rmtree(options.output / "rocksdb", ignore_errors=True)  # of the earlier model
     limit_memory(repository)
 
     title("2. Serve it")
@@ -85,6 +86,22 @@ def prepare(output: Path) -> None:
                 ) from None
     output.mkdir(parents=True, exist_ok=True)
     (output / MARK).touch()
+
+
+@contextmanager
+def set_aside(folder: Path, aside: Path):
+    """Move a folder away, delete it at the end of the block, or put it back if the block fails."""
+    shutil.rmtree(aside, ignore_errors=True)
+    if folder.exists():
+        folder.rename(aside)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if aside.exists():
+            aside.rename(folder)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def train(options: argparse.Namespace, repository: Path) -> None:
