@@ -316,7 +316,22 @@ def serve(options: argparse.Namespace) -> int:
         supervises = place is None and options.workers > 1
         serves = partial(_serve, place=place, must_end=must_end)
         run = partial(_supervise, standard_error=standard_error) if supervises else serves
-        return outcome(options, run)  # here, so that the log's format includes its error
+
+        def checked(options: argparse.Namespace) -> int:
+            _check_together(options)
+            return run(options)
+
+        return outcome(options, checked)  # here, so that the log's format includes its error
+
+
+def _check_together(options: argparse.Namespace) -> None:
+    """Refuse options that do not go together, before anything is opened."""
+    if options.sample is not None and options.record is None:
+        raise ConfigError("--sample", "", "needs --record")
+    if options.load_model and options.model_control_mode != "explicit":
+        raise ConfigError("--load-model", "", "needs --model-control-mode explicit")
+    if options.uds is None and options.grpc_port and options.grpc_port == options.http_port:
+        raise ConfigError("--grpc-port", "", f"{options.grpc_port} is the port of HTTP")
 
 
 def _permit_open_files() -> None:
@@ -445,8 +460,6 @@ def _recorder(options: argparse.Namespace) -> Iterator["Recorder | None"]:
     from serving.frontend.recorder import Recorder
 
     if options.record is None:
-        if options.sample is not None:
-            raise ConfigError("--sample", "", "needs --record")
         yield None
         return
     with closing(Recorder(options.record, options.sample or _RECORDED_SHARE)) as recorder:

@@ -38,6 +38,21 @@ def test_grpc_without_its_extra_is_refused_before_models_are_loaded(monkeypatch,
 
 
 @pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--sample", "0.5"], "--sample: needs --record"),
+        (["--load-model", "tiny"], "--load-model: needs --model-control-mode explicit"),
+        (["--http-port", "8123", "--grpc-port", "8123"], "--grpc-port: 8123 is the port of HTTP"),
+        (["--sample", "0.5", "--workers", "2"], "--sample: needs --record"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, reason, tmp_path, capfd):
+    assert main(["serve", str(tmp_path), "--http-port", "0", *options]) == 2
+
+    assert capfd.readouterr().err == f"hotrow serve: {reason}\n"
+
+
+@pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
         ("HOTROW_ENGINE", "fast", "argument --engine: expected auto, numpy, onnx or int8, got 'fast'"),
