@@ -111,7 +111,7 @@ def add_token(file: Path, name: str, scopes: Iterable[str]) -> str:
         raise OutputError(f"{file.parent}: cannot be opened: {err.strerror}") from err
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # against another `hotrow token`; the file itself is replaced
-        tokens = _parse(read_small_file(file, str(file)), str(file)) if os.path.lexists(file) else []
+        tokens = _parse(read_small_file(file, str(file)), str(file)) if _is_there(file) else []
         if any(known.name == name for known in tokens):
             raise ConfigError(
                 str(file), name, "the file has a token with this name; choose another name, or delete the entry"
@@ -121,6 +121,14 @@ def add_token(file: Path, name: str, scopes: Iterable[str]) -> str:
     finally:
         os.close(descriptor)
     return token
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        file.lstat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _write(file: Path, tokens: Iterable[Token]) -> None:
