@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import resource
 import shutil
 import signal
@@ -9,7 +10,9 @@ import sys
 import time
 import traceback
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +59,19 @@ WORDS = (
     "models",
     "/dev/null",
 )
+
+
+def commands(inputs, folder):
+    """Run ``inputs`` commands; return the figures.
+
+    A new process runs them: a fork of this one would lack the threads of a RocksDB that another test has opened.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as new:
+        return new.submit(_commands, inputs, folder).result()
+
+
+def _commands(inputs, folder):
+    return Commands(folder, random.Random(inputs)).run(inputs)
 
 
 class Commands:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.proof import hostile, kills, soak
 from tests.proof.decoders import TARGETS, corpus_of
-from tests.proof.hostile_commands import Commands
+from tests.proof.hostile_commands import commands
 from tests.proof.hostile_sockets import Attack
 from tests.serving.storage.tiers import QUICK_FOLDER
 
@@ -84,6 +84,6 @@ def test_no_hostile_request_is_a_server_error(record, tmp_path, inputs):
 
 @pytest.mark.parametrize("inputs", [20, long(2000)])
 def test_no_hostile_file_or_argument_ends_a_command_with_a_traceback(record, tmp_path, inputs):
-    figures = record(Commands(tmp_path, random.Random(inputs)).run(inputs))
+    figures = record(commands(inputs, tmp_path))
 
     assert figures["faults"] == []
