@@ -39,6 +39,7 @@ def logging_to_standard_error(level: str, form: str, worker: int | None = None) 
     handler = logging.StreamHandler(output)
     handler.setFormatter(formatter)
     root.addHandler(handler)
+    level_before = root.level
     root.setLevel(level.upper())
     other = _OtherLines(started_with, handler) if form == "json" else None
     sys.stderr = output if other is None else other.stream
@@ -54,6 +55,7 @@ def logging_to_standard_error(level: str, form: str, worker: int | None = None) 
         if other is not None:
             other.finish()
         root.removeHandler(handler)
+        root.setLevel(level_before)
         if output.finish():
             os.close(started_with)
 
