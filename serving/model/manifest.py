@@ -136,17 +136,18 @@ def digest_of_files(directory: str | Path, go_on: GoOn | None = None) -> str:
 
 def stamp_of(directory: str | Path) -> Stamp:
     """Return the names, sizes, times and numbers of the files in a folder. No file is opened, so none blocks."""
-    found: list[tuple[object, ...]] = [(str(directory), *_status(str(directory))[:1])]
+    found: list[tuple[object, ...]] = [(str(directory), *status_of(str(directory))[:1])]
     for folder, subfolders, names in os.walk(directory, followlinks=True):
         subfolders[:] = [name for name in subfolders if name != _IGNORED_FOLDER]
-        found.append((folder, _status(folder)[:1]))
-        found += [(path, *_status(path)) for path in (os.path.join(folder, name) for name in names)]
+        found.append((folder, status_of(folder)[:1]))
+        found += [(path, *status_of(path)) for path in (os.path.join(folder, name) for name in names)]
         if len(found) > _MOST_FILES:  # such as links in a circle
             break
     return tuple(sorted(found, key=str))
 
 
-def _status(path: str) -> tuple[object, ...]:
+def status_of(path: str | Path) -> tuple[object, ...]:
+    """Return what changes if a file changes: its kind, place, size and times, or why it cannot be found."""
     try:
         found = os.stat(path)
     except OSError as err:

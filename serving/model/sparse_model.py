@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
-from serving.model.manifest import read_manifest, sha256_of
+from serving.model.manifest import MANIFEST_NAME, read_manifest, sha256_of, status_of
 from serving.model.sparse_rows import (
     Keys,
     KeyType,
@@ -56,6 +56,7 @@ class SparseModel:
         self._keys = keys
         self._vectors = vectors
         self._content = content
+        self._statuses = self._statuses_now()
 
     def batches(self, batch_rows: int, *, warns: bool = True) -> Iterator[tuple[Keys, Vectors]]:
         """Yield int64[n] and float32[n, D] in file order, with n at most ``batch_rows``, as new arrays.
@@ -64,16 +65,17 @@ class SparseModel:
         batch. With ``warns``, a batch with a NaN or infinite value is logged.
 
         Raises:
-            ModelFileError: a key is reserved, not a uint32 of a uint32 model, or repeated in a directory.
+            ModelFileError: a key is reserved, not a uint32 of a uint32 model, or repeated in a directory; or a file has
+                changed since the model was opened, which is checked after the last batch.
             ValueError: ``batch_rows`` is less than 1.
         """
         if batch_rows < 1:
             raise ValueError(f"expected at least 1 row per batch, got {batch_rows}")
         if self.path.is_dir():
             refuse_repeated_keys(self.path / "key", self._keys, self._key_type)
-            return self._read(batch_rows, warns)
+            return self._unchanged(self._read(batch_rows, warns))
         repeated = repeated_keys(self.path, self._keys, self._key_type)
-        rows = self._read(batch_rows, warns)
+        rows = self._unchanged(self._read(batch_rows, warns))
         return _first_of_each(rows, repeated) if repeated.size else rows
 
     def key_batches(self, batch_rows: int) -> Iterator[Keys]:
@@ -93,6 +95,14 @@ class SparseModel:
             if warns and (fault := fault_of_values(keys, vectors)):
                 _log.warning("%s: %s", self.path, fault)
             yield keys, vectors
+
+    def _unchanged(self, batches: Iterator[tuple[Keys, Vectors]]) -> Iterator[tuple[Keys, Vectors]]:
+        yield from batches
+        if self._statuses_now() != self._statuses:
+            raise ModelFileError(self.path, "a file was changed while the model was read")
+
+    def _statuses_now(self) -> list[tuple[object, ...]]:
+        return [status_of(path) for path in (*self._content, self.path.parent / MANIFEST_NAME)]
 
     def digest(self) -> str:
         """Return a SHA-256 of the content: equal for equal rows in equal order of the same format.

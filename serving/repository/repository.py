@@ -129,7 +129,7 @@ class ModelRepository:
         self._states = VersionStates()
         self._is_ending = threading.Event()
         self._loading = ""  # the model that is being loaded
-        self._ended_load = ""  # the last model whose load was told to end
+        self._ended_load = ""  # the model whose load must end
         self._poller: PeriodicWorker | None = None
 
     @property
@@ -576,12 +576,26 @@ class ModelRepository:
     ) -> LoadedModel:
         """Open a version whose files had this stamp before they were read.
 
+        Other processes may serve this version from the same stores, and must not get rows of other files. All files are
+        open when the first batch of rows is reported.
+
         Raises:
             ModelFileError: they have changed since, so they may be those of two versions.
             DeviceMemoryError: there is too little free memory.
         """
+        is_checked = False
+
+        def report(task: str, rows: int, all_rows: int) -> None:
+            nonlocal is_checked
+            self._go_on(config.name)
+            if not is_checked:  # once, because a version may have a thousand files; a table checks its own after that
+                self._check_unchanged(config, stamp)
+                is_checked = True
+            if progress is not None:
+                progress(task, rows, all_rows)
+
         try:
-            model = loader.open(config, devices, partial(self._report, config, stamp, progress))
+            model = loader.open(config, devices, report)
         except MemoryError:
             raise DeviceMemoryError("cpu", f"too little free memory to load version {config.version}") from None
         model.stamp = stamp
@@ -591,18 +605,6 @@ class ModelRepository:
             loader.drop(model)  # other processes may serve its rows; the next start erases rows that nobody serves
             raise
         return model
-
-    def _report(
-        self, config: ModelConfig, stamp: Stamp | None, progress: Progress | None, task: str, rows: int, all_rows: int
-    ) -> None:
-        """Report the progress of a load. End the load if it was ended, or if a file of the version has changed.
-
-        Other processes may serve this version from the same stores. They must not get rows of other files.
-        """
-        self._go_on(config.name)
-        self._check_unchanged(config, stamp)
-        if progress is not None:
-            progress(task, rows, all_rows)
 
     def _check_unchanged(self, config: ModelConfig, stamp: Stamp | None) -> None:
         if stamp is not None and self._source.stamp(config) != stamp:

@@ -385,6 +385,21 @@ def test_equal_bytes_read_as_another_table_have_another_digest(tmp_path):
     assert len(digests) == 2
 
 
+@pytest.mark.parametrize("name", ["key", "emb_vector", "../manifest.json"])
+def test_a_file_that_changes_while_the_model_is_open_is_refused_after_the_last_batch(tmp_path, name):
+    write_sparse_directory(tmp_path / "t", KEYS, VECTORS)
+    write_manifest(tmp_path, "m", 1)
+    batches = open_sparse(tmp_path / "t", 2, "I64").batches(2)
+    assert next(batches)[0].tolist() == [5, -3]
+
+    (tmp_path / "new").write_bytes((tmp_path / "t" / name).read_bytes())
+    (tmp_path / "new").rename(tmp_path / "t" / name)
+
+    assert next(batches)[0].tolist() == [2**40]
+    with pytest.raises(ModelFileError, match=f"{tmp_path / 't'}: a file was changed while the model was read"):
+        next(batches)
+
+
 def test_a_row_that_is_not_finite_is_reported_by_its_key(tmp_path, caplog):
     vectors = np.ones((3, 2), np.float32)
     vectors[1, 0] = np.nan
