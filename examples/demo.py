@@ -37,7 +37,7 @@ def main() -> int:
     repository = options.output / "models"
 
     title("1. Train a DCN and export it")
-    with set_aside(repository / "dcn", options.output / "earlier"):
+    with set_aside(repository / "dcn", options.output / ".earlier"):
         train(options, repository)
     shutil.rmtree(options.output / "rocksdb", ignore_errors=True)  # of the earlier model
     limit_memory(repository)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from time import monotonic as now_s
+from time import monotonic
 
 _INTERVAL_S = 60.0
 
@@ -17,7 +17,7 @@ class RareWarnings:
 
     def warn(self, form: str, *fields: object) -> None:
         """Log a line, unless a line of the same form was logged in the last minute."""
-        now = now_s()
-        if now - self._warned_s.get(form, -math.inf) >= _INTERVAL_S:
-            self._warned_s[form] = now
+        now_s = monotonic()
+        if now_s - self._warned_s.get(form, -math.inf) >= _INTERVAL_S:
+            self._warned_s[form] = now_s
             self._log.warning(f"{form}; logged at most once a minute", *fields)

@@ -65,6 +65,21 @@ def opened():
         repository.close()
 
 
+@pytest.fixture
+def held_loads(monkeypatch):
+    """Loads of rows set the first event, and wait for the second."""
+    is_loading, may_go_on = threading.Event(), threading.Event()
+    batches = SparseModel.batches
+
+    def held(self, *arguments):
+        is_loading.set()
+        may_go_on.wait(DEADLINE_S)
+        return batches(self, *arguments)
+
+    monkeypatch.setattr(SparseModel, "batches", held)
+    return is_loading, may_go_on
+
+
 def add_endless_file(version):
     """Add a file to a version that takes minutes to hash, and takes no space on the disk."""
     size_bytes = 64 << 30
@@ -232,17 +247,9 @@ class TestExplicitMode:
         with pytest.raises(UnknownModelError, match="no model 'tinny' is in the repository; did you mean 'tiny'"):
             opened(folder).load_model("tinny")
 
-    def test_an_unload_ends_a_load_of_the_model(self, folder, opened, monkeypatch):
+    def test_an_unload_ends_a_load_of_the_model(self, folder, opened, held_loads):
         repository = opened(folder, startup=())
-        is_loading, may_go_on = threading.Event(), threading.Event()
-        batches = SparseModel.batches
-
-        def slow(self, *arguments):
-            is_loading.set()
-            may_go_on.wait(DEADLINE_S)
-            return batches(self, *arguments)
-
-        monkeypatch.setattr(SparseModel, "batches", slow)
+        is_loading, may_go_on = held_loads
         with ThreadPoolExecutor(2) as pool:
             load = pool.submit(repository.load_model, "tiny")
             assert is_loading.wait(DEADLINE_S)
@@ -321,17 +328,9 @@ class TestExplicitMode:
 
         assert versions_that_answer(repository) == (1,)
 
-    def test_a_faulty_request_to_unload_does_not_end_a_load(self, folder, opened, monkeypatch):
+    def test_a_faulty_request_to_unload_does_not_end_a_load(self, folder, opened, held_loads):
         repository = opened(folder, startup=())
-        is_loading, may_go_on = threading.Event(), threading.Event()
-        batches = SparseModel.batches
-
-        def slow(self, *arguments):
-            is_loading.set()
-            may_go_on.wait(DEADLINE_S)
-            return batches(self, *arguments)
-
-        monkeypatch.setattr(SparseModel, "batches", slow)
+        is_loading, may_go_on = held_loads
         with closing(FrontEnd(repository)) as front, ThreadPoolExecutor(1) as pool:
             load = pool.submit(repository.load_model, "tiny")
             assert is_loading.wait(DEADLINE_S)
