@@ -7,7 +7,9 @@ import re
 import socket
 import ssl
 from contextlib import closing
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead, InvalidURL
+from os.path import isdir, isfile  # these return False for an impossible path
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,10 +19,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 #: The variable with the client's token. There is no option, because every user of a machine can read command lines.
 _TOKEN_VARIABLE = "HOTROW_TOKEN"  # the name of a variable
 _TOKEN = re.compile(r"[!-~]{1,4096}")
-
-
-class NoAnswerError(ServingError):
-    """The server does not answer."""
+#: OpenSSL's codes for a certificate that no trusted authority signed.
+_OF_UNKNOWN_AUTHORITIES = (18, 19, 20, 21)
 
 
 def add_client_options(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,11 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Client:
-    """Sends requests to the server of a URL."""
+    """Sends requests to the server of a URL.
+
+    Attributes:
+        server: the server's URL or the path of its Unix socket, for messages.
+    """
 
     def __init__(self, url: str, options: argparse.Namespace, timeout_s: float) -> None:
         """Take the options of ``add_client_options``.
@@ -51,6 +55,7 @@ class Client:
             RequestError: the URL, an option or the token cannot be used.
         """
         self._url = url
+        self.server = url if options.uds is None else str(options.uds)
         if not url.startswith(("http://", "https://")):
             raise RequestError(f"expected http://... or https://..., got {url!r}")
         try:
@@ -66,17 +71,26 @@ class Client:
         self._uds: Path | None = options.uds
         self._timeout_s = timeout_s
         self._tls = _context(options) if parts.scheme == "https" else None
-        for option, file in {"--ca-certs": options.ca_certs, "--certfile": options.certfile}.items():
+        for option, file in {
+            "--ca-certs": options.ca_certs,
+            "--certfile": options.certfile,
+            "--keyfile": options.keyfile,
+        }.items():
             if file is not None and self._tls is None:
                 raise RequestError(f"{option} needs https://..., got {url!r}")
         self._headers = token_header()
 
-    def ask(self, path: str, body: bytes | None = None) -> tuple[int, str, bytes]:
+    def ask(self, path: str, scope: str, body: bytes | None = None) -> tuple[int, str, bytes]:
         """Send one request, a POST of JSON if it has a body; return the answer's code, reason and body.
 
+        Args:
+            path: after the URL's own path.
+            scope: the scope that the request's token needs.
+            body: JSON.
+
         Raises:
-            NoAnswerError: the server does not answer.
-            RequestError: the URL is not valid.
+            ServingError: the server does not answer.
+            RequestError: the URL is not valid, or the server wants a token.
         """
         headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
         try:
@@ -85,11 +99,39 @@ class Client:
                     self._connect_to(self._uds, connection)
                 connection.request("GET" if body is None else "POST", self._prefix + path, body, headers)
                 answer = connection.getresponse()
-                return answer.status, answer.reason, answer.read()
-        except (HTTPException, OSError) as err:
-            raise NoAnswerError(str(err) or type(err).__name__) from err
-        except ValueError as err:
+                code, reason, content = answer.status, answer.reason, answer.read()
+        except (InvalidURL, UnicodeError) as err:
             raise RequestError(f"{self._url!r} is not a URL: {err}") from err
+        except (HTTPException, OSError) as err:
+            raise ServingError(f"{self.server}: {self._why_unanswered(err)}") from err
+        if code == HTTPStatus.UNAUTHORIZED:
+            advice = f"set {_TOKEN_VARIABLE} to a token with the scope {scope}"
+            raise RequestError(f"{self.server}: {message_in(content, reason)}; {advice}")
+        return code, reason, content
+
+    def _why_unanswered(self, error: HTTPException | OSError) -> str:
+        """Say what went wrong, and what may help."""
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self._timeout_s:g} s"
+        if isinstance(error, IncompleteRead):
+            return "the answer ends too early"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            is_unknown = error.verify_code in _OF_UNKNOWN_AUTHORITIES
+            advice = "; --ca-certs FILE names the authorities to trust" if is_unknown else ""
+            return f"the server's certificate is refused: {error.verify_message}{advice}"
+        is_closed = isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)
+        if is_closed or isinstance(error, HTTPException):
+            what = "the server closes the connection without an answer" if is_closed else "the answer is not HTTP/1.1"
+            if self._tls is None:
+                return f"{what}; a server with TLS needs https://, and gRPC has another port"
+            return f"{what}; a server with --ssl-ca-certs needs --certfile, and gRPC has another port"
+        if isinstance(error, ssl.SSLError):
+            return f"no TLS connection: {_reason(error)}; a server without TLS needs http://"
+        if self._uds is not None and (isfile(self._uds) or isdir(self._uds)):
+            return "expected a Unix socket"
+        command = "hotrow serve" if self._uds is None else f"hotrow serve --uds {self._uds}"
+        is_absent = isinstance(error, ConnectionRefusedError | FileNotFoundError)
+        return f"no server answers: {_reason(error)}" + (f"; `{command}` starts a server" if is_absent else "")
 
     def _connection(self) -> HTTPConnection:
         if self._tls is None:
@@ -124,7 +166,9 @@ def _context(options: argparse.Namespace) -> ssl.SSLContext:
 
 
 def _reason(error: OSError) -> str:
-    return (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or str(error)
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
+    return error.strerror or str(error)
 
 
 def token_header() -> dict[str, str]:

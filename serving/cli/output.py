@@ -1,5 +1,6 @@
 """The standard streams of a command. Their readers may leave early, as ``head`` and a pager do."""
 
+import errno
 import io
 import os
 import sys
@@ -8,6 +9,8 @@ from typing import Any, TextIO
 
 _PIPE_CLOSED = 141  # of a program that SIGPIPE ends
 _FAILED = 1
+#: The errors of a stream whose reader has left, and of a closed stream.
+_UNREAD = (errno.EPIPE, errno.EBADF)
 
 
 class _Stream(io.FileIO):
@@ -28,10 +31,10 @@ class _Stream(io.FileIO):
             return super().write(data)
         except OSError as err:
             _open_null(self.fileno())
-            self.exit_code = _FAILED
-            if isinstance(err, BrokenPipeError):  # the reader wanted no more
-                self.exit_code = _PIPE_CLOSED if self.ends_command else 0
-            elif self.fileno() == 1:
+            self.exit_code = _PIPE_CLOSED if isinstance(err, BrokenPipeError) else _FAILED
+            if err.errno in _UNREAD and not self.ends_command:
+                self.exit_code = 0
+            if self.exit_code == _FAILED and self.fileno() == 1:
                 print(f"hotrow: standard output cannot be written: {err.strerror}", file=sys.stderr)
             if self.ends_command:
                 raise SystemExit(self.exit_code) from err
@@ -39,12 +42,12 @@ class _Stream(io.FileIO):
 
 
 def watch_streams() -> None:
-    """Replace ``sys.stdout`` and ``sys.stderr``. Output to a closed stream is discarded."""
+    """Replace ``sys.stdout`` and ``sys.stderr``. A write to a closed stream still fails."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:  # another file would get this number
-            _open_null(number)
+            _open_null(number, os.O_RDONLY)
     sys.stdout = _text(sys.stdout, _Stream(1, ends_command=True))
     sys.stderr = _text(sys.stderr, _Stream(2, ends_command=False))
 
@@ -79,9 +82,9 @@ def _text(before: TextIO | None, stream: _Stream) -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(stream), encoding, errors, line_buffering=is_prompt)
 
 
-def _open_null(number: int) -> None:
+def _open_null(number: int, flags: int = os.O_RDWR) -> None:
     with suppress(OSError):
-        null = os.open(os.devnull, os.O_RDWR)
+        null = os.open(os.devnull, flags)
         if null != number:
             os.dup2(null, number)
             os.close(null)

@@ -4,13 +4,15 @@ import argparse
 import json
 import os
 import sys
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from serving.cli.client import DEFAULT_URL, Client, NoAnswerError, add_client_options, message_in
+from serving.cli.client import DEFAULT_URL, Client, add_client_options, message_in
 from serving.cli.numbers import number
 from serving.errors import RequestError, ServingError
+from serving.frontend.tokens import INFER
 
 _LONGEST_TIMEOUT_S = 86_400
 
@@ -38,7 +40,8 @@ def add_parser(commands: Any) -> None:
 
 def predict(options: argparse.Namespace) -> int:
     """Print one line of L probabilities per sample. Report unknown keys on standard error."""
-    predictions, defaulted_keys = _parse(_ask(options), options.url)
+    client = Client(options.url, options, options.timeout)
+    predictions, defaulted_keys = _parse(_ask(client, options), client.server)
     for probabilities in predictions:
         print(*probabilities)
     if defaulted_keys:
@@ -47,27 +50,24 @@ def predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(options: argparse.Namespace) -> bytes:
+def _ask(client: Client, options: argparse.Namespace) -> bytes:
     """Send the file and return the server's answer."""
     body = _read(options.file)
     model = quote(os.fsencode(options.model), safe="")  # a name may be bytes that are not text
-    try:
-        code, reason, answer = Client(options.url, options, options.timeout).ask(f"/predict/{model}", body)
-    except NoAnswerError as err:
-        raise ServingError(f"{options.url}: {err}") from err
-    if code != 200:
-        raise RequestError(message_in(answer, f"{options.url}: {code} {reason}"))
+    code, reason, answer = client.ask(f"/predict/{model}", INFER, body)
+    if code != HTTPStatus.OK:
+        raise RequestError(f"{client.server}: {message_in(answer, f'{code} {reason}')}")
     return answer
 
 
-def _parse(answer: bytes, url: str) -> tuple[list[list[float]], int]:
+def _parse(answer: bytes, server: str) -> tuple[list[list[float]], int]:
     """Return the predictions and the number of defaulted keys in the server's answer."""
     try:
         document = json.loads(answer)
         predictions = [list(probabilities) for probabilities in document["predictions"]]
         return predictions, int(document.get("defaulted_keys", 0))
     except (ValueError, KeyError, TypeError, AttributeError) as err:
-        raise ServingError(f"{url}: the answer is not Hotrow's") from err
+        raise ServingError(f"{server}: the answer is not Hotrow's") from err
 
 
 def _read(file: str) -> bytes:

@@ -5,10 +5,12 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from http import HTTPStatus
 from typing import Any
 
-from serving.cli.client import DEFAULT_URL, Client, NoAnswerError, add_client_options, message_in
+from serving.cli.client import DEFAULT_URL, Client, add_client_options, message_in
 from serving.errors import RequestError, ServingError, printable
+from serving.frontend.tokens import METRICS
 from serving.frontend.version import server_version
 from serving.metrics import Histogram
 
@@ -46,8 +48,8 @@ def stats(options: argparse.Namespace) -> int:
     before, client = None, Client(options.url, options, _TIMEOUT_S)
     try:
         while True:
-            now = _read(client, options.url)
-            print(json.dumps(now) if options.json else _screen(options, now, before), flush=True)
+            now = _read(client)
+            print(json.dumps(now) if options.json else _screen(client.server, options.watch, now, before), flush=True)
             if not options.watch:
                 return 0
             before = now
@@ -58,45 +60,41 @@ def stats(options: argparse.Namespace) -> int:
         return 0
 
 
-def _read(client: Client, url: str) -> Document:
+def _read(client: Client) -> Document:
     """Ask the server for its status."""
-    try:
-        code, reason, answer = client.ask("/status")
-    except NoAnswerError as err:
-        raise ServingError(f"{url}: no server answers: {err}; `hotrow serve` starts a server") from err
-    if code in (401, 403):
-        advice = "set HOTROW_TOKEN to a token with the scope metrics"
-        raise RequestError(f"{url}: {message_in(answer, reason)}; {advice}")
-    if code != 200:
-        raise _stranger(url, f"GET /status gave {code} {reason}")
+    code, reason, answer = client.ask("/status", METRICS)
+    if code == HTTPStatus.FORBIDDEN:
+        raise RequestError(f"{client.server}: {message_in(answer, reason)}")
+    if code != HTTPStatus.OK:
+        raise _stranger(client, f"GET /status gave {code} {reason}")
     try:
         document = json.loads(answer)
     except ValueError as err:
-        raise _stranger(url, "GET /status gave no JSON") from err
+        raise _stranger(client, "GET /status gave no JSON") from err
     if not isinstance(document, dict) or document.get("server") != "hotrow":
-        raise _stranger(url, "GET /status gave other JSON")
+        raise _stranger(client, "GET /status gave other JSON")
     return document
 
 
-def _stranger(url: str, reason: str) -> ServingError:
-    return ServingError(f"{url}: this is not a Hotrow server, or an older one: {reason}")
+def _stranger(client: Client, reason: str) -> ServingError:
+    return ServingError(f"{client.server}: this is not a Hotrow server, or an older one: {reason}")
 
 
-def _screen(options: argparse.Namespace, now: Document, before: Document | None) -> str:
+def _screen(server: str, watches: bool, now: Document, before: Document | None) -> str:
     """One reading as text."""
     try:
-        text = "\n".join(map(printable, _lines(options.url, now, before)))
+        text = "\n".join(map(printable, _lines(server, now, before)))
     except (KeyError, TypeError, ValueError, AttributeError) as err:
         versions = f"the server is Hotrow {now.get('version')}, this command is Hotrow {server_version()}"
-        raise ServingError(f"{options.url}: the status has another form: {versions}") from err
-    if not options.watch:
+        raise ServingError(f"{server}: the status has another form: {versions}") from err
+    if not watches:
         return text
     return f"{_CLEAR}{text}" if sys.stdout.isatty() else f"{text}\n"
 
 
-def _lines(url: str, now: Document, before: Document | None) -> Iterator[str]:
+def _lines(server: str, now: Document, before: Document | None) -> Iterator[str]:
     figures = f"{_size(now['memory_bytes'])} of memory, {now['requests_in_flight']:,} in flight"
-    yield f"hotrow {now['version']} at {url}: {now['state']}, up {_duration(now['uptime_s'])}, {figures}"
+    yield f"hotrow {now['version']} at {server}: {now['state']}, up {_duration(now['uptime_s'])}, {figures}"
     unmatched = sum(now["unmatched_requests"].values())
     if unmatched:
         yield f"{unmatched:,} requests named no served model"

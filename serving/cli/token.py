@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,7 @@ def add_parser(commands: Any) -> None:
 
 def token(options: argparse.Namespace) -> int:
     """Print the token on standard output, and everything else on standard error."""
-    made = add_token(options.file, options.name, options.scopes)
-    print(made, flush=True)
+    add_token(options.file, options.name, options.scopes, partial(print, flush=True))
     print(f"hotrow token: {options.file} has its SHA-256; the token itself is not stored", file=sys.stderr)
     return 0
 

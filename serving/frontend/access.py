@@ -72,7 +72,7 @@ def path_needs(path: str, raw_path: bytes) -> str:
     match = _PATH.fullmatch(path)
     need = match and match.lastgroup
     if not need:
-        raise UnknownRouteError("Not Found")
+        raise UnknownRouteError("Not Found: the server has no such path")
     return need
 
 

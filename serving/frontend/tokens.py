@@ -10,8 +10,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,8 +95,15 @@ class Tokens:
         self._tokens = {token.digest: token for token in _parse(contents[0], f"{_OPTION} {self._file}")}
 
 
-def add_token(file: Path, name: str, scopes: Iterable[str]) -> str:
-    """Make a token and add it to ``file``, which need not exist; return the token, which is not stored.
+def add_token(file: Path, name: str, scopes: Iterable[str], show: Callable[[str], object]) -> None:
+    """Make a token, show it, and add its SHA-256 to ``file``.
+
+    Args:
+        file: the file; it need not exist.
+        name: the token's name.
+        scopes: what the token allows.
+        show: takes the token, which is not stored. If it raises, the file does not change, because nobody may have seen
+            the token.
 
     Raises:
         ConfigError: the name or the file is not valid, or the file has a token with this name.
@@ -117,10 +124,10 @@ def add_token(file: Path, name: str, scopes: Iterable[str]) -> str:
                 str(file), name, "the file has a token with this name; choose another name, or delete the entry"
             )
         tokens.append(Token(name, hashlib.sha256(token.encode()).digest(), frozenset(scopes)))
-        _write(file, tokens)
+        with _replaced(file, tokens):
+            show(token)
     finally:
         os.close(descriptor)
-    return token
 
 
 def _is_there(file: Path) -> bool:
@@ -131,7 +138,9 @@ def _is_there(file: Path) -> bool:
     return True
 
 
-def _write(file: Path, tokens: Iterable[Token]) -> None:
+@contextmanager
+def _replaced(file: Path, tokens: Iterable[Token]) -> Iterator[None]:
+    """Write ``tokens``, and replace ``file`` after the block."""
     document = {
         token.name: {"sha256": token.digest.hex(), "scopes": [one for one in SCOPES if one in token.scopes]}
         for token in tokens
@@ -144,6 +153,8 @@ def _write(file: Path, tokens: Iterable[Token]) -> None:
                 with suppress(PermissionError):  # only root may give a file to another user
                     os.fchown(opened.fileno(), earlier.st_uid, earlier.st_gid)
             opened.write(json.dumps(document, indent=2).encode() + b"\n")
+            opened.flush()  # a full disk is found before the block
+            yield
     except OSError as err:
         raise OutputError(f"{file}: cannot be written: {err.strerror}") from err
 

@@ -279,7 +279,13 @@ class TestTls:
         assert main(["stats", "https://localhost", *options]) == 0
         assert "tiny" in capsys.readouterr().out
         assert main([*predict, *options[1:]]) == 1  # without the authority
-        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+        refused = "the server's certificate is refused: self-signed certificate; --ca-certs FILE names the authorities"
+        assert refused in capsys.readouterr().err
+        for command in (predict, ["stats", "https://localhost"]):
+            assert main([*command, files[0], options[-1]]) == 1  # without the client's certificate
+            assert "a server with --ssl-ca-certs needs --certfile" in capsys.readouterr().err
+            assert main([word.replace("https:", "http:") for word in (*command, options[-1])]) == 1
+            assert f"{path}: the server closes the connection without an answer" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("options", "expected"),

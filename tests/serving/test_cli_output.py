@@ -25,6 +25,10 @@ def left_reader():
         os.close(writer)
 
 
+def close_stdout():
+    os.close(1)
+
+
 def run(*arguments, **streams):
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
     return subprocess.run([*HOTROW, *map(str, arguments)], text=True, timeout=120, check=False, **streams)
@@ -37,9 +41,7 @@ def repository(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "arguments", [["check", "{}"], ["--help"], ["token", "{}/tokens.json", "a"]], ids=["report", "help", "token"]
-)
+@pytest.mark.parametrize("arguments", [["check", "{}"], ["--help"]], ids=["report", "help"])
 def test_a_report_whose_reader_leaves_ends_quietly_as_by_sigpipe(repository, arguments):
     with left_reader() as writer:
         done = run(*[word.format(repository) for word in arguments], stdout=writer)
@@ -55,6 +57,22 @@ def test_a_report_that_does_not_fit_the_disk_fails(repository, arguments):
 
     assert done.returncode == 1
     assert done.stderr == "hotrow: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("fault", ["left", "full", "closed"])
+def test_a_token_that_nobody_has_seen_is_not_in_the_file(tmp_path, fault):
+    file = tmp_path / "tokens.json"
+    for name in ("first", "second"):
+        before = file.read_bytes() if file.exists() else None
+        with left_reader() as left, open("/dev/full", "w", encoding="utf-8") as full:
+            streams = {"left": {"stdout": left}, "full": {"stdout": full}, "closed": {"preexec_fn": close_stdout}}
+            done = run("token", file, name, **streams[fault])
+
+        assert done.returncode == (141 if fault == "left" else 1)
+        assert "SHA-256" not in done.stderr
+        assert (file.read_bytes() if file.exists() else None) == before
+        assert {path.name for path in tmp_path.iterdir()} == ({file.name} if before else set())
+        assert run("token", file, name).returncode == 0  # the name is free
 
 
 @pytest.mark.slow

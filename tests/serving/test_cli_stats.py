@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import sys
 import time
 
@@ -184,17 +183,6 @@ def test_a_tier_that_does_not_answer_is_shown_with_its_errors_and_the_reason(cap
     assert ["ctr", "7", "degraded", "100", "2", "6,400", "1.00", "9.68"] in shown
     assert ["ctr version 7: tier rocksdb does not answer"] in shown
     assert ["rocksdb", "away", "~12,345", "-", "400", "300", "75.0 %", "1,234", "0.99"] in shown
-
-
-def test_no_server_is_an_error_that_says_how_to_start_one(capsys):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-    assert main(["stats", url]) == 1
-
-    error = capsys.readouterr().err
-    assert error.startswith(f"hotrow stats: {url}: no server answers: ")
-    assert error.endswith("`hotrow serve` starts a server\n")
 
 
 @pytest.mark.parametrize(

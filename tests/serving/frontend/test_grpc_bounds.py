@@ -106,6 +106,12 @@ def is_answered(address, model):
         return len(client.ModelInfer(infer_request(model), timeout=10).raw_output_contents) == 1
 
 
+def new_token(file, name):
+    shown = []
+    add_token(file, name, [INFER_SCOPE], shown.append)
+    return shown[0]
+
+
 class TestUnfinishedMessages:
     @pytest.mark.parametrize("path", [INFER, STREAM])
     def test_of_one_connection_are_bounded_in_all(self, serve, model, path):
@@ -193,7 +199,7 @@ class TestCalls:
             assert is_answered(address, model)
 
     def test_with_one_token_count_together_whatever_their_connections(self, serve, tmp_path):
-        secrets = {name: add_token(tmp_path / "tokens", name, [INFER_SCOPE]) for name in ("many", "few")}
+        secrets = {name: new_token(tmp_path / "tokens", name) for name in ("many", "few")}
         with (
             contextlib.closing(Tokens(tmp_path / "tokens", 99)) as tokens,
             contextlib.ExitStack() as stack,
@@ -212,7 +218,7 @@ class TestCalls:
             assert not any(map(few.ended, kept))
 
     def test_that_wait_end_when_their_token_is_withdrawn(self, serve, tmp_path):
-        given = {name: add_token(tmp_path / "tokens", name, [INFER_SCOPE]) for name in ("gone", "kept")}
+        given = {name: new_token(tmp_path / "tokens", name) for name in ("gone", "kept")}
         with contextlib.closing(Tokens(tmp_path / "tokens", 99)) as tokens, contextlib.ExitStack() as stack:
             address = serve(tokens)
             health = health_pb2_grpc.HealthStub(stack.enter_context(grpc.insecure_channel(address)))
@@ -245,7 +251,7 @@ class TestCalls:
                 checks[token.decode()] += 1
                 return super().find(token)
 
-        gone, other = (add_token(tmp_path / "tokens", name, [INFER_SCOPE]) for name in ("gone", "other"))
+        gone, other = (new_token(tmp_path / "tokens", name) for name in ("gone", "other"))
         with contextlib.closing(CountingTokens(tmp_path / "tokens", 999)) as tokens, contextlib.ExitStack() as stack:
             address = serve(tokens)
             client = stack.enter_context(RawClient(address))
