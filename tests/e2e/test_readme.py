@@ -70,6 +70,7 @@ class Reader:
 
     def __init__(self, folder, start, demo):
         self._folder, self._start, self._demo = folder, start, demo
+        self._served = None
         self._addresses = {}  # by the port that the page shows
 
     def follow(self, page):
@@ -95,7 +96,9 @@ class Reader:
         if command.startswith("hotrow serve "):
             _, _, repository, *options = command.replace("8001", "0").split()
             here = [str(self._folder / one) if (self._folder / one).is_file() else one for one in options]
-            served = self._start(self._folder / repository, *here)
+            if self._served is not None:
+                assert self._served.stop() == 0  # two servers cannot have the port
+            served = self._served = self._start(self._folder / repository, *here)
             grpc = re.search(r"gRPC on (\S+)", served.printed)
             self._addresses = {"8000": f"{served.host}:{served.port}", "8001": grpc and grpc[1]}
             return served.printed
