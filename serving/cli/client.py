@@ -17,7 +17,7 @@ from serving.errors import RequestError, ServingError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 #: The variable with the client's token. There is no option, because every user of a machine can read command lines.
-_TOKEN_VARIABLE = "HOTROW_TOKEN"  # the name of a variable
+TOKEN_VARIABLE = "HOTROW_TOKEN"  # the name of a variable
 _TOKEN = re.compile(r"[!-~]{1,4096}")
 #: OpenSSL's codes for a certificate that no trusted authority signed.
 _OF_UNKNOWN_AUTHORITIES = (18, 19, 20, 21)
@@ -38,7 +38,7 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keyfile", type=Path, metavar="FILE", help="its private key (PEM), if it is not in the certificate's file"
     )
-    parser.epilog = f"For a server with --tokens, set the environment variable {_TOKEN_VARIABLE} to the token."
+    parser.epilog = f"For a server with --tokens, set the environment variable {TOKEN_VARIABLE} to the token."
 
 
 class Client:
@@ -64,7 +64,7 @@ class Client:
         except ValueError as err:
             raise RequestError(f"{url!r} is not a URL: {err}") from err
         if "@" in parts.netloc:
-            raise RequestError(f"the URL has a user or a password; set {_TOKEN_VARIABLE} instead")
+            raise RequestError(f"the URL has a user or a password; set {TOKEN_VARIABLE} instead")
         if not self._host:
             raise RequestError(f"{url!r} is not a URL: no host")
         self._prefix = parts.path.rstrip("/")
@@ -105,7 +105,7 @@ class Client:
         except (HTTPException, OSError) as err:
             raise ServingError(f"{self.server}: {self._why_unanswered(err)}") from err
         if code == HTTPStatus.UNAUTHORIZED:
-            advice = f"set {_TOKEN_VARIABLE} to a token with the scope {scope}"
+            advice = f"set {TOKEN_VARIABLE} to a token with the scope {scope}"
             raise RequestError(f"{self.server}: {message_in(content, reason)}; {advice}")
         return code, reason, content
 
@@ -177,11 +177,11 @@ def token_header() -> dict[str, str]:
     Raises:
         RequestError: it cannot be a token.
     """
-    token = os.environ.get(_TOKEN_VARIABLE, "").strip()
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not token:
         return {}
     if not _TOKEN.fullmatch(token):
-        raise RequestError(f"{_TOKEN_VARIABLE}: expected a token of visible ASCII characters")
+        raise RequestError(f"{TOKEN_VARIABLE}: expected a token of visible ASCII characters")
     return {"authorization": f"Bearer {token}"}
 
 

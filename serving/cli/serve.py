@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import logging
 import os
 import resource
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.system_cores import usable_cores
+from serving.cli.client import TOKEN_VARIABLE
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, logging_to_standard_error
 from serving.cli.numbers import is_on, number, one_of, ratio, whole_number
@@ -21,7 +23,15 @@ from serving.cli.outcome import outcome
 from serving.cli.progress import load_progress
 from serving.cli.threads import end_process_after, in_thread
 from serving.config.control import CONTROL_MODES
-from serving.errors import ConfigError, MissingExtraError, ModelFileError, ServingError, is_about_a_model, told
+from serving.errors import (
+    ConfigError,
+    MissingExtraError,
+    ModelFileError,
+    ServingError,
+    is_about_a_model,
+    nearest,
+    told,
+)
 from serving.frontend.limits import Limits
 from serving.lookup.devices import check_device_name
 
@@ -31,8 +41,9 @@ if TYPE_CHECKING:
     from serving.frontend.workers import WorkerPlace
     from serving.repository import ModelRepository
 
-#: The options that HOTROW_<OPTION> also sets.
-_OPTIONS = (
+_log = logging.getLogger("hotrow.server")
+_PREFIX = "HOTROW_"
+_OPTIONS_OF_VARIABLES = (
     "host",
     "http_port",
     "grpc_port",
@@ -64,6 +75,9 @@ _OPTIONS = (
     "record",
     "sample",
 )
+#: The options that variables also set, by variable: HOTROW_GRPC_PORT sets --grpc-port.
+_VARIABLES = {f"{_PREFIX}{option.upper()}": option for option in _OPTIONS_OF_VARIABLES}
+_ALMOST = 0.85  # how similar a misspelt variable is to the right one
 _MOST_WORKERS = 64  # as many processes as can read shared RAM
 _MOST_THREADS = 1024
 _MOST_INFLIGHT = 65536
@@ -269,8 +283,15 @@ def add_parser(commands: Any) -> None:
 
 def _environment() -> dict[str, str]:
     """The options that the environment sets, such as HOTROW_GRPC_PORT; the command line wins."""
-    names = {f"HOTROW_{option.upper()}": option for option in _OPTIONS}
-    return {option: os.environ[name] for name, option in names.items() if name in os.environ}
+    return {option: os.environ[name] for name, option in _VARIABLES.items() if name in os.environ}
+
+
+def _warn_of_misspelt_variables() -> None:
+    """Warn of variables that are almost options. Kubernetes sets others, such as HOTROW_SERVICE_HOST."""
+    for name in sorted(os.environ.keys() - _VARIABLES.keys() - {TOKEN_VARIABLE}):
+        close = nearest(name, _VARIABLES, cutoff=_ALMOST)
+        if name.startswith(_PREFIX) and close:
+            _log.warning("the variable %s has no effect; did you mean %s?", name, close[0])
 
 
 class _Names(argparse.Action):
@@ -318,6 +339,8 @@ def serve(options: argparse.Namespace) -> int:
         run = partial(_supervise, standard_error=standard_error) if supervises else serves
 
         def checked(options: argparse.Namespace) -> int:
+            if place is None:
+                _warn_of_misspelt_variables()
             _check_together(options)
             return run(options)
 

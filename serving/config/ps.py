@@ -167,6 +167,10 @@ class PsDocument(Clause):
         return self
 
 
+#: The keys of a whole ``ps.json``; no other kind of file has one of them.
+PS_KEYS = tuple(sorted(PsDocument.known_keys()))
+
+
 def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) -> ParameterServerConfig:
     """Read an HPS ``ps.json``.
 

@@ -20,7 +20,7 @@ from serving.config.model_directory import (
     why_unreadable,
 )
 from serving.config.models import ModelConfig, ParameterServerConfig
-from serving.config.ps import check_named_tables, read_ps_config
+from serving.config.ps import PS_KEYS, check_named_tables, read_ps_config
 from serving.config.row_dtypes import with_row_dtypes
 from serving.config.tiers import HashMapConfig, PersistentDbConfig
 from serving.config.version_policy import CONFIG_FILE, VersionPolicy, read_policy
@@ -155,7 +155,7 @@ def models_folder(path: Path) -> Path | None:
             isfile(path / PS_FILE) and not _model_directories(path) and read_ps_config(path / PS_FILE, []).models
         )
         return None if is_model_directory(path) or is_listed else path
-    if not _has(read_json(path), "volatile_db", "persistent_db", "models") or read_ps_config(path, []).models:
+    if not _has(read_json(path), *PS_KEYS) or read_ps_config(path, []).models:
         return None
     return path.parent
 
@@ -237,10 +237,12 @@ def _read(path: Path, faults: list[HotrowError] | None, only_complete: bool) -> 
     document = read_json(path)
     if _has(document, "inference"):
         return _alone(read_inference_config(path, name_after(path)))
-    if _has(document, "models", "volatile_db", "persistent_db"):
+    if _has(document, *PS_KEYS):
         ps = read_ps_config(path, faults)
         return _listed(ps) if ps.models or faults else _of_folders(ps, path.parent, faults, only_complete)
-    raise ConfigError(str(path), "", "expected an inference JSON (with 'inference') or a ps.json (with 'models')")
+    hints = (did_you_mean(key, ("inference", *PS_KEYS)) for key in document) if isinstance(document, dict) else ()
+    reason = "expected an inference JSON (with 'inference') or a ps.json (with 'models')"
+    raise ConfigError(str(path), "", reason + next(filter(None, hints), ""))
 
 
 def read_tiers(directory: str | Path, config: ModelConfig) -> ParameterServerConfig | None:

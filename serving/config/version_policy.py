@@ -1,16 +1,21 @@
 """Which versions of a repository's model are served: Triton's ``version_policy``."""
 
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.errors import ConfigError, MissingExtraError
+from serving.errors import ConfigError, MissingExtraError, did_you_mean, nearest
 from serving.model.regular_file import read_regular
 
 CONFIG_FILE = "config.pbtxt"
 _KEY = "version_policy"
+_KEYS = ("latest", "all", "specific", "num_versions", "versions")
+_UNKNOWN = "extra_forbidden"  # pydantic's name of the fault
+_FIELD = re.compile(r"\b[A-Za-z_]+(?=\s*[:{])")
+_ALMOST = 0.85  # how similar a misspelt version_policy is to the right one
 _MOST_BYTES = 4 << 20
 
 
@@ -84,7 +89,8 @@ def policy_from(config: dict[str, Any], source: str) -> VersionPolicy:
     except ValidationError as err:
         fault = err.errors()[0]
         path = ".".join((_KEY, *map(str, fault["loc"])))
-        raise ConfigError(source, path, str(fault["msg"])) from err
+        reason = f"unknown key{did_you_mean(fault['loc'][-1], _KEYS)}" if fault["type"] == _UNKNOWN else fault["msg"]
+        raise ConfigError(source, path, reason) from err
     if len(policy.model_fields_set) != 1:
         raise ConfigError(source, _KEY, "expected one of latest, all and specific")
     return policy
@@ -107,7 +113,12 @@ def read_policy(directory: Path) -> VersionPolicy:
     except UnicodeDecodeError as err:
         raise ConfigError(str(file), "", f"cannot be read: {err}") from err
     # Most files have no policy, so most repositories need no protobuf.
-    return policy_from(_parse(text, file), str(file)) if _KEY in text else LATEST
+    if _KEY in text:
+        return policy_from(_parse(text, file), str(file))
+    misspelt = nearest(_KEY, _FIELD.findall(text), cutoff=_ALMOST)
+    if misspelt:
+        raise ConfigError(str(file), misspelt[0], f"unknown key; did you mean {_KEY!r}?")
+    return LATEST
 
 
 def _parse(text: str, file: Path) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from serving.errors import ConfigError, nearest
+from serving.errors import ConfigError, did_you_mean, nearest
 from serving.model.regular_file import read_regular
 
 T = TypeVar("T")
 _MOST_BYTES = 64 << 20
 _LONGEST_NAME = 4096  # as a path's
+_MOST_NAMES = 30  # of known keys in one message
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 LARGEST_FLOAT32: Final = (2 - 2**-23) * 2.0**127
 
@@ -130,9 +131,10 @@ class Fields:
         names = set(known)
         for key in self._members:
             if key not in names:
-                close = nearest(key, sorted(names))
-                expected = close[0] if close else f"one of {', '.join(sorted(names))}" if names else "no members"
-                raise self.error(f"unknown key; expected {expected}", shorten(key))
+                some = [*map(shorten, sorted(names)[:_MOST_NAMES]), *["..."] * (len(names) > _MOST_NAMES)]
+                expected = f"one of {', '.join(some)}" if names else "no members"
+                hint = did_you_mean(key, sorted(names)) or f"; expected {expected}"
+                raise self.error(f"unknown key{hint}", shorten(key))
 
     def __contains__(self, key: str) -> bool:
         """Return whether the object has this member."""
@@ -155,7 +157,8 @@ class Fields:
         if key in self._members:
             return self._members[key]
         if default is REQUIRED:
-            raise self.error("missing", key)
+            close = nearest(key, self._members)
+            raise self.error(f"missing; the object has {describe(close[0])}" if close else "missing", key)
         return default
 
     def integer(

@@ -70,6 +70,19 @@ def test_a_wrong_option_in_the_environment_is_refused(monkeypatch, capsys, name,
     assert expected in capsys.readouterr().err
 
 
+def test_a_misspelt_variable_is_reported_and_those_of_kubernetes_are_not(monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("HOTROW_TOKNS", "tokens.json")
+    monkeypatch.setenv("HOTROW_TOKEN", "of the client")
+    monkeypatch.setenv("HOTROW_PORT", "tcp://10.0.0.1:80")
+    monkeypatch.setenv("HOTROW_SERVICE_HOST", "10.0.0.1")
+
+    assert main(["serve", str(tmp_path / "none"), "--http-port", "0"]) == 2
+
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "WARNING" in line]
+    assert len(warnings) == 1
+    assert warnings[0].endswith("the variable HOTROW_TOKNS has no effect; did you mean HOTROW_TOKENS?")
+
+
 def test_as_many_requests_run_at_a_time_as_the_container_has_cores(monkeypatch, capsys):
     monkeypatch.setattr("serving.cli.serve.usable_cores", lambda: 3)
 

@@ -1,5 +1,6 @@
 """The models that a repository serves, and the errors for models that it cannot serve."""
 
+import json
 import logging
 import re
 import uuid
@@ -288,6 +289,20 @@ class TestRefusals:
         (tmp_path / "x.json").write_text(content)
 
         assert "x.json: expected an inference JSON (with 'inference') or a ps.json" in self.refused(tmp_path / "x.json")
+
+    @pytest.mark.parametrize(
+        ("document", "reason"),
+        [
+            ({"supportlonglong": True, "modles": []}, "modles: unknown key; did you mean 'models'?"),
+            ({"volatile_bd": {}}, "(with 'models'); did you mean 'volatile_db'?"),
+            ({"inferense": {}, "layers": []}, "(with 'models'); did you mean 'inference'?"),
+        ],
+        ids=["with another key of ps.json", "alone", "inference"],
+    )
+    def test_a_file_whose_only_keys_are_misspelt(self, tmp_path, document, reason):
+        (tmp_path / "x.json").write_text(json.dumps(document))
+
+        assert self.refused(tmp_path / "x.json").endswith(reason)
 
     def test_a_ps_json_without_models_and_without_folders_next_to_it(self, tmp_path):
         write_ps(tmp_path)

@@ -185,6 +185,12 @@ class TestPolicy:
         with pytest.raises(ConfigError, match=f"config.pbtxt: .*{reason}" if "field" in reason else reason):
             opened(folder, control="none")
 
+    def test_a_misspelt_policy_is_refused(self, folder, opened):
+        (folder / "tiny" / "config.pbtxt").write_text('backend: "python"\nversion_polcy: { all { } }\n')
+
+        with pytest.raises(ConfigError, match=r"version_polcy: unknown key; did you mean 'version_policy'\?"):
+            opened(folder, control="none")
+
     @pytest.mark.parametrize(
         ("policy", "reason"),
         [
@@ -192,6 +198,8 @@ class TestPolicy:
             ({"latest": {"num_versions": 0}}, "version_policy.latest.num_versions: .*greater than or equal to 1"),
             ({"specific": {"versions": []}}, "version_policy.specific.versions: .*at least 1 item"),
             ("latest", "version_policy: .*valid dictionary"),
+            ({"latst": {}}, r"version_policy.latst: unknown key; did you mean 'latest'\?"),
+            ({"latest": {"num_version": 1}}, r"version_policy.latest.num_version: unknown key; did you mean 'num_vers"),
         ],
     )
     def test_a_policy_in_json_is_checked_too(self, policy, reason):

@@ -68,6 +68,8 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     samples, evaluation, best_known = _read(options, document, processes)
     if best_known:
         yield best_known
+    if "solver" in document.document:
+        yield f"note: {document.graph.source}: solver: no effect: the options of `hotrow train` take its place"
     model = _model(document, options, processes)
     with ExitStack() as stack:
         yield from _Run(options, document, model, samples, evaluation, stack).lines()

@@ -32,19 +32,22 @@ def put(*place, value):
 REJECTED = {
     "misspelt key of a parameter block": (
         put(FC1, "fc_param", value={"num_outputs": 8}),
-        "layers[6].fc_param.num_outputs: unknown key; expected num_output",
+        "layers[6].fc_param.num_outputs: unknown key; did you mean 'num_output'?",
     ),
     "unknown key of a layer": (
         put(RELU, "slope", value=1),
         "layers[7].slope: unknown key; expected one of bottom, name, top, type",
     ),
-    "misspelt key of Data": (put(DATA, "sparce", value=[]), "layers[0].sparce: unknown key; expected sparse"),
+    "misspelt key of Data": (put(DATA, "sparce", value=[]), "layers[0].sparce: unknown key; did you mean 'sparse'?"),
     "unknown key of the label": (put(DATA, "label", "dim", value=1), "layers[0].label.dim: unknown key"),
     "unknown key of a sparse input": (put(DATA, "sparse", 0, "slots", value=1), "layers[0].sparse[0].slots: unknown"),
-    "unknown key of an embedding": (put(EMBEDDING, "tops", value="a"), "layers[1].tops: unknown key; expected top"),
+    "unknown key of an embedding": (
+        put(EMBEDDING, "tops", value="a"),
+        "layers[1].tops: unknown key; did you mean 'top'?",
+    ),
     "unknown key of the table": (
         put(EMBEDDING, "sparse_embedding_hparam", "vec_size", value=1),
-        "layers[1].sparse_embedding_hparam.vec_size: unknown key; expected embedding_vec_size",
+        "layers[1].sparse_embedding_hparam.vec_size: unknown key; did you mean 'embedding_vec_size'?",
     ),
     "unknown key of the loss": (put(LOSS, "scale", value=1), "layers[11].scale: unknown key"),
     "unknown layer type": (put(RELU, "type", value="LSTM"), "layers[7].type: layer type LSTM is not supported"),
@@ -262,7 +265,7 @@ def test_a_product_of_no_columns_is_refused(document):
         pytest.param({}, "graph.json: layers: missing", id="no-layers"),
         pytest.param({"layers": []}, "graph.json: layers: expected a list of objects, got an empty list", id="empty"),
         pytest.param({"layers": {}}, "graph.json: layers: expected a list of objects, got an object", id="object"),
-        pytest.param({"layer": []}, "graph.json: layer: unknown key; expected layers", id="misspelt"),
+        pytest.param({"layer": []}, "graph.json: layer: unknown key; did you mean 'layers'?", id="misspelt"),
     ],
 )
 def test_a_document_without_layers_is_refused(document, message):

@@ -175,7 +175,7 @@ def test_an_activation_in_the_middle_is_not_an_output():
         pytest.param(
             {"top": "y", "label_dim": 1},
             [fc("a", 1), {**loss("BinaryCrossEntropyLoss", "a", "y", "loss"), "target_wieght": [1]}],
-            "layers[3].target_wieght: unknown key; expected target_weight",
+            "layers[3].target_wieght: unknown key; did you mean 'target_weight'?",
             id="misspelt-key",
         ),
     ],

@@ -76,12 +76,28 @@ def test_the_repeated_one_of_many_keys_is_found():
         parse_json(text, "x.json")
 
 
-@pytest.mark.parametrize("key", [pytest.param("dense" * 100_000, id="long"), pytest.param("denze", id="misspelt")])
-def test_an_unknown_key_is_compared_with_thousands_of_known_ones(key):
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        pytest.param("dense" * 100_000, "unknown key; expected one of dense, input_0", id="long"),
+        pytest.param("denze", "unknown key; did you mean 'dense'?", id="misspelt"),
+    ],
+)
+def test_an_unknown_key_is_compared_with_thousands_of_known_ones(key, reason):
     known = ["dense", *(f"input_{number}" * 100 for number in range(20_000))]
 
-    with pytest.raises(ConfigError, match="unknown key; expected"):
+    with pytest.raises(ConfigError) as caught:
         Fields({key: 1}, "x.json", "", known)
+
+    assert reason in str(caught.value)
+    assert len(str(caught.value)) < 3000
+
+
+def test_a_missing_key_that_is_misspelt_is_shown():
+    with pytest.raises(ConfigError) as caught:
+        Fields({"typ": "Data", "name": "a"}, "x.json", "layers[0]").text("type")
+
+    assert str(caught.value) == 'x.json: layers[0].type: missing; the object has "typ"'
 
 
 def test_a_file_is_read(tmp_path):

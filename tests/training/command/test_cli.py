@@ -74,6 +74,15 @@ def test_a_criteo_file_and_a_users_graph_become_a_model(tmp_path, capsys, docume
     verify_manifest(tmp_path / "out" / "mine" / "1")
 
 
+def test_the_clause_solver_is_accepted_and_has_no_effect(tmp_path, capsys, document):
+    graph = tmp_path / "mine.json"
+    graph.write_text(json.dumps({"solver": {"batchsize": 16384}, **document}))
+
+    assert hotrow_train(["--synthetic", "300", "--model", str(graph), "--output", str(tmp_path / "out")]) == 0
+
+    assert f"note: {graph}: solver: no effect: the options of `hotrow train`" in capsys.readouterr().out
+
+
 def test_without_evaluation_data_the_last_tenth_is_held_out(tmp_path, capsys):
     path = write_criteo(tmp_path / "train.txt", 205)
 

@@ -67,8 +67,8 @@ SLOTS = "slots_config: {a: {dim: 1}, b: {dim: 2}, c: {dim: 1}}\n"
         ("", "slots_config: missing"),
         ("slots_config: {}", "slots_config: expected at least one feature, got none"),
         ("slots_config: [1]", "slots_config: expected an object, got a list"),
-        ("slot_config: {}", "slot_config: unknown key; expected slots_config"),
-        ("slots_config: {a: {dims: 1}}", "slots_config.a.dims: unknown key; expected dim"),
+        ("slot_config: {}", "slot_config: unknown key; did you mean 'slots_config'?"),
+        ("slots_config: {a: {dims: 1}}", "slots_config.a.dims: unknown key; did you mean 'dim'?"),
         ("slots_config: {a: {}}", "slots_config.a.dim: missing"),
         ("slots_config: {a: {dim: 0}}", "slots_config.a.dim: expected an integer from 1 to 65536, got 0"),
         ("slots_config: {a: {dim: 1e3}}", 'slots_config.a.dim: expected an integer, got "1e3"'),
@@ -152,10 +152,10 @@ def test_the_global_config_has_the_capacity_of_a_server(write, text, capacity):
             "embedding_parameter_server_config: {capacity: 10000000000}",
             "capacity: expected an integer from 1 to 3500000000",
         ),
-        ("middleware_config: {}", "middleware_config: unknown key; expected embedding_worker_config"),
+        ("middleware_config: {}", "middleware_config: unknown key; did you mean 'embedding_worker_config'?"),
         (
             "embedding_worker_config: {forward_buffer: 1}",
-            "embedding_worker_config.forward_buffer: unknown key; expected forward_buffer_size",
+            "embedding_worker_config.forward_buffer: unknown key; did you mean 'forward_buffer_size'?",
         ),
     ],
 )
