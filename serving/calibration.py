@@ -10,7 +10,7 @@ from serving.config import ModelConfig
 from serving.dense.calibration import Calibration
 from serving.errors import ConfigError, ModelFileError, RequestError
 from serving.lookup import LookupSession
-from serving.model.numpy_faults import UNREADABLE, explain
+from serving.model.numpy_faults import UNREADABLE, unreadable
 from serving.model.regular_file import open_regular
 from serving.model.version_writer import CALIBRATION_FILE
 
@@ -80,8 +80,10 @@ def _read(path: Path, config: ModelConfig) -> dict[str, np.ndarray | None]:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError as err:
         raise ModelFileError(path, "no such file") from err
-    except (OSError, MemoryError, *UNREADABLE) as err:
-        raise ModelFileError(path, f"expected a {_FORM}: {explain(err)}") from err
+    except OSError as err:
+        raise ModelFileError(path, f"cannot be read: {err.strerror or err}; expected a {_FORM}") from err
+    except (MemoryError, *UNREADABLE) as err:
+        raise ModelFileError(path, unreadable(path, f"a {_FORM}", err)) from err
     required = {KEYS, ROW_PTRS} | ({DENSE} if config.dense_dim else set())
     if not required <= arrays.keys() <= required | {DENSE}:
         raise ModelFileError(

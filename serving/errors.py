@@ -120,6 +120,10 @@ class StoreTimeoutError(StoreUnreachableError):
     """A storage tier did not answer within its time budget."""
 
 
+class StoreInUseError(StoreError):
+    """Another process has the storage tier open, and only one process can write to it."""
+
+
 class StoreFullError(StoreError):
     """A storage tier has no room for the rows. The call wrote nothing."""
 

@@ -1,9 +1,11 @@
 """How a command ends: its exit code, and its error on standard error."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable
 
+_log = logging.getLogger("hotrow")
 _INTERRUPTED = 130
 
 
@@ -16,6 +18,7 @@ def outcome(options: argparse.Namespace, run: Callable[[argparse.Namespace], int
     try:
         return run(options)
     except HotrowError as err:
+        _log.debug("the error and its causes", exc_info=err)  # a cause may have a library's own words
         print(f"hotrow {options.command}: {told(err)}", file=sys.stderr)
         return int(options.error_code)
     except OSError as err:

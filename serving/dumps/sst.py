@@ -4,6 +4,7 @@ HPS's RocksDB backend writes such files, and RocksDB ingests them without rewrit
 """
 
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ import numpy as np
 
 from serving.errors import ModelFileError, StoreError
 from serving.model.atomic import atomic_write
+from serving.model.regular_file import wrong_kind
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from serving.storage.hps_layout import key_list, keys_of, row_list
 from serving.storage.rocksdb.engine import all_items, import_rocksdict, open_database, table_options, translated_errors
@@ -24,6 +26,8 @@ from serving.storage.rocksdb.sort import RowSorter
 from serving.storage.store import Keys, TableSpec, Vectors
 
 _THREADS = 2  # of a temporary database
+#: How RocksDB reports a block that was changed.
+_DAMAGED_BLOCK = re.compile(r"block checksum mismatch.* offset (\d+)")
 
 
 def write_sst(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], in_key_order: bool) -> None:
@@ -73,17 +77,16 @@ class SstDump:
         self._opened = ExitStack()
         with ExitStack() as opened:
             folder = opened.enter_context(_scratch_folder(path))
-            with self._translated(folder):
+            with self._translated():
                 self._database, _ = open_database(rocksdict, folder, read_only=False, num_threads=_THREADS)
                 opened.callback(self._database.close)
                 self._database.ingest_external_file([str(_linked(path, folder))], _ingest_options(rocksdict))
                 self.rows = int(self._database.property_int_value("rocksdb.estimate-num-keys"))
-            self._folder = folder
             self._opened = opened.pop_all()
 
     def batches(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """See ``Dump.batches``. Rows are in the order of the keys' raw bytes, and every checksum is verified."""
-        with self._translated(self._folder):
+        with self._translated():
             pairs = all_items(self._database)
             begin = 0
             while part := list(islice(pairs, batch_rows)):
@@ -110,14 +113,18 @@ class SstDump:
         return keys, np.frombuffer(b"".join(values), dtype=np.float32).reshape(-1, self._spec.dim)
 
     @contextmanager
-    def _translated(self, folder: Path) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         try:
             with translated_errors(self._path):
                 yield
         except StoreError as err:
-            what = "cannot be read" if isinstance(err.__cause__, OSError) else "damaged, or not an SST file"
-            reason = err.reason.removeprefix(f"{self._path}: ").replace(f"{folder}{os.sep}", "")
-            raise ModelFileError(self._path, f"{what}: {reason}") from err
+            if isinstance(err.__cause__, OSError):
+                reason = f"cannot be read: {err.reason.removeprefix(f'{self._path}: ')}"
+            elif block := _DAMAGED_BLOCK.search(err.reason):
+                reason = f"damaged: the block at byte {int(block[1]):,} does not match its checksum"
+            else:
+                reason = wrong_kind(self._path, "a whole SST file of RocksDB")
+            raise ModelFileError(self._path, reason) from err
 
 
 @contextmanager

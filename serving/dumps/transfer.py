@@ -14,7 +14,7 @@ from serving.config import (
     read_repository,
 )
 from serving.dumps.formats import Dump, check_suffix, check_target, open_dump, write_dump
-from serving.errors import ConfigError, ModelFileError, StoreError, did_you_mean
+from serving.errors import ConfigError, ModelFileError, StoreError, StoreInUseError, did_you_mean
 from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.loading import with_kept_tables
@@ -124,7 +124,11 @@ def load_table(
     with open_dump(file, spec) as dump:
         rows = _check_rows(file, spec, dump, progress)
         with ExitStack() as opened:
-            stores = [opened.enter_context(closing(store)) for store in open_stores(config)]
+            try:
+                stores = [opened.enter_context(closing(store)) for store in open_stores(config)]
+            except StoreInUseError as err:
+                reason = f"{err.reason}, and start it again after the load"
+                raise StoreInUseError(err.store, err.table, reason) from err
             shared = [store for store in stores if isinstance(store, SharedMemoryStore)]
             durable = [store for store in stores if store.outlives_process and store not in shared]
             if not durable:

@@ -13,10 +13,11 @@ from serving.dense.onnx_file import input_names, refuse_unread_inputs, refuse_we
 from serving.errors import MissingExtraError, ModelFileError, RequestError
 from serving.importers.rows import TableRows
 from serving.model.records import Graph
-from serving.model.regular_file import MOST_ONNX_BYTES, check_regular
+from serving.model.regular_file import MOST_ONNX_BYTES, check_regular, wrong_kind
 from serving.model.sparse_rows import Vectors
 
 _SAMPLES = 4  # of a trial
+_BEGINNING = b"\x08"  # of an ONNX file: the field of its version
 _SQUASHING = ("Sigmoid", "HardSigmoid", "Softmax")
 # These may follow the last layer and keep its values. Their first input is the tensor.
 _REARRANGING = ("Identity", "Cast", "Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
@@ -75,11 +76,8 @@ def check_network(source: str, model: Any, logits: bool) -> ImportedNetwork:
     graph = model.graph
     if len(graph.output) != 1:
         names = ", ".join(repr(output.name) for output in graph.output)
-        raise ModelFileError(
-            source,
-            f"expected one output, the probabilities, found {len(graph.output)}: {names}; "
-            "concatenate them into one, [B, L]",
-        )
+        found = f"{len(graph.output)}: {names}; concatenate them into one, [B, L]" if names else "none"
+        raise ModelFileError(source, f"expected one output, the probabilities, found {found}")
     given = set(input_names(graph))
     inputs = tuple(
         NetworkInput(entry.name, _sizes(source, "input", entry, (1, 2))) for entry in graph.input if entry.name in given
@@ -144,11 +142,16 @@ def _load(path: Path) -> Any:
         raise MissingExtraError("onnx", "onnx", "importing a model") from err
     try:
         check_regular(path, MOST_ONNX_BYTES)
-        refuse_weights_elsewhere(path, onnx.load(path, load_external_data=False))
+        model = onnx.load(path, load_external_data=False)
+        if not model.ByteSize():
+            raise ModelFileError(path, wrong_kind(path, "an ONNX network"))
+        refuse_weights_elsewhere(path, model)
         return onnx.load(path)
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
-    except (DecodeError, ValueError, onnx.checker.ValidationError) as err:  # not ONNX, or weight files are missing
+    except DecodeError as err:
+        raise ModelFileError(path, wrong_kind(path, "an ONNX network", (_BEGINNING,))) from err
+    except (ValueError, onnx.checker.ValidationError) as err:  # weight files are missing
         raise ModelFileError(path, f"not an ONNX network: {err}") from err
 
 

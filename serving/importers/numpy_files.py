@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from serving.errors import ModelFileError
 from serving.importers.rows import BareRows, TableRows, as_int64, rows_of_array
 from serving.model.mapped_file import map_file
-from serving.model.numpy_faults import UNREADABLE, explain
+from serving.model.numpy_faults import NPY, NPZ, UNREADABLE, unreadable
 from serving.model.regular_file import check_regular, open_regular
 
 
@@ -93,7 +93,7 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
 
 def _matrix_in(path: Path) -> NDArray[Any]:
     """Return a view of the array in a ``.npy``. It keeps no descriptor open, because a model may have many tables."""
-    with _faults_of(path):
+    with _faults_of(path, (NPY,)):
         check_regular(path)
         array = np.lib.format.open_memmap(path, mode="r")
         stored = map_file(path, "u1", (array.offset + array.nbytes,))[array.offset :]
@@ -101,12 +101,10 @@ def _matrix_in(path: Path) -> NDArray[Any]:
 
 
 @contextmanager
-def _faults_of(path: Path) -> Iterator[None]:
+def _faults_of(path: Path, beginnings: tuple[bytes, ...] = (NPY, NPZ)) -> Iterator[None]:
     try:
         yield
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
-    except MemoryError as err:
-        raise ModelFileError(path, f"does not fit into memory: {explain(err)}") from err
-    except UNREADABLE as err:
-        raise ModelFileError(path, f"not a NumPy file of numbers: {explain(err)}") from err
+    except (MemoryError, *UNREADABLE) as err:
+        raise ModelFileError(path, unreadable(path, "a NumPy file of numbers", err, beginnings)) from err

@@ -15,7 +15,7 @@ from typing import Any
 from serving.errors import MissingExtraError, ModelFileError
 from serving.importers.checkpoint import matrices_of
 from serving.importers.rows import TableRows, check_matrix
-from serving.model.regular_file import check_regular
+from serving.model.regular_file import check_regular, wrong_kind
 from serving.model.sparse_rows import Vectors
 
 # A damaged file raises any of these, because the unpickler runs it like a program.
@@ -23,7 +23,7 @@ _DAMAGED = (
     *(RuntimeError, ValueError, LookupError, EOFError, AttributeError, TypeError, AssertionError),
     *(struct.error, zipfile.BadZipFile),
 )
-_CUT_SHORT = "cut short, damaged, or not a PyTorch file"
+_BEGINNINGS = (b"PK", b"\x80")  # a ZIP archive, and a pickle
 
 
 class TorchFile:
@@ -84,19 +84,16 @@ def _load(path: Path) -> Any:
     try:
         check_regular(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except OSError as err:
-        # PyTorch seeks beyond the end of a file that is cut short
-        reason = _CUT_SHORT if err.errno == errno.EINVAL else f"cannot be read: {err.strerror or err}"
+    except (OSError, UnpicklingError, *_DAMAGED) as err:
+        if isinstance(err, OSError) and err.errno != errno.EINVAL:
+            raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
+        reason = wrong_kind(path, "a PyTorch file", _BEGINNINGS)
+        if isinstance(err, UnpicklingError) and reason.endswith("damaged"):
+            reason = (
+                "holds more than tensors, and reading it would run its code; save only the tensors: "
+                "torch.save(model.state_dict(), file), or torch.distributed.checkpoint for a sharded model"
+            )
         raise ModelFileError(path, reason) from err
-    except UnpicklingError as err:
-        reason = (
-            "holds more than tensors, and reading it would run its code; save only the tensors: "
-            "torch.save(model.state_dict(), file), or torch.distributed.checkpoint for a sharded model"
-        )
-        raise ModelFileError(path, reason) from err
-    except _DAMAGED as err:
-        lines = str(err).splitlines() or [type(err).__name__]
-        raise ModelFileError(path, f"{_CUT_SHORT}: {lines[0].split('. ')[0]}") from err
 
 
 def _tensors_in(content: Any) -> dict[str, Any]:

@@ -3,9 +3,13 @@
 import tokenize
 import zipfile
 import zlib
+from pathlib import Path
 from typing import Final
 
-_MOST_CHARACTERS = 200  # NumPy quotes the whole header, which may have 10,000
+from serving.model.regular_file import wrong_kind
+
+#: How the two kinds of files begin. A .npz is a ZIP archive.
+NPY, NPZ = b"\x93NUMPY", b"PK"
 
 #: NumPy also raises OSError, and MemoryError if a header claims an impossible size.
 UNREADABLE: Final = (
@@ -24,7 +28,10 @@ UNREADABLE: Final = (
 )
 
 
-def explain(fault: Exception) -> str:
-    """Return an error's message as one line of bounded length."""
-    text = " ".join(str(fault).split())
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+def unreadable(path: Path, kind: str, fault: Exception, beginnings: tuple[bytes, ...] = (NPY, NPZ)) -> str:
+    """Return why NumPy cannot read a file; see ``wrong_kind``."""
+    if isinstance(fault, MemoryError):
+        return "does not fit into memory"
+    reason = wrong_kind(path, kind, beginnings)
+    holds_objects = "object" in str(fault).lower() and reason.endswith("damaged")
+    return f"expected {kind}, found Python objects in it, which may run code" if holds_objects else reason

@@ -11,6 +11,7 @@ from pathlib import Path
 
 #: Protocol buffers hold at most 2 GiB; larger weights are in files of their own.
 MOST_ONNX_BYTES = 2 << 30
+_SHOWN_BYTES = 8
 
 
 def real_path(path: str | Path) -> Path:
@@ -40,6 +41,28 @@ def open_regular(path: str | Path, most_bytes: int | None = None) -> BufferedRea
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def wrong_kind(path: str | Path, kind: str, beginnings: tuple[bytes, ...] = ()) -> str:
+    """Return why a library could not read a file, in words about the file.
+
+    Args:
+        path: the file.
+        kind: what was expected, such as ``a PyTorch file``.
+        beginnings: how files of this kind begin, if they all begin alike.
+    """
+    try:
+        with open_regular(path) as file:
+            size_bytes, beginning = os.fstat(file.fileno()).st_size, file.read(_SHOWN_BYTES)
+    except OSError as err:
+        return f"cannot be read: {err.strerror}"
+    if not size_bytes:
+        return f"expected {kind}, found an empty file"
+    if beginnings and beginning.startswith(beginnings):
+        return f"expected {kind}, found a file that is cut short or damaged"
+    if size_bytes == 1:
+        return f"expected {kind}, found the byte {beginning!r}"
+    return f"expected {kind}, found {size_bytes:,} bytes, which begin with {beginning!r}"
 
 
 def check_regular(path: str | Path, most_bytes: int | None = None) -> None:

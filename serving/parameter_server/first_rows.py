@@ -11,6 +11,7 @@ from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex
 from serving.errors import ConfigError
 from serving.model.names import without_version
+from serving.model.numpy_faults import UNREADABLE, unreadable
 from serving.model.regular_file import open_regular
 from serving.model.sparse_model import SparseModel
 from serving.storage.store import Keys, Mask
@@ -81,8 +82,10 @@ class FirstRows:
                 keys = np.load(opened, allow_pickle=False)
         except FileNotFoundError:
             return np.empty(0, dtype=np.int64)
-        except (OSError, ValueError, EOFError) as err:
-            raise ConfigError(str(file), "", f"cannot be read as an array: {err}") from err
+        except OSError as err:
+            raise ConfigError(str(file), "", f"cannot be read: {err.strerror or err}") from err
+        except (MemoryError, *UNREADABLE) as err:
+            raise ConfigError(str(file), "", unreadable(file, "a NumPy file of int64 keys", err)) from err
         if not isinstance(keys, np.ndarray) or keys.ndim != 1 or keys.dtype != np.int64:
             came = f"{keys.dtype}{list(keys.shape)}" if isinstance(keys, np.ndarray) else type(keys).__name__
             raise ConfigError(str(file), "", f"expected int64[K], keys with the hottest first, got {came}")

@@ -77,7 +77,7 @@ def naming(key: str) -> Iterator[None]:
     try:
         yield
     except StoreError as err:
-        raise StoreError(err.store, err.table, f"{key}: {err.reason}") from err
+        raise type(err)(err.store, err.table, f"{key}: {err.reason}") from err
 
 
 def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:

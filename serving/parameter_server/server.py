@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 
 from serving.config import ModelConfig, ParameterServerConfig, read_ps_config
+from serving.errors import StoreInUseError
 from serving.model.records import Combiner
 from serving.parameter_server import updates
 from serving.parameter_server.arguments import check_keys, check_row_ptrs, check_weights
@@ -83,7 +84,12 @@ class ParameterServer:
             config = read_ps_config(config)
         check_hot_keys(config)
         promote = any(tier.cache_missed_embeddings for tier in config.volatile_tiers)
-        server = cls(open_stores(config, may_be_late=True), promote, tier_settings(config))
+        try:
+            stores = open_stores(config, may_be_late=True)
+        except StoreInUseError as err:
+            reason = f"{err.reason}, or set persistent_db.read_only to serve without writing"
+            raise StoreInUseError(err.store, err.table, reason) from err
+        server = cls(stores, promote, tier_settings(config))
         try:
             server.share_bounds(config.models)
             for model in config.models:

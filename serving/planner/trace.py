@@ -27,7 +27,7 @@ from serving.batch import DENSE, INT32_MAX, KEYS, ROW_PTRS, Batch, read_batch
 from serving.config import ModelConfig
 from serving.errors import RequestError, TraceError
 from serving.model.data_files import list_data_files
-from serving.model.numpy_faults import UNREADABLE, explain
+from serving.model.numpy_faults import UNREADABLE, unreadable
 from serving.model.sparse_rows import key_range
 from serving.protocol.document import parse_document
 from serving.protocol.recorded import LOOKUPS, decode_lookups, is_cut_off, model_of_lookups
@@ -265,4 +265,4 @@ def _load(file: Path) -> Any:
     except OSError as err:
         raise TraceError(str(file), f"cannot be read: {err.strerror or err}") from err
     except (MemoryError, *UNREADABLE) as err:
-        raise TraceError(str(file), f"damaged, or not a NumPy file of plain numbers: {explain(err)}") from err
+        raise TraceError(str(file), unreadable(file, "a NumPy file of numbers", err)) from err

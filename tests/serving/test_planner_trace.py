@@ -225,14 +225,19 @@ ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
             id="whose",
         ),
         pytest.param(
-            npy("t.npy", np.array([None])), ONE, "t.npy: damaged, or not a NumPy file of plain numbers", id="pickled"
+            npy("t.npy", np.array([None])),
+            ONE,
+            "t.npy: expected a NumPy file of numbers, found Python objects",
+            id="pickled",
         ),
-        pytest.param(text("t.npy", "1\n2\n"), ONE, "t.npy: damaged, or not a NumPy file", id="text as npy"),
-        pytest.param(text("t.npy", ""), ONE, "t.npy: damaged, or not a NumPy file", id="nothing as npy"),
-        pytest.param(header("()", "(1,)"), ONE, "t.npy: damaged, or not a NumPy file", id="an empty type"),
-        pytest.param(header("'<i8'", (2**70,)), ONE, "t.npy: damaged, or not a NumPy file", id="a shape beyond int64"),
-        pytest.param(text("t.npz", "PK\3\4"), ONE, "t.npz: damaged, or not a NumPy file", id="half a zip"),
-        pytest.param(encrypted, TWO, "t.npz: damaged, or not a NumPy file", id="an encrypted zip"),
+        pytest.param(text("t.npy", "1\n2\n"), ONE, "t.npy: expected a NumPy file of numbers, found", id="text as npy"),
+        pytest.param(text("t.npy", ""), ONE, "t.npy: expected a NumPy file of numbers, found", id="nothing as npy"),
+        pytest.param(header("()", "(1,)"), ONE, "t.npy: expected a NumPy file of numbers, found", id="an empty type"),
+        pytest.param(
+            header("'<i8'", (2**70,)), ONE, "t.npy: expected a NumPy file of numbers, found", id="a shape beyond int64"
+        ),
+        pytest.param(text("t.npz", "PK\3\4"), ONE, "t.npz: expected a NumPy file of numbers, found", id="half a zip"),
+        pytest.param(encrypted, TWO, "t.npz: expected a NumPy file of numbers, found", id="an encrypted zip"),
         pytest.param(rename, TWO, "user.npy: holds an archive of arrays: rename it to .npz", id="npz as npy"),
         pytest.param(rename_array, TWO, "t.npz: holds one array without a name: rename it to .npy", id="npy as npz"),
         pytest.param(npz(users=[1]), TWO, "t.npz: no model has a table 'users'", id="a table's name"),

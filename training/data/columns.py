@@ -9,8 +9,9 @@ file list of such files, and ``_metadata.json`` in their folder names the column
 
 import json
 import logging
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from serving.errors import MissingExtraError, nearest
 from serving.model.atomic import atomic_write
 from serving.model.data_files import list_data_files
+from serving.model.regular_file import wrong_kind
 from serving.model.slot_sizes import slot_ranges
 from serving.model.strict_json import Fields, read_json
 from training.data.file_list import read_file_list
@@ -34,6 +36,7 @@ _READ_BYTES = 4 << 20
 _CACHED_ROWS = 2048
 METADATA = "_metadata.json"
 PARQUET_SUFFIXES = (".parquet",)
+_PARQUET = b"PAR1"  # how Parquet files begin
 CSV_SUFFIXES = (".csv", *(f".csv{packed}" for packed in (".gz", ".zst", ".bz2", ".lz4", ".br")))
 
 _log = logging.getLogger(__name__)
@@ -220,7 +223,7 @@ def _opened_parquet(path: Path) -> Any:
     try:
         return pa.parquet.ParquetFile(path)
     except (pa.ArrowException, OSError) as err:
-        raise _damaged(path, err) from err
+        raise _damaged_parquet(path, err) from err
 
 
 def _read_parquet_file(
@@ -235,7 +238,8 @@ def _read_parquet_file(
     batches = data.to_batches(
         columns=_distinct(columns), batch_size=_READ_ROWS, batch_readahead=_READ_AHEAD, fragment_readahead=1
     )
-    yield from _cut(pa, path, iter(batches), columns, slot_sizes, batch_size)
+    convert = _Converter(pa, path, columns, slot_sizes)
+    yield from _cut(map(convert, _checked(pa, path, iter(batches), _damaged_parquet)), batch_size)
 
 
 def _read_csv_file(
@@ -254,7 +258,8 @@ def _read_csv_file(
     except (pa.ArrowException, OSError) as err:
         raise _damaged(path, err) from err
     with file:
-        yield from _cut(pa, path, file, columns, slot_sizes, batch_size)
+        convert = _Converter(pa, path, columns, slot_sizes)
+        yield from _cut(map(convert, _checked(pa, path, file, _damaged)), batch_size)
 
 
 def _distinct(columns: ColumnMap) -> list[str]:
@@ -262,9 +267,15 @@ def _distinct(columns: ColumnMap) -> list[str]:
 
 
 def _damaged(path: Path, err: Exception) -> DataError:
-    if isinstance(err, OSError) and err.errno and not path.exists():
-        return DataError(path, "no such file or directory")
+    if isinstance(err, OSError) and err.errno:
+        return DataError(path, os.strerror(err.errno).lower())
     return DataError(path, str(err).strip().splitlines()[0])
+
+
+def _damaged_parquet(path: Path, err: Exception) -> DataError:
+    if isinstance(err, NotImplementedError) or (isinstance(err, OSError) and err.errno):  # a codec, or no file
+        return _damaged(path, err)
+    return DataError(path, wrong_kind(path, "a Parquet file", (_PARQUET,)))
 
 
 def _check_names(path: Path, columns: ColumnMap, found: list[str]) -> None:
@@ -277,24 +288,23 @@ def _check_names(path: Path, columns: ColumnMap, found: list[str]) -> None:
             raise DataError(path, reason, column=name)
 
 
-def _cut(
-    pa: Any,
-    path: Path,
-    batches: Iterator[Any],
-    columns: ColumnMap,
-    slot_sizes: Sequence[int] | None,
-    batch_size: int,
-) -> Iterator[Samples]:
-    """Turn record batches into batches of samples."""
-    convert = _Converter(pa, path, columns, slot_sizes)
+def _checked(
+    pa: Any, path: Path, batches: Iterator[Any], fault: Callable[[Path, Exception], DataError]
+) -> Iterator[Any]:
+    """Yield record batches, and raise DataError for what pyarrow raises."""
     while True:
         try:
             batch = next(batches, None)
         except (pa.ArrowException, OSError) as err:
-            raise _damaged(path, err) from err
+            raise fault(path, err) from err
         if batch is None:
             return
-        samples = convert(batch)
+        yield batch
+
+
+def _cut(parts: Iterator[Samples], batch_size: int) -> Iterator[Samples]:
+    """Cut samples into batches."""
+    for samples in parts:
         for first in range(0, len(samples), batch_size):
             yield samples[first : first + batch_size]
 

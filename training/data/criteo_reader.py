@@ -42,7 +42,7 @@ def read_criteo_blocks(path: Path) -> Iterator[Samples]:
 def _reason(err: Exception) -> str:
     if isinstance(err, OSError) and err.strerror:
         return err.strerror.lower()
-    return f"the gzip file is cut short or damaged: {err}"
+    return "the gzip file is cut short or damaged"
 
 
 def is_criteo(path: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.model.numpy_faults import UNREADABLE, explain
+from serving.model.numpy_faults import NPZ, UNREADABLE, unreadable
 from training.errors import DataError
 
 Array = NDArray[Any]
@@ -50,7 +50,7 @@ class NpzArray:
             size_bytes = archive.getinfo(member).file_size - self._file.tell()
             expected_bytes = math.prod(self.shape) * self.dtype.itemsize
             if size_bytes != expected_bytes:
-                raise ValueError(f"shape {list(self.shape)} takes {expected_bytes:,} bytes, found {size_bytes:,}")
+                raise self.error(f"shape {list(self.shape)} takes {expected_bytes:,} bytes, found {size_bytes:,}")
             self._whole = self._read_whole() if is_fortran and len(self.shape) > 1 else None
 
     def error(self, reason: str) -> DataError:
@@ -131,7 +131,5 @@ def _faults(path: Path, name: str | None) -> Iterator[None]:
         yield
     except OSError as err:
         raise DataError(path, (err.strerror or str(err)).lower()) from err
-    except MemoryError as err:
-        raise DataError(path, "the array does not fit into memory", array=name) from err
-    except UNREADABLE as err:
-        raise DataError(path, f"not a readable .npz file: {explain(err)}", array=name) from err
+    except (MemoryError, *UNREADABLE) as err:
+        raise DataError(path, unreadable(path, "a .npz file of numbers", err, (NPZ,)), array=name) from err

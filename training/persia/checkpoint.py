@@ -23,6 +23,7 @@ from kernels.host import TrainingTable
 from serving.errors import ConfigError, ModelFileError, OutputError
 from serving.model.atomic import atomic_directory
 from serving.model.names import TABLE_NAME
+from serving.model.numpy_faults import NPY, UNREADABLE, unreadable
 from serving.model.sparse_writer import write_table_folders
 from serving.model.strict_json import Fields, read_json
 from training.persia.config import EmbeddingConfig, Feature
@@ -186,12 +187,7 @@ def read_rows(
     """
     size = min(most, _PART_ROWS)
     for path in sorted(Path(folder).glob("server-*/dim-*")):
-        try:
-            keys, parts, last_steps = (
-                np.load(path / f"{name}.npy", mmap_mode="r") for name in ("keys", "parts", "last_steps")
-            )
-        except (EOFError, OSError, ValueError) as err:
-            raise ModelFileError(path, f"cannot be read: {str(err).lower()}") from err
+        keys, parts, last_steps = (_array_in(path / f"{name}.npy") for name in ("keys", "parts", "last_steps"))
         dim = path.name.removeprefix("dim-")
         is_right = keys.dtype == last_steps.dtype == np.int64 and parts.dtype == np.float32 and parts.ndim == 3
         if not is_right or str(parts.shape[2]) != dim:
@@ -245,3 +241,13 @@ def _writing(path: str | Path) -> Iterator[None]:
         yield
     except OSError as err:
         raise OutputError(f"{path}: cannot be written: {(err.strerror or str(err)).lower()}") from err
+
+
+def _array_in(file: Path) -> np.ndarray[Any, Any]:
+    try:
+        array: np.ndarray[Any, Any] = np.load(file, mmap_mode="r")
+    except OSError as err:
+        raise ModelFileError(file, f"cannot be read: {err.strerror or err}") from err
+    except UNREADABLE as err:
+        raise ModelFileError(file, unreadable(file, "a .npy file", err, (NPY,))) from err
+    return array

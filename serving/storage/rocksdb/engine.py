@@ -8,7 +8,7 @@ from pathlib import Path
 from traceback import clear_frames
 from typing import Any
 
-from serving.errors import MissingExtraError, StoreError
+from serving.errors import MissingExtraError, StoreError, StoreInUseError
 from serving.storage.rocksdb.file_checks import check_kinds, check_logs, check_manifest, damaged_logs_named
 
 STORE_NAME = "rocksdb"
@@ -30,13 +30,7 @@ INFO_LOGS, INFO_LOG_BYTES = 4, 4 * 2**20
 MOST_SUBCOMPACTIONS = 4
 # rocksdict's own file next to RocksDB's files; rocksdict writes it at every opening, even a read-only one.
 SETTINGS_FILE = "rocksdict-config.json"
-# RocksDB's words if this process holds the lock, and our advice in both cases.
-_HERE = "lock hold by current process"
-_LOCKED_HERE = "in this process: close the other store first, and end loops over its rows"
-_LOCKED_ELSEWHERE = (
-    "by another process, such as `hotrow serve` or Triton: stop it first, or open the database with "
-    "persistent_db.read_only"
-)
+_HERE = "lock hold by current process"  # RocksDB's words
 
 
 def import_rocksdict() -> Any:
@@ -240,6 +234,11 @@ def translated_errors(path: Path, table: str = "") -> Iterator[None]:
             raise
         clear_frames(err.__traceback__)
         reason = str(err)
-        if "/LOCK" in reason:
-            reason = f"already open for writing, {_LOCKED_HERE if _HERE in reason else _LOCKED_ELSEWHERE} ({reason})"
-        raise StoreError(STORE_NAME, table, f"{path}: {reason}") from err
+        if "/LOCK" not in reason:
+            raise StoreError(STORE_NAME, table, f"{path}: {reason}") from err
+        locked = f"{path}: already open for writing,"
+        if _HERE in reason:
+            advice = "close the other store first, and end loops over its rows"
+            raise StoreError(STORE_NAME, table, f"{locked} in this process: {advice}") from err
+        other = "by another process, such as `hotrow serve` or Triton: stop it first"
+        raise StoreInUseError(STORE_NAME, table, f"{locked} {other}") from err

@@ -228,9 +228,26 @@ class TestRefused:
         with pytest.raises(ModelFileError, match=r"got DTensor, torch\.strided, on cpu: float32 \[4, 3\]"):
             open_table("ads", tmp_path / "model.pt")
 
-    @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 half", b"\x80\x02}q\x00."])
-    def test_a_damaged_pytorch_file(self, tmp_path, content):
+    @pytest.mark.parametrize(
+        ("content", "found"),
+        [
+            (b"", "an empty file"),
+            (b"P", "the byte b'P'"),
+            (b"some text", "9 bytes, which begin with b'some tex'"),
+            (b"PK\x03\x04 half", "a file that is cut short or damaged"),
+        ],
+        ids=["empty", "a letter", "text", "half a zip"],
+    )
+    def test_a_file_that_is_no_pytorch_file(self, tmp_path, content, found):
         (tmp_path / "model.pt").write_bytes(content)
+
+        with pytest.raises(ModelFileError) as caught:
+            open_checkpoint(tmp_path / "model.pt")
+
+        assert str(caught.value) == f"{tmp_path / 'model.pt'}: expected a PyTorch file, found {found}"
+
+    def test_a_pickle_without_a_tensor(self, tmp_path):
+        (tmp_path / "model.pt").write_bytes(b"\x80\x02}q\x00.")
 
         with pytest.raises(ModelFileError, match=r"model\.pt: "):
             open_checkpoint(tmp_path / "model.pt")
@@ -241,7 +258,7 @@ class TestRefused:
         for size in (len(content) // 2, len(content) - 1):
             (tmp_path / "model.pt").write_bytes(content[:size])
 
-            with pytest.raises(ModelFileError, match=r"model\.pt: cut short, damaged, or not a PyTorch file"):
+            with pytest.raises(ModelFileError, match=r"model\.pt: expected a PyTorch file, found"):
                 open_checkpoint(tmp_path / "model.pt")
 
     def test_a_pytorch_file_where_pytorch_is_not_installed(self, tmp_path, monkeypatch):

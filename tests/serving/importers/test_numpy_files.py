@@ -123,7 +123,7 @@ class TestRefused:
     def test_a_damaged_file(self, tmp_path, name, content):
         (tmp_path / name).write_bytes(content)
 
-        with pytest.raises(ModelFileError, match=f"{name}: (not a NumPy file of numbers|expected the arrays)"):
+        with pytest.raises(ModelFileError, match=f"{name}: expected (a NumPy file of numbers|the arrays)"):
             open_table("ads", tmp_path / name)
 
     @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ class TestRefused:
             (tmp_path / name).write_bytes(content)
 
         with pytest.raises(
-            ModelFileError, match=f"{name}: (not a NumPy file of numbers|does not fit into memory)"
+            ModelFileError, match=f"{name}: (expected a NumPy file of numbers|does not fit into memory)"
         ) as caught:
             open_table("ads", tmp_path / name)
         assert len(str(caught.value)) < 1000
@@ -159,7 +159,7 @@ class TestRefused:
         np.save(tmp_path / "ads.npy", VECTORS)
         (tmp_path / "ads.npy").write_bytes((tmp_path / "ads.npy").read_bytes()[:-1])
 
-        with pytest.raises(ModelFileError, match=r"not a NumPy file of numbers"):
+        with pytest.raises(ModelFileError, match=r"expected a NumPy file of numbers"):
             open_table("ads", tmp_path / "ads.npy")
 
     @pytest.mark.parametrize("name", ["ads.npy", "ads.npz"])
@@ -167,7 +167,7 @@ class TestRefused:
         objects = np.array([{"code": "that would run"}], dtype=object)
         (np.save if name.endswith("y") else np.savez)(tmp_path / name, objects)
 
-        with pytest.raises(ModelFileError, match=r"not a NumPy file of numbers: .*(allow_pickle|Python objects)"):
+        with pytest.raises(ModelFileError, match=r"expected a NumPy file of numbers, found Python objects"):
             open_table("ads", tmp_path / name)
 
     def test_other_arrays_in_an_archive(self, tmp_path):

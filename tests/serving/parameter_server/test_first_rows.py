@@ -109,8 +109,8 @@ def test_a_choice_is_the_same_whatever_the_batches(file_keys, hottest, rows, bat
         (np.zeros((2, 2), np.int64), "expected int64\\[K\\], keys with the hottest first, got int64\\[2, 2\\]"),
         (np.zeros(2, np.float32), "got float32\\[2\\]"),
         (np.array([2**63 - 1]), "reserved"),
-        (b"no array", "cannot be read as an array"),
-        (b"", "cannot be read as an array"),
+        (b"no array", "expected a NumPy file of int64 keys, found 8 bytes, which begin with b'no array'"),
+        (b"", "expected a NumPy file of int64 keys, found an empty file"),
     ],
     ids=["2-D", "floats", "reserved", "junk", "empty"],
 )
@@ -136,7 +136,7 @@ def test_hot_keys_that_may_not_be_read_are_refused(ten_rows, tmp_path, protected
     np.save(tmp_path / "hot" / "m.t.npy", np.arange(3))
     (tmp_path / protected).chmod(0)
 
-    with ordinary_rights(), pytest.raises(ConfigError, match=r"no such folder|cannot be read as an array.*Permission"):
+    with ordinary_rights(), pytest.raises(ConfigError, match=r"no such folder|cannot be read: Permission"):
         FirstRows(hot_keys=tmp_path / "hot").choose("m.t", ten_rows, None)
     (tmp_path / protected).chmod(0o700)
 

@@ -73,6 +73,16 @@ def redis_tier(server):
     return {"type": "redis_cluster", "address": "{}:{}".format(*server.address), "timeout_ms": 10_000}
 
 
+@contextlib.contextmanager
+def held_elsewhere(database):
+    """Let another process hold the database open for writing."""
+    program = "import sys; from serving.storage import RocksDbStore as Store; store = Store(sys.argv[1])"
+    command = [sys.executable, "-c", f"{program}; print(1, flush=True); sys.stdin.read()", database]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"1\n"
+        yield
+
+
 def rows_of_model(table="user", model=MODEL):
     return dict(enumerate(model.vectors(table).tolist()))
 
@@ -572,3 +582,19 @@ def test_tables_that_an_earlier_release_filled_are_dumped_and_loaded_if_the_data
 
     assert dump_table(ps, "tiny.user", tmp_path / "t.bin") == 2
     assert load_table(ps, "tiny.user", tmp_path / "t.bin", replace=False) == 2
+
+
+def test_a_database_that_another_process_writes_is_refused_with_what_to_do(write_ps, tmp_path, capfd):
+    ps = write_ps(**ROCKSDB)
+    dump_table(write_ps(), "tiny.user", tmp_path / "t.bin")
+    write_ps(**ROCKSDB)
+    database = ps.parent / "rows"
+    refused = f"rocksdb: persistent_db.path: {database}: already open for writing, by another process, such as "
+    refused += "`hotrow serve` or Triton: stop it first"
+
+    with held_elsewhere(database):
+        assert main(["load", str(ps), "tiny.user", str(tmp_path / "t.bin")]) == 1
+        assert capfd.readouterr().err == f"hotrow load: {refused}, and start it again after the load\n"
+        assert main(["serve", str(ps), "--http-port", "0"]) == 2
+        expected = f"hotrow serve: {refused}, or set persistent_db.read_only to serve without writing\n"
+        assert capfd.readouterr().err.endswith(expected)

@@ -160,7 +160,7 @@ def test_a_users_arrays_become_a_model(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--data", "absent.npz", "--output", "out"], "absent.npz: no such file"),
-        (["--data", "bad.npz", "--output", "out"], "bad.npz: not a readable .npz file"),
+        (["--data", "bad.npz", "--output", "out"], "bad.npz: expected a .npz file of numbers, found "),
         (["--data", "one.npz", "--output", "out", "--model", "ncf"], "one.npz: 1 sample, expected at least 2"),
         (["--data", "one.npz", "--output", "out"], "one.npz array dense: missing; the file has label, user, item"),
         (

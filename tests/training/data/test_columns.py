@@ -162,7 +162,7 @@ def test_files_that_cannot_be_read(tmp_path):
     for name in ("none.parquet", "none.csv"):
         with pytest.raises(DataError, match=rf"{name}: no such file"):
             list((read_csv if name.endswith("csv") else read_parquet)(tmp_path / name, COLUMNS))
-    with pytest.raises(DataError, match=r"cut.parquet: .*Parquet"):
+    with pytest.raises(DataError, match=r"cut.parquet: expected a Parquet file, found"):
         list(read_parquet(tmp_path / "cut.parquet", COLUMNS))
     with pytest.raises(DataError, match=r"text.csv: .*conversion error to float.*'x'"):
         list(read_csv(tmp_path / "text.csv", COLUMNS))
@@ -226,7 +226,9 @@ def test_a_damaged_page_with_a_check_sum_is_refused(tmp_path):
     whole = (tmp_path / "a.parquet").read_bytes()
     (tmp_path / "a.parquet").write_bytes(whole.replace(prices.tobytes(), (prices + 1).tobytes(), 1))
 
-    with pytest.raises(DataError, match=r"a.parquet: .*CRC checksum verification failed"):
+    with pytest.raises(
+        DataError, match=r"a.parquet: expected a Parquet file, found a file that is cut short or damaged"
+    ):
         list(read_parquet(tmp_path / "a.parquet", COLUMNS))
 
 
