@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.errors import HotrowError
-from serving.calibration import refuse_idle_calibration, refuse_shared_calibration
+from serving.calibration import refuse_shared_calibration
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.snapshot import describe_snapshot
 from serving.config import (
@@ -61,7 +61,6 @@ def check(options: argparse.Namespace) -> int:
         return _check_snapshot(options)
     faults: list[HotrowError] = []
     config = read_repository(options.config, faults)
-    refuse_idle_calibration(options.calibration, options.engine)
     options.tolerance = checked_tolerance(options)
     refuse_shared_calibration(options.calibration, len(config.models))
     total_bytes = sum(_check_model(model, options, faults) for model in config.models)

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
+from serving.calibration import refuse_idle_calibration
 from serving.cli.numbers import one_of, ratio
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
@@ -41,8 +42,9 @@ def checked_tolerance(options: argparse.Namespace) -> float:
     """Return the ``--tolerance`` of a command line, or the default.
 
     Raises:
-        ConfigError: ``--tolerance`` is given without the engine int8.
+        ConfigError: ``--tolerance`` or ``--calibration`` is given without the engine int8.
     """
+    refuse_idle_calibration(options.calibration, options.engine)
     if options.tolerance is None:
         return DEFAULT_TOLERANCE
     if options.engine != "int8":

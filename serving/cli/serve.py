@@ -88,7 +88,14 @@ _LONGEST_WAIT_MS = 3_600_000
 _LARGEST_BODY_BYTES = 2 << 30
 _LARGEST_ANSWER_BYTES = 2 << 30
 _MOST_CONNECTIONS = 1 << 20
-_RECORDED_SHARE = 0.01
+#: The defaults of options that go with some options only. They are filled in once that is checked.
+_DEFAULTS = {
+    "host": "127.0.0.1",
+    "http_port": 8000,
+    "repository_poll_secs": 15,
+    "max_inflight_per_token": Limits().max_inflight_per_token,
+    "sample": 0.01,
+}
 #: How long a stop waits for clients that send requests or receive answers.
 # Container engines send SIGKILL ten seconds after SIGTERM.
 _STOP_TIMEOUT_S = 8
@@ -110,14 +117,13 @@ def add_parser(commands: Any) -> None:
         metavar="REPO",
         help="a model repository, a ps.json, a v3.0 inference JSON, or the folder of one model",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--host", help=f"address to listen on (default: {_DEFAULTS['host']})")
     parser.add_argument(
         "--http-port",
         "--port",
         type=whole_number(0, 65535),
-        default=8000,
         metavar="N",
-        help="port to listen on; 0 takes a free port (default: %(default)s)",
+        help=f"port to listen on; 0 takes a free port (default: {_DEFAULTS['http_port']})",
     )
     parser.add_argument(
         "--grpc-port",
@@ -181,9 +187,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--repository-poll-secs",
         type=whole_number(1, _LONGEST_POLL_S),
-        default=15,
         metavar="N",
-        help="seconds between checks of the repository in poll mode (default: %(default)s)",
+        help=f"seconds between checks of the repository in poll mode (default: {_DEFAULTS['repository_poll_secs']})",
     )
     parser.add_argument(
         "--load-model",
@@ -217,9 +222,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--max-inflight-per-token",
         type=whole_number(1, _MOST_INFLIGHT),
-        default=limits.max_inflight_per_token,
         metavar="N",
-        help="maximum requests in flight with the same token (default: %(default)s)",
+        help=f"maximum requests in flight with the same token (default: {_DEFAULTS['max_inflight_per_token']})",
     )
     parser.add_argument(
         "--max-connections",
@@ -276,7 +280,7 @@ def add_parser(commands: Any) -> None:
         "--sample",
         type=ratio,
         metavar="RATIO",
-        help=f"the share of the requests that --record writes (default: {_RECORDED_SHARE})",
+        help=f"the share of the requests that --record writes (default: {_DEFAULTS['sample']})",
     )
     parser.set_defaults(run=serve, error_code=2, **_environment())
 
@@ -342,6 +346,9 @@ def serve(options: argparse.Namespace) -> int:
             if place is None:
                 _warn_of_misspelt_variables()
             _check_together(options)
+            for option, default in _DEFAULTS.items():
+                if getattr(options, option) is None:
+                    setattr(options, option, default)
             return run(options)
 
         return outcome(options, checked)  # here, so that the log's format includes its error
@@ -349,11 +356,27 @@ def serve(options: argparse.Namespace) -> int:
 
 def _check_together(options: argparse.Namespace) -> None:
     """Refuse options that do not go together, before anything is opened."""
-    if options.sample is not None and options.record is None:
-        raise ConfigError("--sample", "", "needs --record")
-    if options.load_model and options.model_control_mode != "explicit":
-        raise ConfigError("--load-model", "", "needs --model-control-mode explicit")
-    if options.uds is None and options.grpc_port and options.grpc_port == options.http_port:
+    checked_tolerance(options)
+    loads, merges = options.model_control_mode == "explicit", options.max_batch_size != 1
+    has_port = options.uds is None or "HOTROW_HTTP_PORT" in os.environ  # container images set the variable
+    has_host = options.uds is None or options.grpc_port is not None
+    rules = {  # whether the option has an effect, and what to say if it has none
+        "sample": (options.record, "needs --record"),
+        "record": (options.workers == 1, "needs --workers 1, because the workers would write the same file"),
+        "load_model": (loads or not options.load_model, "needs --model-control-mode explicit"),
+        "repository_poll_secs": (options.model_control_mode == "poll", "needs --model-control-mode poll"),
+        "max_inflight_per_token": (options.tokens, "needs --tokens"),
+        "max_queue_delay_ms": (merges or not options.max_queue_delay_ms, "needs a --max-batch-size above 1"),
+        "ssl_keyfile": (options.ssl_certfile, "needs --ssl-certfile"),
+        "ssl_ca_certs": (options.ssl_certfile, "needs --ssl-certfile"),
+        "http_port": (has_port, "has no effect with --uds"),
+        "host": (has_host, "has no effect with --uds and without --grpc-port"),
+    }
+    for option, (has_effect, reason) in rules.items():
+        if getattr(options, option) is not None and not has_effect:
+            raise ConfigError(f"--{option.replace('_', '-')}", "", reason)
+    http_port = _DEFAULTS["http_port"] if options.http_port is None else options.http_port
+    if options.uds is None and options.grpc_port and options.grpc_port == http_port:
         raise ConfigError("--grpc-port", "", f"{options.grpc_port} is the port of HTTP")
 
 
@@ -386,7 +409,8 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
         end_with(place.starter)
     open_neighbours = [] if options.grpc_port is None else [_grpc_server()]
     tolerance = checked_tolerance(options)
-    tls = Tls.from_options(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
+    certificate, key = options.ssl_certfile, options.ssl_keyfile or options.ssl_certfile
+    tls = None if certificate is None else Tls(certificate, key, options.ssl_ca_certs)
     tokens = None if options.tokens is None else Tokens(options.tokens, options.max_inflight_per_token)
     repository = ModelRepository(
         options.repository,
@@ -453,8 +477,6 @@ def _supervise(options: argparse.Namespace, standard_error: int) -> int:
     """Serve in several processes until SIGTERM or Ctrl-C."""
     from serving.cli.supervisor import Supervisor
 
-    if options.record is not None:
-        raise ConfigError("--record", "", "needs --workers 1, because the workers would write the same file")
     with _listener(options) as listener, Supervisor(options, listener, standard_error) as supervisor:
         return supervisor.run()
 
@@ -485,7 +507,7 @@ def _recorder(options: argparse.Namespace) -> Iterator["Recorder | None"]:
     if options.record is None:
         yield None
         return
-    with closing(Recorder(options.record, options.sample or _RECORDED_SHARE)) as recorder:
+    with closing(Recorder(options.record, options.sample)) as recorder:
         yield recorder
 
 

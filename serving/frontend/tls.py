@@ -5,7 +5,6 @@ import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 from serving.errors import ConfigError
 from serving.frontend.watched_files import WatchedFiles
@@ -34,20 +33,6 @@ class Tls:
             self._files[_AUTHORITIES] = authorities
         self.wants_certificates = authorities is not None
         self._watched = WatchedFiles(self._files, self._use)
-
-    @classmethod
-    def from_options(cls, certificate: Path | None, key: Path | None, authorities: Path | None) -> Self | None:
-        """Read the files of the three options; None: no TLS.
-
-        Raises:
-            ConfigError: a file cannot be read or is not what it should be, or the certificate is missing.
-        """
-        if certificate is None:
-            for option, file in {_KEY: key, _AUTHORITIES: authorities}.items():
-                if file is not None:
-                    raise ConfigError(option, "", f"needs {_CERTIFICATE}")
-            return None
-        return cls(certificate, key or certificate, authorities)
 
     def close(self) -> None:
         """Stop watching the files."""

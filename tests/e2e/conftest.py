@@ -63,7 +63,8 @@ def serving(repository, log, *options):
 
     The server has no host and port if it listens on a Unix socket.
     """
-    command = [sys.executable, "-m", "serving.cli.main", "serve", str(repository), "--http-port", "0", *options]
+    port = () if "--uds" in options else ("--http-port", "0")
+    command = [sys.executable, "-m", "serving.cli.main", "serve", str(repository), *port, *options]
     with (
         log.open("wb") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, env=dict(os.environ)) as process,

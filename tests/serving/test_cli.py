@@ -44,12 +44,43 @@ def test_grpc_without_its_extra_is_refused_before_models_are_loaded(monkeypatch,
         (["--load-model", "tiny"], "--load-model: needs --model-control-mode explicit"),
         (["--http-port", "8123", "--grpc-port", "8123"], "--grpc-port: 8123 is the port of HTTP"),
         (["--sample", "0.5", "--workers", "2"], "--sample: needs --record"),
+        (["--repository-poll-secs", "15"], "--repository-poll-secs: needs --model-control-mode poll"),
+        (["--max-inflight-per-token", "128"], "--max-inflight-per-token: needs --tokens"),
+        (
+            ["--max-batch-size", "1", "--max-queue-delay-ms", "2"],
+            "--max-queue-delay-ms: needs a --max-batch-size above 1",
+        ),
+        (["--http-port", "0", "--uds", "h.sock"], "--http-port: has no effect with --uds"),
+        (
+            ["--host", "127.0.0.1", "--uds", "h.sock"],
+            "--host: has no effect with --uds and without --grpc-port",
+        ),
+        (["--calibration", "one.npz"], "one.npz: is a calibration for the engine int8, but the engine is auto"),
+        (["--tolerance", "0.1", "--workers", "2"], "--tolerance: needs the engine int8, but the engine is auto"),
+        (["--ssl-keyfile", "key.pem", "--workers", "2"], "--ssl-keyfile: needs --ssl-certfile"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options, reason, tmp_path, capfd):
-    assert main(["serve", str(tmp_path), "--http-port", "0", *options]) == 2
+    assert main(["serve", str(tmp_path), *options]) == 2
 
     assert capfd.readouterr().err == f"hotrow serve: {reason}\n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--max-batch-size", "1", "--max-queue-delay-ms", "0", "--port", "0"],
+        ["--uds", "h.sock", "--host", "127.0.0.1", "--grpc-port", "0"],
+        ["--uds", "h.sock"],
+    ],
+)
+def test_options_that_go_together_reach_the_repository(options, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("HOTROW_HTTP_PORT", "8000")  # as container images do
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["serve", "none", *options]) == 2
+
+    assert capfd.readouterr().err == "hotrow serve: none: no such file or folder\n"
 
 
 @pytest.mark.parametrize(
