@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import ssl
-from contextlib import closing
+from contextlib import closing, suppress
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead, InvalidURL
 from os.path import isdir, isfile  # these return False for an impossible path
@@ -21,6 +21,8 @@ TOKEN_VARIABLE = "HOTROW_TOKEN"  # the name of a variable
 _TOKEN = re.compile(r"[!-~]{1,4096}")
 #: OpenSSL's codes for a certificate that no trusted authority signed.
 _OF_UNKNOWN_AUTHORITIES = (18, 19, 20, 21)
+#: The TLS alerts of a server that does not get the certificate that it wants. Before TLS 1.3 it may not say more.
+_ABOUT_CERTIFICATES = re.compile("CERTIFICATE|UNKNOWN_CA|HANDSHAKE_FAILURE")
 
 
 def add_client_options(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +71,7 @@ class Client:
             raise RequestError(f"{url!r} is not a URL: no host")
         self._prefix = parts.path.rstrip("/")
         self._uds: Path | None = options.uds
+        self._certificate: Path | None = options.certfile
         self._timeout_s = timeout_s
         self._tls = _context(options) if parts.scheme == "https" else None
         for option, file in {
@@ -95,9 +98,10 @@ class Client:
         headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
         try:
             with closing(self._connection()) as connection:
-                if self._uds is not None:
-                    self._connect_to(self._uds, connection)
-                connection.request("GET" if body is None else "POST", self._prefix + path, body, headers)
+                self._connect(connection)
+                # A server that refuses the client or the body says so, and closes before the request is sent.
+                with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
+                    connection.request("GET" if body is None else "POST", self._prefix + path, body, headers)
                 answer = connection.getresponse()
                 code, reason, content = answer.status, answer.reason, answer.read()
         except (InvalidURL, UnicodeError) as err:
@@ -119,6 +123,12 @@ class Client:
             is_unknown = error.verify_code in _OF_UNKNOWN_AUTHORITIES
             advice = "; --ca-certs FILE names the authorities to trust" if is_unknown else ""
             return f"the server's certificate is refused: {error.verify_message}{advice}"
+        alert = (error.reason or "").partition("_ALERT_")[2] if isinstance(error, ssl.SSLError) else ""
+        if _ABOUT_CERTIFICATES.search(alert):
+            reason = f"the server ends TLS with the alert {alert.lower().replace('_', ' ')!r}"
+            if self._certificate is None:
+                return f"{reason}; it may want a client's certificate: --certfile FILE"
+            return f"{reason}; it does not accept --certfile {self._certificate}"
         is_closed = isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)
         if is_closed or isinstance(error, HTTPException):
             what = "the server closes the connection without an answer" if is_closed else "the answer is not HTTP/1.1"
@@ -138,11 +148,13 @@ class Client:
             return HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         return HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._tls)
 
-    def _connect_to(self, uds: Path, connection: HTTPConnection) -> None:
-        """Connect to a Unix socket; otherwise the request itself connects."""
+    def _connect(self, connection: HTTPConnection) -> None:
+        if self._uds is None:
+            connection.connect()
+            return
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.settimeout(self._timeout_s)
-        connection.sock.connect(str(uds))
+        connection.sock.connect(str(self._uds))
         if self._tls is not None:
             connection.sock = self._tls.wrap_socket(connection.sock, server_hostname=self._host)
 

@@ -1,15 +1,25 @@
 """The certificates of the servers."""
 
+import logging
 import os
+import re
 import ssl
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from serving.errors import ConfigError
 from serving.frontend.watched_files import WatchedFiles
 
+_log = logging.getLogger("hotrow.tls")
 _CERTIFICATE, _KEY, _AUTHORITIES = "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs"
+
+_PEM = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+#: The log warns of certificates that expire within this time.
+_SOON = timedelta(days=14)
+#: DER's tags of a certificate's version and of a time with a year of two digits.
+_VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 class Tls:
@@ -41,6 +51,7 @@ class Tls:
     def _use(self, contents: Sequence[bytes]) -> None:
         certificate, key, *authorities = contents
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.sslobject_class = _AlertingObject
         try:
             with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
                 # Without a password, OpenSSL would ask for the password of an encrypted key.
@@ -57,9 +68,46 @@ class Tls:
                 reason = f"expected certificates in PEM form: {err.reason or err}"
                 raise ConfigError(self._named(_AUTHORITIES), "", reason) from err
         self.context, self.contents = context, contents
+        for option, content in ((_CERTIFICATE, certificate), *((_AUTHORITIES, one) for one in authorities)):
+            self._warn_of_expiry(self._named(option), content)
+
+    def _warn_of_expiry(self, source: str, content: bytes) -> None:
+        """Log a certificate that is not valid now or soon; of several, the first to expire."""
+        validities = [found for pem in _PEM.findall(content.decode("latin-1")) if (found := _validity(pem))]
+        if not validities:
+            return
+        now, (begins, ends) = datetime.now(UTC), min(validities, key=lambda validity: validity[1])
+        if ends < now:
+            _log.warning("%s: a certificate expired on %s, so TLS connections that need it fail", source, _shown(ends))
+        elif begins > now:
+            _log.warning("%s: a certificate is valid only from %s on", source, _shown(begins))
+        elif ends < now + _SOON:
+            _log.warning("%s: a certificate expires on %s", source, _shown(ends))
 
     def _named(self, *options: str) -> str:
         return ", ".join(f"{option} {self._files[option]}" for option in options)
+
+
+class _AlertingObject(ssl.SSLObject):
+    """TLS of one connection, whose client receives the alert that says why its handshake failed.
+
+    Event loops send what a handshake has written if the handshake goes on, not if it fails. So a failed handshake asks
+    for more bytes once.
+    """
+
+    _has_failed = False
+
+    def do_handshake(self) -> None:
+        """See ``ssl.SSLObject.do_handshake``."""
+        if self._has_failed:
+            raise ssl.SSLError("the handshake has failed")
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError:
+            self._has_failed = True
+            raise ssl.SSLWantReadError from None
 
 
 @contextmanager
@@ -69,3 +117,38 @@ def _as_file(content: bytes) -> Iterator[str]:
         file.write(content)
         file.flush()
         yield f"/proc/self/fd/{file.fileno()}"
+
+
+def _validity(pem: str) -> tuple[datetime, datetime] | None:
+    """Return when a certificate becomes valid and when it expires; None if the times are not in RFC 5280's form."""
+    with suppress(ValueError, IndexError):
+        [(_, certificate)] = _elements(ssl.PEM_cert_to_DER_cert(pem))
+        _, contents = _elements(certificate)[0]
+        _serial, _algorithm, _issuer, validity, *_ = (one for tag, one in _elements(contents) if tag != _VERSION)
+        begins, ends = (_time(*element) for element in _elements(validity))
+        return begins, ends
+    return None
+
+
+def _elements(der: bytes) -> list[tuple[int, bytes]]:
+    """Return the tags and the contents of consecutive DER elements (X.690, 8.1)."""
+    elements = []
+    while der:
+        tag, size_bytes, begin = der[0], der[1], 2
+        if size_bytes & 0x80:
+            begin += size_bytes & 0x7F
+            size_bytes = int.from_bytes(der[2:begin])
+        elements.append((tag, der[begin : begin + size_bytes]))
+        der = der[begin + size_bytes :]
+    return elements
+
+
+def _time(tag: int, content: bytes) -> datetime:
+    text = content.decode("ascii")
+    if tag == _UTC_TIME:
+        text = ("20" if text < "50" else "19") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _shown(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M} UTC"

@@ -20,21 +20,36 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serving.cli.main import main
 from serving.frontend.http.request_parser import MAX_HEAD_BYTES
+from serving.frontend.tls import Tls
 from tests.e2e.kserve_requests import inputs_of, request_of
 from tests.e2e.test_process import DEADLINE_S, break_weights, hotrow_serve, is_right, samples_of
 
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
-    """A server's certificate and a client's, each signed by itself: `<name>.pem` with `<name>-key.pem`."""
+    """A server's certificate and a client's, each signed by itself: `<name>.pem` with `<name>-key.pem`.
+
+    `old-<name>.pem` has the same key, and expired in 2020.
+    """
     if shutil.which("openssl") is None:
         pytest.skip("the command openssl is not installed")
     folder = tmp_path_factory.mktemp("certificates")
+    (folder / "ca.cnf").write_text(
+        "[ca]\ndefault_ca=own\n[own]\ndatabase=index\nnew_certs_dir=.\nserial=serial\ndefault_md=sha256\npolicy=any\n"
+        "unique_subject=no\n[any]\ncommonName=supplied\n"
+    )
+    (folder / "index").touch()
+    (folder / "serial").write_text("01")
     for name in ("server", "client"):
         command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
         command += ["-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
         command += ["-keyout", folder / f"{name}-key.pem", "-out", folder / f"{name}.pem"]
         subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_S)
+        key = ["-key", f"{name}-key.pem", "-subj", f"/CN=old {name}", "-out", "request"]
+        dates = ["-startdate", "20200101000000Z", "-enddate", "20200102000000Z"]
+        signing = ["-config", "ca.cnf", "-batch", "-selfsign", "-keyfile", f"{name}-key.pem", "-in", "request"]
+        for step in (["req", "-new", *key], ["ca", *signing, *dates, "-notext", "-out", f"old-{name}.pem"]):
+            subprocess.run(["openssl", *step], cwd=folder, check=True, capture_output=True, timeout=DEADLINE_S)
     (folder / "both.pem").write_text((folder / "server.pem").read_text() + (folder / "server-key.pem").read_text())
     encrypt = ["openssl", "pkey", "-in", folder / "server-key.pem", "-aes256", "-passout", "pass:secret"]
     subprocess.run([*encrypt, "-out", folder / "locked-key.pem"], check=True, capture_output=True, timeout=DEADLINE_S)
@@ -204,6 +219,8 @@ class TestTls:
         shutil.copy(certificates / "client.pem", files["--ssl-certfile"])
         new = (certificates / "client.pem").read_text()
         wait_until(lambda: {presented(port) for port in ports for _ in range(6)} == {new})
+        warning = f"--ssl-certfile {files['--ssl-certfile']}: a certificate expires on 20"
+        assert served.log.read_text().count(warning) == 4  # by each worker, at its start and when the files were read
         before = served.log.read_text().count("the server continues with the previous contents")
         files["--ssl-certfile"].write_text("no certificate")
         wait_until(
@@ -259,11 +276,13 @@ class TestTls:
     ):
         path, tokens, samples = tmp_path / "hotrow.sock", tmp_path / "tokens.json", tmp_path / "samples.json"
         body, expected = samples_of(model, 2, seed=3)
+        authorities = tmp_path / "authorities.pem"
+        authorities.write_text("".join((certificates / f"{age}client.pem").read_text() for age in ("", "old-")))
         samples.write_bytes(body)
         assert main(["token", str(tokens), "both", "--scopes", "infer,metrics"]) == 0
         token = capsys.readouterr().out.strip()
-        authority = ("--ssl-ca-certs", certificates / "client.pem")
-        start(repository, *with_tls(certificates, *authority, "--tokens", tokens, "--uds", path))
+        authority = ("--ssl-ca-certs", authorities)
+        served = start(repository, *with_tls(certificates, *authority, "--tokens", tokens, "--uds", path))
         files = [f"--ca-certs={certificates / 'server.pem'}", f"--certfile={certificates / 'client.pem'}"]
         options = [*files, f"--keyfile={certificates / 'client-key.pem'}", f"--uds={path}"]
         predict = ["predict", "tiny", str(samples), "--url=https://localhost"]
@@ -282,10 +301,28 @@ class TestTls:
         refused = "the server's certificate is refused: self-signed certificate; --ca-certs FILE names the authorities"
         assert refused in capsys.readouterr().err
         for command in (predict, ["stats", "https://localhost"]):
-            assert main([*command, files[0], options[-1]]) == 1  # without the client's certificate
-            assert "a server with --ssl-ca-certs needs --certfile" in capsys.readouterr().err
             assert main([word.replace("https:", "http:") for word in (*command, options[-1])]) == 1
             assert f"{path}: the server closes the connection without an answer" in capsys.readouterr().err
+        without, expired = [options[0], options[3]], [options[0], *options[2:]]
+        expired.append(f"--certfile={certificates / 'old-client.pem'}")
+        for certificate, alert, advice in (
+            (without, "certificate required", "it may want a client's certificate: --certfile FILE"),
+            (expired, "certificate expired", f"it does not accept --certfile {certificates / 'old-client.pem'}"),
+        ):
+            reason = f"the server ends TLS with the alert {alert!r}; {advice}"
+            assert main([*predict, *certificate]) == 1
+            assert capsys.readouterr().err == f"hotrow predict: {path}: {reason}\n"
+            assert main(["stats", "https://localhost", *certificate]) == 1
+            assert capsys.readouterr().err == f"hotrow stats: {path}: {reason}\n"
+        assert f"--ssl-ca-certs {authorities}: a certificate expired on 2020-01-02 00:00 UTC" in served.log.read_text()
+
+    def test_an_expired_certificate_is_logged(self, certificates, caplog):
+        file, key = certificates / "old-server.pem", certificates / "server-key.pem"
+
+        Tls(file, key, None).close()
+
+        expected = "a certificate expired on 2020-01-02 00:00 UTC, so TLS connections that need it fail"
+        assert [record.getMessage() for record in caplog.records] == [f"--ssl-certfile {file}: {expected}"]
 
     @pytest.mark.parametrize(
         ("options", "expected"),

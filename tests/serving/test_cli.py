@@ -413,6 +413,7 @@ class TestPredict:
             pytest.param(["m", "{file}", "--url", "http://u:pw@x"], "the URL has a user", id="a password"),
             pytest.param(["m", "{file}", "--uds", "{none}"], "No such file", id="no socket"),
             pytest.param(["m", "{file}", "--ca-certs", "{file}"], "--ca-certs needs https://", id="no TLS"),
+            pytest.param(["m", "{file}", "--keyfile", "{file}"], "--keyfile needs https://", id="no TLS for a key"),
             pytest.param(
                 ["m", "{file}", "--url", "https://x", "--ca-certs", "{none}"],
                 "--ca-certs {none}: expected certificates in PEM form: No such file",
