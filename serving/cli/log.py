@@ -31,7 +31,7 @@ def logging_to_standard_error(level: str, form: str, worker: int | None = None) 
     formatter = _json_formatter(worker) if form == "json" else _TextFormatter(worker)
 
     def dropped_line(dropped: int) -> str:
-        text = f"the log was not read in time: {dropped:,} lines were dropped"
+        text = f"the log was not read in time, or its disk was full: {dropped:,} lines were dropped"
         return formatter.format(_record("hotrow.log", logging.WARNING, text)) + "\n"
 
     started_with, root, before = os.dup(2), logging.getLogger(), sys.stderr

@@ -13,7 +13,8 @@ _LAST_WAIT_S = 2.0
 
 
 class StandardError(io.TextIOBase):
-    """A text stream. Other threads queue text, and one thread writes it. Text above a limit is dropped and counted.
+    """A text stream. Other threads queue text, and one thread writes it. Text above a limit is dropped and counted, and
+    so are lines that the disk has no room for.
 
     Any thread may write. Bytes that are not UTF-8 are written as backslash escapes.
     """
@@ -74,6 +75,7 @@ class StandardError(io.TextIOBase):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        begin = b""  # ends the line of which the last write wrote a part
         while True:
             with self._change:
                 while not self._waiting and not self._is_ending:
@@ -82,25 +84,29 @@ class StandardError(io.TextIOBase):
                     return
                 data = b"".join(self._waiting)
                 self._waiting.clear()
-            was_written = self._write_all(data)
+            text = begin + data
+            lost = self._write_all(text)
+            if len(lost) < len(text):
+                begin = b"" if text[: len(text) - len(lost)].endswith(b"\n") else b"\n"
             with self._change:
                 self._waiting_bytes -= len(data)
-                if self._dropped and was_written:
+                self._dropped += lost.count(b"\n")
+                if self._dropped and not lost:
                     report = self._dropped_line(self._dropped).encode()
                     self._waiting.append(report)
                     self._waiting_bytes += len(report)
                     self._dropped = 0
 
-    def _write_all(self, data: bytes) -> bool:
-        """Write everything, however long it takes; return False if the reader has left."""
+    def _write_all(self, data: bytes) -> bytes:
+        """Write everything, however long it takes; return what cannot be written."""
         while data:
             try:
                 data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:  # another process has made the pipe non-blocking
                 select.select((), (self._descriptor,), ())
             except OSError:  # the reader has left, or the disk is full
-                return False
-        return True
+                return data
+        return b""
 
 
 class LineStream(io.TextIOBase):

@@ -104,6 +104,33 @@ def test_an_unread_log_drops_lines_and_says_so_when_it_is_read_again(form):
     assert "the end" in end
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_log_on_a_full_disk_drops_lines_and_says_so_when_there_is_room_again(form, tmp_path):
+    code = """
+    import resource, time
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    for number in range(100):
+        log.info('line %d', number)
+    while os.fstat(2).st_size < 2000:
+        time.sleep(0.01)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    log.info('the end')
+"""
+    if form == "json":  # standard error is a pipe to the log
+        code = code.replace("os.fstat(2)", "os.stat(sys.argv[2])")
+    file = tmp_path / "log"
+    with file.open("wb") as opened:
+        subprocess.run([sys.executable, "-c", LOG + code, form, file], check=True, stderr=opened, timeout=60)
+
+    lines = file.read_text().splitlines()
+    written = sum("line " in line for line in lines)
+    report = next(line for line in lines if "lines were dropped" in line)
+    assert 0 < written < 100
+    assert any(f"its disk was full: {100 - whole} lines were dropped" in report for whole in (written, written - 1))
+    assert sum("the end" in line for line in lines) == 1
+
+
 def test_a_process_ends_even_if_its_log_is_not_read():
     reader, writer = os.pipe()
     command = [sys.executable, "-c", LOG + "    for _ in range(9): log.info(100_000 * 'x')\n", "text"]

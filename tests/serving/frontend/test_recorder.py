@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +20,12 @@ from tests.serving.small_server import model_of
 @pytest.fixture
 def config(tmp_path):
     return model_of(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "traces").mkdir()
+    return tmp_path / "traces"
 
 
 def keys_of(keys):
@@ -71,23 +78,78 @@ def test_a_file_without_records_is_removed(tmp_path):
     assert not (tmp_path / "trace.jsonl").exists()
 
 
-def test_a_full_disk_ends_the_recording_with_one_line_in_the_log_and_whole_lines_in_the_file(tmp_path, config, caplog):
+def test_while_the_disk_is_full_requests_are_left_out_and_counted_and_lines_stay_whole(tmp_path, config, caplog):
     file = tmp_path / "trace.jsonl"
+    caplog.set_level("INFO", "hotrow.record")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
         with closing(Recorder(file, share=1.0)) as recorder:
             for number in range(100):
                 recorder.record(config, keys_of([number]))
+            while "cannot be written" not in caplog.text:
+                time.sleep(0.01)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            recorder.record(config, keys_of([100]))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    lines = file.read_text().splitlines()
-    assert [json.loads(line)["lookups"]["t"] for line in lines] == [[number] for number in range(len(lines))]
-    assert 0 < len(lines) < 100
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
-        f"{file} cannot be written, so no more requests are recorded: the disk is full"
+    lines = [json.loads(line)["lookups"]["t"] for line in file.read_text().splitlines()]
+    lost = 101 - len(lines)
+    assert lines == sorted(lines)
+    assert lines[-1] == [100]
+    assert lost > 0
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("ERROR", f"{file} cannot be written, so requests are not recorded: the disk is full"),
+        ("WARNING", f"{file} is written again; {lost} requests were left out"),
+        (
+            "INFO",
+            f"{len(lines)} requests were recorded in {file}; {lost} were left out because the disk was too slow or full",
+        ),
     ]
+
+
+@pytest.mark.parametrize(
+    ("rotate", "moved"),
+    [
+        pytest.param(lambda file: file.unlink(), {}, id="removed"),
+        pytest.param(lambda file: file.rename(f"{file}.old"), {"trace.jsonl.old": [[1]]}, id="moved"),
+        pytest.param(
+            lambda file: (file.rename(f"{file}.old"), file.touch()), {"trace.jsonl.old": [[1]]}, id="moved and made again"
+        ),
+        pytest.param(lambda file: os.truncate(file, 0), {}, id="truncated"),
+    ],
+)
+def test_records_after_a_rotation_are_in_the_file_again(folder, config, caplog, rotate, moved):
+    file = folder / "trace.jsonl"
+    caplog.set_level("INFO", "hotrow.record")
+    with closing(Recorder(file, share=1.0)) as recorder:
+        recorder.record(config, keys_of([1]))
+        while not file.stat().st_size:
+            time.sleep(0.01)
+        rotate(file)
+        recorder.record(config, keys_of([2]))
+        recorder.record(config, keys_of([3]))
+
+    lines = {one.name: one.read_text().splitlines() for one in folder.iterdir()}
+    keys = {name: [json.loads(line)["lookups"]["t"] for line in of_file] for name, of_file in lines.items()}
+    assert keys == {"trace.jsonl": [[2], [3]], **moved}
+    assert f"3 requests were recorded in {file}" in caplog.text
+
+
+def test_without_its_folder_requests_are_left_out_until_the_folder_is_back(folder, config, caplog):
+    file = folder / "trace.jsonl"
+    with closing(Recorder(file, share=1.0)) as recorder:
+        file.unlink()
+        folder.rmdir()
+        recorder.record(config, keys_of([1]))
+        while f"{file} cannot be written, so requests are not recorded: No such file" not in caplog.text:
+            time.sleep(0.01)
+        folder.mkdir()
+        recorder.record(config, keys_of([2]))
+
+    assert f"{file} is written again; 1 requests were left out" in caplog.text
+    assert read_trace([file], [config])["m.t"].tolist() == [2]
 
 
 def test_requests_are_left_out_if_too_many_bytes_wait_for_the_disk(tmp_path, config, caplog, monkeypatch):
@@ -112,12 +174,6 @@ def test_requests_are_left_out_if_too_many_bytes_wait_for_the_disk(tmp_path, con
 def test_a_file_that_cannot_be_created_is_refused(tmp_path, name, expected):
     with pytest.raises(OutputError, match=f"^--record: .*{expected}"):
         Recorder(Path(tmp_path / name), share=1.0)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "traces").mkdir()
-    return tmp_path / "traces"
 
 
 def test_records_of_earlier_servers_stay(folder, config):
