@@ -175,6 +175,11 @@ class RequestParser:
         if name == b"content-length":
             self._body_bytes = int(value)
         elif name == b"transfer-encoding":
+            if value.strip().lower() != b"chunked":
+                came = value[:_SHOWN_BYTES].decode("latin-1")
+                raise RefusedBytesError(501, f"Transfer-Encoding: expected chunked, got {came!r}")
+            if self._parser.get_http_version() == "1.0":  # whose proxies may not know chunks (RFC 9112, 6.1)
+                raise RefusedBytesError(400, "Transfer-Encoding: expected HTTP/1.1, got HTTP/1.0")
             self._is_chunked = True
         elif name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True

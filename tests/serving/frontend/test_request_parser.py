@@ -99,7 +99,8 @@ def test_trailers_are_not_headers():
         pytest.param(b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n", id="a length and chunks"),
         pytest.param(b"Content-Length: 3, 3\r\n", id="a list of lengths"),
         pytest.param(b"Content-Length: " + b"9" * 30 + b"\r\n", id="a length beyond 64 bits"),
-        pytest.param(b"Transfer-Encoding: gzip\r\n", id="an encoding that does not say where the body ends"),
+        pytest.param(b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", id="chunks in chunks"),
+        pytest.param(b"Transfer-Encoding: chunked, gzip\r\n", id="an end that is compressed"),
         pytest.param(b" a: b\r\n", id="a space before a name"),
         pytest.param(b"a b: c\r\n", id="a space in a name"),
         pytest.param(b"a: b\0\r\n", id="a null byte"),
@@ -108,6 +109,24 @@ def test_trailers_are_not_headers():
 def test_a_head_that_parsers_understand_differently_is_refused(head):
     with pytest.raises(RefusedBytesError) as refused:
         parse(b"POST / HTTP/1.1\r\n" + head + b"\r\nabcd")
+
+    assert refused.value.code == 400
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [b"gzip", b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked", b"identity", b", chunked"],
+)
+def test_a_body_in_another_transfer_encoding_than_chunks_is_refused(encoding):
+    with pytest.raises(RefusedBytesError, match="Transfer-Encoding: expected chunked, got ") as refused:
+        parse(b"POST / HTTP/1.1\r\nTransfer-Encoding: " + encoding + b"\r\n\r\n0\r\n\r\n")
+
+    assert refused.value.code == 501
+
+
+def test_chunks_in_http_1_0_are_refused():
+    with pytest.raises(RefusedBytesError, match="Transfer-Encoding: expected HTTP/1.1, got HTTP/1.0") as refused:
+        parse(b"POST / HTTP/1.0\r\nTransfer-Encoding: Chunked\r\n\r\n0\r\n\r\n")
 
     assert refused.value.code == 400
 
