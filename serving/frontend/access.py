@@ -8,7 +8,7 @@ import re
 import socket
 from ipaddress import ip_address
 
-from serving.errors import ForbiddenError, UnauthenticatedError, UnknownRouteError
+from serving.errors import ForbiddenError, UnauthenticatedError, UnknownRouteError, printable
 from serving.frontend.tokens import CONTROL, INFER, METRICS, Tokens
 
 #: What a route needs if it needs no scope: nothing, or any token.
@@ -57,6 +57,7 @@ _NEEDS = {
     for method in methods
 }
 _READING = ("GET", "HEAD")
+_MOST_SHOWN_BYTES = 128
 _DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 _CONTROLS = "loading and unloading, log settings, trace settings and shared memory"
 
@@ -68,12 +69,18 @@ def path_needs(path: str, raw_path: bytes) -> str:
         UnknownRouteError: the path is unknown, or it encodes plain characters.
     """
     if b"%" in raw_path and _HIDDEN.search(raw_path):
-        raise UnknownRouteError("Not Found: a path must not encode letters, digits, '-', '.', '_' or '/'")
+        reason = "a path must not encode letters, digits, '-', '.', '_' or '/'"
+        raise UnknownRouteError(f"{shown_path(raw_path)}: no such path: {reason}")
     match = _PATH.fullmatch(path)
     need = match and match.lastgroup
     if not need:
-        raise UnknownRouteError("Not Found: the server has no such path")
+        raise UnknownRouteError(f"{shown_path(raw_path)}: no such path")
     return need
+
+
+def shown_path(raw_path: bytes) -> str:
+    """Return a request's path for a message; its percent signs are not decoded."""
+    return printable(raw_path[:_MOST_SHOWN_BYTES].decode("latin-1"))
 
 
 def method_needs(method: str) -> str:

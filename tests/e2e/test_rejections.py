@@ -5,6 +5,7 @@ import json
 import socket
 import struct
 
+import httpx
 import numpy as np
 import pytest
 
@@ -161,9 +162,11 @@ def test_a_key_beyond_uint32_is_refused_by_a_uint32_model(served):
         ("/v2/models/tiny/versions/x/infer", 404, "no version 'x'"),
         ("/predict/nope", 404, "no model 'nope' is served"),
         ("/v2/models/nope%2Fx/infer", 404, ""),
-        ("/nowhere", 404, "Not Found"),
-        ("/v2/models//infer", 404, "Not Found"),
-        ("/metrics", 405, "Method Not Allowed"),
+        ("/nowhere", 404, "/nowhere: no such path"),
+        ("/v2/models//infer", 404, "/v2/models//infer: no such path"),
+        ("/a%0Ab?c", 404, "/a%0Ab: no such path"),
+        ("/metrics", 405, "/metrics: expected GET, got POST"),
+        ("/v2/health/live", 405, "/v2/health/live: expected GET or HEAD, got POST"),
     ],
 )
 def test_a_path_to_nothing_is_refused(served, path, code, expected):
@@ -173,12 +176,30 @@ def test_a_path_to_nothing_is_refused(served, path, code, expected):
     assert expected in error
 
 
-@pytest.mark.parametrize("path", [INFER, "/predict/tiny"])
-def test_a_wrong_method_is_refused_with_the_allowed_method(served, path):
-    code, headers, body = served.ask(path)
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", INFER, ["POST"]),
+        ("PUT", "/v2/models/tiny/versions/2/infer", ["POST"]),
+        ("GET", "/predict/tiny", ["POST"]),
+        ("DELETE", "/v2/logging", ["GET", "POST"]),
+        ("PUT", "/v2/models/tiny/ready", ["GET", "HEAD"]),
+        ("POST", "/static-offline-docs/none.js", ["GET", "HEAD"]),
+    ],
+)
+def test_a_wrong_method_is_refused_with_the_allowed_methods(served, method, path, allowed):
+    answer = httpx.request(method, f"http://127.0.0.1:{served.port}{path}")
 
-    assert (code, headers["Allow"]) == (405, "POST")
-    assert json.loads(body) == {"error": "Method Not Allowed"}
+    assert (answer.status_code, answer.headers["Allow"]) == (405, ", ".join(allowed))
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.json() == {"error": f"{path}: expected {' or '.join(allowed)}, got {method}"}
+
+
+def test_a_file_of_the_documentation_that_is_not_there_is_refused(served):
+    code, _, body = served.ask("/static-offline-docs/none.js")
+
+    assert code == 404
+    assert json.loads(body) == {"error": "/static-offline-docs/none.js: no such path"}
 
 
 @pytest.mark.parametrize("path", ["/v2/models/nope", "/v2/models/nope/ready", "/v2/models/nope/config"])

@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from time import perf_counter
 
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.frontend.access import Access, path_needs
+from serving.frontend.access import Access, path_needs, shown_path
 from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
 from serving.frontend.client_texts import message_of
 from serving.frontend.codes import ANSWERED, RETRY_AFTER_S, codes_of
@@ -38,13 +40,26 @@ def error_response(message: str, code: int) -> Response:
     return Response(orjson.dumps({"error": message}), code, headers, _JSON)
 
 
-async def http_exception(_request: Request, error: Exception) -> Response:
+def wrong_method(scope: Scope, allowed: Iterable[str]) -> Response:
+    """Return the answer to a request whose path takes other methods only."""
+    methods = sorted(allowed)
+    reason = f"expected {' or '.join(methods)}, got {scope['method']}"
+    response = error_response(f"{shown_path(scope['raw_path'])}: {reason}", 405)
+    response.headers["Allow"] = ", ".join(methods)
+    return response
+
+
+async def http_exception(request: Request, error: Exception) -> Response:
     """Answer the router's own errors: unknown path, method not allowed."""
     if not isinstance(error, HTTPException):
         raise error
-    response = error_response(error.detail, error.status_code)
-    response.headers.update(error.headers or {})
-    return response
+    if error.status_code == 405:
+        partial = [one for one in request.app.routes if one.matches(request.scope)[0] is Match.PARTIAL]
+        # The files of /docs are behind no route of their own.
+        allowed = {method for route in partial for method in route.methods or ()} or {"GET", "HEAD"}
+        return wrong_method(request.scope, allowed)
+    message = f"{shown_path(request.scope['raw_path'])}: no such path" if error.status_code == 404 else error.detail
+    return error_response(message, error.status_code)
 
 
 class Edge:

@@ -23,7 +23,7 @@ from serving.frontend.http.body import (
     read_body,
 )
 from serving.frontend.http.connection import connection_of
-from serving.frontend.http.edge import MODEL, Edge, error_response
+from serving.frontend.http.edge import MODEL, Edge, wrong_method
 from serving.frontend.http.headers import headers_of
 from serving.frontend.served_model import PredictModel, ServedModel
 from serving.frontend.tokens import INFER
@@ -244,9 +244,7 @@ class InferPath:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
-            response = error_response("Method Not Allowed", 405)
-            response.headers["Allow"] = "POST"
-            await response(scope, receive, send)
+            await wrong_method(scope, ["POST"])(scope, receive, send)
             return
         answer = await self._endpoint.answer(scope, receive, InferExchange)
         headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]

@@ -155,7 +155,7 @@ class TestTable:
         answer = Client(app).ask("POST", path)
 
         assert answer.status_code == 404
-        assert answer.json()["error"].startswith("Not Found: a path must not encode letters, digits")
+        assert answer.json()["error"].startswith(f"{path}: no such path: a path must not encode letters, digits")
 
     def test_other_characters_of_a_name_may_be_encoded(self, app):
         assert "no model 'a b'" in Client(app).get("/v2/models/a%20b").json()["error"]
