@@ -6,14 +6,14 @@ and three slots. Slots are in graph order, table by table. Keys may also be give
 has one list per slot.
 """
 
-from collections.abc import Sequence
-from itertools import accumulate, chain
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
 import orjson
 
-from serving.batch import Batch, read_batch
+from serving.batch import Batch, check_keys, read_batch
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError, did_you_mean
 from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
@@ -90,6 +90,8 @@ def read_samples(document: dict[str, Any], config: ModelConfig) -> Batch:
     samples = required(document, "samples", list, "")
     if not samples:
         raise RequestError("samples: the list is empty")
+    if len(samples) > config.max_batchsize:
+        raise RequestError(f"samples: {len(samples):,} samples, but the model takes at most {config.max_batchsize:,}")
     dense: list[Array] = []
     bags: list[list[Any]] = []
     for index, entry in enumerate(samples):
@@ -100,7 +102,12 @@ def read_samples(document: dict[str, Any], config: ModelConfig) -> Batch:
         dense.append(array_from_numbers(features, DTYPES["FP32"], (config.dense_dim,), f"{path}.dense"))
         bags.extend(_bags(sample, config.tables, path))
     row_ptrs = np.array([0, *accumulate(map(len, bags))], dtype=np.int32)
-    return read_batch(config, np.concatenate(dense), _keys(bags, samples, config), row_ptrs)
+    keys = _keys(bags, samples, config)
+    try:
+        return read_batch(config, np.concatenate(dense), keys, row_ptrs)
+    except RequestError:
+        _check_bags(bags, samples, config)  # raises the same with a path
+        raise
 
 
 def _bags(sample: dict[str, Any], tables: Sequence[TableConfig], path: str) -> list[list[Any]]:
@@ -143,12 +150,31 @@ def _keys(bags: list[list[Any]], samples: list[Any], config: ModelConfig) -> Arr
     try:
         return array_from_numbers(keys, DTYPES["INT64"], (len(keys),), "keys")
     except RequestError:
-        names = slot_names(config)
-        for index, bag in enumerate(bags):
-            sample, slot = divmod(index, len(names))
-            place = f".{names[slot]}" if type(samples[sample]["keys"]) is dict else f"[{slot}]"
-            array_from_numbers(bag, DTYPES["INT64"], (len(bag),), f"samples[{sample}].keys{place}")
+        for path, bag in zip(_paths(samples, config), bags, strict=True):
+            array_from_numbers(bag, DTYPES["INT64"], (len(bag),), path)
         raise
+
+
+def _check_bags(bags: list[list[Any]], samples: list[Any], config: ModelConfig) -> None:
+    """Raise the error of the first key that no table can hold, or of the first sample with too many keys."""
+    for path, bag in zip(_paths(samples, config), bags, strict=True):
+        check_keys(np.array(bag, dtype=np.int64), config.key_type, path)
+    rest = iter(bags)
+    for sample in range(len(samples)):
+        for table in config.tables:
+            count, limit = sum(map(len, islice(rest, table.slots))), table.max_keys_per_sample
+            if limit is not None and count > limit:
+                reason = f"{count:,} keys of table {table.name!r}, which takes at most {limit:,} per sample"
+                raise RequestError(f"samples[{sample}].keys: {reason}")
+
+
+def _paths(samples: list[Any], config: ModelConfig) -> Iterator[str]:
+    """Yield the path of each bag, sample by sample."""
+    names = slot_names(config)
+    for index, sample in enumerate(samples):
+        is_named = type(sample["keys"]) is dict
+        for slot, name in enumerate(names):
+            yield f"samples[{index}].keys" + (f".{name}" if is_named else f"[{slot}]")
 
 
 def _refuse_unknown(document: dict[str, Any], known: set[str], path: str) -> None:

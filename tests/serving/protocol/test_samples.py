@@ -155,8 +155,21 @@ def test_the_documented_example_is_a_valid_request():
             "samples[0].keys.user[0]: expected a whole number",
             id="a list for a key",
         ),
-        pytest.param(body([{"dense": [1, 2], "keys": [[], [], [2**63 - 1]]}]), "reserved", id="a reserved key"),
-        pytest.param(body([{"dense": [1, 2], "keys": [[]] * 3}] * 9), "9 samples", id="more than max_batchsize"),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": [[], [], []]}, {"dense": [1, 2], "keys": [[], [], [5, 2**63 - 1]]}]),
+            "samples[1].keys[2]: 9223372036854775807 at position 1: is reserved: a key is in",
+            id="a reserved key",
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": {"user": [], "item": [[], [-(2**63)]]}}]),
+            "samples[0].keys.item[1]: -9223372036854775808 at position 0: is reserved: a key is in",
+            id="a reserved key of a table",
+        ),
+        pytest.param(
+            body([{"dense": [1, 2], "keys": [[]] * 3}] * 9),
+            "samples: 9 samples, but the model takes at most 8",
+            id="more than max_batchsize",
+        ),
     ],
 )
 def test_a_wrong_document_is_refused_with_its_path(text, expected):
@@ -164,6 +177,23 @@ def test_a_wrong_document_is_refused_with_its_path(text, expected):
         decode_samples(text, TWO_TABLES)
 
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ([[1], [2], [3]], "samples[1].keys: 2 keys of table 'item', which takes at most 1 per sample"),
+        ({"user": [], "item": [[3, 4], []]}, "samples[1].keys: 2 keys of table 'item', which takes at most 1 per sample"),
+    ],
+)
+def test_too_many_keys_of_a_table_are_refused_with_the_sample(keys, expected):
+    item = table("item", 2).model_copy(update={"max_keys_per_sample": 1})
+    limited = TWO_TABLES.model_copy(update={"tables": (table("user", 1), item)})
+
+    with pytest.raises(RequestError) as caught:
+        decode_samples(body([{"dense": [1, 2], "keys": [[], [5], []]}, {"dense": [1, 2], "keys": keys}]), limited)
+
+    assert str(caught.value) == expected
 
 
 def test_predictions_are_one_list_of_probabilities_per_sample():
