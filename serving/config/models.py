@@ -10,7 +10,7 @@ from serving.config.tiers import DisabledConfig, PersistentDbConfig, VolatileDbC
 from serving.errors import ConfigError, ModelFileError
 from serving.model.graph import Graph, is_network_file
 from serving.model.manifest import MANIFEST_NAME, read_manifest
-from serving.model.names import MODEL_NAME
+from serving.model.names import MODEL_NAME, NAME_EXPECTED
 from serving.model.records import Combiner
 from serving.model.regular_file import real_path
 from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
@@ -142,7 +142,7 @@ class ParameterServerConfig(Record):
 def check_model_name(name: str, source: str, path: str = "") -> str:
     """Return ``name``, or raise ConfigError if it is not a valid model name."""
     if not isinstance(name, str) or not MODEL_NAME.fullmatch(name):
-        raise ConfigError(source, path, f"model name {name!r}: expected 1 to 120 of the characters A-Z a-z 0-9 _ -")
+        raise ConfigError(source, path, f"model name {name!r}: {NAME_EXPECTED}")
     return name
 
 

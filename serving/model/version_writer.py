@@ -15,7 +15,7 @@ from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_directory, atomic_write, sync
 from serving.model.dense_file import statistics_path
 from serving.model.manifest import MANIFEST_NAME, write_manifest
-from serving.model.names import MODEL_NAME
+from serving.model.names import MODEL_NAME, NAME_EXPECTED
 from serving.model.records import Graph
 from serving.model.slot_sizes import SlotKeys
 from serving.model.strict_json import read_json
@@ -141,7 +141,7 @@ def check_target(repository: Path, name: str, version: int | None = None) -> Non
 def check_model_name(name: str) -> None:
     """Raise OutputError if servers do not accept this name."""
     if not MODEL_NAME.fullmatch(name):
-        raise OutputError(f"model name {name!r}: expected 1 to 120 letters, digits, '_' or '-'")
+        raise OutputError(f"model name {name!r}: {NAME_EXPECTED}")
 
 
 def check_table_names(graph: Graph) -> None:

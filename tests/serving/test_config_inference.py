@@ -167,7 +167,7 @@ def test_an_unknown_key_at_the_top_is_refused(write_model):
         read_inference_config(model.config_file, "dcn")
 
 
-@pytest.mark.parametrize("name", ["", "a.b", "a b", "ä", "x" * 121])
+@pytest.mark.parametrize("name", ["", "a.b", "a b", "ä", "stats", "x" * 121])
 def test_an_invalid_model_name_is_refused(write_model, name):
     model = write_model()
 

@@ -23,7 +23,7 @@ def add_control_routes(app: FastAPI, control: Control, limits: Limits, arriving:
     _add_log_and_trace_routes(app, control, bodies)
     _add_shared_memory_routes(app, control, bodies)
     _add_cuda_shared_memory_routes(app)
-    _add_model_routes(app, control)  # after the statistics of all models, because a model could be named "stats"
+    _add_model_routes(app, control)  # after the statistics of all models, whose path has the same form
 
 
 def path_parameter(path: str, name: str) -> Any:

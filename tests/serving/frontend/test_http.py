@@ -18,6 +18,7 @@ from serving.frontend.codes import CODES, codes_of
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.http.app import create_app
 from serving.frontend.limits import Limits
+from serving.model.names import MODEL_NAME
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 
@@ -224,6 +225,15 @@ def test_the_openapi_document_has_the_parts_of_paths_and_no_other_parameters(ask
         for described in methods.values():
             parameters = {(one["in"], one["name"]) for one in described.get("parameters", ())}
             assert parameters == {("path", name) for name in re.findall(r"{(\w+)}", path)}, path
+
+
+def test_no_route_has_the_path_of_a_route_of_some_model(ask):
+    paths = ask("GET", "/openapi.json").json()["paths"]
+    of_models = [re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)) for path in paths if "{model}" in path]
+
+    for path in paths:
+        names = [match["model"] for match in (re.fullmatch(of_model, path) for of_model in of_models) if match]
+        assert not any(map(MODEL_NAME.fullmatch, names)), path
 
 
 def test_the_page_of_docs_needs_nothing_from_the_internet(ask):

@@ -103,7 +103,7 @@ def test_an_existing_or_impossible_version_is_refused(write, number):
     assert (version / "manifest.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", "a.b", "a b", "x" * 121])
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a.b", "a b", "stats", "x" * 121])
 def test_a_model_name_that_no_server_accepts_is_refused(write, tmp_path, name):
     with pytest.raises(OutputError, match="expected 1 to 120 letters"):
         write(name)
