@@ -97,7 +97,8 @@ class Outage:
         answered_s: when the last of the tables was answered again.
         failing: the tables of failed calls whose keys were not answered since.
         silent: the tables of ``failing`` whose last call failed.
-        kinds: for each logged failure, whether the tier was reached.
+        fault: what the tier does instead of answering, by the last call that failed.
+        logged: the faults that were logged.
     """
 
     tier: str
@@ -107,7 +108,8 @@ class Outage:
     answered_s: float = 0.0
     failing: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
-    kinds: set[bool] = field(default_factory=set)
+    fault: str = ""
+    logged: set[str] = field(default_factory=set)
 
     def is_over(self) -> bool:
         """Whether all keys of failed calls were answered, and no call has failed for a while."""
@@ -153,7 +155,9 @@ class ModelHealth:
 
     def tier_failed(self, depth: int, table: str, error: StoreError) -> None:
         """Note that the tier at ``depth``, 0 for the fastest, did not answer a call for a table."""
-        was_reached, failed_s = not isinstance(error, StoreUnreachableError), now_s()
+        # A tier that has lost its rows, or whose disk is damaged, was reached.
+        fault = "does not answer" if isinstance(error, StoreUnreachableError) else "answers with errors"
+        failed_s = now_s()
         with self._lock:
             outage = self._outages.get(depth)
             if outage is None:
@@ -161,11 +165,12 @@ class ModelHealth:
             outage.failed_s = failed_s
             outage.failing.add(table)
             outage.silent.add(table)
-            is_new = was_reached not in outage.kinds
-            outage.kinds.add(was_reached)
+            is_new = fault not in outage.logged
+            outage.fault = fault
+            outage.logged.add(fault)
         if is_new:
-            about = outage.tier, self._model, error.reason, table, self._consequence(depth)
-            logger.error("tier %s does not answer, model %s: %s (table %r): %s", *about)
+            about = outage.tier, fault, self._model, error.reason, table, self._consequence(depth)
+            logger.error("tier %s %s, model %s: %s (table %r): %s", *about)
 
     def tier_answered(self, depth: int, table: str, *, has_recovered: bool) -> None:
         """Note that the tier answered a call for a table, after a call that it did not answer.
@@ -210,7 +215,7 @@ class ModelHealth:
             slowest = self._outages.get(len(self._tiers) - 1)
             is_cut_off = slowest is not None and bool(slowest.silent)
         succeeded, failed = self._window.counts(until_last=is_cut_off)
-        away = " and ".join(f"tier {outage.tier} does not answer" for outage in outages)
+        away = " and ".join(f"tier {outage.tier} {outage.fault}" for outage in outages)
         dead = set.intersection(*silent) if len(silent) == len(self._tiers) else set()
         if dead and not self.copies:
             return Readiness("not ready", f"{away}, table {min(dead)!r}")

@@ -164,7 +164,7 @@ def test_a_failure_is_shown_in_red_and_a_model_that_is_not_ready_says_why(browse
 
     assert re.search(r'class="state bad"[^>]*>Not ready<', dom)
     assert re.search(r'class="state bad"[^>]*>a tier does not answer<', dom)
-    assert re.search(r'class="second bad"[^>]*>does not answer, 12 errors<', dom)
+    assert re.search(r'class="second bad"[^>]*>failing, 12 errors<', dom)
     assert re.search(r'<b class="bad">2</b> failed', dom)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from serving.config import ModelConfig, TableConfig
-from serving.errors import StoreError
+from serving.errors import StoreUnreachableError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.storage.store import Store
@@ -40,7 +40,7 @@ class DictStore(Store):
     def fetch(self, table, keys, out):
         self.calls["fetch"] += 1
         if self.is_down:
-            raise StoreError(self.name, table, "no answer")
+            raise StoreUnreachableError(self.name, table, "no answer")
         held = dict(self.rows.get(table, {}))  # another thread may insert
         out[...] = 0.0
         for place, key in enumerate(keys.tolist()):

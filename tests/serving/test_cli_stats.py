@@ -182,7 +182,7 @@ def test_a_tier_that_does_not_answer_is_shown_with_its_errors_and_the_reason(cap
     shown = [cells(line) for line in lines]
     assert ["ctr", "7", "degraded", "100", "2", "6,400", "1.00", "9.68"] in shown
     assert ["ctr version 7: tier rocksdb does not answer"] in shown
-    assert ["rocksdb", "away", "~12,345", "-", "400", "300", "75.0 %", "1,234", "0.99"] in shown
+    assert ["rocksdb", "failing", "~12,345", "-", "400", "300", "75.0 %", "1,234", "0.99"] in shown
 
 
 @pytest.mark.parametrize(

@@ -129,11 +129,11 @@ def test_a_model_is_degraded_while_most_requests_succeed_and_not_ready_while_mos
     assert client.post("/predict/tiny", json=SAMPLE).status_code == 200
     assert client.post("/predict/tiny", json=COLD).status_code == 503
     assert codes(client) == [200, 200]
-    assert states(client) == ("degraded", "READY", "tier rocksdb does not answer")
+    assert states(client) == ("degraded", "READY", "tier rocksdb answers with errors")
 
     assert client.post("/predict/tiny", json=COLD).status_code == 503
     assert codes(client) == [503, 503]
-    reason = "2 of 3 requests in a minute failed: tier rocksdb does not answer"
+    reason = "2 of 3 requests in a minute failed: tier rocksdb answers with errors"
     assert states(client) == ("not ready", "UNAVAILABLE", reason)
 
     assert client.post("/predict/tiny", json=SAMPLE).status_code == 200
@@ -167,7 +167,7 @@ def test_a_disk_that_is_damaged_in_part_has_one_outage_which_ends_when_the_damag
         for _ in range(2):
             assert client.post("/predict/tiny", json=SAMPLE).status_code == 200
         clock[0] += 10.0
-        assert states(client) == ("degraded", "READY", "tier rocksdb does not answer")
+        assert states(client) == ("degraded", "READY", "tier rocksdb answers with errors")
 
     disk.clear()
     assert client.post("/predict/tiny", json=COLD).status_code == 200
@@ -188,7 +188,7 @@ def test_old_requests_leave_the_last_minute_while_a_disk_that_is_damaged_in_part
     clock[0] += 61.0
 
     wait_until_ready(client)
-    assert states(client) == ("degraded", "READY", "tier rocksdb does not answer")
+    assert states(client) == ("degraded", "READY", "tier rocksdb answers with errors")
 
 
 def test_requests_older_than_a_minute_do_not_affect_readiness(clients, clock, monkeypatch):
@@ -243,7 +243,7 @@ def test_the_log_has_an_outages_effect_its_duration_and_the_failed_requests(clie
     starts, ends = [record for record in caplog.records if record.name == health.__name__]
     assert starts.levelname == "ERROR"
     assert re.sub("-[0-9a-f]{8}", "", starts.getMessage()) == (
-        "tier rocksdb does not answer, model 'tiny' version 1: Input/output error (table 'tiny@1.item'): "
+        "tier rocksdb answers with errors, model 'tiny' version 1: Input/output error (table 'tiny@1.item'): "
         "requests fail with 503, unless memory has all of their rows"
     )
     end = "tier rocksdb answers again, model 'tiny' version 1: after 15.0 s and 2 failed requests"
@@ -295,7 +295,7 @@ def test_a_model_without_a_network_answers_as_its_cache_allows(tmp_path, disk, c
         assert (answer.status_code, states(client)[0]) == (code, state)
         assert code == 503 or answer.json()["parameters"]["defaulted_keys"] == 2
         [starts] = [record.getMessage() for record in caplog.records if record.name == health.__name__]
-        assert starts.startswith("tier rocksdb does not answer, model 'hps_wdl': Input/output error (table 'hps_wdl.")
+        assert starts.startswith("tier rocksdb answers with errors, model 'hps_wdl': Input/output error (table 'hps_wdl.")
         assert starts.endswith(f": {follows}")
 
 

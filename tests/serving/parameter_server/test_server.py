@@ -266,7 +266,7 @@ class TestOutages:
 
         assert said(caplog) == [
             "tier dict does not answer, model 'm': Connection refused (table 'm.t')",
-            "tier dict does not answer, model 'm': has lost the rows (table 'm.t')",
+            "tier dict answers with errors, model 'm': has lost the rows (table 'm.t')",
         ]
 
     def test_a_table_that_fails_is_logged_once_whatever_other_tables_answer(self, caplog):

@@ -177,7 +177,7 @@ def test_a_cache_that_missed_a_change_is_filled_again_in_the_background(config, 
         assert looked_up(server, 1, 2, 777) == dict.fromkeys([1, 2, 777], NEW[0].tolist())
         assert server.counters()["m.t"].hits["slow"] == before
     assert [line.rpartition(": ")[0] for line in caplog.messages if line.startswith("tier ")] == [
-        f"tier {fast.name} does not answer, model 'm': takes nothing (table 'm.t')",
+        f"tier {fast.name} answers with errors, model 'm': takes nothing (table 'm.t')",
         f"tier {fast.name} answers again, model 'm'",
     ]
 

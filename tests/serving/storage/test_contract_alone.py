@@ -10,6 +10,7 @@ from serving.storage.hps_layout import mix
 from serving.storage.redis.commands import Partition
 from tests.serving.small_server import KEYS, UNKNOWN, held_by, rows_of, write_model
 from tests.serving.storage.contract import PARTITIONS, TABLE, Server, redis_of, serve, serve_in_front
+from tests.serving.storage.redis_stores import said
 
 PLACES = dict(zip((*KEYS, *UNKNOWN), mix(np.array([*KEYS, *UNKNOWN])) % np.uint64(PARTITIONS), strict=True))
 LOST = PLACES[KEYS[0]]  # the partition that is lost
@@ -110,7 +111,7 @@ def test_a_server_goes_on_when_its_model_is_loaded_again(redis_server, config, l
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_redis_that_is_flushed_refuses_every_call_until_the_model_is_loaded_again(
-    redis_server, client, config, change
+    redis_server, client, config, change, caplog
 ):
     with Server(serve(config, redis_of(redis_server))) as server:
         server.insert([3], 7)
@@ -120,6 +121,8 @@ def test_a_redis_that_is_flushed_refuses_every_call_until_the_model_is_loaded_ag
         with pytest.raises(StoreError, match=REFUSED):
             rows_of(server.server)
         assert not client.keys("*v")
+        assert said(caplog, "tier redis") == ["tier redis answers with errors, model 'm'"]
+        assert server.server.health("m").readiness().reason == "tier redis answers with errors, table 'm.t'"
     with Server(serve(config, redis_of(redis_server))) as server:
         server.check()
         CHANGES[change](server)
