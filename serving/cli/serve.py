@@ -21,6 +21,7 @@ from serving.cli.log import LOG_FORMATS, LOG_LEVELS, logging_to_standard_error
 from serving.cli.numbers import is_on, number, one_of, ratio, whole_number
 from serving.cli.outcome import outcome
 from serving.cli.progress import load_progress
+from serving.cli.shared_folders import remove_abandoned_sockets
 from serving.cli.threads import end_process_after, in_thread
 from serving.config.control import CONTROL_MODES
 from serving.errors import (
@@ -349,6 +350,8 @@ def serve(options: argparse.Namespace) -> int:
             for option, default in _DEFAULTS.items():
                 if getattr(options, option) is None:
                     setattr(options, option, default)
+            if place is None:
+                remove_abandoned_sockets()
             return run(options)
 
         return outcome(options, checked)  # here, so that the log's format includes its error

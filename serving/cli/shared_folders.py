@@ -10,7 +10,6 @@ import secrets
 import shutil
 import socket
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,8 +20,6 @@ from serving.storage.shared.folder import SHARED_MEMORY
 
 _log = logging.getLogger("hotrow.workers")
 _SOCKETS = "hotrow-workers-"
-#: A younger folder may belong to a server that has not locked it yet.
-_ABANDONED_AFTER_S = 10.0
 
 
 def tables_identity(listener: socket.socket) -> str:
@@ -46,31 +43,37 @@ def tables_identity(listener: socket.socket) -> str:
 
 
 @contextmanager
-def sockets_folder() -> Iterator[Path]:
-    """Make a folder for the workers' sockets and remove it at the end. Also remove the folders of killed servers.
+def sockets_folder() -> Iterator[tuple[Path, int]]:
+    """Make a folder for the workers' sockets and remove it at the end.
+
+    Yields:
+        the folder, and a descriptor that locks it. The lock lasts until the last process that has inherited the
+        descriptor ends, in whatever way.
 
     Raises:
         ConfigError: /dev/shm is absent, full or read-only.
     """
-    _remove_abandoned()
     folder = SHARED_MEMORY / f"{_SOCKETS}{secrets.token_hex(8)}"
+    unlocked = SHARED_MEMORY / f".{folder.name}"
     try:
-        folder.mkdir(mode=0o700)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        unlocked.mkdir(mode=0o700)
+        descriptor = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        unlocked.rename(folder)
     except OSError as err:
         raise ConfigError("--workers", "", f"needs {SHARED_MEMORY}: {folder}: {err.strerror}") from err
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held while the server runs, however it ends
-        yield folder
+        yield folder, descriptor
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 
-def _remove_abandoned() -> None:
+def remove_abandoned_sockets() -> None:
+    """Remove the sockets' folders of this user's servers all of whose processes were killed."""
     for folder in SHARED_MEMORY.glob(f"{_SOCKETS}*"):
         with suppress(OSError):
-            if not _is_own(folder) or time.time() - folder.lstat().st_ctime < _ABANDONED_AFTER_S:
+            if not _is_own(folder):
                 continue
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

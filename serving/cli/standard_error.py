@@ -13,8 +13,9 @@ _LAST_WAIT_S = 2.0
 
 
 class StandardError(io.TextIOBase):
-    """A text stream. Other threads queue text, and one thread writes it. Text above a limit is dropped and counted, and
-    so are lines that the disk has no room for.
+    """A text stream. Other threads queue text, and one thread writes it.
+
+    Text above a limit is dropped and counted, and so are lines that the disk has no room for.
 
     Any thread may write. Bytes that are not UTF-8 are written as backslash escapes.
     """

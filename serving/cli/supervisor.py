@@ -63,6 +63,7 @@ class Supervisor:
             # If an earlier server at this address was killed, its tables are found again instead of staying forever.
             tables = tables_identity(listener)
             opened.callback(shutil.rmtree, SHARED_MEMORY / shared_ram_name(tables), ignore_errors=True)
+            folder, lock = opened.enter_context(sockets_folder())
             grpc = None if options.grpc_port is None else _reserved(options.host, options.grpc_port)
             if grpc is not None:
                 opened.enter_context(grpc)
@@ -71,13 +72,14 @@ class Supervisor:
                 workers=options.workers,
                 listener=listener.fileno(),
                 grpc_port=None if grpc is None else grpc.getsockname()[1],
-                folder=str(opened.enter_context(sockets_folder())),
+                folder=str(folder),
                 tables=tables,
                 starter=os.getpid(),
                 rereads=False,
             )
             self._held = opened.pop_all()
-        self._workers = [_Worker(replace(place, number=number), standard_error) for number in range(options.workers)]
+        places = [replace(place, number=number) for number in range(options.workers)]
+        self._workers = [_Worker(place, standard_error, lock) for place in places]
         self._stopped_by: signal.Signals | None = None
         self._is_ready = False
         self._rolling: asyncio.Task[None] | None = None
@@ -163,8 +165,9 @@ class _Worker:
         printed: what the process printed until it was ready.
     """
 
-    def __init__(self, place: WorkerPlace, standard_error: int) -> None:
+    def __init__(self, place: WorkerPlace, standard_error: int, lock: int) -> None:
         self._place = place
+        self._lock = lock  # of the sockets' folder, which each process keeps
         self._standard_error = standard_error
         self._launch: asyncio.Future[Process] | None = None
         self._process: Process | None = None
@@ -190,7 +193,7 @@ class _Worker:
             sys.executable,
             *sys.orig_argv[1:],
             env=place.environment(),
-            pass_fds=[place.listener],
+            pass_fds=[place.listener, self._lock],
             stdout=PIPE,
             stderr=self._standard_error,
             process_group=0,

@@ -2,8 +2,8 @@
 
 import re
 
-# HPS builds a table's tag from the model's name and accepts only these characters. A model called "stats" would have the
-# path of the statistics of all models: KServe has GET /v2/models/<model>, and Triton GET /v2/models/stats.
+# HPS builds a table's tag from the model's name and accepts only these characters. A model called "stats" would have
+# the path of the statistics of all models: KServe has GET /v2/models/<model>, and Triton GET /v2/models/stats.
 MODEL_NAME = re.compile(r"(?!stats$)[A-Za-z0-9_-]{1,120}")
 NAME_EXPECTED = "expected 1 to 120 letters, digits, '_' or '-', and not 'stats', because /v2/models/stats is a route"
 _VERSION = re.compile(r"@\d+(-[0-9a-f]{8})?(?=\.)")

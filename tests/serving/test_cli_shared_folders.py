@@ -1,6 +1,7 @@
 """The folders of /dev/shm that the workers of one server share."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import sys
 import pytest
 
 from serving.cli import shared_folders
-from serving.cli.shared_folders import sockets_folder, tables_identity
+from serving.cli.shared_folders import remove_abandoned_sockets, sockets_folder, tables_identity
 from serving.config import shared_ram_name
 from serving.errors import ConfigError, StoreError
 from serving.storage.shared.folder import SharedFolder
@@ -83,25 +84,43 @@ def test_a_folder_of_tables_that_others_may_write_to_is_refused(tmp_path):
         SharedFolder("shared_memory", tmp_path / "tables")
 
 
-def test_the_folders_of_killed_servers_are_removed_and_those_of_running_servers_stay(memory, monkeypatch):
-    monkeypatch.setattr(shared_folders, "_ABANDONED_AFTER_S", 0.0)
+def test_the_folder_of_a_killed_server_is_removed_once_its_last_worker_has_ended(memory):
     code = """
-import os, signal, sys
+import os, signal, subprocess, sys
 from pathlib import Path
 from serving.cli import shared_folders
 shared_folders.SHARED_MEMORY = Path(sys.argv[1])
-with shared_folders.sockets_folder() as folder:
+with shared_folders.sockets_folder() as (folder, lock):
     (folder / "joining").touch()
+    worker = subprocess.Popen(["sleep", "60"], pass_fds=[lock], stdout=subprocess.DEVNULL)
+    print(worker.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-c", code, str(memory)], timeout=60)
+    killed = subprocess.run([sys.executable, "-c", code, str(memory)], stdout=subprocess.PIPE, timeout=60)
     [left] = memory.iterdir()
-    with sockets_folder() as running, sockets_folder() as other:
-        assert sorted(memory.iterdir()) == sorted([running, other])
-        assert left not in (running, other)
+
+    remove_abandoned_sockets()
+    assert [*left.iterdir()] == [left / "joining"]
+
+    os.kill(int(killed.stdout), signal.SIGKILL)
+    while left.exists():
+        remove_abandoned_sockets()
+    assert not list(memory.iterdir())
+
+
+def test_the_folders_of_running_servers_and_of_other_users_stay(memory):
+    (memory / "hotrow-workers-open").mkdir()
+    (memory / "hotrow-workers-open").chmod(0o755)
+    (memory / "hotrow-workers-file").touch()
+    (memory / "hotrow-workers-link").symlink_to(memory / "hotrow-workers-open")
+    others = sorted(memory.iterdir())
+    with sockets_folder() as (running, _), sockets_folder() as (other, _):
+        remove_abandoned_sockets()
+
+        assert sorted(memory.iterdir()) == sorted([*others, running, other])
         assert other.stat().st_mode & 0o777 == 0o700
 
-    assert not list(memory.iterdir())
+    assert sorted(memory.iterdir()) == others
 
 
 def test_without_shared_memory_workers_are_refused(tmp_path, monkeypatch):
