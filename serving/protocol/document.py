@@ -87,7 +87,7 @@ def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     named = value.items() if type(value) is dict else enumerate(value)
     for key, item in named:
         if type(item) in (dict, list):
-            yield from _values(item, f"{path}[{key}]" if type(key) is int else join(path, key[:64]))
+            yield from _values(item, join(path, key[:64]) if isinstance(key, str) else f"{path}[{key}]")
 
 
 def required(document: dict[str, Any], name: str, kind: type[_T], path: str) -> _T:
