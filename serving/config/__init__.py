@@ -34,7 +34,7 @@ from serving.config.tiers import (
     SnapshotConfig,
     VolatileDbConfig,
 )
-from serving.config.version_policy import VersionPolicy, policy_from
+from serving.config.version_policy import VersionPolicy, policy_from, read_triton_config
 
 __all__ = [
     "MOST_ROCKSDB_BATCH_ROWS",
@@ -65,6 +65,7 @@ __all__ = [
     "read_ps_config",
     "read_repository",
     "read_tiers",
+    "read_triton_config",
     "shared_ram_name",
     "with_row_dtype",
     "with_shared_ram",

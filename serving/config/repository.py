@@ -23,7 +23,7 @@ from serving.config.models import ModelConfig, ParameterServerConfig
 from serving.config.ps import PS_KEYS, check_named_tables, read_ps_config
 from serving.config.row_dtypes import with_row_dtypes
 from serving.config.tiers import HashMapConfig, PersistentDbConfig
-from serving.config.version_policy import CONFIG_FILE, VersionPolicy, read_policy
+from serving.config.version_policy import CONFIG_FILE, VersionPolicy, read_triton_config
 from serving.errors import ConfigError, ModelFileError, UnknownModelError, about, did_you_mean, is_about
 from serving.model.manifest import GoOn
 from serving.model.names import MODEL_NAME
@@ -55,7 +55,7 @@ class ModelFolder:
         Raises:
             ConfigError: ``config.pbtxt`` cannot be accepted.
         """
-        policy = read_policy(directory) if policy is None else policy
+        policy = read_triton_config(directory).policy if policy is None else policy
         return cls(directory.name, complete_versions(directory), directory, ps, policy)
 
     def chosen(self, broken: Collection[int] = ()) -> Sequence[int]:

@@ -1,22 +1,33 @@
 """Which versions of a repository's model are served: Triton's ``version_policy``."""
 
-import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.errors import ConfigError, MissingExtraError, did_you_mean, nearest
+from serving.config.text_format import Message, parse_text_format
+from serving.errors import ConfigError, did_you_mean
 from serving.model.regular_file import read_regular
+from serving.model.strict_json import shorten
 
 CONFIG_FILE = "config.pbtxt"
 _KEY = "version_policy"
-_KEYS = ("latest", "all", "specific", "num_versions", "versions")
-_UNKNOWN = "extra_forbidden"  # pydantic's name of the fault
-_FIELD = re.compile(r"\b[A-Za-z_]+(?=\s*[:{])")
-_ALMOST = 0.85  # how similar a misspelt version_policy is to the right one
 _MOST_BYTES = 4 << 20
+#: The members of a policy, and pydantic's name of the fault of another one.
+_MEMBERS, _UNKNOWN = ("latest", "all", "specific", "num_versions", "versions"), "extra_forbidden"
+#: The keys that an export writes for Triton, and those that mean the same to ``hotrow serve``.
+_EXPORTED = frozenset(
+    {"name", "platform", "backend", "max_batch_size", "input", "output", "instance_group", "version_policy"}
+)
+#: The keys of Triton's model configuration.
+_KEYS = _EXPORTED | {
+    *("batch_input", "batch_output", "cc_model_filenames", "default_model_filename", "dynamic_batching"),
+    *("ensemble_scheduling", "metric_tags", "model_metrics", "model_operations", "model_repository_agents"),
+    *("model_transaction_policy", "model_warmup", "optimization", "parameters", "response_cache", "runtime"),
+    "sequence_batching",
+}
 
 
 class _Latest(BaseModel):
@@ -89,47 +100,76 @@ def policy_from(config: dict[str, Any], source: str) -> VersionPolicy:
     except ValidationError as err:
         fault = err.errors()[0]
         path = ".".join((_KEY, *map(str, fault["loc"])))
-        reason = f"unknown key{did_you_mean(fault['loc'][-1], _KEYS)}" if fault["type"] == _UNKNOWN else fault["msg"]
+        reason = f"unknown key{did_you_mean(fault['loc'][-1], _MEMBERS)}" if fault["type"] == _UNKNOWN else fault["msg"]
         raise ConfigError(source, path, reason) from err
     if len(policy.model_fields_set) != 1:
         raise ConfigError(source, _KEY, "expected one of latest, all and specific")
     return policy
 
 
-def read_policy(directory: Path) -> VersionPolicy:
-    """Return the policy in the ``config.pbtxt`` of a model's folder; the newest version without one.
+class TritonConfig(NamedTuple):
+    """What ``hotrow serve`` makes of a model's ``config.pbtxt``.
+
+    Attributes:
+        policy: which versions it serves.
+        without_effect: the keys that only Triton reads, except those that every export has.
+    """
+
+    policy: VersionPolicy = LATEST
+    without_effect: Sequence[str] = ()
+
+
+def read_triton_config(directory: Path) -> TritonConfig:
+    """Read the ``config.pbtxt`` of a model's folder; the newest version is served without one.
 
     Raises:
-        ConfigError: the file cannot be read, or its policy is not one of Triton's.
-        MissingExtraError: the file has a policy, and the package that reads the file is not installed.
+        ConfigError: the file cannot be read, or Triton refuses it too.
     """
     file = directory / CONFIG_FILE
     try:
         text = read_regular(file, _MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
-        return LATEST
+        return TritonConfig()
     except OSError as err:
         raise ConfigError(str(file), "", f"cannot be read: {err.strerror}") from err
     except UnicodeDecodeError as err:
         raise ConfigError(str(file), "", f"cannot be read: {err}") from err
-    # Most files have no policy, so most repositories need no protobuf.
-    if _KEY in text:
-        return policy_from(_parse(text, file), str(file))
-    misspelt = nearest(_KEY, _FIELD.findall(text), cutoff=_ALMOST)
-    if misspelt:
-        raise ConfigError(str(file), misspelt[0], f"unknown key; did you mean {_KEY!r}?")
-    return LATEST
+    return _parse(text, str(file), directory.name)
 
 
-def _parse(text: str, file: Path) -> dict[str, Any]:
-    try:
-        from google.protobuf import json_format, text_format
-        from tritonclient.grpc import model_config_pb2
-    except ImportError as err:
-        raise MissingExtraError(err.name or "tritonclient", "grpc", f"{_KEY} in {file}") from err
-    try:
-        message = text_format.Parse(text, model_config_pb2.ModelConfig())
-    except text_format.ParseError as err:
-        raise ConfigError(str(file), "", str(err)) from err
-    parsed: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
-    return parsed
+@lru_cache(maxsize=1024)  # each look at a folder reads all files
+def _parse(text: str, source: str, model: str) -> TritonConfig:
+    members = parse_text_format(text, source)
+    for key in members:
+        if key not in _KEYS:
+            raise ConfigError(source, shorten(key), f"unknown key{did_you_mean(key, sorted(_KEYS))}")
+    name = _only(members.get("name", [""]), source, "name")
+    if name and str(name)[1:-1] != model:
+        raise ConfigError(source, "name", f"expected {model!r}, the folder's name, got {shorten(str(name))}")
+    policy = policy_from(_policy_document(members, source), source)
+    ignored = (key for key, values in members.items() if key not in _EXPORTED and values != [{}])
+    return TritonConfig(policy, tuple(sorted(ignored)))
+
+
+def _policy_document(members: Message, source: str) -> dict[str, Any]:
+    """Return the policy as in a configuration in JSON."""
+    if _KEY not in members:
+        return {}
+    policy = _only(members[_KEY], source, _KEY)
+    if isinstance(policy, str):
+        return {_KEY: policy}
+    kinds = {kind: _only(values, source, f"{_KEY}.{shorten(kind)}") for kind, values in policy.items()}
+    return {_KEY: {kind: value if isinstance(value, str) else _plain(value, source) for kind, value in kinds.items()}}
+
+
+def _plain(message: Message, source: str) -> dict[str, Any]:
+    return {
+        key: values if key == "versions" else _only(values, source, f"{_KEY}: {shorten(key)}")
+        for key, values in message.items()
+    }
+
+
+def _only(values: Sequence[Message | str], source: str, path: str) -> Message | str:
+    if len(values) != 1:
+        raise ConfigError(source, path, f"expected one value, got {len(values)}")
+    return values[0]

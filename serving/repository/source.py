@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os.path import isdir  # False for an impossible path, where Path.is_dir raises
 from pathlib import Path
@@ -18,6 +19,7 @@ from serving.config import (
     models_folder,
     open_model_folder,
     read_repository,
+    read_triton_config,
 )
 from serving.config.control import EVERY_MODEL, ControlMode
 from serving.errors import ConfigError, UnknownModelError, did_you_mean, is_about, is_about_a_model, printable
@@ -65,6 +67,7 @@ class ModelSource:
         self._folder: Path | None = None  # of the models, if versions can come and go
         self._attempts: dict[str, _Attempt] = {}
         self._stamps: dict[tuple[str, int], Stamp] = {}  # of the versions at the start
+        self._without_effect: dict[str, Sequence[str]] = {}  # the keys of each model's config.pbtxt that were logged
 
     @property
     def can_change(self) -> bool:
@@ -86,7 +89,9 @@ class ModelSource:
         if folder is None and self._control != "none":
             reason = f"control mode {self._control!r} needs a folder of models, <model>/<version>/graph.json"
             raise ConfigError(str(self.path), "", reason)
-        if folder is not None:
+        if folder is None:
+            self._warn_of_policy()
+        else:
             self.look()
             marks = {name: self._mark(name)[0] for name in self.names}
             self._stamps = {key: stamp for name in self.names for key, stamp in _stamps(folder, name)}
@@ -131,7 +136,7 @@ class ModelSource:
         return None if self._folder is None else stamp_of(self._folder / config.name / str(config.version))
 
     def look(self) -> None:
-        """Look at the names in the folder, and log entries that were not there before and cannot be served.
+        """Look at the names in the folder, and log what was not there before and is not served or not read.
 
         Raises:
             ConfigError: the folder cannot be listed.
@@ -149,6 +154,21 @@ class ModelSource:
                 version = f": version {number}" if number else ""
                 logger.warning("model %s%s %s", printable(name), version, reason)
         self.names, self.incomplete = names, incomplete
+        for name in names:
+            self._warn_of_keys(name, self._folder / name)
+
+    def _warn_of_policy(self) -> None:
+        """Log that the folder of one model is served without its policy."""
+        with suppress(HotrowError):
+            if read_triton_config(self.path).policy != VersionPolicy():
+                logger.warning("%s: its version_policy has no effect: serve its repository instead", self.path)
+
+    def _warn_of_keys(self, name: str, directory: Path) -> None:
+        with suppress(HotrowError):  # a load raises it
+            keys = read_triton_config(directory).without_effect
+            if keys and keys != self._without_effect.get(name):
+                logger.warning("model %s: config.pbtxt: only Triton reads %s", printable(name), ", ".join(keys))
+            self._without_effect[name] = keys
 
     def due(self) -> Iterable[str]:
         """Look at the folder, and return the models that have changed, and those whose last try failed some looks ago.

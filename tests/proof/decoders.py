@@ -20,7 +20,7 @@ from benchmarks.http_client import request_of
 from benchmarks.tiny_model import TinyModel, flatten
 from kernels.errors import HotrowError
 from serving.config import read_model_directory, read_ps_config
-from serving.config.version_policy import read_policy
+from serving.config.version_policy import read_triton_config
 from serving.frontend.http.body import decompress
 from serving.model.dense_file import read_dense
 from serving.model.graph import read_model_graph
@@ -222,7 +222,7 @@ FILES = {
     "manifest.json": Target(
         _file("manifest.json", read_manifest), (VERSION / "manifest.json").read_bytes(), change_json
     ),
-    "config.pbtxt": Target(_file("config.pbtxt", read_policy), PBTXT, change_bytes),
+    "config.pbtxt": Target(_file("config.pbtxt", read_triton_config), PBTXT.replace(b"tiny", b"config"), change_bytes),
     "trace.jsonl": Target(
         _file("trace.jsonl", lambda folder: read_trace([folder], [CONFIG])),
         json.dumps(SAMPLES).encode() + b"\n",
