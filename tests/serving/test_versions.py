@@ -177,7 +177,7 @@ class TestPolicy:
                 "version_policy.specific: version 7 is not there; the versions are 3, 2, 1",
             ),
             ("{ specific { } }", "version_policy.specific.versions: Field required"),
-            ("{ newest { } }", "version_policy.newest: Extra inputs are not permitted"),
+            ("{ newest { } }", "version_policy.newest: unknown key"),
             ("{ }", "version_policy: expected one of latest, all and specific"),
             ("{ latest { num_versions: 0 } }", "version_policy.latest.num_versions: .*greater than or equal to 1"),
             ("{ latest { num_versions: 1 num_versions: 2 } }", "version_policy: num_versions: expected one value, got"),
