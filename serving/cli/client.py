@@ -69,6 +69,8 @@ class Client:
             raise RequestError(f"the URL has a user or a password; set {TOKEN_VARIABLE} instead")
         if not self._host:
             raise RequestError(f"{url!r} is not a URL: no host")
+        if not parts.path.isascii():
+            raise RequestError(f"{url!r} is not a URL: expected ASCII characters after the host")
         self._prefix = parts.path.rstrip("/")
         self._uds: Path | None = options.uds
         self._certificate: Path | None = options.certfile
