@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from serving.errors import ConfigError
 from serving.frontend.watched_files import WatchedFiles
@@ -50,7 +51,7 @@ class Tls:
 
     def _use(self, contents: Sequence[bytes]) -> None:
         certificate, key, *authorities = contents
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = _Context(ssl.PROTOCOL_TLS_SERVER)
         context.sslobject_class = _AlertingObject
         try:
             with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
@@ -88,13 +89,23 @@ class Tls:
         return ", ".join(f"{option} {self._files[option]}" for option in options)
 
 
-class _AlertingObject(ssl.SSLObject):
-    """TLS of one connection, whose client receives the alert that says why its handshake failed.
+class _Context(ssl.SSLContext):
+    """The TLS of a server whose clients receive the alert that says why their handshake failed.
 
-    Event loops send what a handshake has written if the handshake goes on, not if it fails. So a failed handshake asks
-    for more bytes once.
+    Event loops send what a handshake has written if it goes on, not if it fails.
     """
 
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **options: Any) -> ssl.SSLObject:
+        """See ``ssl.SSLContext.wrap_bio``."""
+        connection = super().wrap_bio(incoming, outgoing, *args, **options)
+        connection.outgoing = outgoing  # type: ignore[attr-defined]
+        return connection
+
+
+class _AlertingObject(ssl.SSLObject):
+    """The TLS of one connection. A failed handshake that has written an alert asks for more bytes once."""
+
+    outgoing: ssl.MemoryBIO
     _has_failed = False
 
     def do_handshake(self) -> None:
@@ -106,6 +117,8 @@ class _AlertingObject(ssl.SSLObject):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError:
+            if not self.outgoing.pending:
+                raise
             self._has_failed = True
             raise ssl.SSLWantReadError from None
 
