@@ -62,7 +62,11 @@ def hit_rates(folder, table_rows, batches):
             serve(server, rows, trace[half:])
             rate = (hits(server) - before) / half
             growth = (rss_bytes() - rss) / 2**20
-            params = {"policy": policy, "evicted_rows": memory.evicted_rows(TABLE), "rss_growth_mib": round(growth)}
+            params = {
+                "policy": policy,
+                "evicted_rows": memory.tables[TABLE].evicted_rows,
+                "rss_growth_mib": round(growth),
+            }
         if policy == "evict_oldest":
             params |= {"plan_least": round(100 * least, 2), "plan_most": round(100 * most, 2)}
         records.append(Record.of("eviction.hit_rate", params, "%", [(100 * rate, 100 * best)]))

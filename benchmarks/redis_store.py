@@ -85,7 +85,7 @@ def check(store, peer, rows):
     """Both must answer right. The peer may answer in any order."""
     keys = np.random.default_rng(0).integers(0, rows, 5000)
     out = np.full((keys.size, DIM), np.nan, dtype=np.float32)
-    if not store.fetch(TABLE, keys, out).all() or (out != vectors_from(keys)).any():
+    if not store.tables[TABLE].fetch(keys, out).all() or (out != vectors_from(keys)).any():
         raise SystemExit("the store's answer is wrong")
     if sorted(peer(keys)) != sorted(raw_rows(vectors_from(keys))):
         raise SystemExit("the peer's answer is wrong")
@@ -96,7 +96,7 @@ def measure(store, name, peer, rows, size, rounds, calls):
     rng = np.random.default_rng(1)
     out = np.empty((size, DIM), dtype=np.float32)
     batches = [[(rng.integers(0, rows, size),) for _ in range(calls)] for _ in range(rounds)]
-    took = take_turns(lambda keys: store.fetch(TABLE, keys, out), peer, batches)
+    took = take_turns(lambda keys: store.tables[TABLE].fetch(keys, out), peer, batches)
     rates = [tuple(calls * size / seconds / 1e6 for seconds in pair) for pair in took]
     return Record.of(f"redis_store.fetch_vs_{name}", {"rows": rows, "dim": DIM, "keys": size}, "Mrow/s", rates)
 

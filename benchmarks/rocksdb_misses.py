@@ -51,7 +51,7 @@ def check(store, peer, rows):
     """Both must answer right, for absent keys too. Reading every row also brings the files into memory."""
     keys = np.arange(rows + 1000)
     out = np.full((keys.size, DIM), np.nan, dtype=np.float32)
-    found = store.fetch(TABLE, keys, out)
+    found = store.tables[TABLE].fetch(keys, out)
     if found.sum() != rows or not (out[:rows] == vectors_from(keys[:rows])).all() or out[rows:].any():
         raise SystemExit("the store's answer is wrong")
     for start in range(0, rows, 50_000):
@@ -66,7 +66,7 @@ def measure(store, peer, rows, size, rounds, calls):
     out = np.empty((size, DIM), dtype=np.float32)
     batches = ([rng.integers(0, rows, size) for _ in range(calls)] for _ in range(rounds))
     took = take_turns(
-        lambda keys, raw: store.fetch(TABLE, keys, out),
+        lambda keys, raw: store.tables[TABLE].fetch(keys, out),
         lambda keys, raw: peer.get(raw),
         ([(keys, raw_keys(keys)) for keys in some] for some in batches),
     )

@@ -61,7 +61,7 @@ class Size:
         self.array.fill(1.0)
 
     def look_up(self, keys, out):
-        return self.server.stores[0].fetch("m.t", keys, out)
+        return self.server.stores[0].tables["m.t"].fetch(keys, out)
 
     def gather(self, numbers, out):
         gather(self.library, "l2", self.array, numbers, out)

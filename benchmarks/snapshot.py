@@ -118,12 +118,12 @@ def changed(file, rows, rounds):
     row_ptrs = np.arange(0, BATCH_KEYS + 1, 4)
     ours, peer = (SnapshotStore(overlay_capacity_rows=rows // 16) for _ in range(2))
     for store in (ours, peer):
-        store.serve_file(TableSpec("t", DIM), open_sparse(file, DIM))
-    ours.insert("t", np.array([0]), rows_of(np.array([0])))
+        store.table(TableSpec("t", DIM)).serve_file(open_sparse(file, DIM))
+    ours.tables["t"].insert(np.array([0]), rows_of(np.array([0])))
     outs = {store: np.empty((BATCH_KEYS // 4, DIM), dtype=np.float32) for store in (ours, peer)}
 
     def look_up(store, keys):
-        store.fetch_pooled("t", keys, row_ptrs, outs[store], "sum")
+        store.tables["t"].fetch_pooled(keys, row_ptrs, outs[store], "sum")
 
     batches = [
         [(np.random.default_rng([7, number, one]).integers(0, rows, BATCH_KEYS),) for one in range(16)]

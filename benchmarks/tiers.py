@@ -68,7 +68,7 @@ def after_eviction(server):
     look_up = pooled(server)
 
     def run(keys):
-        server.stores[0].evict(TABLE, keys)
+        server.stores[0].tables[TABLE].evict(keys)
         look_up(keys)
 
     return run
@@ -79,9 +79,9 @@ def stores(memory, disk=None):
 
     def run(keys):
         out = np.empty((keys.size, DIM), dtype=np.float32)
-        memory.fetch_pooled(TABLE, keys, np.arange(keys.size + 1, dtype=np.int32), out, "sum")
+        memory.tables[TABLE].fetch_pooled(keys, np.arange(keys.size + 1, dtype=np.int32), out, "sum")
         if disk is not None:
-            disk.fetch(TABLE, keys, out)
+            disk.tables[TABLE].fetch(keys, out)
 
     return run
 

@@ -156,7 +156,7 @@ def _tier_rows(path: str, table: Document, before: Document | None, seconds: flo
         yield (
             path if index == 0 else "",
             tier["name"],
-            "up" if tier["is_up"] else "failing",
+            tier["state"] if tier["is_up"] else "failing",
             "-" if tier["rows"] is None else f"{'~' if tier['rows_are_estimated'] else ''}{tier['rows']:,}",
             "-" if tier["bytes"] is None else _size(tier["bytes"]),
             f"{asked:,}",

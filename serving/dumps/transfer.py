@@ -22,10 +22,11 @@ from serving.parameter_server.opening import open_stores, tier_settings
 from serving.parameter_server.progress import Batches, CountedRows, Progress
 from serving.parameter_server.table_files import table_source, table_spec
 from serving.parameter_server.truth import LOAD_BATCH_ROWS
-from serving.storage import RocksDbStore, SharedMemoryStore
+from serving.storage import SharedMemoryStore
 from serving.storage.marker import Marker
+from serving.storage.rocksdb.table import RocksDbTable
 from serving.storage.row_codec import rounded
-from serving.storage.store import Store, TableSpec, has_rows
+from serving.storage.store import LastingStore, LastingTable, Store, StoreTable, TableSpec
 
 logger = logging.getLogger(__name__)
 
@@ -130,21 +131,22 @@ def load_table(
                 reason = f"{err.reason}, and start it again after the load"
                 raise StoreInUseError(err.store, err.table, reason) from err
             shared = [store for store in stores if isinstance(store, SharedMemoryStore)]
-            durable = [store for store in stores if store.outlives_process and store not in shared]
+            durable = [store for store in stores if isinstance(store, LastingStore) and store not in shared]
             if not durable:
                 reason = "no tier outlives the process, as Redis and RocksDB do: the loaded rows would be lost"
                 raise ConfigError(config.source, "", reason)
             for memory in shared:
-                memory.drop_table(spec.name)  # left by a killed process
+                memory.erase(spec.name)  # left by a killed process
             model = _with_kept_tables(durable[-1], model, config)
             spec = table_spec(model, one)
             if replace:
                 # Later starts see the digest of the model's files and keep these rows.
                 marker = Marker(table_source(model, one).digest, rows, changed=True, current_caches=())
-                for store in reversed(durable):  # the source of truth first
-                    counted = CountedRows(f"{file.name} to {store.name}", dump.rows, progress)
-                    store.load(spec, counted(dump.batches(LOAD_BATCH_ROWS)), marker, keep=False)
-                durable[-1].write_flags(spec.name, current_caches=tuple(store.identity for store in durable[:-1]))
+                for stored in reversed([store.table(spec) for store in durable]):  # the source of truth first
+                    counted = CountedRows(f"{file.name} to {stored.store.name}", dump.rows, progress)
+                    stored.load(counted(dump.batches(LOAD_BATCH_ROWS)), marker, keep=False)
+                identities = tuple(store.identity for store in durable[:-1])
+                durable[-1].table(spec).write_flags(current_caches=identities)
                 return rows
             said, names = tier_settings(config), {store.name for store in durable}
             settings = {name: one for name, one in said.items() if name in names}
@@ -205,7 +207,7 @@ def _with_kept_tables(truth: Store, model: ModelConfig, config: ParameterServerC
 def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, table: str) -> Iterator[_HeldRows]:
     if isinstance(source, ParameterServer):
         spec = table_spec(*_table_of(source.models(), table, "the parameter server"))
-        yield _rows_in(source.stores[-1], spec)
+        yield _rows_in(source.stores[-1].table(spec))
         return
     config = _configuration(source)
     model, one = _table_of(config.models, table, config.source)
@@ -214,10 +216,11 @@ def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, tab
         store = stores[-1]
         spec = table_spec(_with_kept_tables(store, model, config), one)
         # Shared memory goes with its last process.
-        is_gone = isinstance(store, SharedMemoryStore) and store.marker(spec.name) is None
-        if store.outlives_process and not is_gone:
-            store.open_table(spec, 0)
-            yield _rows_in(store, spec)
+        is_gone = isinstance(store, SharedMemoryStore) and store.table(spec).marker() is None
+        if isinstance(store, LastingStore) and not is_gone:
+            stored = store.table(spec)
+            stored.open(0)
+            yield _rows_in(stored)
         else:
             rows = table_source(model, one).model
             yield _HeldRows(spec, rows.rows, _as_held(store.name, spec, rows.batches(LOAD_BATCH_ROWS)))
@@ -234,15 +237,16 @@ def _slowest_tier(config: ParameterServerConfig) -> ParameterServerConfig:
     return config.model_copy(update={"volatile_tiers": (), "persistent_db": only_read})
 
 
-def _rows_in(store: Store, spec: TableSpec) -> _HeldRows:
-    if store.outlives_process and store.marker(spec.name) is None:
-        if not has_rows(store, spec.name):
-            raise StoreError(store.name, spec.name, "no such table: no model with this table was loaded into this tier")
-        logger.warning("%s: table %s has no marker: HPS filled it, or a load did not end", store.name, spec.name)
-    batches = store.items(spec.name, LOAD_BATCH_ROWS)
-    if isinstance(store, RocksDbStore):
-        return _HeldRows(spec, store.estimated_rows(spec.name), batches, in_key_order=True)
-    return _HeldRows(spec, store.count(spec.name), batches)
+def _rows_in(stored: StoreTable) -> _HeldRows:
+    if isinstance(stored, LastingTable) and stored.marker() is None:
+        name, table = stored.store.name, stored.spec.name
+        if not stored.has_rows():
+            raise StoreError(name, table, "no such table: no model with this table was loaded into this tier")
+        logger.warning("%s: table %s has no marker: HPS filled it, or a load did not end", name, table)
+    batches = stored.items(LOAD_BATCH_ROWS)
+    if isinstance(stored, RocksDbTable):
+        return _HeldRows(stored.spec, stored.estimated_rows, batches, in_key_order=True)
+    return _HeldRows(stored.spec, stored.count(), batches)
 
 
 def _as_held(store: str, spec: TableSpec, batches: Batches) -> Batches:

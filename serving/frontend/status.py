@@ -26,10 +26,12 @@ _TIER_FIELDS = {
     **dict.fromkeys(("hotrow_gpu_cache_bytes", "hotrow_tier_bytes"), "bytes"),
     "hotrow_tier_errors": "errors",
     "hotrow_tier_up": "is_up",
+    "hotrow_tier_state": "state",
     "hotrow_tier_fetch_seconds": "fetch_times",
 }
-#: Of a server, the best first.
+#: Of a server, and of a table in a tier; the best first.
 _STATES = get_args(State)
+_TIER_STATES = ("serving", "loading", "refilling", "invalid", "dropped")
 _TABLE_FIELDS = {"hotrow_lookup_keys": "keys", "hotrow_defaulted_keys": "defaulted_keys"}
 
 
@@ -125,6 +127,7 @@ def merged_status(documents: Iterable[Document]) -> Document:
                     for tier, same_tier in _pairs(table["tiers"], same_table["tiers"], "name"):
                         _add(tier, same_tier, ("hits", "misses", "errors"))
                         tier["is_up"] &= same_tier["is_up"]
+                        tier["state"] = max(tier["state"], same_tier["state"], key=_TIER_STATES.index)
                         if tier["fetch_times"] and same_tier["fetch_times"]:
                             _add_times(tier["fetch_times"], same_tier["fetch_times"])
             model["versions"].sort(key=lambda one: int(one["version"]))
@@ -192,10 +195,14 @@ def _fill(table: Document, name: str, sample: MetricSample) -> None:
     tier = next((one for one in table["tiers"] if one["name"] == name), None)
     if tier is None:
         tier = dict.fromkeys(("rows", "bytes", "fetch_times")) | {"hits": 0, "misses": 0, "errors": 0}
-        tier |= {"name": name, "is_up": True, "rows_are_estimated": False}
+        tier |= {"name": name, "is_up": True, "state": "serving", "rows_are_estimated": False}
         table["tiers"].append(tier)
     value: Any = _times(sample.value) if isinstance(sample.value, Histogram) else sample.value
-    tier[_TIER_FIELDS[sample.name]] = bool(value) if sample.name == "hotrow_tier_up" else value
+    if sample.name == "hotrow_tier_up":
+        value = bool(value)
+    elif sample.name == "hotrow_tier_state":
+        value = dict(sample.labels)["state"]
+    tier[_TIER_FIELDS[sample.name]] = value
     if sample.name == "hotrow_tier_estimated_rows":
         tier["rows_are_estimated"] = True
 

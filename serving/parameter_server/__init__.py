@@ -1,16 +1,14 @@
 """The parameter server: one source of truth, and caches in front of it.
 
 The last tier of a table is its source of truth: RocksDB, or Redis alone, or RAM or a snapshot filled from the model's
-files. Every other tier is a cache of the truth. A cache may miss rows, but it never invents a row. A table in a tier
-has these states::
+files. Every other tier is a cache of the truth. A cache may miss rows, but it never invents a row.
 
-             load                all rows are written               unload
-    absent ────────▶ loading ─────────────────────────▶ serving ──────────────▶ dropped
-                                                         │   ▲
-        a cache missed a write, or its node may have     │   │ all rows are written
-        lost writes: the cache is bypassed               ▼   │
-                                                       invalid ─────▶ refilling
-                                                           the old rows are dropped
+A name is looked up once, by ``ParameterServer``. Below, every call gets a ``Table``, which has a ``TierTable`` for each
+tier. In a cache this is a ``CacheTable``, whose states are in ``cache_state``. In the truth it is a ``TruthTable``.
+
+- A lookup goes through ``lookup``, which asks the tiers of its tables, fastest first.
+- A write goes through ``updates``: to the truth, then to each cache.
+- A cache that missed a write becomes invalid (``CacheTable.missed_write``). A thread refills it (``CacheTable.fill``).
 
 **Loading.** A tier that outlives the process keeps one marker per table (``storage.marker.Marker``). If it names the
 model's files, nothing is loaded, and rows written since are kept. If it names other files, the table is replaced as one

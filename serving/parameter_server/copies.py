@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from serving.errors import UnknownModelError
 from serving.parameter_server.lookup import TierLookup, Times
-from serving.parameter_server.table import ServedTable
+from serving.parameter_server.table import Table
 from serving.storage.store import Keys, Mask, Vectors
 
 # Called with keys, int64[N], that changed in all tiers. When it returns, no copy of their old rows may be found.
@@ -50,7 +50,7 @@ class TableCopies:
         lookup: reads its rows.
     """
 
-    def __init__(self, held: ServedTable, lookup: TierLookup, on_change: OnChange) -> None:
+    def __init__(self, held: Table, lookup: TierLookup, on_change: OnChange) -> None:
         """Listen to changes until ``close``."""
         self.held = held
         self.lookup = lookup

@@ -72,6 +72,7 @@ class TierCounters:
         refills: how often the tier was refilled after it had become invalid.
         fetch_times: times of the calls that it answered.
         is_up: whether it answers now.
+        state: the value of the ``CacheState``; a source of truth is serving.
     """
 
     tier: str
@@ -84,6 +85,7 @@ class TierCounters:
     refills: int = 0
     fetch_times: Histogram = field(default_factory=lambda: Histogram(FETCH_BUCKETS_S))
     is_up: bool = True
+    state: str = "serving"
 
     @property
     def hit_ratio(self) -> float:
@@ -216,7 +218,8 @@ def table_samples(name: str, counters: TableCounters, stores: Sequence[Store] = 
     """The samples of a table, of its tiers, and of its stores; ``name`` is the full name."""
     labels = (("model", counters.model), ("version", str(counters.version)), ("table", counters.table))
     for store in stores:
-        for sample in store.samples(name):
+        held = store.tables.get(name)
+        for sample in () if held is None else held.samples():
             yield replace(sample, labels=(*labels, ("tier", store.name), *sample.labels))
     yield MetricSample(
         "hotrow_lookup_keys",
@@ -243,6 +246,8 @@ def _tier_samples(tier: TierCounters, labels: Labels) -> Iterator[MetricSample]:
     )
     help_text = "1 while a tier answers, 0 from a call that it did not answer until it answers again."
     yield MetricSample("hotrow_tier_up", help_text, labels, int(tier.is_up), is_gauge=True)
+    help_text = "1 for the state of a table in a tier: loading, serving, invalid, refilling or dropped."
+    yield MetricSample("hotrow_tier_state", help_text, (*labels, ("state", tier.state)), 1, is_gauge=True)
     yield MetricSample("hotrow_tier_errors", "Calls that a tier did not answer.", labels, tier.errors)
     yield MetricSample("hotrow_tier_timeouts", "Calls that a tier's time budget ended.", labels, tier.timeouts)
     yield MetricSample(

@@ -1,88 +1,26 @@
 """How a table gets into the tiers, and how a cache gets its rows back; the package's docstring has the contract."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from time import monotonic as now_s
 
 from serving.config import ModelConfig
-from serving.errors import StoreError, StoreFullError, StoreUnreachableError, without_frames
+from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.progress import Batches, CountedRows, Progress
-from serving.parameter_server.table import ServedTable
-from serving.parameter_server.table_files import TableSource, table_source
+from serving.parameter_server.table import Table, for_all
+from serving.parameter_server.table_files import TableSource, table_source, table_spec
 from serving.parameter_server.tier import Tier
-from serving.parameter_server.truth import LOAD_BATCH_ROWS, TableTruth, held_rows
+from serving.parameter_server.tier_table import CacheTable
+from serving.parameter_server.truth import LOAD_BATCH_ROWS, TruthTable
 from serving.storage import SharedMemoryStore
 from serving.storage.marker import NOT_LOADED, Marker
 from serving.storage.row_codec import rounded
-from serving.storage.store import Store, TableSpec, has_rows
+from serving.storage.store import FileTable, LastingStore, LastingTable, Store, StoreTable
 
 logger = logging.getLogger(__name__)
-
-# The pause after a failed attempt to fill a cache, doubled from the first to the last.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
-# A cache that loses rows again and again spends at most a fifth of the time being filled.
-REST_RATIO = 4.0
-
-
-@dataclass(eq=False)
-class CachedTable:
-    """A table in a cache that is refilled if it becomes invalid.
-
-    Attributes:
-        tier: the cache.
-        table: the table.
-        spec: what the store knows of it.
-        truth: its source of truth.
-        is_filled: the cache has had the table since the model was loaded.
-        due_at_s: when it may be filled again.
-        pause_s: how long it rests if that fails.
-    """
-
-    tier: Tier
-    table: ServedTable
-    spec: TableSpec
-    truth: TableTruth
-    is_filled: bool = False
-    due_at_s: float = 0.0
-    pause_s: float = 0.0
-
-    def refill_if_due(self) -> None:
-        """Fill the cache if it is invalid and has rested after the last attempt."""
-        began = now_s()
-        if self.tier.is_current(self.table.name) or self.table.clock.is_gone or began < self.due_at_s:
-            return
-        try:
-            self.fill()
-        except StoreError as err:
-            self.tier.could_not_fill(self.table, err)
-            self.pause_s = min(max(2 * self.pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-            self.due_at_s = now_s() + self.pause_s
-        else:
-            self.pause_s = 0.0
-            self.due_at_s = now_s() + REST_RATIO * (now_s() - began)
-
-    def fill(self) -> None:
-        """Bring the cache up to the truth.
-
-        Raises:
-            StoreError: see ``Store.fill``.
-        """
-        tier, was_written = self.tier, True
-        with self.table.clock.lock:
-            missed_write = tier.begin_refill(self.table.name)
-        if tier.store.outlives_process:
-            was_written = tier.store.fill(self.spec, self.truth, starting=missed_write or not self.is_filled)
-        else:
-            first_rows = tier.settings.first_rows if tier.settings.is_initialized else FirstRows(cache_rate=0.0)
-            self.truth.refill(tier.store, first_rows)
-        with self.table.clock.lock:
-            is_current = tier.end_refill(self.table.name)
-        if is_current:
-            tier.was_filled(self.table, again=self.is_filled and was_written)
-        self.is_filled, self.table.removed_keys = True, None
 
 
 def with_kept_tables(store: Store, config: ModelConfig, *, is_filled: bool = True) -> ModelConfig:
@@ -92,10 +30,10 @@ def with_kept_tables(store: Store, config: ModelConfig, *, is_filled: bool = Tru
     were written into them stay, and servers of an earlier release go on sharing them.
     """
     kept = config.model_copy(update={"table_tag": str(config.version)})
-    if not config.table_tag or not store.outlives_process or isinstance(store, SharedMemoryStore):
+    if not config.table_tag or not isinstance(store, LastingStore) or isinstance(store, SharedMemoryStore):
         return config
     for table in config.tables:
-        held = store.marker(kept.full_name(table))
+        held = store.table(table_spec(kept, table)).marker()
         if held is None:
             return config
         if is_filled and held.digest != table_source(kept, table).digest:
@@ -104,9 +42,9 @@ def with_kept_tables(store: Store, config: ModelConfig, *, is_filled: bool = Tru
 
 
 def load_tables(
-    tiers: Sequence[Tier], loads: Sequence[tuple[ServedTable, TableSource]], progress: Progress | None = None
-) -> list[CachedTable]:
-    """Bring the tables of a model into every tier; returns those in caches that can be refilled.
+    tiers: Sequence[Tier], loads: Sequence[tuple[Table, TableSource]], progress: Progress | None = None
+) -> None:
+    """Bring the tables of a model into every tier.
 
     If the truth is memory, it must have room for every row. A cache in memory takes as many rows as it has room for:
     the first rows by ``FirstRows``, then those of the file. Every row must fit the table's row type, wherever it lies.
@@ -118,31 +56,32 @@ def load_tables(
             it has holds no rows.
         ModelFileError: a file is damaged.
     """
-    *caches, last = tiers
+    *_, last = tiers
     sources = [source for _, source in loads]
-    announce_tables(tiers, sources)
-    for store in (tier.store for tier in tiers if _is_volatile(tier.store)):
-        for source in sources:
-            store.open_table(source.spec, source.model.rows)
-    if _is_volatile(last.store) and last.settings.is_initialized:
-        room = {source.spec.name: last.store.capacity_rows(source.spec.name) for source in sources}
-        check_room(last.name, room, sources)
-    cached: list[CachedTable] = []
-    unreachable: set[Tier] = set()
     for table, source in loads:
-        _load_truth(last, source, progress)
-        truth = TableTruth(last, table, source)
-        for cache in reversed(caches):
-            if not cache.store.outlives_process:
-                _fill_memory_cache(cache, last, source, truth, progress)
-                cached.append(CachedTable(cache, table, source.spec, truth, is_filled=True))
-            elif cache.settings.is_initialized:
-                cached.append(CachedTable(cache, table, source.spec, truth))
-                _fill_lasting_cache(cached[-1], unreachable)
+        *caches, stored = [tier.store.table(source.spec) for tier in tiers]
+        table.take_tiers(
+            [_cache_table(tier, table, one) for tier, one in zip(tiers, caches, strict=False)],
+            TruthTable(last, table, stored, source),
+        )
+    announce_tables(tiers, sources)
+    for table, source in loads:
+        for one in table.tiers:
+            if one.tier.is_volatile:
+                one.stored.open(source.model.rows)
+    if last.is_volatile and last.settings.is_initialized:
+        check_room(last.name, {table.name: table.truth.stored.capacity_rows for table, _ in loads}, sources)
+    unreachable: set[Tier] = set()
+    for table, _ in loads:
+        _load_truth(table.truth, progress)
+        for cache in reversed(table.caches):
+            if cache.lasting is None:
+                _fill_memory_cache(cache, progress)
+            elif cache.is_refilled:
+                _fill_lasting_cache(cache, cache.lasting, unreachable)
             else:
-                _open_kept_cache(cache, source, truth)
-        truth.was_loaded()
-    return cached
+                _open_kept_cache(cache, cache.lasting)
+        table.truth.was_loaded()
 
 
 def announce_tables(tiers: Sequence[Tier], sources: Sequence[TableSource], leaving: Set[str] = frozenset()) -> None:
@@ -151,44 +90,32 @@ def announce_tables(tiers: Sequence[Tier], sources: Sequence[TableSource], leavi
         tier.store.announce([(source.spec, source.model.rows) for source in sources], leaving)
 
 
-def drop_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:
-    """Forget ``tables`` in every store; rows that outlive the process stay.
-
-    Raises:
-        StoreError: a store did not answer; the first such error, after all stores were asked.
-    """
-    stores = [tier.store for tier in tiers]
-    _for_all((store.close_table if store.outlives_process else store.drop_table for store in stores), tables)
-
-
-def note_current_caches(tiers: Sequence[Tier], table: ServedTable) -> None:
+def note_current_caches(table: Table) -> None:
     """Tell the truth which caches that outlive the process have every write, at the end of the table's service.
 
     Raises:
         StoreError: the truth did not answer.
     """
-    *caches, truth = tiers
-    current = {one.store.identity for one in caches if one.store.outlives_process and one.is_current(table.name)}
-    if not current or table.is_uncertain:
+    current = {one.tier.store.identity for one in table.caches if one.lasting is not None and one.is_current}
+    if not current or table.is_uncertain or table.truth.lasting is None:
         return
-    held = truth.store.marker(table.name)
+    held = table.truth.lasting.marker()
     if held is not None and held.current_caches is not None:
         known = current.union(held.current_caches)
-        truth.store.write_flags(table.name, current_caches=tuple(sorted(known)))
+        table.truth.write_flags(current_caches=tuple(sorted(known)))
 
 
-def erase_tables(tiers: Sequence[Tier], tables: Sequence[str]) -> None:
-    """Remove ``tables`` from every store, the truth last; if a cache keeps its rows, so does the truth.
+def erase_tables(tables: Sequence[Table]) -> None:
+    """Remove tables from every store, the truth last; if a cache keeps its rows, so does the truth.
 
     Raises:
         StoreError: a store did not answer; the first such error.
     """
-    *caches, truth = [tier.store for tier in tiers]
     try:
         for table in tables:
-            truth.write_flags(table, changed=True, current_caches=())
-        _for_all((store.erase_table for store in caches), tables)
-        _for_all((truth.erase_table,), tables)
+            table.truth.write_flags(changed=True, current_caches=())
+        for_all(partial(cache.tier.store.erase, table.name) for table in tables for cache in table.caches)
+        for_all(partial(table.truth.tier.store.erase, table.name) for table in tables)
     except StoreError as err:
         advice = "its rows stay; a later erasure of any model tries again"
         raise type(err)(err.store, err.table, f"{err.reason}; {advice}") from err
@@ -217,130 +144,117 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
             raise StoreFullError(store, source.spec.name, reason)
 
 
-def _is_volatile(store: Store) -> bool:
-    """Whether a store keeps rows in this process's memory only."""
-    return not store.outlives_process and not store.reads_model_files
+def _cache_table(tier: Tier, table: Table, stored: StoreTable) -> CacheTable:
+    keeps_rows = isinstance(stored, LastingTable) and not tier.settings.is_initialized
+    return CacheTable(tier, table, stored, is_refilled=not keeps_rows)
 
 
-def _load_truth(tier: Tier, source: TableSource, progress: Progress | None) -> None:
-    store, spec, model = tier.store, source.spec, source.model
-    if store.reads_model_files:
-        store.serve_file(spec, model)
-    elif not store.outlives_process:
-        if tier.settings.is_initialized:
-            _fill_memory(store, source, None, tier.settings.first_rows, progress)
-    elif tier.settings.is_initialized:
-        load_marked(store, source, progress)
+def _load_truth(truth: TruthTable, progress: Progress | None) -> None:
+    stored, source, name = truth.stored, truth.source, truth.tier.name
+    is_filled = truth.tier.settings.is_initialized
+    if isinstance(stored, FileTable):
+        stored.serve_file(source.model)
+    elif not isinstance(stored, LastingTable):
+        if is_filled:
+            _fill_memory(stored, source, None, truth.tier.settings.first_rows, progress)
+    elif is_filled:
+        load_marked(stored, source, progress)
     else:
-        store.open_table(spec, model.rows)
-        if not has_rows(store, spec.name):
+        stored.open(source.model.rows)
+        if not stored.has_rows():
             reason = "has no rows, and initialize_after_startup is false: nothing is loaded"
-            raise StoreError(store.name, spec.name, reason)
-    if store.outlives_process and store.capacity_rows(spec.name) is not None:
+            raise StoreError(name, source.spec.name, reason)
+    if truth.lasting is not None and stored.capacity_rows is not None:
         reason = "evicts rows, so a slower tier must hold all rows; there is none"
-        raise StoreError(store.name, spec.name, reason)
+        raise StoreError(name, source.spec.name, reason)
 
 
-def load_marked(store: Store, source: TableSource, progress: Progress | None = None) -> None:
+def load_marked(stored: LastingTable, source: TableSource, progress: Progress | None = None) -> None:
     """Load a table into a truth that outlives the process, unless its marker says that the files are loaded."""
-    spec, model = source.spec, source.model
+    spec, model, store = source.spec, source.model, stored.store
     row_dtype = spec.row_dtype if store.keeps_row_dtype else "fp32"
-    held = store.marker(spec.name)
+    held = stored.marker()
     if held is not None and held.digest == NOT_LOADED:
         held = None
     if held is not None and (held.digest, held.row_dtype) == (source.digest, row_dtype):
-        store.open_table(spec, model.rows)
+        stored.open(model.rows)
         return
     if held is not None and held.changed:
         reason = "the model's files are new, so they replace all rows, including rows written since the last load"
         reason += " and rows of other programs"
         logger.warning("table %r: %s: %s", spec.name, store.name, reason)
     # Every key of the files is checked before an old row is touched.
-    with _reported(store, source, progress) as batches:
-        store.load(spec, batches, Marker(source.digest, model.rows, row_dtype), keep=held is None)
+    with _reported(stored, source, progress) as batches:
+        stored.load(batches, Marker(source.digest, model.rows, row_dtype), keep=held is None)
 
 
-def _fill_memory_cache(
-    cache: Tier, last: Tier, source: TableSource, truth: TableTruth, progress: Progress | None
-) -> None:
-    if not cache.settings.is_initialized:
-        return
-    if truth.has_rows_of_files:
-        _fill_memory(cache.store, source, None, cache.settings.first_rows, progress)
-    elif truth.gives_rows:
-        _fill_memory(cache.store, source, last.store, cache.settings.first_rows, progress)
-    else:
-        truth.log_no_copies()
+def _fill_memory_cache(cache: CacheTable, progress: Progress | None) -> None:
+    truth, first_rows = cache.table.truth, cache.tier.settings.first_rows
+    if cache.tier.settings.is_initialized:
+        if truth.has_rows_of_files:
+            _fill_memory(cache.stored, truth.source, None, first_rows, progress)
+        elif truth.may_be_copied:
+            _fill_memory(cache.stored, truth.source, truth, first_rows, progress)
+        else:
+            truth.log_no_copies()
+    cache.is_filled = True
+    cache.begin_service()
 
 
-def _fill_lasting_cache(cached: CachedTable, unreachable: set[Tier]) -> None:
-    tier, spec = cached.tier, cached.spec
-    tier.store.serve_as_cache(spec, cached.truth)
+def _fill_lasting_cache(cache: CacheTable, lasting: LastingTable, unreachable: set[Tier]) -> None:
+    lasting.serve_as_cache(cache.table.truth)
     try:
-        if tier not in unreachable:
-            cached.fill()
+        if cache.tier not in unreachable:
+            cache.fill()
             return
     except StoreUnreachableError as err:
-        unreachable.add(tier)
-        tier.could_not_fill(cached.table, err)
-    cached.table.removed_keys = set()
-    if tier.store.is_whole(spec.name):  # a store with invalid parts bypasses these itself
-        tier.bypass(spec.name)
+        unreachable.add(cache.tier)
+        cache.could_not_fill(err)
+    cache.table.removed_keys = set()
+    cache.begin_service(is_current=not lasting.is_whole)  # a store with invalid parts bypasses these itself
 
 
-def _open_kept_cache(cache: Tier, source: TableSource, truth: TableTruth) -> None:
+def _open_kept_cache(cache: CacheTable, lasting: LastingTable) -> None:
     """Open a cache that keeps what it has: nothing fills it, so it must not have missed a change."""
-    reason = ""
-    cache.store.serve_as_cache(source.spec, truth, keeps_rows=True)
+    reason, truth = "", cache.table.truth
+    lasting.serve_as_cache(truth, keeps_rows=True)
     try:
-        cache.store.open_table(source.spec, source.model.rows)
+        lasting.open(truth.source.model.rows)
     except StoreUnreachableError as err:
         reason = err.reason
-    if not truth.marker().is_current(cache.store.identity):
+    if not truth.marker().is_current(cache.tier.store.identity):
         reason = "it may have missed a change; set initialize_after_startup to true to refill it"
+    cache.begin_service(is_current=not reason)
     if reason:
-        cache.bypass(source.spec.name)
-        logger.warning("tier %s is bypassed, table %r: %s", cache.name, source.spec.name, reason)
+        logger.warning("tier %s is bypassed, table %r: %s", cache.tier.name, cache.table.name, reason)
 
 
 def _fill_memory(
-    store: Store, source: TableSource, truth: Store | None, first_rows: FirstRows, progress: Progress | None
+    stored: StoreTable, source: TableSource, truth: TruthTable | None, first_rows: FirstRows, progress: Progress | None
 ) -> None:
-    """Fill a store in memory; ``truth`` is the store that has the rows, or None for the files."""
+    """Fill a table in memory with the rows of ``truth``, or, if it is None, of the files."""
     spec = source.spec
-    with _reported(store, source, progress) as batches:
-        choice = first_rows.choose(spec.name, source.model, store.capacity_rows(spec.name))
+    with _reported(stored, source, progress) as batches:
+        choice = first_rows.choose(spec.name, source.model, stored.capacity_rows)
         for keys, rows in batches:
             if choice.is_full and (spec.row_dtype == "fp32" or truth is not None):
                 return
             taken = choice.take(keys)
             if truth is not None:
-                store.insert(spec.name, *held_rows(truth, spec, keys[taken]))
+                stored.insert(*truth.held_rows(keys[taken]))
             elif taken.all():
-                store.insert(spec.name, keys, rows)
+                stored.insert(keys, rows)
             else:
-                store.insert(spec.name, keys[taken], rows[taken])
+                stored.insert(keys[taken], rows[taken])
                 # The other rows must fit the row type, too.
-                rounded(store.name, spec.name, spec.row_dtype, keys[~taken], rows[~taken])
+                rounded(stored.store.name, spec.name, spec.row_dtype, keys[~taken], rows[~taken])
 
 
 @contextmanager
-def _reported(store: Store, source: TableSource, progress: Progress | None) -> Iterator[Batches]:
+def _reported(stored: StoreTable, source: TableSource, progress: Progress | None) -> Iterator[Batches]:
     """Check every key of the files, give their rows, and log the begin and the end of the load."""
-    table, rows, began = source.spec.name, source.model.rows, now_s()
+    table, rows, store, began = source.spec.name, source.model.rows, stored.store, now_s()
     logger.info("loading %s, %s rows, into %s", table, f"{rows:,}", store.name)
     counted = CountedRows(f"{table} into {store.name}", rows, progress)
     yield counted(source.model.batches(LOAD_BATCH_ROWS))
     logger.info("loaded %s into %s: read %s rows in %.1f s", table, store.name, f"{counted.done:,}", now_s() - began)
-
-
-def _for_all(removals: Iterable[Callable[[str], None]], tables: Sequence[str]) -> None:
-    errors: list[StoreError] = []
-    for remove in removals:
-        for table in tables:
-            try:
-                remove(table)
-            except StoreError as err:
-                errors.append(without_frames(err))
-    if errors:
-        raise without_frames(errors[0])

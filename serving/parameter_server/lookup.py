@@ -6,18 +6,18 @@ is unknown, even if a faster tier did not answer.
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from time import perf_counter as now_s
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import pool_rows
+from kernels.host import HostTable, fetch_tables, pool_rows
 from serving.errors import StoreError, without_frames
 from serving.model.records import Combiner
 from serving.parameter_server.promotion import Promoter
-from serving.parameter_server.table import ServedTable
-from serving.parameter_server.tier import Tier
-from serving.storage.row_codec import may_be_copied
-from serving.storage.store import Keys, Mask, NativeTable, RowPtrs, Vectors, Weights, bags_with
+from serving.parameter_server.table import Table
+from serving.parameter_server.tier_table import CacheTable
+from serving.storage.store import Keys, Mask, RowPtrs, Vectors, Weights, bags_with
 
 NOWHERE = -1
 Times = NDArray[np.uint32]
@@ -50,7 +50,7 @@ class _Search:
         """How many keys of the request the keys at ``places`` stand for."""
         return places.size if self.times is None else int(self.times[places].sum())
 
-    def count(self, held: ServedTable) -> None:
+    def count(self, held: Table) -> None:
         """Count the calls of the tiers, which may have ended with an error of the truth."""
         hits = np.bincount(self.depths + 1, self.times, len(self.asked_keys) + 1)
         held.counting.asked(self.asked_keys, hits.astype(np.int64, copy=False).tolist()[1:])
@@ -62,13 +62,12 @@ class TierLookup:
     The callers count the keys of requests: they know whether the whole request was answered.
     """
 
-    def __init__(self, tiers: Sequence[Tier], promoter: Promoter | None) -> None:
-        """Take the tiers, fastest first; ``promoter`` gets the rows that faster tiers do not have."""
-        self._tiers = tuple(tiers)
+    def __init__(self, promoter: Promoter | None) -> None:
+        """``promoter`` gets the rows that faster tiers do not have."""
         self._promoter = promoter
 
     def rows(
-        self, held: ServedTable, keys: Keys, is_request: bool = True, times: Times | None = None
+        self, held: Table, keys: Keys, is_request: bool = True, times: Times | None = None
     ) -> tuple[Vectors, Mask]:
         """See ``ParameterServer.lookup``.
 
@@ -78,7 +77,7 @@ class TierLookup:
             is_request: a client asked for the rows. Other reads are not counted and do not promote rows.
             times: see ``_Search``.
         """
-        search = _Search(keys.size, len(self._tiers), promotes=is_request, times=times)
+        search = _Search(keys.size, len(held.tiers), promotes=is_request, times=times)
         if not is_request:
             return self._gather(held, keys, search), search.found
         try:
@@ -87,7 +86,7 @@ class TierLookup:
             search.count(held)
 
     def rows_of_tables(
-        self, held: Sequence[ServedTable], keys: Sequence[Keys], times: Times | None = None
+        self, held: Sequence[Table], keys: Sequence[Keys], times: Times | None = None
     ) -> tuple[list[Vectors], Mask]:
         """Look up rows of several tables: float32[N, D] of each, and which keys were found, table after table.
 
@@ -107,7 +106,7 @@ class TierLookup:
                 for t, of_rows in zip(asked, given, strict=True):
                     rows[t] = of_rows
             return rows, found
-        answer = self._tiers[0].fetch_tables(held, keys)
+        answer = _fetch_tables(held, keys)
         ends = list(accumulate(map(len, keys), initial=0))
         parts = [None if times is None else times[begin:end] for begin, end in pairwise(ends)]
         if answer is None:
@@ -125,17 +124,17 @@ class TierLookup:
         return rows, found
 
     def pooled(
-        self, held: ServedTable, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
+        self, held: Table, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
     ) -> tuple[Vectors, Mask]:
         """See ``ParameterServer.lookup_pooled``."""
-        answer = self._tiers[0].fetch_pooled(held, keys, row_ptrs, combiner, weights)
+        answer = held.tiers[0].fetch_pooled(keys, row_ptrs, combiner, weights)
         if isinstance(answer, tuple):
             out, found = answer
             if np.count_nonzero(found) < keys.size:
                 return out, self.complete(held, keys, row_ptrs, combiner, weights, out, found)
             held.counting.all_hit(0, keys.size)
             return answer
-        search = _Search(keys.size, len(self._tiers))
+        search = _Search(keys.size, len(held.tiers))
         out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
         try:
             pool_rows(self._gather(held, keys, search, outage=answer), row_ptrs, out, combiner, weights)
@@ -143,13 +142,9 @@ class TierLookup:
             search.count(held)
         return out, search.found
 
-    def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
-        """See ``Tier.native_tables``, of the fastest tier."""
-        return self._tiers[0].native_tables(tables)
-
     def complete(
         self,
-        held: ServedTable,
+        held: Table,
         keys: Keys,
         row_ptrs: RowPtrs,
         combiner: Combiner,
@@ -158,17 +153,17 @@ class TierLookup:
         found: Mask,
     ) -> Mask:
         """Pool again every bag in ``out`` with a key that the fastest tier has not ``found``; return the found keys."""
-        search = _Search(keys.size, len(self._tiers))
+        search = _Search(keys.size, len(held.tiers))
         search.asked_keys[0] = keys.size
         search.depths[found] = 0
         try:
-            if len(self._tiers) > 1 or held.default_value:
+            if held.caches or held.default_value:
                 self._pool_again(held, keys, row_ptrs, out, combiner, weights, search)
         finally:
             search.count(held)
         return search.found
 
-    def _gather(self, held: ServedTable, keys: Keys, search: _Search, outage: StoreError | None = None) -> Vectors:
+    def _gather(self, held: Table, keys: Keys, search: _Search, outage: StoreError | None = None) -> Vectors:
         """Fetch rows from the first tier that has them, and fill in defaults; writes ``search``.
 
         Args:
@@ -182,29 +177,29 @@ class TierLookup:
         """
         rows = np.full((keys.size, held.dim), held.default_value, dtype=np.float32)
         missing = np.arange(keys.size)
-        takers: list[Tier] = []  # faster tiers that answered without the missing keys, and take copies
+        takers: list[CacheTable] = []  # faster tiers that answered without the missing keys, and take copies
         version = held.clock.now()
-        for depth, tier in enumerate(self._tiers):
+        for depth, tier in enumerate(held.tiers):
             if not missing.size:
                 break
             if depth == 0 and outage is not None:
                 continue
             wanted = keys[missing]
-            answer = tier.fetch(held, wanted)
+            answer = tier.fetch(wanted)
             if isinstance(answer, StoreError):
                 outage = answer
                 continue
-            if tier is self._tiers[-1]:
+            if tier is held.truth:
                 outage = None
             part, found = answer
             search.asked_keys[depth] = search.size(missing)
             hits, hit_keys, hit_rows = missing[found], wanted[found], part[found]
-            rows[hits] = tier.as_served(held.name, held.row_dtype, hit_keys, hit_rows)
+            rows[hits] = tier.as_served(hit_keys, hit_rows)
             search.depths[hits] = depth
             is_wanted = search.promotes and takers and hits.size
-            if self._promoter and is_wanted and may_be_copied(tier.store, held.row_dtype):
+            if self._promoter and is_wanted and tier.may_be_copied:
                 self._promoter.offer(held, takers, hit_keys, hit_rows, version)
-            if tier.settings.takes_copies:
+            if isinstance(tier, CacheTable) and tier.tier.settings.takes_copies:
                 takers = [*takers, tier]
             missing = missing[~found]
         if missing.size and outage is not None:
@@ -213,7 +208,7 @@ class TierLookup:
 
     def _pool_again(
         self,
-        held: ServedTable,
+        held: Table,
         keys: Keys,
         row_ptrs: RowPtrs,
         out: Vectors,
@@ -223,7 +218,7 @@ class TierLookup:
     ) -> None:
         """Pool every bag again that has a key which is NOWHERE in ``search``; writes ``out`` and ``search``."""
         bags, bag_ptrs, places = bags_with(row_ptrs, np.flatnonzero(search.depths == NOWHERE))
-        again = _Search(places.size, len(self._tiers))
+        again = _Search(places.size, len(held.tiers))
         try:
             rows = self._gather(held, keys[places], again)
         finally:
@@ -232,3 +227,18 @@ class TierLookup:
         pooled = np.empty((bags.size, held.dim), dtype=np.float32)
         pool_rows(rows, bag_ptrs, pooled, combiner, None if weights is None else weights[places])
         out[bags] = pooled
+
+
+def _fetch_tables(tables: Sequence[Table], keys: Sequence[Keys]) -> tuple[list[Vectors], Mask, float] | None:
+    """Return rows of several tables from their first tier, which keys it held, and the seconds per table.
+
+    None: one table must be asked at a time, because not all are in host tables.
+    """
+    native = [table.tiers[0].native for table in tables]
+    held = [one for one in native if isinstance(one, HostTable)]
+    if len(held) < len(tables):
+        return None
+    started = now_s()
+    rows = [np.empty((of_table.size, table.dim), np.float32) for table, of_table in zip(tables, keys, strict=True)]
+    found = fetch_tables(held, keys, rows)
+    return rows, found, (now_s() - started) / len(tables)

@@ -9,19 +9,17 @@ from serving.background import PeriodicWorker
 from serving.config import ModelConfig
 from serving.errors import ConfigError, StoreError, UnknownModelError, about, did_you_mean
 from serving.parameter_server.loading import (
-    CachedTable,
     announce_tables,
-    drop_tables,
     erase_tables,
     load_tables,
     note_current_caches,
     with_kept_tables,
 )
 from serving.parameter_server.progress import Progress
-from serving.parameter_server.table import ServedTable
+from serving.parameter_server.table import Table, for_all
 from serving.parameter_server.table_files import table_source
 from serving.parameter_server.tier import Tier
-from serving.storage.store import Store
+from serving.storage.store import LastingStore, Store
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +40,8 @@ class ServedModels:
         self._lock = threading.Lock()  # one load, unload or close at a time; readers do not take it
         # Replaced as wholes, never changed in place, so readers need no lock.
         self._models: tuple[ModelConfig, ...] = ()
-        self._tables: dict[str, ServedTable] = {}
-        self._cached: tuple[CachedTable, ...] = ()
-        self._to_erase: list[str] = []  # tables of erased models whose rows stay because a tier did not answer
+        self._tables: dict[str, Table] = {}
+        self._to_erase: list[Table] = []  # tables of erased models whose rows stay because a tier did not answer
         self._filling = threading.Lock()  # held while a cache is refilled
         self._refill_worker: PeriodicWorker | None = None  # started with the first cache that may become invalid
         self._watcher: PeriodicWorker | None = None  # started with the first model, if a tier may not answer
@@ -63,15 +60,15 @@ class ServedModels:
         return held
 
     @property
-    def by_name(self) -> Mapping[str, ServedTable]:
+    def by_name(self) -> Mapping[str, Table]:
         """The tables of all models by full name; replaced, never changed, by each load and unload."""
         return self._tables
 
-    def tables(self) -> Sequence[ServedTable]:
+    def tables(self) -> Sequence[Table]:
         """The tables of all models."""
         return tuple(self._tables.values())
 
-    def table(self, name: str) -> ServedTable:
+    def table(self, name: str) -> Table:
         """The table of this full name.
 
         Raises:
@@ -82,7 +79,7 @@ class ServedModels:
             raise UnknownModelError(f"no loaded model has a table {name!r}{did_you_mean(name, self._tables)}")
         return table
 
-    def _of_version(self, name: str) -> ServedTable | None:
+    def _of_version(self, name: str) -> Table | None:
         """The table ``"<model>@<version>.<table>"`` of the latest load of this version."""
         for model in reversed(self._models):
             for table in model.tables:
@@ -90,7 +87,7 @@ class ServedModels:
                     return self._tables.get(model.full_name(table))
         return None
 
-    def check_still_loaded(self, table: ServedTable) -> None:
+    def check_still_loaded(self, table: Table) -> None:
         """Refuse an answer during which the table was unloaded: its keys may be unknown for that reason alone."""
         if self._tables.get(table.name) is not table:
             raise UnknownModelError(f"table {table.name!r} was unloaded during the lookup")
@@ -113,19 +110,19 @@ class ServedModels:
             if loaded is not None:
                 reason = f"model {config.name!r} is already loaded, in version {loaded.version}; unload it first"
                 raise ConfigError(config.source, "", reason)
-            served = ServedTable.all_of(config, [tier.name for tier in self._tiers])
+            served = Table.all_of(config, [tier.name for tier in self._tiers])
             loads = [(table, table_source(config, one)) for table, one in zip(served, config.tables, strict=True)]
             try:
-                cached = load_tables(self._tiers, loads, progress)
+                load_tables(self._tiers, loads, progress)
             except BaseException:
-                self._forget([table for table, _ in loads])
+                for table in served:
+                    table.end()
                 with suppress(StoreError):  # the first error says more
-                    drop_tables(self._tiers, [table.name for table, _ in loads])
+                    for_all(table.close for table in served)
                 raise
-            self._tables = {**self._tables, **{table.name: table for table, _ in loads}}
-            self._to_erase = [name for name in self._to_erase if name not in self._tables]
-            self._cached += tuple(cached)
-            if self._cached and self._refill_worker is None:
+            self._tables = {**self._tables, **{table.name: table for table in served}}
+            self._to_erase = [table for table in self._to_erase if table.name not in self._tables]
+            if len(self._tiers) > 1 and self._refill_worker is None:
                 self._refill_worker = PeriodicWorker("hotrow-refill", self._refill, LOOK_INTERVAL_S)
             if self._watcher is None and any(_may_be_silent(tier.store) for tier in self._tiers):
                 self._watcher = PeriodicWorker("hotrow-outages", self._watch, WATCH_INTERVAL_S)
@@ -143,32 +140,23 @@ class ServedModels:
             self._models = tuple(one for one in self._models if one is not gone)
             self._tables = {key: table for key, table in self._tables.items() if table not in tables}
             self._end(tables)
-            names = [table.name for table in tables]
             if not erase:
-                drop_tables(self._tiers, names)
+                for_all(table.close for table in tables)
                 return
             try:
-                erase_tables(self._tiers, names)
+                erase_tables(tables)
             except StoreError:
-                self._to_erase += names
+                self._to_erase += tables
                 raise
-            self._to_erase = [name for name in self._to_erase if not self._is_erased(name)]
-
-    def _is_erased(self, table: str) -> bool:
-        """Erase a table that a tier could not erase before; return whether it could now."""
-        try:
-            erase_tables(self._tiers, [table])
-        except StoreError:
-            return False
-        return True
+            self._to_erase = [table for table in self._to_erase if not _is_erased(table)]
 
     def erase_other_versions(self, name: str) -> None:
         """See ``ParameterServer.erase_other_versions``."""
         truth = self._tiers[-1].store
         with self._lock:
-            for table in truth.kept_tables() if truth.writes else ():
+            for table in truth.kept_tables() if isinstance(truth, LastingStore) and truth.writes else ():
                 if table.startswith(f"{name}@") and table not in self._tables:
-                    truth.drop_table(table)
+                    truth.erase(table)
                     logger.info("table %r: %s: dropped, because its version is not served", table, truth.name)
 
     def close(self) -> None:
@@ -182,9 +170,8 @@ class ServedModels:
             if self._watcher is not None:
                 self._watcher.close(timeout_s=1.0)  # closing must not wait for a tier that hangs
 
-    def _end(self, tables: Sequence[ServedTable]) -> None:
+    def _end(self, tables: Sequence[Table]) -> None:
         """Stop serving tables, and tell the truth whether their caches took every change."""
-        self._cached = tuple(one for one in self._cached if one.table not in tables)
         for table in tables:
             with table.clock.lock:
                 table.clock.end()
@@ -192,13 +179,8 @@ class ServedModels:
             pass
         for table in tables:
             with suppress(StoreError):  # the caches are refilled at the next start
-                note_current_caches(self._tiers, table)
-        self._forget(tables)
-
-    def _forget(self, tables: Sequence[ServedTable]) -> None:
-        for tier in self._tiers:
-            for table in tables:
-                tier.forget(table.name)
+                note_current_caches(table)
+            table.end()
 
     def _watch(self) -> None:
         """Ask tiers that do not answer, and end the outages that are over."""
@@ -206,20 +188,31 @@ class ServedModels:
         tables = self.tables()
         for tier in self._tiers:
             if _may_be_silent(tier.store):
-                tier.watch(tables, is_beat=self._looks % INTERVALS_OF_A_BEAT == 0)
+                is_beat = self._looks % INTERVALS_OF_A_BEAT == 0
+                tier.watch([table.tiers[tier.depth] for table in tables], is_beat=is_beat)
         for table in tables:
             table.health.end_outages()
 
     def _refill(self) -> None:
         """Fill caches that have become invalid."""
-        for cached in self._cached:
-            with self._filling:
-                cached.refill_if_due()
+        for table in self.tables():
+            for cache in table.caches:
+                with self._filling:
+                    cache.refill_if_due()
+
+
+def _is_erased(table: Table) -> bool:
+    """Erase a table that a tier could not erase before; return whether it could now."""
+    try:
+        erase_tables([table])
+    except StoreError:
+        return False
+    return True
 
 
 def _may_be_silent(store: Store) -> bool:
     """Return whether a store is more than RAM of this process."""
-    return store.outlives_process or store.reads_model_files
+    return isinstance(store, LastingStore) or store.reads_model_files
 
 
 def _exclude_each_other(one: ModelConfig, other: ModelConfig) -> bool:

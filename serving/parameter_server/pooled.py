@@ -34,6 +34,7 @@ class PooledTables:
         self._all_tables = served.by_name  # the tables below were among these; another object after a load or unload
         self._tables = [served.table(config.full_name(table)) for table in config.tables]
         self._names = [table.name for table in self._tables]
+        self._fastest = [table.tiers[0] for table in self._tables]
         self._combiners = [table.combiner for table in config.tables]
         sizes = [(table.slots, table.dim) for table in config.tables]
         # Neighbours with the same slots and dim: how many, slots, dim. Their vectors are one array.
@@ -64,7 +65,7 @@ class PooledTables:
         if weights is not None:
             weights = self._checked(batch, weights)
         out, embeddings = self._room(batch.samples)
-        native = self._lookup.native_tables(self._names)
+        native = [one.native for one in self._fastest]
         keys, row_ptrs, _ = batch.joined
         rest = self._native.fetch(native, keys, row_ptrs, out, batch.samples, weights)
         incomplete: list[tuple[int, Mask]] = []

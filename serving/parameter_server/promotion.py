@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from serving.background import QueueWorker
-from serving.parameter_server.table import ServedTable
-from serving.parameter_server.tier import Tier
+from serving.parameter_server.table import Table
+from serving.parameter_server.tier_table import CacheTable
 from serving.storage.store import Keys, Vectors
 
 # Waiting rows over all tables. Above it, the oldest are dropped: a key that is requested often is offered again soon.
@@ -20,8 +20,8 @@ LONGEST_WAIT_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    held: ServedTable
-    tiers: Sequence[Tier]
+    held: Table
+    tiers: Sequence[CacheTable]
     keys: Keys
     rows: Vectors
     version: int
@@ -41,7 +41,7 @@ class Promoter:
         self._offers: deque[_Offer] = deque()
         self._waiting_bytes = 0
 
-    def offer(self, held: ServedTable, tiers: Sequence[Tier], keys: Keys, rows: Vectors, version: int) -> None:
+    def offer(self, held: Table, tiers: Sequence[CacheTable], keys: Keys, rows: Vectors, version: int) -> None:
         """Queue rows for ``tiers``, which do not have them; never waits. Without room, the oldest rows are dropped.
 
         Args:
@@ -53,28 +53,28 @@ class Promoter:
         """
         takers = []
         for tier in tiers:
-            if tier.takes_promotions(held):
+            if tier.takes_promotions:
                 takers.append(tier)
             else:
-                tier.drop_promotion(held, keys.size)
+                tier.drop_promotion(keys.size)
         if takers:
             self._queue(held, takers, keys, rows, version)
 
-    def _queue(self, held: ServedTable, tiers: Sequence[Tier], keys: Keys, rows: Vectors, version: int) -> None:
+    def _queue(self, held: Table, tiers: Sequence[CacheTable], keys: Keys, rows: Vectors, version: int) -> None:
         most = MOST_WAITING_BYTES // rows[:1].nbytes
-        offer, dropped = _Offer(held, tiers, keys[:most], rows[:most], version), [(tiers, held, keys.size - most)]
+        offer, dropped = _Offer(held, tiers, keys[:most], rows[:most], version), [(tiers, keys.size - most)]
         with self._lock:
             while self._waiting_bytes + offer.rows.nbytes > MOST_WAITING_BYTES:
                 oldest = self._offers.popleft()
                 self._waiting_bytes -= oldest.rows.nbytes
-                dropped.append((oldest.tiers, oldest.held, oldest.keys.size))
+                dropped.append((oldest.tiers, oldest.keys.size))
             self._offers.append(offer)
             self._waiting_bytes += offer.rows.nbytes
         if len(dropped) == 1:  # else the work of a dropped offer still waits
             self._worker.submit(self._promote_newest)
-        for takers, table, count in dropped:
+        for takers, count in dropped:
             for tier in takers:
-                tier.drop_promotion(table, max(count, 0))
+                tier.drop_promotion(max(count, 0))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until no rows wait; returns whether that happened within ``timeout_s``."""
@@ -99,7 +99,7 @@ def _promote(offer: _Offer) -> None:
     clock = offer.held.clock
     if not clock.lock.acquire(timeout=LONGEST_WAIT_S):
         for tier in offer.tiers:
-            tier.drop_promotion(offer.held, keys.size)
+            tier.drop_promotion(keys.size)
         return
     try:
         if clock.is_gone:
@@ -107,7 +107,7 @@ def _promote(offer: _Offer) -> None:
         fresh = clock.unchanged_since(keys, offer.version)
         stale = int(fresh.size - np.count_nonzero(fresh))
         for tier in reversed(offer.tiers):  # slowest first, as in ``updates``
-            tier.drop_promotion(offer.held, stale)
-            tier.promote(offer.held, keys[fresh], offer.rows[first[fresh]])
+            tier.drop_promotion(stale)
+            tier.promote(keys[fresh], offer.rows[first[fresh]])
     finally:
         clock.lock.release()

@@ -9,7 +9,6 @@ import numpy as np
 from serving.config import ModelConfig, ParameterServerConfig, read_ps_config
 from serving.errors import StoreInUseError
 from serving.model.records import Combiner
-from serving.parameter_server import updates
 from serving.parameter_server.arguments import check_keys, check_row_ptrs, check_weights
 from serving.parameter_server.copies import OnChange, TableCopies
 from serving.parameter_server.counters import TableCounters
@@ -22,6 +21,7 @@ from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.progress import Progress
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.tier import Tier, TierSettings
+from serving.parameter_server.updates import TableChange, write
 from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors, Weights
 
 
@@ -68,7 +68,7 @@ class ParameterServer:
         self.hot_keys = next((one.first_rows.hot_keys for one in by_tier if one.first_rows.hot_keys is not None), None)
         self._tiers = [Tier(store, depth, by_tier[depth]) for depth, store in enumerate(stores)]
         self._promoter = Promoter() if promote else None
-        self._lookup = TierLookup(self._tiers, self._promoter)
+        self._lookup = TierLookup(self._promoter)
         self._served = ServedModels(self._tiers)
 
     @classmethod
@@ -281,6 +281,20 @@ class ParameterServer:
         """
         return PooledTables(config, self._served, self._lookup)
 
+    def write(self, changes: Sequence[tuple[str, Keys, Vectors | None]]) -> None:
+        """Make changes of several tables; see ``insert`` and ``evict``, which make one.
+
+        RocksDB as the source of truth makes all changes or none, if they fit into one of its write batches.
+
+        Args:
+            changes: tables' full names, keys, and rows, or None to remove the keys. They are made in this order.
+
+        Raises:
+            UnknownModelError, RequestError, StoreError: see ``insert`` and ``evict``; changes before the one that
+                failed may have been made.
+        """
+        write([TableChange(self._served.table(table), keys, rows) for table, keys, rows in changes])
+
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite rows in every tier, the truth first; the last of duplicate keys wins.
 
@@ -300,7 +314,7 @@ class ParameterServer:
             StoreError: the truth did not take the rows, so call again; or a value does not fit the table's row type,
                 and nothing was written.
         """
-        updates.insert(self._tiers, self._served.table(table), keys, rows)
+        self.write([(table, keys, rows)])
 
     def evict(self, table: str, keys: Keys) -> None:
         """Remove rows from every tier, the truth first; absent keys are no error.
@@ -316,7 +330,7 @@ class ParameterServer:
             RequestError: ``keys`` has another shape or type, or a key is reserved.
             StoreError: the truth did not answer: call again.
         """
-        updates.evict(self._tiers, self._served.table(table), keys)
+        self.write([(table, keys, None)])
 
     def copies(self, table: str, on_change: OnChange) -> TableCopies:
         """Keep copies of a table's rows outside the tiers.

@@ -6,87 +6,80 @@ truth has the rows. The cache is refilled in the background. Until the call retu
 in one tier and the new row in another. Afterwards it finds only the new row.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
 
 import numpy as np
 
-from serving.errors import StoreError, StoreFullError, UnknownModelError
+from serving.errors import UnknownModelError
 from serving.parameter_server.arguments import check_keys, check_rows
-from serving.parameter_server.table import ServedTable
-from serving.parameter_server.tier import Tier
+from serving.parameter_server.table import Table
 from serving.storage.row_codec import rounded
-from serving.storage.store import Keys, Store, Vectors
+from serving.storage.store import Change, Keys, Vectors
 
 
-def insert(tiers: Sequence[Tier], table: ServedTable, keys: Keys, rows: Vectors) -> None:
-    """See ``ParameterServer.insert``; ``tiers`` are fastest first."""
-    check_keys(table.name, keys, table.key_type)
-    check_rows(table.name, keys, rows, table.dim)
-    keys, rows = np.ascontiguousarray(keys), np.ascontiguousarray(rows)
-    rounded(tiers[0].name, table.name, table.row_dtype, keys, rows)  # refuses values before any tier is written
-    _change(
-        tiers,
-        table,
-        keys,
-        lambda truth: truth.insert(table.name, keys, rows),
-        lambda cache: _overwrite(cache, table.name, keys, rows),
-    )
+class TableChange(NamedTuple):
+    """A change of one table.
+
+    Attributes:
+        table: the table.
+        keys: int64[N].
+        rows: float32[N, D], the last of duplicate keys wins; None: the keys are removed.
+    """
+
+    table: Table
+    keys: Keys
+    rows: Vectors | None
 
 
-def evict(tiers: Sequence[Tier], table: ServedTable, keys: Keys) -> None:
-    """See ``ParameterServer.evict``; ``tiers`` are fastest first."""
+def write(changes: Sequence[TableChange]) -> None:
+    """Make changes in every tier of their tables, in their order; see ``ParameterServer.write``."""
+    changes = [_checked(*change) for change in changes]
+    tables = sorted({change.table for change in changes}, key=lambda table: table.name)
+    with ExitStack() as held:
+        for table in tables:  # in one order, so that two calls cannot wait for each other
+            held.enter_context(table.clock.lock)
+            if table.clock.is_gone:
+                raise UnknownModelError(f"table {table.name!r} has been unloaded")
+        for table in tables:
+            if not table.is_written:
+                table.truth.write_flags(changed=True, current_caches=())
+        try:
+            _write_truth(tables, changes)
+            for table, keys, rows in changes:
+                for cache in reversed(table.caches):
+                    if not table.is_written:
+                        cache.write_flags()
+                    cache.write(keys, rows)
+                table.is_written = True
+        finally:
+            for table, keys, _ in changes:
+                table.clock.note(keys)
+
+
+def _checked(table: Table, keys: Keys, rows: Vectors | None) -> TableChange:
     check_keys(table.name, keys, table.key_type)
     keys = np.ascontiguousarray(keys)
+    if rows is None:
+        return TableChange(table, keys, None)
+    check_rows(table.name, keys, rows, table.dim)
+    rows = np.ascontiguousarray(rows)
+    first = table.tiers[0].tier.name
+    rounded(first, table.name, table.spec.row_dtype, keys, rows)  # refuses values before any tier is written
+    return TableChange(table, keys, rows)
 
-    def remove(store: Store) -> None:
-        store.evict(table.name, keys)
 
-    def remove_from_truth(store: Store) -> None:
-        if table.removed_keys is not None:
+def _write_truth(tables: Sequence[Table], changes: Sequence[TableChange]) -> None:
+    """Write to the source of truth. If it fails in the middle, the caches of the tables may differ from it."""
+    for table, keys, rows in changes:
+        if rows is None and table.removed_keys is not None:
             table.removed_keys.update(keys.tolist())
-        remove(store)
-
-    _change(tiers, table, keys, remove_from_truth, remove)
-
-
-def _change(
-    tiers: Sequence[Tier],
-    table: ServedTable,
-    keys: Keys,
-    write: Callable[[Store], None],
-    write_cache: Callable[[Store], None],
-) -> None:
-    """Write a change of ``keys`` to the truth, then to every cache.
-
-    Raises:
-        StoreError: the truth did not take it.
-    """
-    *caches, truth = tiers
-    with table.clock.lock:
-        if table.clock.is_gone:
-            raise UnknownModelError(f"table {table.name!r} has been unloaded")
-        if not table.is_written:
-            truth.store.write_flags(table.name, changed=True, current_caches=())
-        try:
-            table.is_uncertain, was_uncertain = True, table.is_uncertain
-            write(truth.store)
-            table.is_uncertain = was_uncertain
-            for cache in reversed(caches):
-                if not table.is_written:
-                    cache.write(table, lambda store: store.write_flags(table.name, changed=True))
-                cache.write(table, write_cache)
-            table.is_written = True
-        finally:
-            table.clock.note(keys)
-
-
-def _overwrite(store: Store, table: str, keys: Keys, rows: Vectors) -> None:
-    """Write rows to a cache; if it has no room for new keys, write over those that it holds."""
-    try:
-        store.insert(table, keys, rows)
-    except StoreFullError:
-        found = store.fetch(table, keys, np.empty_like(rows))
-        try:
-            store.insert(table, keys[found], rows[found])
-        except StoreError:
-            store.evict(table, keys[found])  # an old row must not stay
+    were_uncertain = [table.is_uncertain for table in tables]
+    for table in tables:
+        table.is_uncertain = True
+    stored = [Change(table.truth.stored, keys, rows) for table, keys, rows in changes]
+    if stored:
+        tables[0].truth.tier.store.write(stored)
+    for table, was_uncertain in zip(tables, were_uncertain, strict=True):
+        table.is_uncertain = was_uncertain

@@ -21,7 +21,10 @@ from serving.parameter_server.counters import table_samples
 from serving.parameter_server.progress import Progress
 from serving.repository.loaded_model import LoadedModel, warm_up
 from serving.session import InferenceSession
-from serving.storage import MemoryStore, RedisStore, SharedMemoryStore, SnapshotStore
+from serving.storage import RedisStore
+from serving.storage.memory import MemoryTable
+from serving.storage.shared.store import SharedMemoryTable
+from serving.storage.snapshot.store import SnapshotTable
 from serving.storage.store import Store
 
 logger = logging.getLogger("hotrow.repository")
@@ -149,9 +152,10 @@ def _sizes(config: ModelConfig, stores: Sequence[Store]) -> str:
     """A model's memory: in this process's RAM, in shared memory and in mapped files."""
     ram, shared, mapped = config.dense_file.stat().st_size if config.dense_file else 0, 0, 0
     for name in map(config.full_name, config.tables):
-        ram += sum(store.memory_bytes(name) for store in stores if isinstance(store, MemoryStore))
-        shared += sum(store.memory_bytes(name) for store in stores if isinstance(store, SharedMemoryStore))
-        mapped += sum(store.file_bytes(name) for store in stores if isinstance(store, SnapshotStore))
+        held = [store.tables[name] for store in stores if name in store.tables]
+        ram += sum(one.size_bytes for one in held if isinstance(one, MemoryTable))
+        shared += sum(one.size_bytes for one in held if isinstance(one, SharedMemoryTable))
+        mapped += sum(one.size_bytes for one in held if isinstance(one, SnapshotTable))
     others = {" of shared memory": shared, " of mapped files": mapped}
     return " and ".join([_amount(ram), *(_amount(size) + what for what, size in others.items() if size)])
 

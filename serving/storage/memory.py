@@ -9,23 +9,24 @@ from kernels.system_memory import check_memory
 from serving.errors import StoreError, StoreFullError
 from serving.metrics import MetricSample
 from serving.storage.memory_budget import MemoryBudget, Quota
-from serving.storage.store import Keys, TableSpec, Vectors
-from serving.storage.tables import HostTableStore
+from serving.storage.store import Keys, Store, TableSpec, Vectors
+from serving.storage.tables import HostRowsTable, NoRows
 
 logger = logging.getLogger(__name__)
 
 
-class MemoryStore(HostTableStore[HostTable]):
+class MemoryStore(Store):
     """Rows in RAM, within one budget for all tables.
 
     A table takes its memory when it is opened. With a budget, a table gets as many rows as it asks for while the budget
     lasts. Tables that were announced together share the rest of the budget in proportion to their rows. Without a
     budget, a table gets its rows and some headroom, limited by the table's own capacity if it has one.
     A full table refuses new keys. With an ``overflow_policy``, a table that its bound makes smaller evicts rows.
-    ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
     """
 
-    _NAME = "memory"
+    name = "memory"
+    never_waits = True
+    keeps_row_dtype = True
 
     def __init__(
         self,
@@ -63,96 +64,54 @@ class MemoryStore(HostTableStore[HostTable]):
         )
         self._target_ratio = overflow_resolution_target
         self._is_backed = is_backed
-        self._specs: dict[str, TableSpec] = {}
         self._announced: dict[str, tuple[TableSpec, Quota]] = {}  # tables that are not open yet
-        self._overflown: set[str] = set()  # tables whose first eviction was logged
-        self._lock = threading.Lock()  # one open_table, drop_table or close at a time; guards _announced
-        self._log_lock = threading.Lock()  # guards _overflown; inserts never wait for _lock, held for seconds
+        self._lock = threading.Lock()  # one change of the tables at a time; guards _announced
+
+    def _new_table(self, spec: TableSpec) -> "MemoryTable":
+        return MemoryTable(self, spec)
 
     def announce(self, wanted: Sequence[tuple[TableSpec, int]], leaving: Set[str] = frozenset()) -> None:
-        """See ``Store.announce``; an announced table keeps its quota until it is opened or dropped."""
+        """See ``Store.announce``; an announced table keeps its quota until it is opened or closed."""
         with self._lock:
-            known = self._open_tables("").keys() | self._announced.keys()
+            self._check_open()
+            known = self._tables.keys() | self._announced.keys()
             new = [(spec, rows) for spec, rows in wanted if spec.name not in known]
-            held = [(spec, rows) for spec, rows in self._held() if spec.name not in leaving]
+            held = [(spec, rows) for spec, rows in self._quotas() if spec.name not in leaving]
             quotas = self._budget.quotas(new, held)
             added = {spec.name: (spec, quota) for (spec, _), quota in zip(new, quotas, strict=True)}
             announced = {**self._announced, **added}
             self._check_memory(announced.values())
             self._announced = announced
 
-    def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
-        """See ``Store.open_table``; opening an open table again changes nothing."""
-        with self._lock:
-            tables = self._open_tables(spec.name)
-            if spec.name in tables:
-                held = self._specs[spec.name]
-                return self._check_spec(spec, held.dim, held.row_dtype)
-            announced = self._announced.pop(spec.name, None)
-            quota = announced[1] if announced else self._budget.quota(spec, capacity_rows, self._held())
-            if not quota.rows and self._budget.shared:
-                logger.warning("memory: %s", self._budget.no_room(spec.name))
-            self._specs = {**self._specs, spec.name: spec}
-            self._tables = {**tables, spec.name: self._new_table(spec, quota)}
-
-    def capacity_rows(self, table: str) -> int | None:
-        """See ``Store.capacity_rows``."""
-        held = self._held_table(table)
-        return held.capacity_rows if held is not None else 0
-
-    def evicted_rows(self, table: str) -> int:
-        """Rows evicted by overflows since the table was opened; 0 for an unknown table or a closed store."""
-        held = (self._tables or {}).get(table)
-        return held.stats().evicted_rows if held is not None else 0
-
-    def samples(self, table: str) -> Iterable[MetricSample]:
-        """See ``Store.samples``."""
-        yield from super().samples(table)
-        yield MetricSample("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), self.evicted_rows(table))
-
-    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
-        """See ``Store.insert``."""
-        tables = self._open_tables(table)
-        if table not in tables:
-            raise StoreError(self.name, table, "not an open table")
-        held = tables[table]
-        if held is None:
-            if keys.size:
-                raise StoreFullError(self.name, table, "the table has no room: other tables took the whole budget")
-            return
-        self._check_dim(table, held.dim, rows.shape[1])
-        if self._insert_in_parts(table, held, keys, rows):
-            self._log_first_eviction(table, held)
-
-    def evict(self, table: str, keys: Keys) -> None:
-        """See ``Store.evict``."""
-        held = self._held_table(table)
-        if held is not None:
-            held.evict(keys)
-
-    def drop_table(self, table: str) -> None:
-        """See ``Store.drop_table``; the memory is freed when the last reader is done."""
+    def erase(self, table: str) -> None:
+        """See ``Store.erase``."""
+        self._check_open(table)
         with self._lock:
             self._announced.pop(table, None)
-            self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
-            self._specs = {name: spec for name, spec in self._specs.items() if name != table}
-        with self._log_lock:
-            self._overflown.discard(table)
+        held = self._tables.get(table)
+        if held is not None:
+            held.close()
 
     def close(self) -> None:
-        """See ``Store.close``."""
-        with self._lock:
-            self._tables = None
+        """See ``Store.close``; memory is freed when the last reader is done."""
+        self._close_all()
 
-    def _held(self) -> list[tuple[TableSpec, int]]:
+    def _open(self, spec: TableSpec, rows: int) -> HostTable | NoRows:
+        """Take the memory of a table."""
+        announced = self._announced.pop(spec.name, None)
+        quota = announced[1] if announced else self._budget.quota(spec, rows, self._quotas())
+        if quota.rows:
+            return self._new_rows(spec, quota)
+        if self._budget.shared:
+            logger.warning("memory: %s", self._budget.no_room(spec.name))
+        return NoRows()
+
+    def _quotas(self) -> list[tuple[TableSpec, int]]:
         """Return the open and announced tables, and the rows of their quotas."""
-        tables = self._open_tables("")
-        given = [(self._specs[name], table.capacity_rows) for name, table in tables.items() if table is not None]
-        return given + [(spec, quota.rows) for spec, quota in self._announced.values()]
+        given = [(one.spec, one.capacity_rows or 0) for one in self._tables.values()]
+        return [one for one in given if one[1]] + [(spec, quota.rows) for spec, quota in self._announced.values()]
 
-    def _new_table(self, spec: TableSpec, quota: Quota) -> HostTable | None:
-        if not quota.rows:
-            return None
+    def _new_rows(self, spec: TableSpec, quota: Quota) -> HostTable:
         policy = self._policy(quota)
         target_rows = round(quota.rows * self._target_ratio)
         try:
@@ -178,25 +137,87 @@ class MemoryStore(HostTableStore[HostTable]):
     def _no_memory(self, table: str, err: MemoryError) -> StoreError:
         return StoreError(self.name, table, f"{err}; {self._budget.advice}")
 
-    def _insert_in_parts(self, table: str, held: HostTable, keys: Keys, rows: Vectors) -> int:
+
+class MemoryTable(HostRowsTable[HostTable | NoRows]):
+    """A table of a ``MemoryStore``."""
+
+    def __init__(self, store: MemoryStore, spec: TableSpec) -> None:
+        """Take no memory yet."""
+        super().__init__(store, spec)
+        self._memory = store
+        self._has_overflown = False
+        self._log_lock = threading.Lock()  # guards _has_overflown; inserts never wait for the store's lock
+
+    @property
+    def capacity_rows(self) -> int | None:
+        """See ``StoreTable.capacity_rows``; 0 if the table got no room."""
+        held = self._open_rows()
+        return held.capacity_rows if isinstance(held, HostTable) else 0
+
+    @property
+    def evicted_rows(self) -> int:
+        """Rows evicted by overflows since the table was opened."""
+        held = self._held
+        return held.stats().evicted_rows if isinstance(held, HostTable) else 0
+
+    def samples(self) -> Iterable[MetricSample]:
+        """See ``StoreTable.samples``."""
+        yield from super().samples()
+        yield MetricSample("hotrow_tier_evicted_rows", "Rows that overflows evicted.", (), self.evicted_rows)
+
+    def open(self, rows: int) -> None:
+        """See ``StoreTable.open``; opening an open table again changes nothing."""
+        with self._memory._lock:
+            self._memory._check_name(self)
+            if self._held is None:
+                held = self._memory._open(self.spec, rows)
+                self._memory._opened(self)
+                self._held = held
+
+    def insert(self, keys: Keys, rows: Vectors) -> None:
+        """See ``StoreTable.insert``."""
+        held = self._open_rows()
+        if isinstance(held, NoRows):
+            if keys.size:
+                reason = "the table has no room: other tables took the whole budget"
+                raise StoreFullError(self.store.name, self.spec.name, reason)
+            return
+        if self._insert_in_parts(held, keys, rows):
+            self._log_first_eviction(held)
+
+    def evict(self, keys: Keys) -> None:
+        """See ``StoreTable.evict``."""
+        held = self._open_rows()
+        if isinstance(held, HostTable):
+            held.evict(keys)
+
+    def close(self) -> None:
+        """See ``StoreTable.close``; the memory is freed when the last reader is done."""
+        with self._memory._lock:
+            self._memory._announced.pop(self.spec.name, None)
+            self._memory._closed(self)
+            self._held = None
+
+    def _insert_in_parts(self, held: HostTable, keys: Keys, rows: Vectors) -> int:
         """Insert rows in parts that fit the table, and return how many rows were evicted."""
         most = keys.size if held.overflow_policy is None else held.capacity_rows
         evicted = 0
         for start in range(0, keys.size, max(most, 1)):
             part = slice(start, start + most)
-            evicted += self._insert_rows(table, held, keys[part], rows[part])
+            evicted += self._insert_into(held, keys[part], rows[part])
         return evicted
 
-    def _log_first_eviction(self, table: str, held: HostTable) -> None:
+    def _log_first_eviction(self, held: HostTable) -> None:
         with self._log_lock:
-            if table in self._overflown:
+            if self._has_overflown:
                 return
-            self._overflown.add(table)
+            self._has_overflown = True
+        is_backed = self._memory._is_backed
         logger.log(
-            logging.INFO if self._is_backed else logging.WARNING,
+            logging.INFO if is_backed else logging.WARNING,
             "memory: table %s reached its bound of %s rows and evicts rows from now on (%s); %s",
-            table,
+            self.spec.name,
             f"{held.capacity_rows:,}",
             held.overflow_policy,
-            "the next tier has them" if self._is_backed else "a row that no other tier holds is lost",
+            "the next tier has them" if is_backed else "a row that no other tier holds is lost",
         )

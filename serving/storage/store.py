@@ -1,14 +1,19 @@
-"""The Store protocol: what one storage tier of embedding rows does."""
+"""What one storage tier of embedding rows does: ``Store``, and ``StoreTable`` for one table in it.
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+A name is looked up once, by ``Store.table``. Every other call gets the object.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.host import HostTable, RowDtype
 from kernels.snapshot import Snapshot
+from serving.errors import StoreError
 from serving.metrics import MetricSample
 from serving.model.records import Combiner
 from serving.model.sparse_model import SparseModel
@@ -56,74 +61,57 @@ class Truth(Protocol):
     def take(self, keys: Keys, rows: Vectors) -> int:
         """Insert those of int64[N] ``keys`` that the truth does not have; returns how many."""
 
-    def refill(self, cache: "Store") -> None:
+    def refill(self, cache: "StoreTable") -> None:
         """Drop the rows of an open cache and copy all rows to it, in place, while both take changes."""
 
 
-class Store(Protocol):
-    """One tier of embedding storage. Every method may be called from any thread.
+class StoreTable(ABC):
+    """One table in one store. Every method may be called from any thread.
 
-    A parameter server has an ordered list of stores, fastest first. The last store is a table's source of truth. Every
-    other store is a cache of it: a cache may miss rows, but it never invents a row.
+    A new table asks nobody and is not open. It is opened by ``open`` or by a method of a subclass. While it is not
+    open, or after ``close``, the calls that read or write rows raise StoreError.
 
     Attributes:
-        name: the tier's name in metrics and messages: ``"memory"``, ``"rocksdb"``.
-        pools: ``fetch_pooled`` works. Such a store ``keeps_row_dtype``.
-        outlives_process: rows survive the process, and ``marker`` and ``load`` work.
-        reads_model_files: ``serve_file`` works: the store serves all rows of a table from a file.
-        writes: this process may write rows; False: only another process writes.
-        never_waits: reads wait for no disk, network or other process. A page of a snapshot may have to be read first.
+        store: the store.
+        spec: the table.
     """
 
-    pools: bool = False
-    outlives_process: bool = False
-    reads_model_files: bool = False
-    never_waits: bool = False
+    def __init__(self, store: "Store", spec: TableSpec) -> None:
+        """Ask nobody."""
+        self.store = store
+        self.spec = spec
 
     @property
-    def name(self) -> str:
-        """See the class."""
+    @abstractmethod
+    def capacity_rows(self) -> int | None:
+        """Rows that the open table can hold; None where only the disk limits it."""
 
     @property
-    def identity(self) -> str:
-        """Identifies this cache among all caches that a source of truth ever had."""
-        return self.name
+    def native(self) -> NativeTable | None:
+        """The native table that holds all rows now; None where ``fetch`` must be called instead."""
+        return None
 
-    @property
-    def writes(self) -> bool:
-        """See the class."""
-        return True
-
-    @property
-    def keeps_row_dtype(self) -> bool:
-        """Whether rows are kept in ``TableSpec.row_dtype`` (``kernels.host.HostTable``) and not in float32.
-
-        Such a store returns rows as the row type rounds them. It refuses rows that the row type cannot hold.
-        """
-
-    def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
-        """Make a table ready for use. A store that does not have the table creates it empty.
+    @abstractmethod
+    def open(self, rows: int) -> None:
+        """Make the table ready for use. A store that does not have the table creates it empty.
 
         Args:
-            spec: the table.
-            capacity_rows: rows that the table should have room for. A store that does not preallocate ignores it. A
-                store that has less room left gives what it has (see ``capacity_rows``).
+            rows: the table should have room for so many rows. A store that does not preallocate ignores it. A store
+                that has less room left gives what it has; see ``capacity_rows``.
 
         Raises:
             StoreError: the store holds this table with another dimension, or cannot create it.
         """
 
-    def capacity_rows(self, table: str) -> int | None:
-        """Rows the table can hold; None where only the disk limits it. 0 for an unknown table."""
+    @abstractmethod
+    def count(self) -> int:
+        """Rows held, exactly; RocksDB reads all rows to count them."""
 
-    def count(self, table: str) -> int:
-        """Rows held, exactly; 0 for an unknown table. RocksDB reads all rows to count them."""
-
-    def fetch(self, table: str, keys: Keys, out: Vectors) -> Mask:
+    @abstractmethod
+    def fetch(self, keys: Keys, out: Vectors) -> Mask:
         """Read vectors into ``out``.
 
         Args:
-            table: full name; an unknown table holds no keys.
             keys: int64[N]; duplicates are allowed, N may be 0.
             out: float32[N, D]; rows of absent keys become zeros. The parameter server writes the default value.
 
@@ -134,19 +122,83 @@ class Store(Protocol):
             StoreError: the tier did not answer, or holds vectors of another dimension than D.
         """
 
-    def fetch_pooled(
-        self,
-        table: str,
-        keys: Keys,
-        row_ptrs: RowPtrs,
-        out: Vectors,
-        combiner: Combiner,
-        weights: Weights | None = None,
-    ) -> Mask:
-        """Find rows and pool them into ``out`` in one pass; absent keys contribute zeros. Needs ``pools``.
+    @abstractmethod
+    def insert(self, keys: Keys, rows: Vectors) -> None:
+        """Insert or overwrite rows. The last of duplicate keys wins.
 
         Args:
-            table: full name of an open table.
+            keys: int64[N], none of them reserved.
+            rows: float32[N, D].
+
+        Raises:
+            StoreFullError: there is no room, and the store evicts no rows; nothing was written.
+            StoreError: another dimension, or the tier did not take the rows.
+        """
+
+    def insert_absent(self, keys: Keys, rows: Vectors) -> int:
+        """Insert rows that a slower tier holds; keys that this store already holds keep their rows.
+
+        Args:
+            keys: int64[N], distinct.
+            rows: float32[N, D].
+
+        Returns:
+            How many rows were inserted.
+
+        Raises:
+            StoreFullError: there is no room; nothing was written.
+            StoreError: see ``insert``.
+        """
+        absent = ~self.fetch(keys, np.empty_like(rows))
+        if absent.any():
+            self.insert(keys[absent], rows[absent])
+        return int(np.count_nonzero(absent))
+
+    @abstractmethod
+    def evict(self, keys: Keys) -> None:
+        """Remove keys; absent keys are no error."""
+
+    @abstractmethod
+    def items(self, batch_rows: int = 65536) -> Batches:
+        """All rows in batches, in the store's own order."""
+
+    def has_rows(self) -> bool:
+        """Whether there is any row; reads one row, where ``count`` may read all."""
+        return any(keys.size for keys, _ in self.items(batch_rows=1))
+
+    def samples(self) -> Iterable[MetricSample]:
+        """Metric samples beyond the parameter server's own; reads only what is in this process."""
+        return ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop serving the table; rows that outlive the process stay. Closing twice is allowed.
+
+        Calls that run end normally, or raise StoreError.
+        """
+
+    def _check_dim(self, dim: int) -> None:
+        """Raise StoreError if rows of ``dim`` floats do not belong to the table."""
+        if dim != self.spec.dim:
+            raise self._error(f"holds vectors of {self.spec.dim} floats, but {dim} came")
+
+    def _error(self, reason: str) -> StoreError:
+        return StoreError(self.store.name, self.spec.name, reason)
+
+    def _not_open(self) -> StoreError:
+        return self._error("the store is closed" if self.store.is_closed else "not an open table")
+
+
+class PoolingTable(StoreTable):
+    """A table that pools rows. Its store ``keeps_row_dtype``."""
+
+    @abstractmethod
+    def fetch_pooled(
+        self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
+    ) -> Mask:
+        """Find rows and pool them into ``out`` in one pass; absent keys contribute zeros.
+
+        Args:
             keys: int64[N].
             row_ptrs: int32[R + 1] or int64[R + 1], CSR offsets of the R bags into the N keys.
             out: float32[R, D]; an empty bag becomes zeros.
@@ -156,99 +208,39 @@ class Store(Protocol):
         Returns:
             found: bool[N], one per key.
         """
-        raise TypeError(f"{self.name} does not pool rows")
 
-    def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
-        """The native tables that hold all rows of these tables now; None where ``fetch`` must be called instead.
 
-        Raises:
-            StoreError: the store is closed.
-        """
-        return [None] * len(tables)
+class FileTable(StoreTable):
+    """A table that serves all rows of a model's file in place."""
 
-    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
-        """Insert or overwrite rows. The last of duplicate keys wins.
-
-        Args:
-            table: full name of an open table.
-            keys: int64[N], none of them reserved.
-            rows: float32[N, D].
+    @abstractmethod
+    def serve_file(self, model: SparseModel) -> None:
+        """Open the table with all rows of ``model`` in place of what it held.
 
         Raises:
-            StoreFullError: there is no room, and the store evicts no rows; nothing was written.
-            StoreError: unknown table, another dimension, or the tier did not take the rows.
+            StoreError: the store cannot hold them.
+            ModelFileError: the model is damaged, or a value does not fit ``spec.row_dtype``.
         """
 
-    def add(self, table: str, keys: Keys, rows: Vectors) -> int:
-        """Insert rows that a slower tier holds; keys that this store already holds keep their rows.
 
-        Args:
-            table: full name of an open table.
-            keys: int64[N], distinct.
-            rows: float32[N, D].
+class LastingTable(StoreTable):
+    """A table whose rows outlive the process. The store remembers the last load in a marker."""
 
-        Returns:
-            How many rows were added.
-
-        Raises:
-            StoreFullError: there is no room; nothing was written.
-            StoreError: see ``insert``.
-        """
-        absent = ~self.fetch(table, keys, np.empty_like(rows))
-        if absent.any():
-            self.insert(table, keys[absent], rows[absent])
-        return int(np.count_nonzero(absent))
-
-    def evict(self, table: str, keys: Keys) -> None:
-        """Remove keys; absent keys and an unknown table are no error."""
-
-    def drop_table(self, table: str) -> None:
-        """Forget a table and all its rows; an unknown table is no error."""
-
-    def close_table(self, table: str) -> None:
-        """Stop serving a table; rows that outlive the process stay; an unknown table is no error."""
-        return
-
-    def items(self, table: str, batch_rows: int = 65536) -> Batches:
-        """All rows in batches, in the store's own order."""
-
-    def close(self) -> None:
-        """Release what the store holds. Closing twice is allowed; any other call afterwards raises StoreError."""
-
-    # Capacity and metrics: most stores keep these defaults.
-
-    def announce(self, wanted: Sequence[tuple[TableSpec, int]], leaving: Set[str] = frozenset()) -> None:
-        """Announce the tables that will be opened together, and the rows of each, so that they share the room fairly.
-
-        Open tables and tables announced before keep their room, except tables that are ``leaving`` soon.
-        """
-        return
-
-    def samples(self, table: str) -> Iterable[MetricSample]:
-        """Metric samples of a table beyond the parameter server's own; reads only what is in this process."""
-        return ()
-
-    # A store that ``outlives_process``.
-
-    def kept_tables(self) -> Sequence[str]:
-        """Full names of the tables that the store keeps on this machine, open or not."""
-        return ()
-
-    def marker(self, table: str) -> Marker | None:
-        """The marker of a table's last load; None if no load by Hotrow has ended. The table need not be open.
+    @abstractmethod
+    def marker(self) -> Marker | None:
+        """The marker of the last load; None if no load by Hotrow has ended. The table need not be open.
 
         Raises:
             StoreError: the tier did not answer.
         """
-        return None
 
-    def load(self, spec: TableSpec, batches: Batches, marker: Marker, *, keep: bool) -> None:
-        """Fill a table with ``batches``, write its marker and open it.
+    @abstractmethod
+    def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
+        """Fill the table with ``batches``, write its marker and open it.
 
         A killed process leaves the old rows, or a table without a marker. No reader mistakes a part for the whole.
 
         Args:
-            spec: the table.
             batches: the rows.
             marker: what ``marker`` returns afterwards, except ``rows``, which the store counts.
             keep: insert over the rows that are there and keep every other row; False: replace the table as one act.
@@ -256,40 +248,26 @@ class Store(Protocol):
         Raises:
             StoreError: the tier does not take the rows.
         """
-        raise TypeError(f"{self.name} does not outlive the process")
 
-    def write_flags(
-        self, table: str, *, changed: bool | None = None, current_caches: tuple[str, ...] | None = None
-    ) -> None:
-        """Change fields of an open table's marker; None leaves a field as it is. Without a marker nothing happens.
+    @abstractmethod
+    def write_flags(self, *, changed: bool | None = None, current_caches: tuple[str, ...] | None = None) -> None:
+        """Change fields of the marker of an open table; None leaves a field as it is. Without a marker nothing happens.
 
         The fields reach the disk no later than the next write of rows.
         """
-        return
 
-    def catch_up(self) -> None:
-        """See all rows that another process's writer acknowledged before this call.
+    def serve_as_cache(self, truth: Truth, *, keeps_rows: bool = False) -> None:
+        """Make the table a cache of ``truth``; asks nobody.
 
-        Raises:
-            StoreError: the store cannot, and keeps what it saw before.
+        Before ``fill`` it holds no rows. With ``keeps_rows`` it is never filled: ``open`` follows, and the table keeps
+        what it has.
         """
         return
 
-    # A cache that ``outlives_process``.
-
-    def serve_as_cache(self, spec: TableSpec, truth: "Truth", *, keeps_rows: bool = False) -> None:
-        """Open a table as a cache of ``truth``; asks nobody.
-
-        Before ``fill`` it holds no rows. With ``keeps_rows`` it is never filled: ``open_table`` follows, and the table
-        keeps what it has.
-        """
-        return
-
-    def fill(self, spec: TableSpec, truth: "Truth", *, starting: bool) -> bool:
-        """Bring a table up to its source of truth, after ``serve_as_cache``.
+    def fill(self, truth: Truth, *, starting: bool) -> bool:
+        """Bring the table up to its source of truth, after ``serve_as_cache``.
 
         Args:
-            spec: the table.
             truth: the source of truth.
             starting: a model is being loaded, or the cache missed a write. Only then does the fill replace rows of
                 other files, or all rows if the truth says that the cache is not current. Rows without a marker are
@@ -302,46 +280,187 @@ class Store(Protocol):
             StoreUnreachableError: the tier cannot be asked now.
             StoreError: the tier does not take the rows.
         """
-        held, wanted = self.marker(spec.name), truth.marker()
-        row_dtype = spec.row_dtype if self.keeps_row_dtype else "fp32"
+        held, wanted = self.marker(), truth.marker()
+        row_dtype = self.spec.row_dtype if self.store.keeps_row_dtype else "fp32"
         if held and (held.digest, held.row_dtype) == (wanted.digest, row_dtype):
-            self.open_table(spec, wanted.rows)
-            is_current = not starting or wanted.is_current(self.identity)
+            self.open(wanted.rows)
+            is_current = not starting or wanted.is_current(self.store.identity)
             if not is_current:
-                self.write_flags(spec.name, changed=wanted.changed or None)
+                self.write_flags(changed=wanted.changed or None)
                 truth.refill(self)
             return not is_current
         rows = sum(keys.size for keys, _ in truth.batches()) if wanted.changed else wanted.rows
         marker = replace(wanted, rows=rows, row_dtype=row_dtype, current_caches=None)
-        self.load(spec, truth.batches(), marker, keep=False)
+        self.load(truth.batches(), marker, keep=False)
         return True
 
-    def is_whole(self, table: str) -> bool:
-        """Whether no part of an open table is known to be invalid; asks nobody."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether no part of the table is known to be invalid; asks nobody."""
         return True
 
-    # A store that ``reads_model_files``.
 
-    def serve_file(self, spec: TableSpec, model: SparseModel) -> None:
-        """Open a table with all rows of ``model`` in place of what it held.
+class Change(NamedTuple):
+    """A change of one table.
+
+    Attributes:
+        table: the table.
+        keys: int64[N], none of them reserved.
+        rows: float32[N, D], which are inserted over older rows, the last of duplicate keys; None: the keys are removed.
+    """
+
+    table: StoreTable
+    keys: Keys
+    rows: Vectors | None
+
+
+class Store(ABC):
+    """One tier of embedding storage. Every method may be called from any thread.
+
+    A parameter server has an ordered list of stores, fastest first. The last store is a table's source of truth. Every
+    other store is a cache of it: a cache may miss rows, but it never invents a row.
+
+    Attributes:
+        name: the tier's name in metrics and messages: ``"memory"``, ``"rocksdb"``.
+        reads_model_files: its tables are ``FileTable``: each serves all rows of a table from a file.
+        never_waits: reads wait for no disk, network or other process. A page of a snapshot may have to be read first.
+        is_closed: ``close`` was called.
+    """
+
+    name: str
+    reads_model_files: bool = False
+    never_waits: bool = False
+
+    @property
+    def identity(self) -> str:
+        """Identifies this cache among all caches that a source of truth ever had."""
+        return self.name
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process may write rows; False: only another process writes."""
+        return True
+
+    @property
+    def keeps_row_dtype(self) -> bool:
+        """Whether rows are kept in ``TableSpec.row_dtype`` (``kernels.host.HostTable``) and not in float32.
+
+        Such a store returns rows as the row type rounds them. It refuses rows that the row type cannot hold.
+        """
+        return False
+
+    def __init__(self) -> None:
+        """Begin without tables."""
+        self._tables: dict[str, StoreTable] = {}  # open ones; replaced as a whole, so readers take no lock
+        self.is_closed = False
+
+    @property
+    def tables(self) -> Mapping[str, StoreTable]:
+        """The open tables by full name; replaced as a whole, never changed in place."""
+        return self._tables
+
+    def table(self, spec: TableSpec) -> StoreTable:
+        """Return the open table of this name and spec, or a new table that is not open; asks nobody.
 
         Raises:
-            StoreError: the store cannot hold them.
-            ModelFileError: the model is damaged, or a value does not fit ``spec.row_dtype``.
+            StoreError: the store is closed, or cannot hold rows of this row type.
         """
-        raise TypeError(f"{self.name} does not serve model files")
+        self._check_open(spec.name)
+        held = self._tables.get(spec.name)
+        return held if held is not None and held.spec == spec else self._new_table(spec)
 
-    def erase_table(self, table: str) -> None:
-        """Forget a table, and remove the file that was made of it; the model's own file stays.
+    @abstractmethod
+    def _new_table(self, spec: TableSpec) -> StoreTable:
+        """See ``table``."""
+
+    @abstractmethod
+    def erase(self, table: str) -> None:
+        """Close a table if it is open, and remove all its rows, also a file that was made of it.
+
+        The model's own file stays. An unknown table is no error.
 
         Raises:
-            StoreError: the file cannot be removed.
+            StoreError: the store cannot remove the rows.
         """
-        self.drop_table(table)
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Make changes of open tables, in their order. RocksDB makes all of them or none, if they fit into one batch.
+
+        Raises:
+            StoreError: see ``StoreTable.insert``; changes before the one that failed may have been made.
+        """
+        for table, keys, rows in changes:
+            if rows is None:
+                table.evict(keys)
+            else:
+                table.insert(keys, rows)
+
+    def announce(self, wanted: Sequence[tuple[TableSpec, int]], leaving: Set[str] = frozenset()) -> None:
+        """Announce the tables that will be opened together, and the rows of each, so that they share the room fairly.
+
+        Open tables and tables announced before keep their room, except tables that are ``leaving`` soon.
+        """
+        return
+
+    def catch_up(self) -> None:
+        """See all rows that another process's writer acknowledged before this call.
+
+        Raises:
+            StoreError: the store cannot, and keeps what it saw before.
+        """
+        return
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all tables, and release what the store holds. Closing twice is allowed."""
+
+    def _opened(self, table: StoreTable) -> None:
+        """Add an open table. Like the next two, called by one thread at a time."""
+        self._check_name(table)
+        self._tables = {**self._tables, table.spec.name: table}
+
+    def _check_name(self, table: StoreTable) -> None:
+        """Raise StoreError if the store is closed, or another object of this name is open."""
+        name = table.spec.name
+        self._check_open(name)
+        other = self._tables.get(name, table)
+        if other is not table:
+            held, asked = (f"{one.dim} floats of {one.row_dtype}" for one in (other.spec, table.spec))
+            raise StoreError(self.name, name, f"is open with {held}, but {asked} were asked for: close it first")
+
+    def _closed(self, table: StoreTable) -> None:
+        """Remove a table that is not open any more."""
+        self._tables = {name: one for name, one in self._tables.items() if one is not table}
+
+    def _close_all(self) -> None:
+        """Refuse every later call for a table, and close all tables."""
+        self.is_closed = True
+        for table in self._tables.values():
+            table.close()
+
+    def _check_open(self, table: str = "") -> None:
+        if self.is_closed:
+            raise StoreError(self.name, table, "the store is closed")
+
+
+class LastingStore(Store):
+    """A store whose rows outlive the process."""
+
+    def table(self, spec: TableSpec) -> LastingTable:
+        """See ``Store.table``."""
+        return cast(LastingTable, super().table(spec))
+
+    @abstractmethod
+    def _new_table(self, spec: TableSpec) -> LastingTable:
+        """See ``Store.table``."""
+
+    def kept_tables(self) -> Sequence[str]:
+        """Full names of the tables that the store keeps on this machine, open or not."""
+        return ()
 
 
 def none_found(keys: Keys, out: NDArray[np.float32]) -> Mask:
-    """Answer for an unknown table: ``out`` becomes zeros, and no key is found."""
+    """Answer that no key is found; ``out`` becomes zeros."""
     out[...] = 0.0
     return np.zeros(keys.size, dtype=np.bool_)
 
@@ -355,8 +474,3 @@ def bags_with(
     bag_ptrs = np.zeros(bags.size + 1, dtype=np.int64)
     np.cumsum(ends - begins, out=bag_ptrs[1:])
     return bags, bag_ptrs, np.repeat(begins - bag_ptrs[:-1], ends - begins) + np.arange(bag_ptrs[-1])
-
-
-def has_rows(store: Store, table: str) -> bool:
-    """Whether an open table has any row; reads one row, where ``count`` may read all."""
-    return any(keys.size for keys, _ in store.items(table, batch_rows=1))

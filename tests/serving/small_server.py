@@ -9,7 +9,10 @@ from serving.config import ModelConfig, TableConfig
 from serving.errors import StoreUnreachableError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
-from serving.storage.store import Store
+from serving.storage import RocksDbStore
+from serving.storage.memory import MemoryStore, MemoryTable
+from serving.storage.rocksdb.table import RocksDbTable
+from serving.storage.store import LastingStore, LastingTable, Store, StoreTable
 
 KEYS = list(range(1, 13))
 UNKNOWN = [777, -5]
@@ -19,23 +22,50 @@ ROWS *= np.arange(1, 13, dtype=np.float32)[:, None]
 NEW = np.array([[7.0, 8.0, 9.0]], dtype=np.float32)  # a row that no key has
 
 
+class DictTable(StoreTable):
+    """A table whose calls are methods of its store, which tests override."""
+
+    capacity_rows = None
+
+    def open(self, rows):
+        self.store.rows.setdefault(self.spec.name, {})
+        self.store._opened(self)
+
+    def count(self):
+        return len(self.store.rows[self.spec.name])
+
+    def fetch(self, keys, out):
+        return self.store.fetch(self.spec.name, keys, out)
+
+    def insert(self, keys, rows):
+        self.store.insert(self.spec.name, keys, rows)
+
+    def insert_absent(self, keys, rows):
+        return self.store.insert_absent(self.spec.name, keys, rows)
+
+    def evict(self, keys):
+        self.store.evict(self.spec.name, keys)
+
+    def items(self, batch_rows=65536):
+        return self.store.items(self.spec.name, batch_rows)
+
+    def close(self):
+        self.store._closed(self)
+        if not isinstance(self.store, LastingStore):
+            self.store.rows.pop(self.spec.name, None)
+
+
 class DictStore(Store):
     """A store that is a dict, does not pool, and can be out of order."""
 
     name = ""
-    keeps_row_dtype = False
 
     def __init__(self, name="dict"):
+        super().__init__()
         self.name, self.rows, self.is_down, self.calls = name, {}, False, Counter()
 
-    def open_table(self, spec, capacity_rows):
-        self.rows.setdefault(spec.name, {})
-
-    def capacity_rows(self, table):
-        return None if table in self.rows else 0
-
-    def count(self, table):
-        return len(self.rows.get(table, {}))
+    def _new_table(self, spec):
+        return DictTable(self, spec)
 
     def fetch(self, table, keys, out):
         self.calls["fetch"] += 1
@@ -52,11 +82,14 @@ class DictStore(Store):
         self.calls["insert"] += 1
         self.rows[table] |= dict(zip(keys.tolist(), rows.copy(), strict=True))
 
+    def insert_absent(self, table, keys, rows):
+        return StoreTable.insert_absent(self.tables[table], keys, rows)
+
     def evict(self, table, keys):
         for key in keys.tolist():
             self.rows[table].pop(key, None)
 
-    def drop_table(self, table):
+    def erase(self, table):
         self.rows.pop(table, None)
 
     def items(self, table, batch_rows=65536):
@@ -67,14 +100,36 @@ class DictStore(Store):
         self.calls["close"] += 1
 
 
-class DurableDictStore(DictStore):
-    """The same, with markers, as a store on a disk has them."""
+class DurableDictTable(DictTable, LastingTable):
+    """The same, with a marker."""
 
-    outlives_process = True
+    @property
+    def is_whole(self):
+        return self.store.is_whole
+
+    def marker(self):
+        return self.store.marker(self.spec.name)
+
+    def load(self, batches, marker, *, keep):
+        self.store.load(self.spec, batches, marker, keep=keep)
+        self.open(0)
+
+    def write_flags(self, *, changed=None, current_caches=None):
+        self.store.write_flags(self.spec.name, changed=changed, current_caches=current_caches)
+
+
+class DurableDictStore(DictStore, LastingStore):
+    """The same, with markers, as a store on a disk has them."""
 
     def __init__(self, name="durable"):
         super().__init__(name)
-        self.markers = {}
+        self.markers, self.is_whole = {}, True
+
+    def _new_table(self, spec):
+        return DurableDictTable(self, spec)
+
+    def kept_tables(self):
+        return list(self.rows)
 
     def marker(self, table):
         return self.markers.get(table)
@@ -92,6 +147,28 @@ class DurableDictStore(DictStore):
             flags = {"changed": changed, "current_caches": current_caches}
             given = {name: value for name, value in flags.items() if value is not None}
             self.markers[table] = replace(self.markers[table], **given)
+
+
+HOOKS = ("open", "fetch", "fetch_pooled", "insert", "insert_absent", "evict", "items", "load", "write_flags", "close")
+
+
+def hooked(store_class, table_class):
+    """A class of stores whose tables' calls are methods of the store, with the table first, which tests override."""
+    names = [name for name in HOOKS if hasattr(table_class, name)]
+
+    def by_store(name):
+        return lambda self, *args, **named: getattr(self.store, f"on_{name}")(self, *args, **named)
+
+    def by_table(name):
+        return lambda self, table, *args, **named: getattr(table_class, name)(table, *args, **named)
+
+    table = type("HookedTable", (table_class,), {name: by_store(name) for name in names})
+    hooks = {f"on_{name}": by_table(name) for name in names}
+    return type("HookedStore", (store_class,), {"_new_table": lambda self, spec: table(self, spec), **hooks})
+
+
+HookedMemory = hooked(MemoryStore, MemoryTable)
+HookedRocksDb = hooked(RocksDbStore, RocksDbTable)
 
 
 def write_model(folder, rows=ROWS):
@@ -131,7 +208,7 @@ def serve(config, *stores, **options):
 
 def keep(store, keys):
     """Take from ``store`` all but ``keys``."""
-    store.evict("m.t", np.array([key for key in KEYS if key not in keys], dtype=np.int64))
+    store.tables["m.t"].evict(np.array([key for key in KEYS if key not in keys], dtype=np.int64))
 
 
 def rows_of(server, keys=(*KEYS, *UNKNOWN)):
@@ -141,7 +218,7 @@ def rows_of(server, keys=(*KEYS, *UNKNOWN)):
         rows, found = server.lookup("m.t", keys)
     else:
         rows = np.empty((keys.size, 3), dtype=np.float32)
-        found = server.fetch("m.t", keys, rows)
+        found = server.tables["m.t"].fetch(keys, rows)
     return {key: row for key, row, is_found in zip(keys.tolist(), rows.tolist(), found, strict=True) if is_found}
 
 
@@ -153,5 +230,7 @@ def errors_of(server, table="m.t"):
 def held_by(store):
     """What ``store`` holds of the table: {key: row}."""
     return {
-        key: row.tolist() for keys, rows in store.items("m.t") for key, row in zip(keys.tolist(), rows, strict=True)
+        key: row.tolist()
+        for keys, rows in store.tables["m.t"].items()
+        for key, row in zip(keys.tolist(), rows, strict=True)
     }

@@ -27,6 +27,7 @@ def tier(name, hits, misses, **fields):
         "misses": misses,
         "errors": 0,
         "is_up": True,
+        "state": "serving",
         "fetch_times": times(hits + misses, 0, 0, 0),
         **fields,
     }

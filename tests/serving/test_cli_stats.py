@@ -40,8 +40,19 @@ def test_one_reading_is_two_tables(capsys):
     ]
     names = ["TABLE", "TIER", "STATE", "ROWS", "SIZE", "KEYS ASKED", "HITS", "HIT RATE", "ERRORS", "P99 MS"]
     assert cells(columns) == names
-    assert cells(memory) == ["ctr/7/user", "memory", "up", "1,000", "1.0 MiB", "1,000", "600", "60.0 %", "0", "0.99"]
-    assert cells(rocksdb) == ["rocksdb", "up", "~12,345", "-", "400", "300", "75.0 %", "0", "0.99"]
+    assert cells(memory) == [
+        "ctr/7/user",
+        "memory",
+        "serving",
+        "1,000",
+        "1.0 MiB",
+        "1,000",
+        "600",
+        "60.0 %",
+        "0",
+        "0.99",
+    ]
+    assert cells(rocksdb) == ["rocksdb", "serving", "~12,345", "-", "400", "300", "75.0 %", "0", "0.99"]
     assert cells(default) == ["default value", "1,000", "100", "10.0 %"]
     assert len({line.index("HITS") + 4 for line in [columns]} | {memory.index("600") + 3}) == 1
 

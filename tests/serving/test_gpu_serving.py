@@ -134,7 +134,7 @@ class TestLoadModel:
         server = ParameterServer([store])
         with server, load_model(model.config_file, server, engine="numpy", device=device.name) as session:
             before = session.predict(dense, request_keys, row_ptrs)
-            store.insert(f"{session.config.name}.table0", keys, np.ones((keys.size, 4), dtype=np.float32))
+            store.tables[f"{session.config.name}.table0"].insert(keys, np.ones((keys.size, 4), dtype=np.float32))
             session.refresh_embedding_cache()
             after = session.predict(dense, request_keys, row_ptrs)
             expected = InferenceSession(session.config, 0, LookupSession(server, session.config), engine="numpy")

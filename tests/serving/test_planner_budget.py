@@ -39,9 +39,9 @@ def table(name, places, rows, dim=16):
 class TestMemory:
     def test_ram_is_what_the_memory_store_takes(self):
         store = MemoryStore(capacity_rows=123_456)
-        store.open_table(TableSpec("m.t", 12), 123_456)
+        store.table(TableSpec("m.t", 12)).open(123_456)
 
-        assert ram_bytes(12, 123_456) == store.memory_bytes("m.t")
+        assert ram_bytes(12, 123_456) == store.tables["m.t"].size_bytes
         assert ram_bytes(12, 0) == 0
 
     @pytest.mark.parametrize(("dim", "key_bytes"), [(1, 8), (16, 8), (16, 4), (128, 8), (1024, 8)])
@@ -50,9 +50,9 @@ class TestMemory:
         keys = np.arange(rows) * 7919
         store = RocksDbStore(tmp_path)
         spec = TableSpec("m.t", dim, key_bytes)
-        store.open_table(spec, rows)
+        store.table(spec).open(rows)
         batches = iter([(keys.astype(np.int64), np.ones((rows, dim), np.float32))])
-        store.load(spec, batches, Marker("digest"), keep=False)
+        store.table(spec).load(batches, Marker("digest"), keep=False)
         store.close()
 
         written = sum(file.stat().st_size for file in tmp_path.glob("*.sst"))
@@ -73,7 +73,7 @@ class TestMemory:
         with ParameterServer([MemoryStore()]) as server:
             for model in models:
                 server.load_model(model)
-            taken = [server.stores[0].memory_bytes(one.full_name(table)) for one in models for table in one.tables]
+            taken = [server.stores[0].tables[one.full_name(table)].size_bytes for one in models for table in one.tables]
         assert [size.ram_bytes for size in sizes] == taken
         assert [size.disk_bytes for size in sizes] == [disk_bytes(4, 500, 8)] * 2 + [disk_bytes(4, 70, 4)]
 

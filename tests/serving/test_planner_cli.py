@@ -97,8 +97,8 @@ def test_the_fragment_for_ps_json_opens_and_gives_every_table_its_rows(repositor
     assert set(rows) == {"ctr.user", "ctr.item"}
     with ParameterServer.from_config(file) as server:
         memory = server.stores[0]
-        assert {name: memory.capacity_rows(name) for name in rows} == rows
-        assert 0 < sum(map(memory.memory_bytes, rows)) <= 100 * 2**10
+        assert {name: memory.tables[name].capacity_rows for name in rows} == rows
+        assert 0 < sum(memory.tables[name].size_bytes for name in rows) <= 100 * 2**10
     assert ("filled with the first rows of the files, as RAM is at startup" in output) == (policy != "file")
     assert ("an eviction leaves 0.8 of the rows: hit rate at least" in output) == (policy == "lru")
     assert fragment["volatile_db"].get("overflow_policy") == ("evict_oldest" if policy == "lru" else None)

@@ -20,9 +20,9 @@ def hits_of(store, lookups):
     out, hits = np.empty((BATCH, 4), dtype=np.float32), 0
     for start in range(0, lookups.size, BATCH):
         keys = lookups[start : start + BATCH]
-        found = store.fetch("m.t", keys, out)
+        found = store.tables["m.t"].fetch(keys, out)
         hits += np.count_nonzero(found)
-        store.insert("m.t", keys[~found], np.ones((np.count_nonzero(~found), 4), dtype=np.float32))
+        store.tables["m.t"].insert(keys[~found], np.ones((np.count_nonzero(~found), 4), dtype=np.float32))
     return hits
 
 
@@ -37,7 +37,7 @@ def test_evicting_the_oldest_row_has_the_planned_hit_rate_of_lru(lookups, target
     store = MemoryStore(
         capacity_rows_of_each_table=BOUND, overflow_policy="evict_oldest", overflow_resolution_target=target
     )
-    store.open_table(TableSpec("m.t", 4), ROWS)
+    store.table(TableSpec("m.t", 4)).open(ROWS)
 
     hits = hits_of(store, lookups)
 
@@ -51,7 +51,7 @@ def test_evicting_the_oldest_row_has_the_planned_hit_rate_of_lru(lookups, target
 def test_evicting_the_least_used_row_is_close_to_the_best_fixed_set_under_steady_traffic():
     lookups = zipf(60_000)
     store = MemoryStore(capacity_rows_of_each_table=BOUND, overflow_policy="evict_least_used")
-    store.open_table(TableSpec("m.t", 4), ROWS)
+    store.table(TableSpec("m.t", 4)).open(ROWS)
     hits_of(store, lookups[:20_000])
 
     rate = hits_of(store, lookups[20_000:]) / 40_000

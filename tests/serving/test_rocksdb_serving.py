@@ -47,7 +47,7 @@ def test_narrow_rows_of_the_disk_are_promoted_unless_they_would_be_rounded_twice
         assert server.wait_for_promotions(WAIT_S)
 
         assert from_memory == from_disk == answer(server) == expected
-        assert memory.count("m.t") == (len(KEYS) if is_copied else 0)
+        assert memory.tables["m.t"].count() == (len(KEYS) if is_copied else 0)
 
 
 @pytest.mark.parametrize(("row_dtype", "is_copied"), CAN_BE_COPIED)
@@ -60,7 +60,7 @@ def test_a_changed_narrow_table_has_the_same_answers_after_a_restart(folder, row
     memory = MemoryStore()
     with serve(config, memory, rocksdb(folder, row_dtype)) as server:
         assert answer(server, [*KEYS, 100]) == before == rounded(np.vstack([ROWS, NEW]), row_dtype).tobytes()
-        assert bool(memory.count("m.t")) == is_copied
+        assert bool(memory.tables["m.t"].count()) == is_copied
     assert ("would be rounded twice" in caplog.text) != is_copied
 
 

@@ -76,11 +76,11 @@ def test_a_table_four_times_its_ram_is_served_from_rocksdb_in_the_memory_of_the_
             numbers = (rows * rng.random(BATCH_KEYS // 4) ** 2).astype(np.int64)
             assert_served(server, every_key[numbers], dim)
             assert server.wait_for_promotions(60)
-            assert ram.count("m.t") <= ram_rows
+            assert ram.tables["m.t"].count() <= ram_rows
             heights.append(anonymous_bytes() - before)
         hits = server.counters()["m.t"].hits
 
-        assert min(hits["memory"], hits["rocksdb"], ram.evicted_rows("m.t")) > ram_rows
-        assert rocksdb.count("m.t") == rows
+        assert min(hits["memory"], hits["rocksdb"], ram.tables["m.t"].evicted_rows) > ram_rows
+        assert rocksdb.tables["m.t"].count() == rows
     of_ram = HostTable.memory_bytes(dim, ram_rows, overflow_policy="evict_least_used")
     assert max(heights) < of_ram + MOST_WAITING_BYTES

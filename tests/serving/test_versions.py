@@ -485,7 +485,7 @@ class TestSwap:
         repository.load_model("tiny")
 
         memory = repository.session("tiny").embedding_cache.server.stores[0]
-        assert [memory.count(table) for table in tables_of(folder, 2)] == [FIRST.rows] * 2
+        assert [memory.tables[table].count() for table in tables_of(folder, 2)] == [FIRST.rows] * 2
 
     def test_a_request_in_flight_is_answered_by_the_version_that_began_it(self, folder, opened):
         repository = opened(folder)

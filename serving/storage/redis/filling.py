@@ -18,7 +18,7 @@ from serving.storage.redis.marker import PartitionMarker, new_token
 from serving.storage.redis.nodes import RedisNodes, value_of
 from serving.storage.redis.rows import STORE_NAME
 from serving.storage.redis.states import PartitionState, Status
-from serving.storage.redis.table import RedisTable
+from serving.storage.redis.table_commands import TableCommands
 from serving.storage.store import Batches, Keys, Truth, Vectors
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class _Plan:
 class Filling:
     """One filling of a table's partitions; see the package. Not for several threads."""
 
-    def __init__(self, nodes: RedisNodes, table: RedisTable) -> None:
+    def __init__(self, nodes: RedisNodes, table: TableCommands) -> None:
         """Draw the name of the leases, which is also the new generation."""
         self._nodes = nodes
         self._table = table
@@ -76,7 +76,7 @@ class Filling:
         self._known: Mapping[int, PartitionState] = {}  # when the filling began: a change that is missed later counts
 
     def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
-        """Fill the table as the source of truth: see ``Store.load``.
+        """Fill the table as the source of truth: see ``LastingTable.load``.
 
         With ``keep``, a partition of the same files stays as it is. Other processes that load the same files wait for
         this load, and then find nothing to do.
@@ -111,7 +111,7 @@ class Filling:
         self._refuse_lost_leases()
 
     def fill(self, truth: Truth, *, starting: bool) -> bool:
-        """Fill the table as a cache: see ``Store.fill``."""
+        """Fill the table as a cache: see ``LastingTable.fill``."""
         plan, was_written = self._planned(truth, starting), False
         if plan.over and not truth.writes:
             reason = "holds rows that Hotrow did not load: the process that writes the source of truth fills it"

@@ -114,7 +114,7 @@ class PartitionStates:
         return [(self._read(reply), reply.run_id) for reply in replies]
 
     def marker(self) -> Marker | None:
-        """See ``Store.marker``; None if a partition has no marker or another one."""
+        """See ``LastingTable.marker``; None if a partition has no marker or another one."""
         held = [marker for marker, _ in self.markers(range(len(self._partitions)))]
         first = held[0]
         others = held[1 : first.partitions] if first else []  # fewer than here, perhaps, which ``judge`` refuses

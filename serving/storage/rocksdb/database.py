@@ -1,11 +1,11 @@
 """An open RocksDB database: one column family per table, and the tables' markers in the default column family."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,27 @@ READ_AHEAD_BYTES = 8 * 2**20
 _MARKER_KEY = b"hotrow.table."
 
 
+class RowsChange(NamedTuple):
+    """A change of one table.
+
+    Attributes:
+        spec: the table.
+        keys: int64[N]; each fits the table.
+        values: uint8[N, B]; None deletes the keys.
+    """
+
+    spec: TableSpec
+    keys: Keys
+    values: NDArray[np.uint8] | None
+
+
 class Database:
     """One opening of a database; callers allow one user at a time, except for reads of column families.
 
     Tables are known by their full names. Methods raise what rocksdict raises, see ``translated_errors``.
 
     Attributes:
+        path: its folder.
         rocksdict: the module.
         options: options of the database and of each column family.
     """
@@ -46,7 +61,7 @@ class Database:
         """
         self.rocksdict = import_rocksdict()
         self.options = table_options(self.rocksdict, num_threads)
-        self._path = path
+        self.path = path
         self._read_only = read_only
         self._handle, self._families = open_database(self.rocksdict, path, read_only, num_threads)
 
@@ -99,37 +114,36 @@ class Database:
         try:
             record = Marker.read(bytes(raw))
         except (TypeError, ValueError) as err:
-            raise StoreError(STORE_NAME, table, f"{self._path}: the table's marker is damaged: {err}") from err
+            raise StoreError(STORE_NAME, table, f"{self.path}: the table's marker is damaged: {err}") from err
         return replace(record, current_caches=None) if self._read_only else record  # only the writer refills caches
 
     def write_flags(self, table: str, marker: Marker) -> None:
         """Write a marker of changed flags; it is on the disk when the next ``write`` is."""
         self._write_markers({table: marker})
 
-    def write(self, spec: TableSpec, keys: Keys, values: NDArray[np.uint8] | None, batch_rows: int) -> None:
-        """Write or delete rows; all rows are on the disk when this returns.
+    def write(self, changes: Sequence[RowsChange], batch_rows: int) -> None:
+        """Write and delete rows; all of it is on the disk when this returns.
 
         Args:
-            spec: the table.
-            keys: int64[N]; each fits the table.
-            values: uint8[N, B]; None deletes the keys.
+            changes: of one table or several, in their order.
             batch_rows: rows of one write batch, which is written whole or not at all.
         """
-        if not keys.size:
+        changes = [change for change in changes if change.keys.size]
+        if not changes:
             return
-        family = self._handle.get_column_family_handle(tag(spec.name))
-        for start in range(0, keys.size, batch_rows):
-            part = slice(start, start + batch_rows)
-            batch = self.rocksdict.WriteBatch(raw_mode=True)
-            batch.set_default_column_family(family)
-            raw = key_list(keys[part], spec.key_bytes)
-            if values is None:
-                for key in raw:
-                    del batch[key]
-            else:
-                for key, value in zip(raw, value_list(values[part]), strict=True):
-                    batch[key] = value
-            self._handle.write(batch)
+        batch, room = self.rocksdict.WriteBatch(raw_mode=True), batch_rows
+        for spec, keys, values in changes:
+            family, begin = self._handle.get_column_family_handle(tag(spec.name)), 0
+            while begin < keys.size:
+                if not room:
+                    self._handle.write(batch)
+                    batch, room = self.rocksdict.WriteBatch(raw_mode=True), batch_rows
+                part = slice(begin, begin + room)
+                batch.set_default_column_family(family)
+                _add_to(batch, key_list(keys[part], spec.key_bytes), None if values is None else values[part])
+                size = min(keys.size - begin, room)
+                begin, room = begin + size, room - size
+        self._handle.write(batch)
         self._flush_log()
 
     def read_ahead(self, wait: bool) -> None:
@@ -144,7 +158,7 @@ class Database:
         left = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         for file in self._handle.live_files():
             # Compaction may have removed the file. A file that cannot be read is reported when a row is read from it.
-            with suppress(OSError), (self._path / file["name"].lstrip("/")).open("rb") as opened:
+            with suppress(OSError), (self.path / file["name"].lstrip("/")).open("rb") as opened:
                 size = min(os.fstat(opened.fileno()).st_size, left)
                 starts = range(0, size, READ_AHEAD_BYTES)
                 for start in starts:
@@ -202,3 +216,13 @@ class Database:
     def _remove_family(self, table: str) -> None:
         del self._families[tag(table)]
         self._handle.drop_column_family(tag(table))
+
+
+def _add_to(batch: Any, raw_keys: list[bytes], values: NDArray[np.uint8] | None) -> None:
+    """Add rows of the batch's default column family, or their removal."""
+    if values is None:
+        for key in raw_keys:
+            del batch[key]
+    else:
+        for key, value in zip(raw_keys, value_list(values), strict=True):
+            batch[key] = value

@@ -5,20 +5,15 @@ crashes the process (RocksDB as of rocksdict 0.3.29). A read-only opening takes 
 log of the newest writes. A follower opens the database again whenever its files have changed.
 """
 
-import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from serving.errors import StoreError
 from serving.storage.rocksdb.database import Database
 from serving.storage.rocksdb.engine import STORE_NAME, translated_errors
-from serving.storage.rocksdb.table import RocksDbTable, opened_table
+from serving.storage.rocksdb.family import FamilyRows, family_rows
 from serving.storage.row_codec import RowCodec
 from serving.storage.store import TableSpec
-
-logger = logging.getLogger(__name__)
 
 OPENING_TRIES = 8
 
@@ -79,70 +74,35 @@ def files_state(path: Path, *patterns: str) -> FilesState:
     return sorted(state)
 
 
-class _Expected(NamedTuple):
-    """What a followed table must be; does not keep its files open."""
+def followed_rows(
+    database: Database, spec: TableSpec, codec: RowCodec, digest: str | None, held: FamilyRows | None
+) -> tuple[FamilyRows | None, StoreError | None]:
+    """Return a followed table's rows in ``database``, a newer opening, and why they are not what the writer has.
 
-    spec: TableSpec
-    codec: RowCodec
-    digest: str | None
+    Args:
+        database: the opening.
+        spec: the table.
+        codec: the form of its values.
+        digest: of the files that the table must be of; None: of any.
+        held: its rows until now; None: the writer has dropped the table.
 
-
-class FollowedTables:
-    """The tables of a follower, from one opening of the database to the next. Not thread-safe."""
-
-    def __init__(self, path: Path) -> None:
-        """Follow the tables of the database at ``path``."""
-        self._path = path
-        self._expected: dict[str, _Expected] = {}  # by name; also tables that the writer dropped and may load again
-        self._logged: dict[str, str] = {}  # by name: the last message about a table that differs from the writer's
-
-    def in_database(self, database: Database, tables: Mapping[str, RocksDbTable]) -> dict[str, RocksDbTable]:
-        """Return the followed tables as ``database`` holds them.
-
-        A table stays as it was while it is being loaded, and if it belongs to other files now: its handle keeps the
-        older files open. A table that the writer has dropped is absent until the writer loads it again.
-        """
-        for name, held in tables.items():
-            self._expected[name] = _Expected(held.spec, held.codec, held.digest)
-        followed = {}
-        for name, expected in self._expected.items():
-            table = self._followed(database, expected, tables.get(name))
-            if table is not None:
-                followed[name] = table
-        return followed
-
-    def forget(self, name: str) -> None:
-        """Stop following a table, if it is followed."""
-        self._expected.pop(name, None)
-        self._logged.pop(name, None)
-
-    def _followed(self, database: Database, expected: _Expected, held: RocksDbTable | None) -> RocksDbTable | None:
-        name = expected.spec.name
-        try:
-            record = database.record(name)
-        except StoreError as err:
-            self._log_once(err, "the table stays as it was")
-            return held
-        if record is not None and not record.digest:  # a load is running, or was killed
-            return held
-        if database.family(name) is None:
-            self._log_once(self._error(name, "the writer has dropped it"), "its keys are unknown until it is back")
-            return None
-        try:
-            table = opened_table(self._path, database, expected.spec, expected.codec)
-            if expected.digest is not None and table.digest != expected.digest:
-                other = f"the writer has loaded it from other files, {table.digest}; this process uses"
-                raise self._error(name, f"{other} {expected.digest}: restart it with the writer's files")
-        except StoreError as err:  # other tables are followed anyway
-            self._log_once(err, "the table stays as it was")
-            return held
-        self._logged.pop(name, None)
-        return table
-
-    def _log_once(self, error: StoreError, effect: str) -> None:
-        if self._logged.get(error.table) != str(error):
-            logger.warning("%s; %s", error, effect)
-        self._logged[error.table] = str(error)
-
-    def _error(self, name: str, reason: str) -> StoreError:
-        return StoreError(STORE_NAME, name, f"{self._path}: {reason}")
+    Returns:
+        ``held`` while the table is being loaded, or if it is of other files now. None if the writer has dropped it.
+    """
+    name = spec.name
+    try:
+        record = database.record(name)
+    except StoreError as err:
+        return held, err
+    if record is not None and not record.digest:  # a load is running, or was killed
+        return held, None
+    if database.family(name) is None:
+        return None, StoreError(STORE_NAME, name, f"{database.path}: the writer has dropped it")
+    try:
+        rows = family_rows(database, spec, codec)
+    except StoreError as err:  # other tables are followed anyway
+        return held, err
+    if digest is not None and rows.digest != digest:
+        reason = f"the writer has loaded it from other files, {rows.digest}; this process uses {digest}"
+        return held, StoreError(STORE_NAME, name, f"{database.path}: {reason}: restart it with the writer's files")
+    return rows, None

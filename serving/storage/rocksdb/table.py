@@ -1,135 +1,220 @@
-"""One table of a RocksDB database as its readers see it: a column family, and the form of its keys and values."""
+"""One table of a ``RocksDbStore``."""
 
-from pathlib import Path
-from typing import Any
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from serving.errors import StoreError
-from serving.storage.hps_layout import key_list, keys_of, storable
-from serving.storage.marker import NOT_LOADED
-from serving.storage.rocksdb.database import Database
-from serving.storage.rocksdb.engine import STORE_NAME, all_items, translated_errors
-from serving.storage.rocksdb.exit_gate import exit_gate
+from serving.metrics import MetricSample
+from serving.storage.hps_layout import storable
+from serving.storage.marker import NOT_LOADED, Marker, kept_rows
+from serving.storage.rocksdb.bulk_load import BulkLoader
+from serving.storage.rocksdb.database import Database, RowsChange
+from serving.storage.rocksdb.family import FamilyRows, family_rows
+from serving.storage.rocksdb.follower import followed_rows
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import Batches, Keys, Mask, TableSpec, Vectors
+from serving.storage.store import Batches, Change, Keys, LastingTable, Mask, TableSpec, Vectors
+from serving.storage.tables import NoRows
+
+if TYPE_CHECKING:
+    from serving.storage.rocksdb.store import RocksDbStore
+
+logger = logging.getLogger(__name__)
 
 
-class RocksDbTable:
-    """The rows of one column family. Every method may be called from any thread; none takes a lock.
+class RocksDbTable(LastingTable):
+    """A column family. Reads take no lock.
 
-    Attributes:
-        spec: the table.
-        codec: the form of its values.
-        digest: the digest of its marker; None without a marker.
+    ``_rows`` is replaced as a whole. It is None while the table is not open. It is ``NoRows`` after another process,
+    which writes, has dropped the table.
     """
 
-    def __init__(self, path: Path, spec: TableSpec, codec: RowCodec, family: Any, digest: str | None) -> None:
-        """Take a column family of the database at ``path`` for the table ``spec``.
+    def __init__(self, store: "RocksDbStore", spec: TableSpec) -> None:
+        """Read nothing yet."""
+        super().__init__(store, spec)
+        self._rocksdb = store
+        self._codec = RowCodec(store.name, spec, store.row_dtype)
+        self._rows: FamilyRows | NoRows | None = None
+        self._digest: str | None = None  # of the files that the table was opened with
+        self._logged = ""  # the last message about a difference from the writer's table
 
-        Raises:
-            StoreError: the first row has a key or a value of another length.
-        """
-        self.spec = spec
-        self.codec = codec
-        self._family = family  # rocksdict's handle, which keeps the database open
-        self.digest = digest
-        self._path = path
-        self._check_first_row()
+    @property
+    def capacity_rows(self) -> int | None:
+        """See ``StoreTable.capacity_rows``."""
+        self._open_rows()
+        return None
 
-    def close(self) -> None:
-        """Release the database: running calls keep it open until they end, later calls raise StoreError.
-
-        A kept error holds the table through its traceback, and must not keep the database locked.
-        """
-        self._family = None
+    def open(self, rows: int) -> None:
+        """See ``StoreTable.open``; a read-only store must already have the table."""
+        with self._rocksdb.changing(self.spec.name) as database:
+            self._rocksdb._check_name(self)
+            if database.family(self.spec.name) is None:
+                if not self.store.writes:
+                    raise self._error("the database has no such table, and is open read-only")
+                database.create_family(self.spec.name)
+            self._take(database)
+            self._rocksdb._opened(self)
 
     def count(self) -> int:
-        """Count the rows by reading all of them: 0.4 s for a million rows of 64 bytes, 0.9 s of 512 bytes."""
-        with self._translated():
-            return sum(1 for _ in all_items(self._open_family()))
+        """See ``StoreTable.count``; reads every row."""
+        rows = self._open_rows()
+        return rows.count() if isinstance(rows, FamilyRows) else 0
 
+    @property
     def estimated_rows(self) -> int:
-        """RocksDB's guess: too high after rows were overwritten, too low after absent rows were evicted."""
-        return int(self._open_family().property_int_value("rocksdb.estimate-num-keys"))
+        """RocksDB's fast guess at ``count``, for progress bars and metrics only."""
+        rows = self._open_rows()
+        return rows.estimated_rows() if isinstance(rows, FamilyRows) else 0
 
-    def fetch(self, keys: Keys, out: Vectors, found: Mask) -> None:
-        """Read rows in one call to RocksDB into ``out`` and ``found``; see ``Store.fetch``."""
-        fits = storable(keys, self.spec.key_bytes)
-        if fits is not None:
-            rows = np.empty((int(fits.sum()), self.spec.dim), dtype=np.float32)
-            hits = np.zeros(rows.shape[0], dtype=np.bool_)
-            self.fetch(keys[fits], rows, hits)
-            out[...], out[fits], found[fits] = 0.0, rows, hits
-            return
-        raw_keys = key_list(keys, self.spec.key_bytes)
-        with self._translated():
-            values = exit_gate.call(self._open_family().get, raw_keys)
+    def samples(self) -> Iterable[MetricSample]:
+        """See ``StoreTable.samples``."""
         try:
-            out[...] = self._rows(raw_keys, values)
-            found[...] = True
-        except TypeError:  # an absent key's value is None, which join refuses; no test is faster
-            found[...] = np.fromiter((value is not None for value in values), dtype=np.bool_, count=len(values))
-            present = [pair for pair in zip(raw_keys, values, strict=True) if pair[1] is not None]
-            out[...] = 0.0
-            out[found] = self._rows([key for key, _ in present], [value for _, value in present])
+            rows = self.estimated_rows
+        except StoreError:  # the table or the store is being closed
+            return ()
+        help_text = "RocksDB's estimate of its rows: too high after rows were overwritten."
+        return (MetricSample("hotrow_tier_estimated_rows", help_text, (), rows, is_gauge=True),)
 
-    def items(self, batch_rows: int) -> Batches:
-        """Read all rows as they were when the walk began, in the order of the keys' raw bytes."""
-        raw_keys: list[bytes] = []
-        values: list[bytes] = []
-        with self._translated():
-            for key, value in all_items(self._open_family()):
-                raw_keys.append(key)
-                values.append(value)
-                if len(raw_keys) == batch_rows:
-                    yield keys_of(raw_keys, self.spec.key_bytes), self._rows(raw_keys, values)
-                    raw_keys, values = [], []
-            if raw_keys:
-                yield keys_of(raw_keys, self.spec.key_bytes), self._rows(raw_keys, values)
+    def fetch(self, keys: Keys, out: Vectors) -> Mask:
+        """See ``StoreTable.fetch``."""
+        rows = self._open_rows()
+        self._check_dim(out.shape[1])
+        if isinstance(rows, NoRows):
+            return rows.fetch(keys, out)
+        found = np.zeros(keys.size, dtype=np.bool_)
+        for part in self._rocksdb.parts(keys.size):
+            rows.fetch(keys[part], out[part], found[part])
+        return found
 
-    def _rows(self, raw_keys: list[bytes], values: list[bytes]) -> Vectors:
-        """Decode values into float32[N, D]; raise TypeError if a value is None."""
-        joined = b"".join(values)
-        if set(map(len, values)) - {self.codec.value_bytes}:
-            at = next(place for place, value in enumerate(values) if len(value) != self.codec.value_bytes)
-            key = int(keys_of(raw_keys[at : at + 1], self.spec.key_bytes)[0])
-            raise self._error(f"the value of key {key} has {len(values[at])} bytes, {self.codec.expectation()}")
-        return self.codec.decode(joined)
+    def insert(self, keys: Keys, rows: Vectors) -> None:
+        """See ``StoreTable.insert``; rows are written in batches, each whole or absent, and are then on the disk."""
+        self.store.write([Change(self, keys, rows)])
 
-    def _check_first_row(self) -> None:
-        with self._translated():
-            key, value = next(all_items(self._open_family()), (None, None))
-        if key is None or value is None:
-            return
-        if len(key) != self.spec.key_bytes:
-            raise self._error(f"holds keys of {len(key)} bytes, expected {self.spec.key_bytes}")
-        if len(value) != self.codec.value_bytes:
-            raise self._error(f"holds values of {len(value)} bytes, {self.codec.expectation()}")
+    def evict(self, keys: Keys) -> None:
+        """See ``StoreTable.evict``."""
+        self.store.write([Change(self, keys, None)])
 
-    def _open_family(self) -> Any:
-        family = self._family
-        if family is None:
-            raise self._error("the store is closed")
-        return family
+    def items(self, batch_rows: int = 65536) -> Batches:
+        """See ``StoreTable.items``; rows as they were when the walk began, in the order of the keys' raw bytes."""
+        yield from self._open_rows().items(batch_rows)
+
+    def close(self) -> None:
+        """See ``StoreTable.close``: running calls keep the database open until they end."""
+        with self._rocksdb.locked():
+            self._rocksdb._closed(self)
+            rows, self._rows = self._rows, None
+            if isinstance(rows, FamilyRows) and self.store.is_closed:
+                rows.close()
+
+    def marker(self) -> Marker | None:
+        """See ``LastingTable.marker``; in a read-only store every cache is current, as the writer refills caches."""
+        with self._rocksdb.using(self.spec.name) as database:
+            return database.marker(self.spec.name)
+
+    def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
+        """See ``LastingTable.load``.
+
+        The rows are first sorted and written to files, while the table stays as it is. Then three short steps follow:
+        the marker goes, the files replace or join the rows, and the new marker is written. Other tables can be changed
+        all the while.
+        """
+        name, codec, store = self.spec.name, self._codec, self._rocksdb
+        with store.loading(name) as database:
+            store._check_name(self)
+            if not store.writes:
+                raise self._not_loaded(database, f"{marker.digest} as {codec.row_dtype}")
+            loader = BulkLoader(database.rocksdict, database.options, database.path / "loading", self.spec, codec)
+            with loader.written(batches) as files, store.using(name):
+                keeps_rows = keep and self._has_rows_to_keep(database)
+                if database.record(name) is not None:  # a cache may have rows of an earlier load
+                    marker = replace(marker, current_caches=())
+                database.begin_load(name, keeps_rows)
+                try:
+                    loader.ingest(database.family(name), files)
+                    rows = self._family_rows(database).count() if keeps_rows else loader.rows
+                    changed = marker.changed or keeps_rows
+                    database.end_load(name, replace(marker, rows=rows, row_dtype=codec.row_dtype, changed=changed))
+                finally:
+                    self._take(database)  # the old column family must not be read any more
+                    store._opened(self)
+            if store.warms_up:
+                database.read_ahead(wait=True)
+
+    def write_flags(self, *, changed: bool | None = None, current_caches: tuple[str, ...] | None = None) -> None:
+        """See ``LastingTable.write_flags``; a table of another program gets one, a read-only store does nothing."""
+        with self._rocksdb.using(self.spec.name) as database:
+            if not self.store.writes:
+                return
+            self._open_rows()
+            marker = database.record(self.spec.name)
+            marker = marker or Marker(NOT_LOADED, row_dtype=self._codec.row_dtype, changed=True)
+            new = replace(
+                marker,
+                changed=marker.changed if changed is None else changed,
+                current_caches=marker.current_caches if current_caches is None else current_caches,
+            )
+            if new != marker:
+                database.write_flags(self.spec.name, new)
+
+    def encoded(self, keys: Keys, rows: Vectors | None) -> RowsChange:
+        """Encode a change of the open table for the database."""
+        self._open_rows()
+        if rows is None:
+            fits = storable(keys, self.spec.key_bytes)
+            return RowsChange(self.spec, keys if fits is None else keys[fits], None)
+        self._check_dim(rows.shape[1])
+        return RowsChange(self.spec, keys, self._codec.encode(keys, rows))
+
+    def follow(self, database: Database) -> None:
+        """Read from ``database``, a newer opening, from now on.
+
+        A table stays as it was while it is being loaded, and if it belongs to other files now: its rows keep the older
+        files open. A table that the writer has dropped has no rows until the writer loads it again.
+        """
+        held = self._rows if isinstance(self._rows, FamilyRows) else None
+        rows, error = followed_rows(database, self.spec, self._codec, self._digest, held)
+        if error is not None and str(error) != self._logged:
+            effect = "its keys are unknown until it is back" if rows is None else "the table stays as it was"
+            logger.warning("%s; %s", error, effect)
+        self._logged = "" if error is None else str(error)
+        self._rows = NoRows() if rows is None else rows
+        if rows is not None:
+            self._digest = rows.digest
+
+    def _take(self, database: Database) -> None:
+        self._rows = self._family_rows(database)
+        self._digest = self._rows.digest
+
+    def _family_rows(self, database: Database) -> FamilyRows:
+        return family_rows(database, self.spec, self._codec)
+
+    def _open_rows(self) -> FamilyRows | NoRows:
+        rows = self._rows
+        if rows is None:
+            raise self._not_open()
+        return rows
+
+    def _has_rows_to_keep(self, database: Database) -> bool:
+        """Whether a load must keep rows: those of a killed load are dropped; logs rows of other programs."""
+        record = database.record(self.spec.name)
+        is_only_of_killed_load = record is not None and not record.digest and not record.changed
+        if database.family(self.spec.name) is None or is_only_of_killed_load:
+            return False
+        if next(self._family_rows(database).items(1), None) is None:
+            return False
+        if record is None or not record.digest:
+            logger.warning("%s", kept_rows(str(database.path), self.spec.name))
+        return True
+
+    def _not_loaded(self, database: Database, expected: str) -> StoreError:
+        marker = database.marker(self.spec.name)
+        was = (
+            f"was loaded from {marker.digest} as {marker.row_dtype}" if marker else "has no record of a completed load"
+        )
+        return self._error(f"{was}, expected {expected}; the database is open read-only")
 
     def _error(self, reason: str) -> StoreError:
-        return StoreError(STORE_NAME, self.spec.name, f"{self._path}: {reason}")
-
-    def _translated(self) -> Any:
-        return translated_errors(self._path, self.spec.name)
-
-
-def opened_table(path: Path, database: Database, spec: TableSpec, codec: RowCodec) -> RocksDbTable:
-    """Return the table ``spec`` of the ``database`` at ``path``, whose values ``codec`` reads.
-
-    Raises:
-        StoreError: the table holds rows of another row type, or its first row has a key or a value of another length.
-    """
-    marker = database.marker(spec.name)
-    if marker is not None and marker.row_dtype != codec.row_dtype:  # the values may have the same length
-        reason = f"{path}: holds rows of {marker.row_dtype}, expected {codec.row_dtype}"
-        raise StoreError(STORE_NAME, spec.name, reason)
-    return RocksDbTable(
-        path, spec, codec, database.family(spec.name), marker.digest if marker and marker.digest != NOT_LOADED else None
-    )
+        return StoreError(self.store.name, self.spec.name, f"{self._rocksdb.path}: {reason}")

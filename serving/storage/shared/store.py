@@ -18,8 +18,8 @@ from serving.model.capacity import rows_with_headroom
 from serving.storage.marker import Marker
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.shared.folder import SHARED_MEMORY, SharedFolder
-from serving.storage.store import Batches, Keys, TableSpec, Truth, Vectors
-from serving.storage.tables import HostTableStore
+from serving.storage.store import Batches, Keys, LastingStore, LastingTable, TableSpec, Truth, Vectors
+from serving.storage.tables import HostRowsTable
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +63,12 @@ def _log_huge_page_advice(folder: Path) -> None:
         logger.info("shared memory without huge pages makes lookups slower; to allow them, run: %s", advice)
 
 
-class SharedMemoryStore(HostTableStore[SharedTable]):
+class SharedMemoryStore(LastingStore):
     """Rows in memory that the processes of one machine share; see ``serving.storage.shared`` for who does what."""
 
-    outlives_process = True
-
-    _NAME = STORE_NAME
+    name = STORE_NAME
+    never_waits = True
+    keeps_row_dtype = True
 
     def __init__(
         self,
@@ -95,9 +95,8 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         self._auto_remove = auto_remove
         self._wait_ms = wait_ms
         self._writing = threading.Lock()  # held by each write of rows: none may run when another process writes
-        self._lock = threading.Lock()  # one change of the fields below at a time
-        self._found: dict[str, SharedTable] = {}  # tables that others have filled, until they are opened
-        self._sizes: dict[str, TableRows] = {}  # the capacities of tables that were opened and not dropped since
+        self._lock = threading.Lock()  # one change of the tables at a time
+        self._sizes: dict[str, TableRows] = {}  # the capacities of tables that were opened and not erased since
         self._folder = SharedFolder(self.name, folder / shared_name)
         _log_huge_page_advice(folder)
         self._folder.try_to_write()
@@ -113,171 +112,39 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
         """Whether this process is the writer."""
         return self._folder.writes
 
-    def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
-        """See ``Store.open_table``."""
+    def _new_table(self, spec: TableSpec) -> "SharedMemoryTable":
+        return SharedMemoryTable(self, spec)
+
+    def erase(self, table: str) -> None:
+        """See ``Store.erase``; refused in a process that only reads. Processes that have the table keep it."""
         with self._lock:
-            self._open_tables(spec.name)
-            table = self._found.pop(spec.name, None) or self._current(spec.name)
-            if table is None:
-                if not self.writes:
-                    raise self._refused(spec.name)
-                table = self._create(spec, capacity_rows, "")
-                self._folder.publish(spec.name)
-            self._check_spec(spec, table.dim, table.row_dtype)
-            self._serve(spec, table)
-
-    def capacity_rows(self, table: str) -> int | None:
-        """See ``Store.capacity_rows``; None, because a loaded table holds all of its rows."""
-        return None if table in self._open_tables(table) else 0
-
-    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
-        """See ``Store.insert``; refused in a process that only reads."""
-        with self._writing:
-            held = self._to_write(table)
-            self._insert_rows(table, held, keys, rows)
-
-    def evict(self, table: str, keys: Keys) -> None:
-        """See ``Store.evict``; refused in a process that only reads."""
-        with self._writing:
-            if table in self._open_tables(table):
-                self._to_write(table).evict(keys)
-
-    def drop_table(self, table: str) -> None:
-        """See ``Store.drop_table``; refused in a process that only reads. Processes that have the table keep it."""
-        with self._lock:
-            tables = self._open_tables(table)
-            if not self.writes and (table in tables or self._folder.table_file(table).exists()):
+            self._check_open(table)
+            held = self._tables.get(table)
+            if not self.writes and (held is not None or self._folder.table_file(table).exists()):
                 raise self._refused(table)
             self._folder.table_file(table).unlink(missing_ok=True)
-            self._tables = {name: held for name, held in tables.items() if name != table}
             self._sizes.pop(table, None)
-
-    def close_table(self, table: str) -> None:
-        """See ``Store.close_table``; the table is unmapped, and its file still counts as memory."""
-        with self._lock:
-            self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
-            self._found.pop(table, None)
-
-    def marker(self, table: str) -> Marker | None:
-        """See ``Store.marker``; waits while another process fills the table.
-
-        Raises:
-            StoreError: that process did not fill the table in time.
-        """
-        held = self._wait_for(table, lambda _: True)
-        if held is None or not held.source:
-            return None
-        return Marker(held.source, len(held), held.row_dtype, held.is_changed)
-
-    def write_flags(
-        self, table: str, *, changed: bool | None = None, current_caches: tuple[str, ...] | None = None
-    ) -> None:
-        """See ``Store.write_flags``; only ``changed`` is kept, and only a load clears it."""
-        if changed:
-            self._to_write(table).mark_changed()
-
-    def load(self, spec: TableSpec, batches: Batches, marker: Marker, *, keep: bool) -> None:
-        """See ``Store.load``; takes memory for ``marker.rows`` and headroom.
-
-        A process that only reads waits until the writer has loaded the table from the same files.
-
-        Raises:
-            StoreError: the writer did not load the table in time.
-        """
-        self._wait_for(spec.name, lambda held: self._is_of(held, spec, marker.digest))
-        with self._lock:
-            self._open_tables(spec.name)
-            if not self.writes:
-                return self._serve(spec, self._found.pop(spec.name))
-            kept = self._current(spec.name) if keep else None
-            if kept is not None and len(kept):
-                self._check_spec(spec, kept.dim, kept.row_dtype)
-                batches = chain(kept.items(), batches)
-            kept_rows = len(kept) if kept is not None else 0
-            table = self._create(spec, marker.rows + kept_rows, marker.digest)
-            try:
-                if marker.changed or kept_rows:
-                    table.mark_changed()
-                for keys, rows in batches:
-                    self._insert_rows(spec.name, table, keys, rows)
-            except BaseException:
-                self._folder.new_file(spec.name).unlink()
-                raise
-            self._folder.publish(spec.name)
-            self._serve(spec, table)
-
-    def fill(self, spec: TableSpec, truth: Truth, *, starting: bool) -> bool:
-        """See ``Store.fill``; only the writer can drop rows, so a process may have to take its place first."""
-        with self._lock:
-            is_writer = self.writes or self._take_over()
-        if not is_writer and starting and not truth.marker().is_current(self.identity):
-            raise self._refused(spec.name)
-        return super().fill(spec, truth, starting=starting)
+        if held is not None:
+            held.close()
 
     def close(self) -> None:
         """See ``Store.close``."""
         atexit.unregister(self.close)
         if self._folder.is_left:  # a forked child's copies of the locks below may be held forever
-            self._tables = None
+            self.is_closed, self._tables = True, {}
             return
+        self._close_all()
         with self._lock, self._writing:
-            self._tables = None
             self._folder.leave(self._auto_remove)
 
-    def _wait_for(self, table: str, is_wanted: Callable[[SharedTable], bool]) -> SharedTable | None:
-        """Wait for a table that ``is_wanted``, and return it; None if this process is the writer that must fill it."""
-        deadline = time.monotonic() + self._wait_ms / 1000
-        while True:
-            with self._lock:
-                held = self._current(table)
-                if held is not None and not held.writes:
-                    self._found[table] = held
-                if held is not None and is_wanted(held):
-                    return held
-                if self.writes or self._take_over():
-                    return None
-            if time.monotonic() > deadline:
-                reason = f"{self._folder.writer()}, which writes, has not loaded it within {self._wait_ms / 1000:g} s"
-                raise StoreError(self.name, table, reason)
-            time.sleep(_POLL_S)
-
-    def _current(self, table: str) -> SharedTable | None:
-        """Return the table of the file as it is now, which may be a newer copy than the open table."""
-        file = self._folder.table_file(table)
-        for held in (self._found.get(table), self._held_table(table)):
-            if held is not None and (held.writes if self.writes else held.is_at(file)):
-                return held
-        return self._attach(table)
-
-    def _attach(self, table: str) -> SharedTable | None:
-        """Attach to the table's file; None if there is no file, or the writer cannot use it."""
-        file = self._folder.table_file(table)
-        if not file.exists():
-            return None
-        try:
-            return SharedTable.attach(file, self.writes)
-        except SharedMemoryError as err:
-            if self.writes:  # such as a file of another version: the table is loaded again
-                return None
-            raise StoreError(self.name, table, str(err)) from err
-
     def _take_over(self) -> bool:
-        """Become the writer, if the former writer has ended."""
+        """Become the writer, if the former writer has ended. The lock is held."""
         if not self._folder.try_to_write():
             return False
-        self._found = {}
-        self._tables = {
-            name: None if held is None else self._taken_over(name, held) for name, held in self._open_tables("").items()
-        }
+        for table in self._tables.values():
+            if isinstance(table, SharedMemoryTable):
+                table.take_over()
         return True
-
-    def _taken_over(self, table: str, held: SharedTable) -> SharedTable:
-        """Return an open table to write to, or the same copy to read if its file is gone or is of other files now."""
-        attached = self._attach(table)
-        return attached if attached is not None and attached.source == held.source else held
-
-    def _is_of(self, held: SharedTable, spec: TableSpec, digest: str) -> bool:
-        return (held.source, held.dim, held.row_dtype) == (digest, spec.dim, spec.row_dtype)
 
     def _create(self, spec: TableSpec, rows: int, digest: str) -> SharedTable:
         held = [size for name, size in self._sizes.items() if name != spec.name]
@@ -290,18 +157,6 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
                 reason += f"; volatile_db.shared_memory_size is {self._capacity_bytes:,}"
             raise StoreError(self.name, spec.name, reason) from err
 
-    def _serve(self, spec: TableSpec, table: SharedTable) -> None:
-        self._tables = {**self._open_tables(spec.name), spec.name: table}
-        self._sizes[spec.name] = (spec, table.capacity_rows)
-
-    def _to_write(self, table: str) -> SharedTable:
-        held = self._held_table(table)
-        if held is None:
-            raise StoreError(self.name, table, "not an open table")
-        if not held.writes:
-            raise self._refused(table)
-        return held
-
     def _refused(self, table: str) -> StoreError:
         if self.writes:
             reason = "the writer removed or replaced it, and this process has a read-only copy: load its model again"
@@ -309,3 +164,166 @@ class SharedMemoryStore(HostTableStore[SharedTable]):
             reason = f"this process only reads {self._folder.path}; {self._folder.writer()} writes: change the table "
             reason += "there or, if it has ended, in the next process to start"
         return StoreUnreachableError(self.name, table, reason)
+
+
+class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
+    """A table of a ``SharedMemoryStore``."""
+
+    def __init__(self, store: SharedMemoryStore, spec: TableSpec) -> None:
+        """Attach to nothing yet."""
+        super().__init__(store, spec)
+        self._shared = store
+        self._found: SharedTable | None = None  # a copy that another process has filled, until the table is opened
+
+    @property
+    def capacity_rows(self) -> int | None:
+        """See ``StoreTable.capacity_rows``; None, because a loaded table holds all of its rows."""
+        self._open_rows()
+        return None
+
+    def open(self, rows: int) -> None:
+        """See ``StoreTable.open``."""
+        store = self._shared
+        with store._lock:
+            store._check_name(self)
+            copy = self._current() if self._found is None or store.writes else self._found
+            if copy is None:
+                if not store.writes:
+                    raise store._refused(self.spec.name)
+                copy = store._create(self.spec, rows, "")
+                store._folder.publish(self.spec.name)
+            self._check_same(copy.dim, copy.row_dtype)
+            self._serve(copy)
+
+    def insert(self, keys: Keys, rows: Vectors) -> None:
+        """See ``StoreTable.insert``; refused in a process that only reads."""
+        with self._shared._writing:
+            self._insert_into(self._to_write(), keys, rows)
+
+    def evict(self, keys: Keys) -> None:
+        """See ``StoreTable.evict``; refused in a process that only reads."""
+        with self._shared._writing:
+            self._to_write().evict(keys)
+
+    def close(self) -> None:
+        """See ``StoreTable.close``; the table is unmapped, and its file still counts as memory."""
+        with self._shared._lock, self._shared._writing:
+            self._shared._closed(self)
+            self._held = self._found = None
+
+    def marker(self) -> Marker | None:
+        """See ``LastingTable.marker``; waits while another process fills the table.
+
+        Raises:
+            StoreError: that process did not fill the table in time.
+        """
+        copy = self._wait_for(lambda _: True)
+        if copy is None or not copy.source:
+            return None
+        return Marker(copy.source, len(copy), copy.row_dtype, copy.is_changed)
+
+    def write_flags(self, *, changed: bool | None = None, current_caches: tuple[str, ...] | None = None) -> None:
+        """See ``LastingTable.write_flags``; only ``changed`` is kept, and only a load clears it."""
+        if changed:
+            self._to_write().mark_changed()
+
+    def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
+        """See ``LastingTable.load``; takes memory for ``marker.rows`` and headroom.
+
+        A process that only reads waits until the writer has loaded the table from the same files.
+
+        Raises:
+            StoreError: the writer did not load the table in time.
+        """
+        store, spec = self._shared, self.spec
+        store._check_name(self)
+        wanted = marker.digest, spec.dim, spec.row_dtype
+        found = self._wait_for(lambda copy: (copy.source, copy.dim, copy.row_dtype) == wanted)
+        with store._lock:
+            store._check_open(spec.name)
+            if not store.writes and found is not None:
+                return self._serve(found)
+            kept = self._current() if keep else None
+            if kept is not None and len(kept):
+                self._check_same(kept.dim, kept.row_dtype)
+                batches = chain(kept.items(), batches)
+            kept_rows = len(kept) if kept is not None else 0
+            copy = store._create(spec, marker.rows + kept_rows, marker.digest)
+            try:
+                if marker.changed or kept_rows:
+                    copy.mark_changed()
+                for keys, rows in batches:
+                    self._insert_into(copy, keys, rows)
+            except BaseException:
+                store._folder.new_file(spec.name).unlink()
+                raise
+            store._folder.publish(spec.name)
+            self._serve(copy)
+
+    def fill(self, truth: Truth, *, starting: bool) -> bool:
+        """See ``LastingTable.fill``; only the writer drops rows, so a process may have to take its place first."""
+        store = self._shared
+        with store._lock:
+            is_writer = store.writes or store._take_over()
+        if not is_writer and starting and not truth.marker().is_current(store.identity):
+            raise store._refused(self.spec.name)
+        return super().fill(truth, starting=starting)
+
+    def take_over(self) -> None:
+        """Attach to the open table as the writer; if its file is gone or is of other files now, the copy is only read.
+
+        The store's lock is held.
+        """
+        attached = self._attach()
+        if self._held is not None and attached is not None and attached.source == self._held.source:
+            self._held = attached
+
+    def _wait_for(self, is_wanted: Callable[[SharedTable], bool]) -> SharedTable | None:
+        """Wait for a copy that ``is_wanted``, and return it; None if this process is the writer that must fill it."""
+        store = self._shared
+        deadline = time.monotonic() + store._wait_ms / 1000
+        while True:
+            with store._lock:
+                store._check_open(self.spec.name)
+                copy = self._current()
+                self._found = copy if copy is not None and not copy.writes else None
+                if copy is not None and is_wanted(copy):
+                    return copy
+                if store.writes or store._take_over():
+                    self._found = None
+                    return None
+            if time.monotonic() > deadline:
+                waited = f"{store._wait_ms / 1000:g} s"
+                raise self._error(f"{store._folder.writer()}, which writes, has not loaded it within {waited}")
+            time.sleep(_POLL_S)
+
+    def _current(self) -> SharedTable | None:
+        """Return the table of the file as it is now, which may be a newer copy than the open table."""
+        store, file = self._shared, self._shared._folder.table_file(self.spec.name)
+        for copy in (self._found, self._held):
+            if copy is not None and (copy.writes if store.writes else copy.is_at(file)):
+                return copy
+        return self._attach()
+
+    def _attach(self) -> SharedTable | None:
+        """Attach to the table's file; None if there is no file, or the writer cannot use it."""
+        file = self._shared._folder.table_file(self.spec.name)
+        if not file.exists():
+            return None
+        try:
+            return SharedTable.attach(file, self._shared.writes)
+        except SharedMemoryError as err:
+            if self._shared.writes:  # such as a file of another version: the table is loaded again
+                return None
+            raise self._error(str(err)) from err
+
+    def _serve(self, copy: SharedTable) -> None:
+        self._shared._opened(self)
+        self._held, self._found = copy, None
+        self._shared._sizes[self.spec.name] = (self.spec, copy.capacity_rows)
+
+    def _to_write(self) -> SharedTable:
+        held = self._open_rows()
+        if not held.writes:
+            raise self._shared._refused(self.spec.name)
+        return held

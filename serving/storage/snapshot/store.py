@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 from kernels.system_memory import available_memory_bytes
@@ -11,10 +10,10 @@ from serving.model.capacity import MOST_ROWS, rows_with_headroom
 from serving.model.snapshot_model import SnapshotModel
 from serving.model.sparse_model import SparseModel
 from serving.storage.snapshot.folder import SnapshotFolder
+from serving.storage.snapshot.overlay import OverlaidSnapshot
 from serving.storage.snapshot.reader import SnapshotReader
-from serving.storage.snapshot.table import SnapshotTable
-from serving.storage.store import Keys, NativeTable, TableSpec, Vectors
-from serving.storage.tables import TableStore
+from serving.storage.store import FileTable, Keys, NativeTable, Store, TableSpec, Vectors
+from serving.storage.tables import HeldTable
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +49,15 @@ def _warm_up_if_it_fits(reader: SnapshotReader) -> None:
         )
 
 
-class SnapshotStore(TableStore[SnapshotTable]):
+class SnapshotStore(Store):
     """Tables in snapshots, each with a writable overlay in RAM; see ``serving.storage.snapshot`` for what lies where.
 
-    ``fetch``, ``fetch_pooled`` and ``items`` take no lock.
+    Reads take no lock.
     """
 
+    name = "snapshot"
     reads_model_files = True
-
-    _NAME = "snapshot"
+    keeps_row_dtype = True
 
     def __init__(
         self, folder: Path | None = None, overlay_capacity_rows: int | None = None, warm_up: bool = False
@@ -83,79 +82,23 @@ class SnapshotStore(TableStore[SnapshotTable]):
             self._folder.check()
         self._overlay_capacity_rows = overlay_capacity_rows
         self._warm_up = warm_up
-        self._lock = threading.Lock()  # one open_table, serve_file, drop_table or close at a time
+        self._lock = threading.Lock()  # one change of the tables at a time
 
-    def open_table(self, spec: TableSpec, capacity_rows: int) -> None:
-        """See ``Store.open_table``; without ``serve_file`` a table has an overlay over no rows."""
-        with self._lock:
-            held = self._held_table(spec.name)
-            if held is None:
-                overlay = self._overlay_capacity_rows
-                self._put(SnapshotTable(spec, None, rows_with_headroom(capacity_rows) if overlay is None else overlay))
-            elif (held.spec.dim, held.spec.row_dtype) != (spec.dim, spec.row_dtype):
-                reason = (
-                    f"holds {held.spec.row_dtype} rows of {held.spec.dim} floats,"
-                    f" asked to hold {spec.row_dtype} of {spec.dim}"
-                )
-                raise StoreError(self.name, spec.name, reason)
+    def _new_table(self, spec: TableSpec) -> "SnapshotTable":
+        return SnapshotTable(self, spec)
 
-    def serve_file(self, spec: TableSpec, model: SparseModel) -> None:
-        """See ``Store.serve_file``."""
-        reader = self._open_snapshot(spec, model)
-        with self._lock:
-            overlay = self._overlay_capacity_rows
-            rows = reader.rows
-            self._put(SnapshotTable(spec, reader, rows_with_headroom(rows) - rows if overlay is None else overlay))
-        if self._warm_up:
-            _warm_up_if_it_fits(reader)
-
-    def native_tables(self, tables: Sequence[str]) -> Sequence[NativeTable | None]:
-        """See ``Store.native_tables``; None for a table with changes."""
-        held = self._open_tables("")
-        return [None if (table := held.get(name)) is None else table.native for name in tables]
-
-    def capacity_rows(self, table: str) -> int | None:
-        """See ``Store.capacity_rows``: rows of the file and of the overlay."""
-        held = self._held_table(table)
-        return held.capacity_rows if held is not None else 0
-
-    def file_bytes(self, table: str) -> int:
-        """Return the size of the table's file; 0 for an unknown table."""
-        held = self._held_table(table)
-        return self._size_bytes(held) if held is not None else 0
-
-    def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
-        """See ``Store.insert``."""
-        held = self._held_table(table)
-        if held is None:
-            raise StoreError(self.name, table, "not an open table")
-        self._check_dim(table, held.dim, rows.shape[1])
-        held.insert(keys, rows)
-
-    def evict(self, table: str, keys: Keys) -> None:
-        """See ``Store.evict``; raises StoreFullError if the overlay cannot hold the evicted keys."""
-        held = self._held_table(table)
+    def erase(self, table: str) -> None:
+        """See ``Store.erase``."""
+        self._check_open(table)
+        held = self._tables.get(table)
         if held is not None:
-            held.evict(keys)
-
-    def drop_table(self, table: str) -> None:
-        """See ``Store.drop_table``; the folder keeps its snapshot for the next ``serve_file``."""
-        with self._lock:
-            self._tables = {name: held for name, held in self._open_tables(table).items() if name != table}
-
-    def erase_table(self, table: str) -> None:
-        """See ``Store.erase_table``."""
-        self.drop_table(table)
+            held.close()
         if self._folder is not None:
             self._folder.erase(table)
 
     def close(self) -> None:
         """See ``Store.close``."""
-        with self._lock:
-            self._tables = None
-
-    def _size_bytes(self, held: SnapshotTable) -> int:
-        return held.file_bytes
+        self._close_all()
 
     def _open_snapshot(self, spec: TableSpec, model: SparseModel) -> SnapshotReader:
         if is_served_as_it_is(spec, model):
@@ -164,5 +107,63 @@ class SnapshotStore(TableStore[SnapshotTable]):
             raise _no_folder(spec, model)
         return self._folder.open(spec, model)
 
-    def _put(self, table: SnapshotTable) -> None:
-        self._tables = {**self._open_tables(table.spec.name), table.spec.name: table}
+
+class SnapshotTable(HeldTable[OverlaidSnapshot], FileTable):
+    """A table of a ``SnapshotStore``."""
+
+    def __init__(self, store: SnapshotStore, spec: TableSpec) -> None:
+        """Open nothing yet."""
+        super().__init__(store, spec)
+        self._snapshots = store
+
+    @property
+    def native(self) -> NativeTable | None:
+        """See ``StoreTable.native``; None for a table with changes."""
+        held = self._held
+        return None if held is None else held.native
+
+    @property
+    def capacity_rows(self) -> int | None:
+        """See ``StoreTable.capacity_rows``: rows of the file and of the overlay."""
+        return self._open_rows().capacity_rows
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the mapped file."""
+        held = self._held
+        return 0 if held is None else held.file_bytes
+
+    def open(self, rows: int) -> None:
+        """See ``StoreTable.open``; without ``serve_file`` a table has an overlay over no rows."""
+        if self._held is None:
+            self._hold(None, rows_with_headroom(rows))
+
+    def serve_file(self, model: SparseModel) -> None:
+        """See ``FileTable.serve_file``."""
+        self._snapshots._check_name(self)
+        reader = self._snapshots._open_snapshot(self.spec, model)
+        self._hold(reader, rows_with_headroom(reader.rows) - reader.rows)
+        if self._snapshots._warm_up:
+            _warm_up_if_it_fits(reader)
+
+    def insert(self, keys: Keys, rows: Vectors) -> None:
+        """See ``StoreTable.insert``."""
+        held = self._open_rows()
+        self._check_dim(rows.shape[1])
+        held.insert(keys, rows)
+
+    def evict(self, keys: Keys) -> None:
+        """See ``StoreTable.evict``; raises StoreFullError if the overlay cannot hold the evicted keys."""
+        self._open_rows().evict(keys)
+
+    def close(self) -> None:
+        """See ``StoreTable.close``; the folder keeps the snapshot for the next ``serve_file``."""
+        with self._snapshots._lock:
+            self._snapshots._closed(self)
+            self._held = None
+
+    def _hold(self, reader: SnapshotReader | None, overlay_rows: int) -> None:
+        given = self._snapshots._overlay_capacity_rows
+        with self._snapshots._lock:
+            self._snapshots._opened(self)
+            self._held = OverlaidSnapshot(self.spec, reader, overlay_rows if given is None else given)

@@ -14,7 +14,7 @@ from serving.errors import StoreError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
-from serving.storage import RocksDbStore
+from serving.storage.rocksdb.table import RocksDbTable
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import DEEP, KEYS, write_lookup_model, write_ps
 
@@ -229,11 +229,11 @@ def test_a_model_without_a_dense_network_counts_its_keys(tmp_path):
 def test_keys_of_requests_that_fail_are_not_counted_and_the_calls_of_the_tiers_are(tmp_path, monkeypatch):
     oracle, cold = Oracle(), MODEL.rows - 1
     with serving(tmp_path, over_rocksdb()) as client:
-        fetch = RocksDbStore.fetch
+        fetch = RocksDbTable.fetch
         for is_broken in (False, True, True, False):
             fails = StoreError("rocksdb", "ctr@3.item", "Input/output error")
             broken = Mock(side_effect=fails) if is_broken else fetch
-            monkeypatch.setattr(RocksDbStore, "fetch", broken)
+            monkeypatch.setattr(RocksDbTable, "fetch", broken)
             ask(client, oracle, [{"dense": [1, 2, 3], "keys": [[0, 1, 1], [0], [cold, 2]]}])
         metrics = Metrics(client)
 

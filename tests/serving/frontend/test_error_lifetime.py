@@ -24,7 +24,8 @@ from serving.frontend.http.server import Server, listen
 from serving.frontend.limits import Limits
 from serving.repository import ModelRepository
 from serving.session import InferenceSession
-from serving.storage import MemoryStore, RocksDbStore
+from serving.storage.memory import MemoryTable
+from serving.storage.rocksdb.table import RocksDbTable
 from tests.serving.ps_files import write_ps
 
 PREDICT, INFER = "/predict/tiny", "/v2/models/tiny/infer"
@@ -221,8 +222,8 @@ def test_an_outage_of_a_tier_is_forgotten(tmp_path, monkeypatch, budget):
     with ModelRepository(tmp_path) as repository:
         repository.load()
         with monkeypatch.context() as rocksdb:
-            rocksdb.setattr(RocksDbStore, "fetch", fail)
+            rocksdb.setattr(RocksDbTable, "fetch", fail)
             assert frames_left_by(repository, {"no answer": posting(PREDICT, cold, code=503)}) == {}
-        monkeypatch.setattr(MemoryStore, "fetch", fail)  # so that RocksDB answers instead
-        monkeypatch.setattr(MemoryStore, "fetch_pooled", fail)
+        monkeypatch.setattr(MemoryTable, "fetch", fail)  # so that RocksDB answers instead
+        monkeypatch.setattr(MemoryTable, "fetch_pooled", fail)
         assert frames_left_by(repository, {"a slower tier": posting(PREDICT, cold, code=200)}) == {}

@@ -12,7 +12,7 @@ from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
-from serving.storage import RocksDbStore
+from serving.storage.rocksdb.table import RocksDbTable
 from tests.serving.ps_files import write_ps
 
 WAIT_S = 60
@@ -24,13 +24,13 @@ def disk(monkeypatch):
     """An event that lets reads of RocksDB through while it is set."""
     runs = threading.Event()
     runs.set()
-    fetch = RocksDbStore.fetch
+    fetch = RocksDbTable.fetch
 
     def wait_and_fetch(*args):
         assert runs.wait(WAIT_S)
         return fetch(*args)
 
-    monkeypatch.setattr(RocksDbStore, "fetch", wait_and_fetch)
+    monkeypatch.setattr(RocksDbTable, "fetch", wait_and_fetch)
     yield runs
     runs.set()
 

@@ -16,7 +16,7 @@ from serving.lookup.cached_lookup import CachedLookup
 from serving.parameter_server import health
 from serving.parameter_server import models as served_models
 from serving.repository import ModelRepository
-from serving.storage import RocksDbStore
+from serving.storage.rocksdb.table import RocksDbTable
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import write_lookup_model, write_ps
 
@@ -30,14 +30,15 @@ DEADLINE_S = 20
 @pytest.fixture
 def disk(monkeypatch):
     """The RocksDB tables and keys that cannot be read."""
-    broken, fetch = set(), RocksDbStore.fetch
+    broken, fetch = set(), RocksDbTable.fetch
 
-    def fetch_unless_broken(store, table, keys, out):
-        if re.sub("-[0-9a-f]{8}", "", table) in broken or not broken.isdisjoint(keys.tolist()):
-            raise StoreError("rocksdb", table, "Input/output error")
-        return fetch(store, table, keys, out)
+    def fetch_unless_broken(table, keys, out):
+        name = table.spec.name
+        if re.sub("-[0-9a-f]{8}", "", name) in broken or not broken.isdisjoint(keys.tolist()):
+            raise StoreError("rocksdb", name, "Input/output error")
+        return fetch(table, keys, out)
 
-    monkeypatch.setattr(RocksDbStore, "fetch", fetch_unless_broken)
+    monkeypatch.setattr(RocksDbTable, "fetch", fetch_unless_broken)
     return broken
 
 
@@ -193,7 +194,7 @@ def test_old_requests_leave_the_last_minute_while_a_disk_that_is_damaged_in_part
 
 def test_requests_older_than_a_minute_do_not_affect_readiness(clients, clock, monkeypatch):
     client = clients(BOUNDED_RAM)
-    monkeypatch.setattr(RocksDbStore, "fetch", Mock(side_effect=ZeroDivisionError))
+    monkeypatch.setattr(RocksDbTable, "fetch", Mock(side_effect=ZeroDivisionError))
     assert client.post("/predict/tiny", json=COLD).status_code == 500
     assert codes(client) == [503, 503]
     assert states(client) == ("not ready", "UNAVAILABLE", "1 of 1 requests in a minute failed")

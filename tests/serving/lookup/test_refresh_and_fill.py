@@ -151,8 +151,8 @@ def test_rows_that_another_process_changed_are_answered_after_a_refresh(device, 
 
     with served(refreshed, store) as server, cached(server, refreshed, device) as lookup:
         before = lookup.lookup_pooled(batch)
-        store.insert("m.t0", np.array([3]), NEW)  # not through the server
-        store.evict("m.t0", np.array([6]))
+        store.tables["m.t0"].insert(np.array([3]), NEW)  # not through the server
+        store.tables["m.t0"].evict(np.array([6]))
         assert same(lookup.lookup_pooled(batch), before)
 
         lookup.refresh()
@@ -172,7 +172,7 @@ def test_a_refresh_finds_keys_that_another_process_has_added(device, config, kin
 
     with served(config, store) as server, cached(server, config, device) as lookup:
         assert [lookup.lookup_pooled(batch).defaulted_keys for _ in range(2)] == [2, 2]
-        store.insert("m.t0", np.array([2]), NEW)  # not through the server
+        store.tables["m.t0"].insert(np.array([2]), NEW)  # not through the server
         assert lookup.lookup_pooled(batch).defaulted_keys == 2
 
         lookup.refresh()

@@ -10,7 +10,7 @@ from serving.errors import StoreError, StoreTimeoutError
 from serving.parameter_server import ParameterServer, TierSettings, circuit_breaker
 from serving.parameter_server.circuit_breaker import CallThreads
 from serving.storage import MemoryStore
-from tests.serving.small_server import KEYS, ROWS, DictStore, errors_of, keep, serve
+from tests.serving.small_server import KEYS, ROWS, DictStore, HookedMemory, errors_of, keep, serve
 
 WAIT_S = 60
 TIMEOUT_MS = 800  # a tier that answers must do so within it, on a busy machine too
@@ -162,7 +162,7 @@ def test_a_probe_that_hangs_keeps_the_tier_out_and_doubles_the_back_off(server, 
         clock[0] = tick * (1 + 1e-9) * TIMEOUT_MS / 1000
         with pytest.raises(StoreError):
             ask(server)
-        settle(lambda: server._tiers[1]._breaker._threads._calls == slow.reading)
+        settle(lambda: server._tiers[1].breaker._threads._calls == slow.reading)
         if slow.reading > before:
             starts.append(tick)
 
@@ -184,7 +184,7 @@ def test_no_more_threads_than_a_few_hang_however_long_the_outage(server, clock):
         clock[0] += 2 * circuit_breaker.LONGEST_BACK_OFF_S
 
     settle(lambda: slow.reading == circuit_breaker.MOST_THREADS)
-    threads = server._tiers[1]._breaker._threads
+    threads = server._tiers[1].breaker._threads
     assert threads._threads == threads._calls == circuit_breaker.MOST_THREADS
     slow.recover()
     for _ in range(circuit_breaker.MOST_THREADS):
@@ -219,12 +219,12 @@ def test_an_error_of_the_store_is_no_time_out_and_starts_no_back_off(server):
 
 
 def test_a_pooling_tier_has_a_budget_too(config, clock):
-    class Hanging(MemoryStore):
+    class Hanging(HookedMemory):
         gate = threading.Event()
 
-        def fetch_pooled(self, *args):
+        def on_fetch_pooled(self, *args):
             assert self.gate.wait(WAIT_S)
-            return super().fetch_pooled(*args)
+            return super().on_fetch_pooled(*args)
 
     with serve(config, Hanging(), DictStore(), settings={"memory": TierSettings(timeout_ms=TIMEOUT_MS)}) as server:
         pooled, found = server.lookup_pooled("m.t", np.array([1, 2]), np.array([0, 2]), "sum")

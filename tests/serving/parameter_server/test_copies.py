@@ -334,12 +334,12 @@ def test_a_request_is_counted_and_promoted_and_a_refresh_is_not(server):
     copies.table.read(np.array([3]), is_request=False)
     assert server.wait_for_promotions(30)
     assert server.counters()["m.t"].hits == {}
-    assert server.stores[0].count("m.t") == 0
+    assert server.stores[0].tables["m.t"].count() == 0
 
     copies.table.read(np.array([3]), is_request=True)
     assert server.wait_for_promotions(30)
     assert server.counters()["m.t"].hits == {"slow": 1}
-    assert server.stores[0].count("m.t") == 1
+    assert server.stores[0].tables["m.t"].count() == 1
 
 
 def test_an_outage_is_reported(config):

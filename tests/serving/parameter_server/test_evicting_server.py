@@ -40,10 +40,10 @@ def test_a_table_four_times_its_bound_serves_exact_answers_and_its_memory_stays(
         for _ in range(40):
             assert_exact(server, rng.choice(keys, 400), rows)
             assert server.wait_for_promotions(WAIT_S)
-            assert memory.count(TABLE) <= 1000
-            assert memory.memory_bytes(TABLE) == HostTable.memory_bytes(4, 1000, overflow_policy=policy)
+            assert memory.tables[TABLE].count() <= 1000
+            assert memory.tables[TABLE].size_bytes == HostTable.memory_bytes(4, 1000, overflow_policy=policy)
         tier = server.counters()[TABLE].tiers[0]
-        evicted = memory.evicted_rows(TABLE)
+        evicted = memory.tables[TABLE].evicted_rows
         assert_exact(server, keys, rows)
 
     assert tier.promoted_rows >= evicted > 1000
@@ -67,7 +67,7 @@ def test_the_hit_rate_rises_from_that_of_the_file_towards_that_of_the_best_fixed
                 assert server.wait_for_promotions(WAIT_S)
             rates.append((server.counters()[TABLE].hits.get("memory", 0) - before) / 2500)
 
-        assert memory.evicted_rows(TABLE)
+        assert memory.tables[TABLE].evicted_rows
 
     assert rates[0] < rates[-1] <= best + 0.02
     assert np.mean(rates[-3:]) > 0.88 * best
@@ -84,9 +84,9 @@ def test_an_update_of_new_keys_makes_room_in_ram_and_is_found_in_both_tiers(writ
         assert_exact(server, fresh, dict(zip(fresh.tolist(), rows, strict=True)))
         assert server.counters()[TABLE].hits == {"memory": 50}
         assert_exact(server, keys_of(model), model.tables[0])
-        assert memory.count(TABLE) <= 100
+        assert memory.tables[TABLE].count() <= 100
         held = np.empty((50, 4), dtype=np.float32)
-        assert server.stores[1].fetch(TABLE, fresh, held).all()
+        assert server.stores[1].tables[TABLE].fetch(fresh, held).all()
 
 
 def test_an_updated_row_that_was_evicted_comes_back_as_it_was_updated(write_model, tmp_path):
@@ -98,7 +98,7 @@ def test_an_updated_row_that_was_evicted_comes_back_as_it_was_updated(write_mode
         server.insert(TABLE, changed, rows)
         server.lookup(TABLE, keys[100:250])
         assert server.wait_for_promotions(WAIT_S)
-        assert not memory.fetch(TABLE, changed, np.empty((1, 4), dtype=np.float32)).any()
+        assert not memory.tables[TABLE].fetch(changed, np.empty((1, 4), dtype=np.float32)).any()
 
         assert_exact(server, changed, {int(changed[0]): rows[0]})
 
@@ -109,11 +109,11 @@ def test_ram_that_starts_empty_fills_itself_with_what_is_asked_for(write_model, 
     server, memory = opened(model, tmp_path, bound=100, settings=empty)
     keys = keys_of(model)
     with server:
-        assert memory.count(TABLE) == 0
+        assert memory.tables[TABLE].count() == 0
         server.lookup(TABLE, keys[:60])
         assert server.wait_for_promotions(WAIT_S)
 
-        assert memory.count(TABLE) == 60
+        assert memory.tables[TABLE].count() == 60
         assert_exact(server, keys, model.tables[0])
 
 
@@ -127,4 +127,4 @@ def test_without_a_slower_tier_what_was_evicted_is_unknown(write_model):
 
         _, found = server.lookup(TABLE, keys_of(model))
 
-        assert np.count_nonzero(~found) == memory.evicted_rows(TABLE) == 15
+        assert np.count_nonzero(~found) == memory.tables[TABLE].evicted_rows == 15

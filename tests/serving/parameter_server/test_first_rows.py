@@ -43,7 +43,7 @@ def fill(model, tmp_path):
                 assert found.all()
                 assert answer.tobytes() == b"".join(row.tobytes() for row in rows.values())
             names = [f"dcn.table{index}" for index in range(len(model.tables))]
-            return [{key for keys, _ in stores[0].items(name) for key in keys.tolist()} for name in names]
+            return [{key for keys, _ in stores[0].tables[name].items() for key in keys.tolist()} for name in names]
 
     return load
 

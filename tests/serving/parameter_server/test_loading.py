@@ -23,8 +23,12 @@ from serving.parameter_server import ParameterServer, TierSettings
 from serving.parameter_server import models as served_models
 from serving.storage import MemoryStore, RocksDbStore, TableSpec
 from serving.storage.marker import Marker
+from serving.storage.rocksdb.table import RocksDbTable
 from tests.serving import small_server
 from tests.serving.ps_files import listed
+from tests.serving.small_server import HookedMemory
+
+TABLE0 = TableSpec("dcn.table0", 4)
 
 
 @pytest.fixture
@@ -64,7 +68,7 @@ def test_memory_alone_that_is_too_small_is_refused_before_anything_is_loaded(mod
             server.load_model(config_of(model))
 
         assert "capacity_rows" in str(caught.value)
-        assert not store.capacity_rows("dcn.table0")
+        assert not store.tables
         assert server.models() == ()
         assert server.counters() == {}
 
@@ -100,7 +104,7 @@ def test_models_that_are_announced_together_share_memory_in_proportion_to_their_
         for config in (first, second, late):
             server.load_model(config)
 
-        rows = [[memory.count(f"{name}.table{n}") for n in (0, 1)] for name in ("one", "two", "late")]
+        rows = [[memory.tables[f"{name}.table{n}"].count() for n in (0, 1)] for name in ("one", "two", "late")]
         np.testing.assert_allclose(rows, [[30, 10], [30, 10], [0, 0]], atol=1.5)
         assert np.sum(rows[:2]) == 80
 
@@ -115,7 +119,7 @@ def test_announcing_a_model_whose_file_is_missing_is_refused_and_announces_nothi
 
         server.load_model(config)
 
-        assert [memory.capacity_rows(f"dcn.table{index}") for index in range(2)] == [300, 100]
+        assert [memory.tables[f"dcn.table{index}"].capacity_rows for index in range(2)] == [300, 100]
 
 
 def test_before_a_durable_tier_memory_takes_the_first_rows_that_fit(model, tmp_path):
@@ -123,7 +127,7 @@ def test_before_a_durable_tier_memory_takes_the_first_rows_that_fit(model, tmp_p
     with ParameterServer([memory, rocksdb(tmp_path)]) as server:
         server.load_model(config_of(model))
 
-        assert [memory.count("dcn.table0"), memory.count("dcn.table1")] == [239, 81]
+        assert [memory.tables["dcn.table0"].count(), memory.tables["dcn.table1"].count()] == [239, 81]
         assert_served(server, model)
         assert server.counters()["dcn.table1"].hits == {"memory": 81, "rocksdb": 19}
 
@@ -157,7 +161,7 @@ def test_a_durable_tier_keeps_float32_whatever_the_row_type(model, tmp_path):
 def test_a_durable_tier_is_not_loaded_again_from_the_same_files(model, tmp_path, monkeypatch):
     with ParameterServer([rocksdb(tmp_path)]) as server:
         server.load_model(config_of(model))
-    monkeypatch.setattr(RocksDbStore, "load", lambda *_, **__: pytest.fail("loaded again"))
+    monkeypatch.setattr(RocksDbTable, "load", lambda *_, **__: pytest.fail("loaded again"))
 
     with ParameterServer([rocksdb(tmp_path)]) as server:
         server.load_model(config_of(model))
@@ -201,8 +205,8 @@ def test_a_model_that_fails_to_load_leaves_the_server_without_it(write_model, tm
         with pytest.raises(ModelFileError, match=r"1_sparse_10\.model: row 0"):
             server.load_model(config_of(bad, "bad"))
 
-        assert memory.capacity_rows("good.table0")
-        assert not memory.capacity_rows("bad.table0")
+        assert memory.tables["good.table0"].capacity_rows
+        assert "bad.table0" not in memory.tables
         assert_served(server, good, "good")
         with pytest.raises(UnknownModelError):
             server.lookup("bad.table0", np.array([0]))
@@ -212,16 +216,23 @@ def test_a_model_that_fails_to_load_leaves_the_server_without_it(write_model, tm
 
 
 def test_a_tier_that_cannot_clear_up_after_a_load_that_failed_hides_no_error(write_model):
-    class Silent(MemoryStore):
-        def drop_table(self, table):
-            raise StoreError("memory", table, "no answer")
+    class Silent(HookedMemory):
+        is_silent = True
+
+        def on_close(self, table):
+            super().on_close(table)
+            if self.is_silent:
+                raise StoreError("memory", table.spec.name, "no answer")
 
     damaged = write_model(folder="damaged")
     file = damaged.config_file.with_name("0_sparse_10.model")
     file.write_bytes((2**63 - 1).to_bytes(8, "little") + file.read_bytes()[8:])
 
-    with ParameterServer([Silent()]) as server, pytest.raises(ModelFileError, match=r"0_sparse_10\.model: row 0"):
-        server.load_model(config_of(damaged))
+    store = Silent()
+    with ParameterServer([store]) as server:
+        with pytest.raises(ModelFileError, match=r"0_sparse_10\.model: row 0"):
+            server.load_model(config_of(damaged))
+        store.is_silent = False
 
 
 def test_a_damaged_file_does_not_cost_a_durable_tier_the_rows_it_holds(write_model, tmp_path):
@@ -232,14 +243,14 @@ def test_a_damaged_file_does_not_cost_a_durable_tier_the_rows_it_holds(write_mod
     with ParameterServer([durable]) as server:
         server.load_model(config_of(old))
         server.unload_model("dcn")
-        held = durable.marker("dcn.table0")
+        held = durable.table(TABLE0).marker()
 
         with pytest.raises(ModelFileError, match="row 0: key"):
             server.load_model(config_of(damaged))
 
-        assert held == durable.marker("dcn.table0")
+        assert held == durable.table(TABLE0).marker()
         server.load_model(config_of(old))
-        assert durable.count("dcn.table0") == 50
+        assert durable.tables["dcn.table0"].count() == 50
 
 
 def test_a_missing_file_is_found_before_anything_is_opened(model):
@@ -311,8 +322,8 @@ def test_an_unloaded_model_stays_in_durable_tiers_and_an_erased_one_in_none(mode
         (server.erase_model if is_erased else server.unload_model)("dcn")
 
         assert server.models() == ()
-        assert [store.capacity_rows("dcn.table0") for store in server.stores] == [0, 0]
-        assert (durable.marker("dcn.table0") is None) == is_erased
+        assert not any(store.tables for store in server.stores)
+        assert (durable.table(TABLE0).marker() is None) == is_erased
 
 
 def test_erasing_a_model_from_a_database_that_is_only_read_says_that_its_rows_stay(model, tmp_path):
@@ -326,7 +337,7 @@ def test_erasing_a_model_from_a_database_that_is_only_read_says_that_its_rows_st
             server.erase_model("dcn")
 
         assert server.models() == ()
-        assert durable.marker("dcn.table0") is not None
+        assert durable.table(TABLE0).marker() is not None
 
 
 @pytest.mark.parametrize("is_loaded_again", [False, True])
@@ -336,10 +347,10 @@ def test_an_erased_model_keeps_its_rows_in_the_last_tier_until_a_cache_that_did_
     class Silent(MemoryStore):
         is_silent = True
 
-        def drop_table(self, table):
+        def erase(self, table):
             if self.is_silent:
                 raise StoreError("memory", table, "no answer")
-            super().drop_table(table)
+            super().erase(table)
 
     durable, cache = rocksdb(tmp_path), Silent()
     with ParameterServer([cache, durable]) as server:
@@ -349,7 +360,7 @@ def test_an_erased_model_keeps_its_rows_in_the_last_tier_until_a_cache_that_did_
             server.erase_model("dcn")
 
         assert server.models() == ()
-        assert all(durable.marker(f"dcn.table{index}").current_caches == () for index in (0, 1))
+        assert all(durable.tables[f"dcn.table{index}"].marker().current_caches == () for index in (0, 1))
         with pytest.raises(UnknownModelError):
             server.erase_model("dcn")
 
@@ -376,13 +387,23 @@ def test_changed_rows_outlive_the_server_and_fill_memory_at_the_next_start(model
         rows, found = server.lookup("dcn.table0", np.array([changed, gone]))
         assert found.tolist() == [True, False]
         assert rows[0].tolist() == row[0].tolist()
-        assert memory.count("dcn.table0") == 299
+        assert memory.tables["dcn.table0"].count() == 299
 
 
 class Cache(RocksDbStore):
     """A durable store before another, as Redis is before RocksDB."""
 
     name = "cache"
+
+
+def refuse_loads_of_cache(monkeypatch):
+    load = RocksDbTable.load
+
+    def refuse(table, *args, **named):
+        assert not isinstance(table.store, Cache), "filled again"
+        return load(table, *args, **named)
+
+    monkeypatch.setattr(RocksDbTable, "load", refuse)
 
 
 def cache(folder):
@@ -414,7 +435,7 @@ def test_a_durable_cache_is_not_filled_again_with_the_changes_it_has(model, tmp_
         server.insert("dcn.table0", np.array([4711]), np.ones((1, 4), dtype=np.float32))
     if is_shared:  # another process's database has no changes
         shutil.rmtree(tmp_path / "db")
-    monkeypatch.setattr(Cache, "load", lambda *_, **__: pytest.fail("filled again"))
+    refuse_loads_of_cache(monkeypatch)
 
     with ParameterServer([cache(tmp_path), rocksdb(tmp_path)]) as server:
         server.load_model(config_of(model))
@@ -465,12 +486,12 @@ class TestTiersThatAreNotInitialized:
         settings = {"memory": self.KEPT}
         with ParameterServer([memory, rocksdb(tmp_path)], promote=True, settings=settings) as server:
             server.load_model(config_of(model))
-            assert memory.count("dcn.table0") == 0
+            assert memory.tables["dcn.table0"].count() == 0
 
             assert_served(server, model)
             assert server.wait_for_promotions(60)
 
-            assert [memory.count("dcn.table0"), memory.count("dcn.table1")] == [300, 100]
+            assert [memory.tables["dcn.table0"].count(), memory.tables["dcn.table1"].count()] == [300, 100]
             assert_served(server, model)
             assert server.counters()["dcn.table0"].hits == {"memory": 300, "rocksdb": 300}
 
@@ -479,14 +500,14 @@ class TestTiersThatAreNotInitialized:
         keys = np.array(list(model.tables[0]), dtype=np.int64)
         with ParameterServer([rocksdb(tmp_path)]) as server:
             server.load_model(config_of(model))
-        monkeypatch.setattr(RocksDbStore, "load", lambda *_, **__: pytest.fail("loaded"))
+        monkeypatch.setattr(RocksDbTable, "load", lambda *_, **__: pytest.fail("loaded"))
 
         memory = MemoryStore()
         with ParameterServer([memory, rocksdb(tmp_path)], settings={"rocksdb": self.KEPT}) as server:
             server.load_model(config_of(other))
 
             assert_served(server, model)  # and not the rows of the files
-            assert memory.count("dcn.table0") == np.isin(keys, list(other.tables[0])).sum() > 0
+            assert memory.tables["dcn.table0"].count() == np.isin(keys, list(other.tables[0])).sum() > 0
 
     @pytest.mark.parametrize("read_only", [False, True])
     def test_a_database_keeps_its_rows_when_as_many_keys_are_evicted_that_it_never_had(
@@ -510,8 +531,8 @@ class TestTiersThatAreNotInitialized:
         cache, truth = UnreachableStore("cache"), small_server.DurableDictStore("truth")
         small_server.serve(stale, truth).load_model(current)
         cache.rows, cache.markers = {table: dict(rows) for table, rows in truth.rows.items()}, dict(truth.markers)
-        truth.write_flags("m.t", current_caches=())
-        truth.write_flags("current.t", current_caches=(cache.identity,))
+        truth.tables["m.t"].write_flags(current_caches=())
+        truth.tables["current.t"].write_flags(current_caches=(cache.identity,))
 
         with small_server.serve(stale, cache, truth, settings={"cache": self.KEPT}) as server:
             server.load_model(current)
@@ -532,10 +553,10 @@ class TestTiersThatAreNotInitialized:
                 spec = TableSpec(f"dcn.table{index}", 4 + 2 * index)
                 batch = np.array(list(rows), dtype=np.int64), np.stack(list(rows.values()))
                 if digest is None:
-                    database.open_table(spec, 0)
-                    database.insert(spec.name, *batch)
+                    database.table(spec).open(0)
+                    database.tables[spec.name].insert(*batch)
                 else:
-                    database.load(spec, iter([batch]), Marker(digest), keep=False)
+                    database.table(spec).load(iter([batch]), Marker(digest), keep=False)
 
         for _ in range(2):
             stores = cache(tmp_path), rocksdb(tmp_path)
@@ -543,7 +564,7 @@ class TestTiersThatAreNotInitialized:
                 server.load_model(config_of(other))
                 assert_served(server, model)
                 assert server.counters()["dcn.table0"].hits == {"cache": 300}
-            monkeypatch.setattr(Cache, "load", lambda *_, **__: pytest.fail("filled again"))
+            refuse_loads_of_cache(monkeypatch)
 
     def test_a_database_without_the_table_is_refused(self, model, tmp_path):
         with ParameterServer([MemoryStore(), rocksdb(tmp_path)], settings={"rocksdb": self.KEPT}) as server:
@@ -591,10 +612,10 @@ class TestFromConfig:
             document["persistent_db"]["timeout_ms"] = 60_000
 
         with ParameterServer.from_config(ps_file(change)) as server:
-            assert server.stores[0].count("dcn.table0") == 0
+            assert server.stores[0].tables["dcn.table0"].count() == 0
             assert_served(server, model)
             assert server.wait_for_promotions(60)
-            assert server.stores[0].count("dcn.table0") == 74
+            assert server.stores[0].tables["dcn.table0"].count() == 74
             assert "hotrow-rocksdb" in {thread.name for thread in threading.enumerate()}
 
     @pytest.mark.parametrize(("disabled", "left"), [("volatile_db", ["rocksdb"]), ("persistent_db", ["memory"])])

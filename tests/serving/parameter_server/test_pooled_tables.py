@@ -14,8 +14,9 @@ from serving.batch import Batch, TableKeys
 from serving.errors import RequestError, StoreError, UnknownModelError
 from serving.parameter_server import ParameterServer, TierSettings
 from serving.storage import MemoryStore, SnapshotStore
+from serving.storage.memory import MemoryTable
 from tests.serving.lookup.cached import Sketch, request, write_model
-from tests.serving.small_server import DictStore
+from tests.serving.small_server import DictStore, HookedMemory
 
 SKETCHES = (
     Sketch(4, slots=1),
@@ -75,7 +76,7 @@ def partial_memory(config, folder):
     stores = MemoryStore(), DictStore("slow")
     server = serve(config, *stores)
     for table in config.tables:
-        stores[0].evict(config.full_name(table), np.arange(0, 300, 6))
+        stores[0].tables[config.full_name(table)].evict(np.arange(0, 300, 6))
     return server
 
 
@@ -129,14 +130,14 @@ def test_missing_rows_are_promoted(config):
     server = serve(config, MemoryStore(), DictStore("slow"), promote=True)
     keys = np.arange(0, 60, 3)
     for name in names(config):
-        server.stores[0].evict(name, keys)
+        server.stores[0].tables[name].evict(keys)
     batch = request(config, np.random.default_rng(1), unknown_ratio=0.0, hottest=20)
 
     server.pooled_tables(config).lookup(batch)
     server.wait_for_promotions()
 
     for name, table in zip(names(config), batch.tables, strict=True):
-        held = {int(key) for part, _ in server.stores[0].items(name) for key in part}
+        held = {int(key) for part, _ in server.stores[0].tables[name].items() for key in part}
         assert set(table.keys.tolist()) <= held
         assert server.counters()[name].tiers[0].promoted_rows == np.unique(table.keys).size
 
@@ -163,9 +164,9 @@ def test_a_lookup_after_a_change_sees_it(config, tmp_path, store):
 
 
 def test_a_cache_that_missed_a_change_is_not_asked(config):
-    class Refusing(MemoryStore):
-        def evict(self, table, keys):
-            raise StoreError("memory", table, "takes nothing")
+    class Refusing(HookedMemory):
+        def on_evict(self, table, keys):
+            raise StoreError("memory", table.spec.name, "takes nothing")
 
     server = serve(config, Refusing(), DictStore("slow"))
     tables = server.pooled_tables(config)
@@ -219,7 +220,7 @@ def test_an_unloaded_model_is_refused_and_its_memory_is_free(config):
     tables = server.pooled_tables(config)
     batch = request(config, np.random.default_rng(6), unknown_ratio=0.0)
     expected = tables.lookup(batch)
-    memory = [weakref.ref(table) for table in server.stores[0].native_tables(names(config))]
+    memory = [weakref.ref(server.stores[0].tables[name].native) for name in names(config)]
 
     server.unload_model("m")
 
@@ -236,15 +237,21 @@ def test_an_unloaded_model_is_refused_and_its_memory_is_free(config):
 
 @pytest.mark.parametrize("reloaded", [False, True], ids=["unloaded", "unloaded and loaded again"])
 def test_a_lookup_that_meets_the_unloading_fails_and_calls_no_key_unknown(config, reloaded):
-    class Unloading(MemoryStore):
-        is_armed = False
-
-        def native_tables(self, tables):
-            if self.is_armed:
+    class UnloadingTable(MemoryTable):
+        @property
+        def native(self):
+            if self.store.is_armed:
+                self.store.is_armed = False
                 server.unload_model("m")
                 if reloaded:
                     server.load_model(config)
-            return super().native_tables(tables)
+            return super().native
+
+    class Unloading(MemoryStore):
+        is_armed = False
+
+        def _new_table(self, spec):
+            return UnloadingTable(self, spec)
 
     server = serve(config, Unloading())
     tables = server.pooled_tables(config)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from serving.errors import StoreError
-from serving.parameter_server import TierSettings, promotion, tier
+from serving.parameter_server import TierSettings, promotion, tier_table
 from serving.storage import MemoryStore
 from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, keep, model_of, serve
 
@@ -171,7 +171,7 @@ def test_rows_of_a_model_are_not_promoted_into_the_model_that_replaced_it(config
         server.load_model(config)
         keep(server.stores[0], KEYS[1:])
 
-        server._promoter.offer(held, server._tiers[:1], np.array([1]), NEW, held.clock.now())
+        server._promoter.offer(held, held.caches, np.array([1]), NEW, held.clock.now())
         assert server.wait_for_promotions(WAIT_S)
 
         assert held_by(server.stores[0]).keys() == set(KEYS[1:])
@@ -187,7 +187,7 @@ def test_an_unloading_waits_for_the_running_promotion_and_drops_the_waiting_ones
     unloading.join()
 
     assert gated.wait_for_promotions(WAIT_S)
-    assert not gated.stores[0].capacity_rows("m.t")
+    assert not gated.stores[0].tables
 
 
 def test_the_oldest_waiting_rows_are_dropped_and_counted_when_the_queue_is_full(gated, monkeypatch):
@@ -267,16 +267,16 @@ def test_a_fast_tier_takes_promoted_rows_as_long_as_it_has_room(config):
     memory = MemoryStore(capacity_rows=5)
     settings = {"memory": TierSettings(is_initialized=False)}
     with serve(config, memory, DictStore("slow"), promote=True, settings=settings) as server:
-        memory.insert("m.t", np.array(KEYS[:3]), ROWS[:3])
+        memory.tables["m.t"].insert(np.array(KEYS[:3]), ROWS[:3])
 
         assert server.lookup("m.t", np.array(KEYS))[0].tobytes() == ROWS.tobytes()
         assert server.wait_for_promotions(WAIT_S)
-        assert memory.count("m.t") == 5
+        assert memory.tables["m.t"].count() == 5
         assert (counters(server).promoted_rows, counters(server).dropped_promotions) == (2, 7)
         assert server.lookup("m.t", np.array(KEYS))[0].tobytes() == ROWS.tobytes()
         assert server.wait_for_promotions(WAIT_S)
 
-        assert memory.count("m.t") == 5
+        assert memory.tables["m.t"].count() == 5
         assert counters(server).dropped_promotions == 14
         assert counters(server).tier == "memory"
         assert counters(server).errors == 0
@@ -284,17 +284,17 @@ def test_a_fast_tier_takes_promoted_rows_as_long_as_it_has_room(config):
 
 def test_a_table_that_was_full_is_offered_rows_again_after_a_while(config, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(tier, "now_s", lambda: clock[0])
+    monkeypatch.setattr(tier_table, "now_s", lambda: clock[0])
     memory = MemoryStore(capacity_rows=5)
     settings = {"memory": TierSettings(is_initialized=False)}
     with serve(config, memory, DictStore("slow"), promote=True, settings=settings) as server:
-        memory.insert("m.t", np.array(KEYS[:5]), ROWS[:5])
+        memory.tables["m.t"].insert(np.array(KEYS[:5]), ROWS[:5])
         held = []
-        for key, second in ((6, 0.0), (7, tier.FULL_PAUSE_S / 2), (8, tier.FULL_PAUSE_S)):
+        for key, second in ((6, 0.0), (7, tier_table.FULL_PAUSE_S / 2), (8, tier_table.FULL_PAUSE_S)):
             clock[0] = second
             server.lookup("m.t", np.array([key]))
             assert server.wait_for_promotions(WAIT_S)
-            memory.evict("m.t", np.array([1]))
+            memory.tables["m.t"].evict(np.array([1]))
             held.append(held_by(memory).keys() - set(KEYS[:5]))
 
     assert held == [set(), set(), {8}]
@@ -338,7 +338,7 @@ def test_a_tier_that_answers_and_takes_no_rows_is_logged_once_until_it_takes_som
             assert server.lookup("m.t", np.array([1]))[1].all()
             assert server.wait_for_promotions(WAIT_S)
 
-    told = [record.getMessage() for record in caplog.records if record.name == tier.logger.name]
+    told = [record.getMessage() for record in caplog.records if record.name == tier_table.logger.name]
     assert [text.partition(":")[0] for text in told] == [
         "tier fast takes no promoted rows, table 'm.t'",
         "tier fast takes promoted rows again, table 'm.t'",
@@ -369,7 +369,7 @@ def test_a_promotion_of_rows_that_are_there_by_now_does_not_tell_that_a_tier_tak
             assert server.lookup("m.t", np.array([key]))[1].all()
             assert server.wait_for_promotions(WAIT_S)
 
-    told = [record.getMessage() for record in caplog.records if record.name == tier.logger.name]
+    told = [record.getMessage() for record in caplog.records if record.name == tier_table.logger.name]
     assert told == ["tier fast takes no promoted rows, table 'm.t': read only"]
 
 

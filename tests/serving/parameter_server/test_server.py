@@ -9,17 +9,20 @@ from hypothesis import strategies as st
 
 from kernels.host import round_rows
 from serving.errors import RequestError, StoreError, StoreTimeoutError, StoreUnreachableError, UnknownModelError
-from serving.parameter_server import ParameterServer, tier
+from serving.parameter_server import ParameterServer, tier, tier_table
 from serving.parameter_server.counters import FETCH_BUCKETS_S, TableCounting
 from serving.parameter_server.health import ModelHealth
-from serving.parameter_server.table import ServedTable
+from serving.parameter_server.table import Table
+from serving.parameter_server.tier_table import TierTable
 from serving.storage import MemoryStore
+from serving.storage.store import TableSpec
 from tests.serving.small_server import (
     KEYS,
     ROWS,
     UNKNOWN,
     DictStore,
     DurableDictStore,
+    HookedMemory,
     errors_of,
     keep,
     model_of,
@@ -154,8 +157,8 @@ def test_answers_stay_the_same_while_rows_leave_and_enter_the_fast_tier(config):
 
     def churn():
         while not stop.is_set():
-            server.stores[0].evict("m.t", np.array([2, 4, 7]))
-            server.stores[0].insert("m.t", np.array([7, 4, 2]), ROWS[[6, 3, 1]])
+            server.stores[0].tables["m.t"].evict(np.array([2, 4, 7]))
+            server.stores[0].tables["m.t"].insert(np.array([7, 4, 2]), ROWS[[6, 3, 1]])
 
     churner = threading.Thread(target=churn)
     churner.start()
@@ -180,11 +183,11 @@ def test_a_promoted_row_of_a_narrow_table_is_rounded_once(config, row_dtype):
         keep(store, [])
 
     answers = [looked_up(server)]
-    server.stores[0].evict("m.t", np.array(KEYS[::2]))
+    server.stores[0].tables["m.t"].evict(np.array(KEYS[::2]))
     answers += [looked_up(server) for _ in range(2)]
 
     assert answers == [rows_as(row_dtype).tobytes()] * 3
-    assert server.stores[1].count("m.t") == len(KEYS)
+    assert server.stores[1].tables["m.t"].count() == len(KEYS)
 
 
 def test_a_slower_tiers_row_that_the_row_type_cannot_hold_is_an_error_that_names_its_key(config):
@@ -215,8 +218,14 @@ def tables(*names):
     """Tables of the model "m" in a tier "dict"."""
     health = ModelHealth("'m'", ["dict"])
     return [
-        ServedTable(f"m.{name}", 3, "I64", "fp32", 0.0, TableCounting("m", 0, name, ["dict"]), health) for name in names
+        Table(TableSpec(f"m.{name}", 3), "I64", 0.0, TableCounting("m", 0, name, ["dict"]), health) for name in names
     ]
+
+
+def in_tier(store, *held):
+    """The tables in a tier of this store."""
+    one = tier.Tier(store, 0, tier.TierSettings())
+    return [TierTable(one, table, store.table(table.spec)) for table in held]
 
 
 def said(caplog):
@@ -260,9 +269,9 @@ class TestOutages:
         lost = StoreError("dict", "m.t", "has lost the rows")
         late = StoreTimeoutError("dict", "m.t", "no answer within 5 ms")
         [held] = tables("t")
-        one = tier.Tier(FailingStore(), 0, tier.TierSettings())
+        [one] = in_tier(FailingStore(), held)
         for failure in (refused, refused, late, lost, refused, lost):  # noqa: B007 - the store raises it
-            one.fetch(held, np.array([1]))
+            one.fetch(np.array([1]))
 
         assert said(caplog) == [
             "tier dict does not answer, model 'm': Connection refused (table 'm.t')",
@@ -271,25 +280,24 @@ class TestOutages:
 
     def test_a_table_that_fails_is_logged_once_whatever_other_tables_answer(self, caplog):
         store = DictStore()
-        damaged, healthy = tables("bad", "good")
-        one = tier.Tier(store, 0, tier.TierSettings())
+        damaged, healthy = in_tier(store, *tables("bad", "good"))
         for _ in range(3):
             for held in (damaged, healthy):
                 store.is_down = held is damaged
-                one.fetch(held, np.array([1]))
+                held.fetch(np.array([1]))
 
         assert said(caplog) == ["tier dict does not answer, model 'm': no answer (table 'm.bad')"]
 
     def test_the_outage_of_a_cache_lasts_until_the_cache_is_whole_again(self, caplog):
-        store = DictStore()
+        store = DurableDictStore("dict")
         [held] = tables("t")
-        one = tier.Tier(store, 0, tier.TierSettings())
+        [one] = in_tier(store, held)
         store.is_down = True
-        one.fetch(held, np.array([1]))
+        one.fetch(np.array([1]))
         store.is_down = False
         for is_whole in (False, True):
-            store.is_whole = lambda table, answer=is_whole: answer
-            one.fetch(held, np.array([1]))
+            store.is_whole = is_whole
+            one.fetch(np.array([1]))
             assert held.health.is_up(0, "m.t") == is_whole
 
         assert said(caplog) == [
@@ -347,16 +355,16 @@ class TestOutages:
         assert errors_of(server) == {}
 
     def test_a_pooling_tier_that_is_down_is_asked_once_and_bypassed(self, config):
-        class Failing(MemoryStore):
+        class Failing(HookedMemory):
             calls = 0
 
-            def fetch_pooled(self, table, *args):
+            def on_fetch_pooled(self, table, *args):
                 Failing.calls += 1
-                raise StoreError("memory", table, "no answer")
+                raise StoreError("memory", table.spec.name, "no answer")
 
-            def fetch(self, table, *args):
+            def on_fetch(self, table, *args):
                 Failing.calls += 1
-                raise StoreError("memory", table, "no answer")
+                raise StoreError("memory", table.spec.name, "no answer")
 
         server = serve(config, Failing(), DictStore("slow"))
 
@@ -408,7 +416,7 @@ def test_counters_tell_of_each_tier_what_it_was_asked_and_what_it_held(config):
 def test_the_time_of_each_fetch_falls_into_a_bucket(config, monkeypatch):
     clock = iter([0.0, 0.00003, 10.0, 10.0007, 20.0, 31.0])
     with serve(config, DictStore()) as server:
-        monkeypatch.setattr(tier, "now_s", lambda: next(clock))
+        monkeypatch.setattr(tier_table, "now_s", lambda: next(clock))
         for _ in range(3):
             server.lookup("m.t", np.array([1]))
 
@@ -486,19 +494,19 @@ def test_closing_closes_every_store_and_forgets_the_models(config):
 
 @pytest.mark.parametrize("reloaded", [False, True], ids=["unloaded", "unloaded and loaded again"])
 def test_a_lookup_that_meets_the_unloading_fails_and_calls_no_key_unknown(config, reloaded):
-    class Unloading(MemoryStore):
+    class Unloading(HookedMemory):
         def unload(self):
             server.unload_model("m")
             if reloaded:
                 server.load_model(config)
 
-        def fetch(self, *args):
+        def on_fetch(self, *args):
             self.unload()
-            return super().fetch(*args)
+            return super().on_fetch(*args)
 
-        def fetch_pooled(self, *args):
+        def on_fetch_pooled(self, *args):
             self.unload()
-            return super().fetch_pooled(*args)
+            return super().on_fetch_pooled(*args)
 
     server = serve(config, Unloading())
     with pytest.raises(UnknownModelError, match=r"'m\.t' was unloaded"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.redis_servers import wait_until
 from serving.config import read_inference_config
 from serving.errors import RequestError, StoreError, StoreFullError, StoreUnreachableError, UnknownModelError
-from serving.parameter_server import FirstRows, ParameterServer, TierSettings, loading, models
+from serving.parameter_server import FirstRows, ParameterServer, TierSettings, models, tier_table
 from serving.storage import MemoryStore, RocksDbStore
 from tests.serving.small_server import (
     KEYS,
@@ -19,6 +19,7 @@ from tests.serving.small_server import (
     ROWS,
     DictStore,
     DurableDictStore,
+    HookedMemory,
     errors_of,
     held_by,
     keep,
@@ -107,7 +108,7 @@ def test_a_change_succeeds_while_a_cache_refuses_it_and_the_cache_is_bypassed(co
         assert held_by(slow).get(1) == held_by(fast).get(1) == expected.get(1)
         assert held_by(middle)[1] == ROWS[0].tolist()
 
-        fast.evict("m.t", np.array([1]))
+        fast.tables["m.t"].evict(np.array([1]))
         assert looked_up(server, 1) == expected
         middle.refuses = False
         assert looked_up(server, 1, 2) == expected | {2: ROWS[1].tolist()}
@@ -115,15 +116,15 @@ def test_a_change_succeeds_while_a_cache_refuses_it_and_the_cache_is_bypassed(co
         assert "middle" not in server.counters()["m.t"].hits
 
 
-class RefusingMemory(MemoryStore):
+class RefusingMemory(HookedMemory):
     """RAM that can be told to take no changes."""
 
     refuses = False
 
-    def insert(self, table, keys, rows):
+    def on_insert(self, table, keys, rows):
         if self.refuses:
-            raise StoreError(self.name, table, "takes nothing")
-        super().insert(table, keys, rows)
+            raise StoreError(self.name, table.spec.name, "takes nothing")
+        super().on_insert(table, keys, rows)
 
 
 class RefusingDurableStore(RefusingStore, DurableDictStore):
@@ -134,7 +135,7 @@ class RefusingDurableStore(RefusingStore, DurableDictStore):
 def looks_often(monkeypatch):
     """A server looks often for caches to fill, and soon again after a failure."""
     monkeypatch.setattr(models, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(loading, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(tier_table, "FIRST_PAUSE_S", 0.02)
 
 
 def wait_for_refill(server):
@@ -151,7 +152,7 @@ def test_it_is_logged_that_rows_which_would_be_rounded_twice_do_not_come_back_in
         fast.refuses = False
         wait_for_refill(server)
         assert server.lookup("m.t", np.array(KEYS))[1].all()
-        assert fast.count("m.t") == 0
+        assert fast.tables["m.t"].count() == 0
 
     reason = "in a faster tier its int8 rows would be rounded twice"
     assert f"m.t is served from rocksdb alone: {reason}" in caplog.messages
@@ -331,15 +332,12 @@ def test_the_last_tier_takes_rows_of_a_cache_except_keys_that_were_removed_since
     class Late(DurableDictStore):
         """A cache that cannot be reached when the model is loaded."""
 
-        def serve_as_cache(self, spec, truth, *, keeps_rows=False):
-            self.open_table(spec, 0)
-
-        def fill(self, spec, truth, *, starting):
-            raise StoreUnreachableError(self.name, spec.name, "down")
+        def marker(self, table):
+            raise StoreUnreachableError(self.name, table, "down")
 
     slow = DurableDictStore("slow")
     with serve(config, Late("fast"), slow) as server:
-        truth = server._served._cached[0].truth
+        truth = server._served.table("m.t").truth
         server.evict("m.t", np.array([1]))
 
         assert truth.take(np.array([1, 2, 777]), NEW.repeat(3, axis=0)) == 1
@@ -347,7 +345,7 @@ def test_the_last_tier_takes_rows_of_a_cache_except_keys_that_were_removed_since
         expected = dict(zip(KEYS, ROWS.tolist(), strict=True)) | {777: NEW[0].tolist()}
         del expected[1]
         assert held_by(slow) == expected
-        assert slow.marker("m.t").changed
+        assert slow.tables["m.t"].marker().changed
 
 
 def test_a_cache_that_keeps_what_it_has_is_bypassed_where_it_may_have_missed_a_change(config):
@@ -434,7 +432,7 @@ def test_lookups_agree_with_a_dict_whatever_is_changed_promoted_or_evicted(confi
         assert looked_up(server, *KEYS, 777, 888) == expected
         assert server.wait_for_promotions(60)
         assert held_by(stores[2]) == expected
-        assert memory.count("m.t") <= capacity_rows
+        assert memory.tables["m.t"].count() <= capacity_rows
         for store in stores[:2]:
             assert held_by(store).items() <= expected.items()
 
@@ -442,7 +440,7 @@ def test_lookups_agree_with_a_dict_whatever_is_changed_promoted_or_evicted(confi
 def test_a_fast_tier_without_room_keeps_no_old_row(config):
     memory = MemoryStore(capacity_rows=4)
     with serve(config, memory, DictStore("slow"), settings={"memory": TierSettings(is_initialized=False)}) as server:
-        memory.insert("m.t", np.array(KEYS[:4]), ROWS[:4])
+        memory.tables["m.t"].insert(np.array(KEYS[:4]), ROWS[:4])
 
         server.insert("m.t", np.array([4, 100, 101, 1]), NEW.repeat(4, axis=0))
 
@@ -593,7 +591,7 @@ def test_a_reader_meets_no_row_older_than_one_it_has_seen_acknowledged(config, t
         for reader in readers:
             reader.start()
         for count in range(1, 61):
-            memory.evict("m.t", keys)  # so that RocksDB is asked, and its rows promoted
+            memory.tables["m.t"].evict(keys)  # so that RocksDB is asked, and its rows promoted
             server.insert("m.t", keys, np.full((2, 3), count, np.float32))
             acknowledged[0] = count
         for reader in readers:
@@ -637,7 +635,53 @@ def test_models_come_and_go_while_lookups_run_and_no_answer_is_of_another_model(
         for thread in threads:
             thread.join()
         assert [config.name for config in server.models()] == ["a"]
-        assert not any(stores[0].capacity_rows(f"{name}.table0") for name in "bc")
+        assert not any(f"{name}.table0" in stores[0].tables for name in "bc")
 
     assert failures == []
     assert min(answered["a"], answered["b"] + answered["c"]) > 0
+
+
+@pytest.fixture
+def two_models(config, tmp_path):
+    """Two models of one table each, in RAM in front of RocksDB."""
+    stores = HookedMemory(), RocksDbStore(tmp_path / "db", num_threads=1, max_batch_size=100)
+    with serve(config, *stores) as server:
+        server.load_model(config.model_copy(update={"name": "n"}))
+        yield server
+
+
+def test_one_call_changes_rows_of_several_tables_in_its_order(two_models):
+    new = NEW + 1
+
+    two_models.write(
+        [
+            ("m.t", np.array([1]), NEW),
+            ("n.t", np.array([2]), None),
+            ("n.t", np.array([3]), NEW),
+            ("n.t", np.array([3]), new),
+            ("m.t", np.array([4]), None),
+        ]
+    )
+
+    rows, found = two_models.lookup("m.t", np.array([1, 4]))
+    assert (rows[0].tolist(), found.tolist()) == (NEW[0].tolist(), [True, False])
+    rows, found = two_models.lookup("n.t", np.array([2, 3]))
+    assert (rows[1].tolist(), found.tolist()) == (new[0].tolist(), [False, True])
+    two_models.write([])
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (("n.unknown", np.array([1]), NEW), UnknownModelError),
+        (("n.t", np.array([2**63 - 1]), NEW), RequestError),
+        (("n.t", np.array([1]), NEW.astype(np.float64)), RequestError),
+        (("n.t", np.array([1.0]), None), RequestError),
+    ],
+    ids=["unknown table", "reserved key", "other type of rows", "other type of keys"],
+)
+def test_a_change_that_is_refused_stops_the_others_of_its_call(two_models, bad, error):
+    with pytest.raises(error):
+        two_models.write([("m.t", np.array([1]), NEW), bad])
+
+    assert looked_up(two_models, 1) == {1: ROWS[0].tolist()}

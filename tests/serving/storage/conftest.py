@@ -3,7 +3,7 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
-from serving.parameter_server import health, loading
+from serving.parameter_server import health, tier_table
 from serving.parameter_server import models as served_models
 from tests.serving import small_server
 from tests.serving.ps_files import listed, write_ps
@@ -125,9 +125,9 @@ def forgetful(redis_binary, tmp_path):
 def short_pauses(monkeypatch):
     """A server looks often for caches to fill, and fills them without long pauses."""
     monkeypatch.setattr(served_models, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(loading, "FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr(loading, "LONGEST_PAUSE_S", 0.05)
-    monkeypatch.setattr(loading, "REST_RATIO", 0.1)
+    monkeypatch.setattr(tier_table, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(tier_table, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(tier_table, "REST_RATIO", 0.1)
 
 
 @pytest.fixture

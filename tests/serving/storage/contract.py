@@ -124,7 +124,7 @@ class Server:
 
         def is_filled():
             try:
-                return self.stores[0].is_whole(TABLE) and held_by(self.stores[0]) == self.rows
+                return self.stores[0].tables[TABLE].is_whole and held_by(self.stores[0]) == self.rows
             except StoreError:  # it does not answer yet
                 return False
 
@@ -181,22 +181,19 @@ from pathlib import Path
 import numpy as np
 from serving.config import RedisConfig
 from serving.storage import RedisStore, RocksDbStore
-from tests.serving.small_server import model_of, serve
+from serving.storage.rocksdb.table import RocksDbTable
+from tests.serving.small_server import hooked, model_of, serve
 from tests.serving.storage.contract import PARTITIONS, TABLE
 
-class Stopping(RocksDbStore):
+class Stopping(hooked(RocksDbStore, RocksDbTable)):
     stops = ""
 
-    def insert(self, table, keys, rows):
-        super().insert(table, keys, rows)
+    def write(self, changes):
+        super().write(changes)
         self.stop("change")
 
-    def evict(self, table, keys):
-        super().evict(table, keys)
-        self.stop("change")
-
-    def items(self, table, batch_rows=65536):
-        for number, batch in enumerate(super().items(table, 3)):
+    def on_items(self, table, batch_rows=65536):
+        for number, batch in enumerate(super().on_items(table, 3)):
             if number == 2:
                 self.stop("items")
             yield batch

@@ -44,26 +44,26 @@ def open_store(server, **options):
 
 def loaded_store(server, **options):
     store = open_store(server, **options)
-    store.load(SPEC, iter([(KEYS, ROWS)]), Marker("digest"), keep=False)
+    store.table(SPEC).load(iter([(KEYS, ROWS)]), Marker("digest"), keep=False)
     return store
 
 
 def fetch(store, keys=KEYS):
     """Fetch rows, all of which must be there and right."""
     out = np.full((keys.size, 4), np.nan, dtype=np.float32)
-    found = store.fetch(SPEC.name, keys, out)
+    found = store.tables[SPEC.name].fetch(keys, out)
     assert found.all()
     assert (out == ROWS[keys]).all()
 
 
 def found_in(store, keys):
     """Which of ``keys`` a store holds."""
-    return store.fetch(SPEC.name, np.asarray(keys), np.empty((len(keys), 4), dtype=np.float32))
+    return store.tables[SPEC.name].fetch(np.asarray(keys), np.empty((len(keys), 4), dtype=np.float32))
 
 
 def evicted_rows(store, table=SPEC.name):
     """Rows that a store says it has evicted from a table."""
-    return next(one.value for one in store.samples(table) if one.name == "hotrow_tier_evicted_rows")
+    return next(one.value for one in store.tables[table].samples() if one.name == "hotrow_tier_evicted_rows")
 
 
 def assert_served(server, model):

@@ -191,7 +191,7 @@ def serve(folder, port):
 
         work(report, (measure, heights), *writers, *readers)
         # Redis may have missed the last changes: on a busy machine it also misses changes without a fault.
-        wait_until(lambda: redis.is_whole(TABLE), "Redis has every change", REFILL_DEADLINE_S)
+        wait_until(lambda: redis.tables[TABLE].is_whole, "Redis has every change", REFILL_DEADLINE_S)
         oracle.check_all(server)
         return report()
 

@@ -5,9 +5,9 @@ import pytest
 
 from benchmarks.redis_servers import RedisServer
 from serving.errors import StoreError
-from serving.storage import RedisStore
 from serving.storage.hps_layout import mix
 from serving.storage.redis.commands import Partition
+from serving.storage.redis.table import RedisTable
 from tests.serving.small_server import KEYS, UNKNOWN, held_by, rows_of, write_model
 from tests.serving.storage.contract import PARTITIONS, TABLE, Server, redis_of, serve, serve_in_front
 from tests.serving.storage.redis_stores import said
@@ -132,13 +132,13 @@ def test_a_redis_that_is_flushed_refuses_every_call_until_the_model_is_loaded_ag
 @pytest.mark.parametrize("change", CHANGES)
 def test_rows_that_are_lost_just_before_a_change_are_noticed(redis_server, client, config, change, monkeypatch):
     with Server(serve(config, redis_of(redis_server))) as server:
-        write_flags = RedisStore.write_flags
+        write_flags = RedisTable.write_flags
 
-        def writing(store, table, **flags):
-            write_flags(store, table, **flags)
+        def writing(table, **flags):
+            write_flags(table, **flags)
             client.flushall()
 
-        monkeypatch.setattr(RedisStore, "write_flags", writing)
+        monkeypatch.setattr(RedisTable, "write_flags", writing)
         with pytest.raises(StoreError, match=REFUSED):
             CHANGES[change](server)
         assert not client.keys()

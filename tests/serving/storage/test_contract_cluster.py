@@ -63,7 +63,7 @@ def test_a_replica_that_is_found_when_a_model_is_loaded_again_is_known_from_then
         server.server.load_model(config)
         server.insert([3, 777], 7)
         server.check()
-        assert server.stores[0].is_whole(TABLE)
+        assert server.stores[0].tables[TABLE].is_whole
 
 
 def test_a_load_whose_first_rows_the_replica_does_not_have_is_refused(pair, tmp_path):
@@ -81,8 +81,8 @@ def test_a_load_whose_first_rows_the_replica_does_not_have_is_refused(pair, tmp_
         yield np.array([], dtype=np.int64), np.empty((0, 3), dtype=np.float32)
 
     with pytest.raises(StoreUnreachableError, match="its lease or its node was lost while it was filled"):
-        store.load(spec, batches(), Marker("digest"), keep=True)
-    assert store.marker(TABLE) is None
+        store.table(spec).load(batches(), Marker("digest"), keep=True)
+    assert store.table(spec).marker() is None
 
 
 @pytest.mark.parametrize("end", ["killed", "frozen"])

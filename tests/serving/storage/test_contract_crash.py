@@ -24,7 +24,7 @@ def is_dirty(database):
     """Whether the database says that each cache may have missed a write; no server has it open."""
     store = rocksdb_in(database)
     try:
-        return store.marker(TABLE).current_caches == ()
+        return store.table(TableSpec(TABLE, 3)).marker().current_caches == ()
     finally:
         store.close()
 
@@ -66,7 +66,7 @@ def test_a_writer_that_is_killed_between_the_two_writes_leaves_redis_to_be_fille
 def redis_of_file(redis_server):
     """A store that answers whatever Redis holds."""
     store = redis_of(redis_server)
-    store.open_table(TableSpec(TABLE, 3), 0)
+    store.table(TableSpec(TABLE, 3)).open(0)
     return store
 
 
@@ -141,7 +141,7 @@ def test_a_clean_close_says_that_the_caches_took_every_write_and_a_kill_does_not
 
     with serve_in_front(config, redis_of(redis_server), database, after(change)) as server:
         server.insert([5], 9)
-        assert server.stores[1].marker(TABLE).current_caches == ()
+        assert server.stores[1].tables[TABLE].marker().current_caches == ()
     assert not is_dirty(database)
     assert_every_tier_has(config, redis_of(redis_server), database, after(change) | {5: [9.0] * 3})
 

@@ -10,7 +10,7 @@ from benchmarks.redis_servers import RedisServer, free_port, wait_until
 from serving.errors import StoreError, StoreUnreachableError
 from serving.parameter_server import ParameterServer, TierSettings
 from serving.parameter_server import models as served_models
-from serving.storage import RedisStore
+from serving.storage.redis.table import RedisTable
 from tests.serving.small_server import KEYS, write_model
 from tests.serving.storage.contract import (
     ENDS,
@@ -88,20 +88,22 @@ def test_rows_of_the_same_files_in_a_late_redis_are_not_loaded_again(own_server,
 def test_a_redis_that_dies_while_it_is_filled_at_the_start_gets_its_other_table_later(
     own_server, model, ps_file, monkeypatch
 ):
-    fill = RedisStore.fill
+    fill = RedisTable.fill
 
-    def fill_and_die(store, spec, truth, *, starting):
-        was_written = fill(store, spec, truth, starting=starting)
-        if spec.name == "dcn.table0" and starting:
+    def fill_and_die(table, truth, *, starting):
+        was_written = fill(table, truth, starting=starting)
+        if table.spec.name == "dcn.table0" and starting:
             own_server.kill()
         return was_written
 
-    monkeypatch.setattr(RedisStore, "fill", fill_and_die)
+    monkeypatch.setattr(RedisTable, "fill", fill_and_die)
     with ParameterServer.from_config(ps_file(own_server.port)) as server:
         assert_served(server, model)
         own_server.start()
         redis = server.stores[0]
-        wait_until(lambda: redis.is_whole("dcn.table1") and redis.count("dcn.table1") == 100, "Redis is filled")
+        wait_until(
+            lambda: redis.tables["dcn.table1"].is_whole and redis.tables["dcn.table1"].count() == 100, "Redis is filled"
+        )
         assert_served(server, model)
 
 
@@ -111,13 +113,13 @@ def test_a_silent_redis_is_waited_for_once_at_the_start_and_not_for_each_table(o
     document = json.loads(file.read_text())
     document["volatile_db"] |= {"timeout_ms": 300, "connect_timeout_ms": 200}
     file.write_text(json.dumps(document))
-    filled, fill = [], RedisStore.fill
+    filled, fill = [], RedisTable.fill
 
-    def counted(store, spec, truth, *, starting):
-        filled.append(spec.name)
-        return fill(store, spec, truth, starting=starting)
+    def counted(table, truth, *, starting):
+        filled.append(table.spec.name)
+        return fill(table, truth, starting=starting)
 
-    monkeypatch.setattr(RedisStore, "fill", counted)
+    monkeypatch.setattr(RedisTable, "fill", counted)
     own_server.freeze()
     with ParameterServer.from_config(file):
         assert filled == ["dcn.table0"]

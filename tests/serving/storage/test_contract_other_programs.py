@@ -10,9 +10,8 @@ from serving.cli.main import main
 from serving.errors import StoreError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer, TierSettings
-from serving.storage import MemoryStore
 from serving.storage.hps_layout import mix
-from tests.serving.small_server import KEYS, ROWS, held_by, write_model
+from tests.serving.small_server import KEYS, ROWS, HookedMemory, held_by, write_model
 from tests.serving.storage.contract import (
     FILE,
     PARTITIONS,
@@ -115,7 +114,7 @@ def test_the_rows_of_another_program_are_kept_in_a_redis_that_comes_late(own_ser
         assert not copies.read(np.array([777]), is_request=False).found.any()  # a GPU cache notes such a key as absent
         own_server.start()
         rows = {key: row for key, row in (FILE | OTHERS | {3: [7.0] * 3}).items() if key != 4}
-        wait_until(lambda: server.stores[0].is_whole(TABLE), "Redis is filled")
+        wait_until(lambda: server.stores[0].tables[TABLE].is_whole, "Redis is filled")
         server.check()
         assert [held_by(store) for store in server.stores] == [rows] * 2
         assert sorted(changed) == sorted(OTHERS)
@@ -139,7 +138,7 @@ def test_a_read_only_database_leaves_the_rows_of_another_program_in_redis_to_the
         with serve_in_front(config, redis_of(redis_server), database, FILE | OTHERS) as writer:
             writer.check()
             assert [held_by(store) for store in writer.stores] == [FILE | OTHERS] * 2
-            wait_until(lambda: server.stores[0].is_whole(TABLE), "the reader uses Redis")
+            wait_until(lambda: server.stores[0].tables[TABLE].is_whole, "the reader uses Redis")
             server.check()
             assert server.tier.hits > 0
 
@@ -175,7 +174,9 @@ def test_hotrow_load_with_replace_erases_the_rows_of_another_program(
         rows, found = server.lookup(table, keys)
         assert found.tolist() == [False, True, True]
         assert rows[1:].tolist() == [[7.0] * 4] * 2
-        assert [sum(part.size for part, _ in store.items(table)) for store in server.stores] == [2] * len(server.stores)
+        assert [sum(part.size for part, _ in store.tables[table].items()) for store in server.stores] == [2] * len(
+            server.stores
+        )
 
 
 def test_a_cache_that_missed_a_write_to_a_table_of_another_program_is_filled_at_the_next_start(
@@ -229,13 +230,13 @@ def test_files_that_replace_changed_rows_are_a_line_in_the_log(config, database,
 def test_ram_in_front_of_another_programs_table_is_filled_again_after_a_missed_change(config, tmp_path):
     write_to_rocksdb(tmp_path / "db", FILE)
 
-    class Refusing(MemoryStore):
+    class Refusing(HookedMemory):
         refuses = False
 
-        def insert(self, table, keys, rows):
+        def on_insert(self, table, keys, rows):
             if self.refuses:
-                raise StoreError(self.name, table, "takes nothing")
-            super().insert(table, keys, rows)
+                raise StoreError(self.name, table.spec.name, "takes nothing")
+            super().on_insert(table, keys, rows)
 
     fast, kept = Refusing(), {"rocksdb": TierSettings(is_initialized=False)}
     with Server(serve(config, fast, rocksdb_in(tmp_path / "db"), settings=kept), FILE) as server:

@@ -13,13 +13,13 @@ from redis.exceptions import ResponseError
 from benchmarks.redis_servers import RedisServer, wait_until
 from serving.config import RedisOverflow
 from serving.errors import StoreError
-from serving.parameter_server import loading, truth
 from serving.parameter_server import models as served_models
-from serving.storage import RedisStore, RocksDbStore
+from serving.parameter_server import tier_table, truth
 from serving.storage.redis.commands import RedisNodeError
 from serving.storage.redis.nodes import RedisNodes, Reply
 from serving.storage.redis.overflow import Overflow
-from tests.serving.small_server import KEYS, held_by
+from serving.storage.redis.table import RedisTable
+from tests.serving.small_server import KEYS, HookedRocksDb, held_by
 from tests.serving.storage.contract import (
     ENDS,
     FILE,
@@ -124,9 +124,9 @@ def test_a_change_between_the_loss_and_the_filling_is_in_redis_afterwards(forget
 def test_changes_during_a_filling_are_in_redis_afterwards(redis_server, client, config, tmp_path, monkeypatch, change):
     is_walked, go_on = threading.Event(), threading.Event()
 
-    class Walked(RocksDbStore):
-        def items(self, table, batch_rows=65536):
-            for number, batch in enumerate(super().items(table, 3)):
+    class Walked(HookedRocksDb):
+        def on_items(self, table, batch_rows=65536):
+            for number, batch in enumerate(super().on_items(table, 3)):
                 if number == 2:
                     is_walked.set()
                     assert go_on.wait(60)
@@ -174,13 +174,13 @@ def test_a_redis_that_freezes_during_a_change_holds_it_up_no_longer_than_its_tim
     own_server, config, database, monkeypatch, change
 ):
     with serve_in_front(config, redis_of(own_server, **IMPATIENT), database) as server:
-        method = getattr(RedisStore, change)
+        method = getattr(RedisTable, change)
 
-        def freeze(store, *arguments):
+        def freeze(table, *arguments):
             own_server.freeze()
-            return method(store, *arguments)
+            return method(table, *arguments)
 
-        monkeypatch.setattr(RedisStore, change, freeze)
+        monkeypatch.setattr(RedisTable, change, freeze)
         began = time.monotonic()
         server.insert([3], 7) if change == "insert" else server.evict([3])
         assert time.monotonic() - began < 25  # a call that waited for the thaw would not end
@@ -188,7 +188,7 @@ def test_a_redis_that_freezes_during_a_change_holds_it_up_no_longer_than_its_tim
         server.check()
         assert server.tier.timeouts > 0
         own_server.thaw()
-        server.wait_until(lambda: server.stores[0].is_whole(TABLE), "Redis is filled again")
+        server.wait_until(lambda: server.stores[0].tables[TABLE].is_whole, "Redis is filled again")
         assert held_by(server.stores[0]) == server.rows
 
 
@@ -197,9 +197,9 @@ def test_a_filling_under_way_ends_with_its_model_or_server(redis_server, client,
     began, go_on = threading.Event(), threading.Event()
     monkeypatch.setattr(truth, "LOAD_BATCH_ROWS", 5)
 
-    class Slow(RocksDbStore):
-        def items(self, table, batch_rows=65536):
-            for batch in super().items(table, batch_rows):
+    class Slow(HookedRocksDb):
+        def on_items(self, table, batch_rows=65536):
+            for batch in super().on_items(table, batch_rows):
                 began.set()
                 assert go_on.wait(60)
                 yield batch
@@ -284,7 +284,7 @@ def test_a_redis_that_is_full_fails_no_call(redis_server, client, config, databa
 def test_rows_that_go_again_and_again_are_brought_back_now_and_then_only(
     redis_server, client, config, database, monkeypatch
 ):
-    monkeypatch.setattr(loading, "REST_RATIO", 1e9)
+    monkeypatch.setattr(tier_table, "REST_RATIO", 1e9)
     with serve_in_front(config, redis_of(redis_server), database) as server:
         client.flushall()
         server.wait_for_redis()
@@ -305,7 +305,9 @@ def test_a_redis_with_an_overflow_policy_is_filled_again(redis_server, client, c
             server.evict([4])
         client.flushall()
         server.check()
-        server.wait_until(lambda: redis.is_whole(TABLE) and redis.count(TABLE) > 0, "Redis is filled again")
+        server.wait_until(
+            lambda: redis.tables[TABLE].is_whole and redis.tables[TABLE].count() > 0, "Redis is filled again"
+        )
         before = server.tier.hits
         server.check()
         assert server.tier.hits > before
@@ -352,7 +354,7 @@ def test_a_change_that_redis_misses_during_a_lookup_stays_missed(redis_server, c
         monkeypatch.undo()
         assert not changes
         server.check()
-        assert not server.stores[0].is_whole(TABLE)
+        assert not server.stores[0].tables[TABLE].is_whole
 
 
 def test_a_redis_that_misses_a_change_before_any_partition_is_asked_is_filled_again(
@@ -423,7 +425,7 @@ class Story:
                 time.sleep(0.02)
 
     def fill(self, key, number):
-        self.server.wait_until(lambda: self.server.stores[0].is_whole(TABLE), "Redis is filled")
+        self.server.wait_until(lambda: self.server.stores[0].tables[TABLE].is_whole, "Redis is filled")
 
 
 DEEDS = [name for name in vars(Story) if not name.startswith("_")]

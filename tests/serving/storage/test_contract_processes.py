@@ -42,7 +42,7 @@ def start(redis_server, config, tmp_path, monkeypatch):
 
 def has(server, rows):
     """Whether Redis is whole and holds these rows."""
-    return server.stores[0].is_whole(TABLE) and held_by(server.stores[0]).items() >= rows.items()
+    return server.stores[0].tables[TABLE].is_whole and held_by(server.stores[0]).items() >= rows.items()
 
 
 @pytest.mark.parametrize("writes", [False, True])

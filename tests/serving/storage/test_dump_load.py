@@ -23,8 +23,9 @@ from serving.dumps import transfer
 from serving.dumps.formats import open_dump, write_dump
 from serving.errors import ConfigError, ModelFileError, OutputError, StoreError
 from serving.parameter_server import ParameterServer
-from serving.storage import MemoryStore, RedisStore, RocksDbStore, TableSpec
+from serving.storage import MemoryStore, RocksDbStore, TableSpec
 from serving.storage.marker import Marker
+from serving.storage.redis.table import RedisTable
 from serving.storage.rocksdb.engine import import_rocksdict, table_options
 from tests.serving.table_names import full_name
 
@@ -143,10 +144,10 @@ def test_files_of_all_formats_and_stores_hold_the_same_rows(tmp_path_factory, da
             batches = dump.batches(data.draw(st.integers(1, 50)))
             if name in ("rocksdb", "memory"):
                 store = RocksDbStore(folder / "db", num_threads=1) if name == "rocksdb" else MemoryStore()
-                store.open_table(spec, dump.rows)
+                store.table(spec).open(dump.rows)
                 for keys, vectors in batches:
-                    store.insert(spec.name, keys, vectors)
-                batches = store.items(spec.name, 7)
+                    store.tables[spec.name].insert(keys, vectors)
+                batches = store.tables[spec.name].items(7)
             path = folder / (f"{number}" if name == "folder" else f"{number}.{'sst' if name == 'sst' else 'bin'}")
             write_dump(path, spec, batches, in_key_order=name == "rocksdb")
 
@@ -168,7 +169,7 @@ def test_a_tier_that_ends_with_its_process_is_dumped_as_it_holds_the_rows(write_
 
 def test_a_running_server_is_dumped_with_what_came_since_it_started(write_ps, tmp_path):
     with ParameterServer.from_config(read_repository(write_ps())) as server:
-        server.stores[0].insert(USER, np.array([5, 999]), np.full((2, 4), 2.5, np.float32))
+        server.stores[0].tables[USER].insert(np.array([5, 999]), np.full((2, 4), 2.5, np.float32))
 
         assert dump_table(server, USER, tmp_path / "t.bin") == MODEL.rows + 1
 
@@ -179,7 +180,7 @@ def test_a_table_is_dumped_while_others_serve_it(write_ps, tmp_path, redis_serve
     for number, tiers in enumerate((IN_FRONT, {"volatile_db": redis_tier(redis_server)})):
         ps = write_ps(**tiers)
         with ParameterServer.from_config(read_repository(ps)) as server:
-            server.stores[-1].insert(USER, np.array([5]), np.full((1, 4), 2.5, np.float32))
+            server.stores[-1].tables[USER].insert(np.array([5]), np.full((1, 4), 2.5, np.float32))
 
             dump_table(ps, "tiny.user", tmp_path / f"{number}.bin")
 
@@ -208,7 +209,7 @@ def test_a_cache_that_a_replacement_did_not_reach_is_filled_from_the_last_tier(
         raise StoreError("redis", USER, "lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(RedisStore, "load", lose)
+        patch.setattr(RedisTable, "load", lose)
         with pytest.raises(StoreError, match="lost"):
             load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {7: [1.5] * 4}), replace=True)
 
@@ -218,18 +219,21 @@ def test_a_cache_that_a_replacement_did_not_reach_is_filled_from_the_last_tier(
 LOAD_AND_DIE = """
 import os, signal, sys
 from serving.dumps import transfer
-from serving.storage import RedisStore, RocksDbStore
+from serving.storage import RocksDbStore
+from serving.storage.redis.table import RedisTable
 
-store, ps, file, when = {"redis": RedisStore, "rocksdb": RocksDbStore}[sys.argv[1]], *sys.argv[2:4], int(sys.argv[4])
-insert, calls = store.insert, []
+target, name = {"redis": (RedisTable, "insert"), "rocksdb": (RocksDbStore, "write")}[sys.argv[1]]
+ps, file, when = *sys.argv[2:4], int(sys.argv[4])
+write, calls = getattr(target, name), []
 
 def die(*given):
     calls.append(1)
     if len(calls) == when:
         os.kill(os.getpid(), signal.SIGKILL)
-    insert(*given)
+    write(*given)
 
-store.insert, transfer.LOAD_BATCH_ROWS = die, 100
+setattr(target, name, die)
+transfer.LOAD_BATCH_ROWS = 100
 transfer.load_table(ps, "tiny.user", file)
 """
 
@@ -271,7 +275,7 @@ def test_a_load_succeeds_if_redis_refuses_a_part_and_redis_is_filled_at_the_next
 ):
     ps = write_ps(volatile_db=redis_tier(redis_server), persistent_db=ROCKSDB["persistent_db"])
     monkeypatch.setattr(transfer, "LOAD_BATCH_ROWS", 100)
-    insert, calls = RedisStore.insert, []
+    insert, calls = RedisTable.insert, []
 
     def refuse_the_second(*given):
         calls.append(1)
@@ -280,7 +284,7 @@ def test_a_load_succeeds_if_redis_refuses_a_part_and_redis_is_filled_at_the_next
         insert(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RedisStore, "insert", refuse_the_second)
+        patch.setattr(RedisTable, "insert", refuse_the_second)
         load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", dict.fromkeys(range(300), [2.0] * 4)))
 
     assert len(calls) == 2  # and no more: Redis is bypassed
@@ -293,7 +297,7 @@ def test_rows_that_were_replaced_and_then_changed_stay_changed(write_ps, tmp_pat
         load_table(ps, "tiny.user", write_rows(tmp_path / "t.bin", {7: [1.5] * 4}), replace=True)
         with ParameterServer.from_config(read_repository(ps)) as server:
             server.insert(USER, np.array([8]), np.full((1, 4), 2.5, np.float32))
-            assert server.stores[0].marker(USER).changed
+            assert server.stores[0].tables[USER].marker().changed
 
         assert served(ps)[0] == {7: [1.5] * 4, 8: [2.5] * 4}
 
@@ -341,7 +345,7 @@ def test_a_running_server_takes_the_rows_of_a_file_into_every_tier(write_ps, tmp
 
         for store in server.stores:
             out = np.empty((2, 4), np.float32)
-            assert store.fetch(USER, np.array(list(changes)), out).all()
+            assert store.tables[USER].fetch(np.array(list(changes)), out).all()
             assert out.tolist() == list(changes.values())
         with pytest.raises(ValueError, match="cannot be replaced, only changed"):
             load_table(server, USER, path, replace=True)
@@ -497,9 +501,9 @@ def test_rows_without_a_marker_are_dumped_with_a_warning(write_ps, tmp_path, red
 def test_rows_without_a_marker_are_dumped_even_if_absent_keys_were_evicted(write_ps, tmp_path):
     ps = write_ps(**ROCKSDB)
     store = RocksDbStore(ps.parent / "rows", num_threads=1)
-    store.open_table(SPEC, 0)
-    store.insert(SPEC.name, np.arange(100), np.ones((100, 4), dtype=np.float32))
-    store.evict(SPEC.name, np.arange(1000, 2000))
+    store.table(SPEC).open(0)
+    store.tables[SPEC.name].insert(np.arange(100), np.ones((100, 4), dtype=np.float32))
+    store.tables[SPEC.name].evict(np.arange(1000, 2000))
     store.close()
 
     assert dump_table(ps, SPEC.name, tmp_path / "t.bin") == 100
@@ -578,7 +582,7 @@ def test_tables_that_an_earlier_release_filled_are_dumped_and_loaded_if_the_data
         for table in ("user", "item"):
             spec = TableSpec(f"tiny@1.{table}", 4)
             rows = [(np.array([1, 2]), np.ones((2, 4), np.float32))]
-            store.load(spec, rows, Marker("of other files", 2), keep=False)
+            store.table(spec).load(rows, Marker("of other files", 2), keep=False)
 
     assert dump_table(ps, "tiny.user", tmp_path / "t.bin") == 2
     assert load_table(ps, "tiny.user", tmp_path / "t.bin", replace=False) == 2

@@ -17,18 +17,20 @@ POLICIES = ["evict_random", "evict_least_used", "evict_oldest", "evict_oldest_wr
 
 def insert(store, keys, table=TABLE):
     keys = np.asarray(keys, dtype=np.int64)
-    store.insert(table, keys, np.repeat(keys.astype(np.float32)[:, None], 4, axis=1))
+    store.tables[table].insert(keys, np.repeat(keys.astype(np.float32)[:, None], 4, axis=1))
 
 
 def held(store, table=TABLE):
-    rows = {key: row for keys, rows in store.items(table) for key, row in zip(keys.tolist(), rows, strict=True)}
+    rows = {
+        key: row for keys, rows in store.tables[table].items() for key, row in zip(keys.tolist(), rows, strict=True)
+    }
     assert all((row == key).all() for key, row in rows.items())
     return set(rows)
 
 
 def full_store(policy="evict_oldest", **options):
     store = MemoryStore(capacity_rows_of_each_table=100, overflow_policy=policy, **options)
-    store.open_table(TableSpec(TABLE, 4), 1000)
+    store.table(TableSpec(TABLE, 4)).open(1000)
     insert(store, range(100))
     return store
 
@@ -39,9 +41,9 @@ def test_a_table_at_its_bound_evicts_down_to_the_target_and_takes_the_new_rows(p
 
     insert(store, range(1000, 1010))
 
-    assert store.count(TABLE) == 70
+    assert store.tables[TABLE].count() == 70
     assert set(range(1000, 1010)) <= held(store)
-    assert store.evicted_rows(TABLE) == 40
+    assert store.tables[TABLE].evicted_rows == 40
 
 
 @settings(deadline=None, max_examples=40)
@@ -52,28 +54,28 @@ def test_a_table_at_its_bound_evicts_down_to_the_target_and_takes_the_new_rows(p
 )
 def test_whatever_is_inserted_the_bound_holds_and_the_last_keys_are_there(calls, policy, target):
     store = MemoryStore(capacity_rows_of_each_table=100, overflow_policy=policy, overflow_resolution_target=target)
-    store.open_table(TableSpec(TABLE, 4), 1000)
-    size_bytes = store.memory_bytes(TABLE)
+    store.table(TableSpec(TABLE, 4)).open(1000)
+    size_bytes = store.tables[TABLE].size_bytes
 
     for keys in calls:
         insert(store, keys)
 
-        assert store.count(TABLE) <= 100
+        assert store.tables[TABLE].count() <= 100
         tail = set(keys[len(keys) // 100 * 100 :])  # a call of more keys than fit is taken in parts
         assert tail <= held(store)
-    assert store.memory_bytes(TABLE) == size_bytes == HostTable.memory_bytes(4, 100, overflow_policy=policy)
+    assert store.tables[TABLE].size_bytes == size_bytes == HostTable.memory_bytes(4, 100, overflow_policy=policy)
 
 
 def test_a_table_whose_bound_is_beyond_its_rows_and_headroom_refuses_as_without_a_policy():
     store = MemoryStore(capacity_rows_of_each_table=100, overflow_policy="evict_oldest")
-    store.open_table(TableSpec(TABLE, 4), 20)
+    store.table(TableSpec(TABLE, 4)).open(20)
     insert(store, range(84))  # 20 and 64
 
     with pytest.raises(StoreFullError, match="holds 84 of 84 rows"):
         insert(store, [100])
 
     assert held(store) == set(range(84))
-    assert store.memory_bytes(TABLE) == HostTable.memory_bytes(4, 84)  # no stamps
+    assert store.tables[TABLE].size_bytes == HostTable.memory_bytes(4, 84)  # no stamps
 
 
 @pytest.mark.parametrize(
@@ -82,22 +84,22 @@ def test_a_table_whose_bound_is_beyond_its_rows_and_headroom_refuses_as_without_
 def test_any_bound_evicts_where_a_policy_is_given_and_refuses_where_none_is(bound):
     evicting, refusing = MemoryStore(**bound, overflow_policy="evict_least_used"), MemoryStore(**bound)
     for store in (evicting, refusing):
-        store.open_table(TableSpec(TABLE, 4), 100_000)
-        insert(store, range(store.capacity_rows(TABLE)))
+        store.table(TableSpec(TABLE, 4)).open(100_000)
+        insert(store, range(store.tables[TABLE].capacity_rows))
 
     insert(evicting, range(100_000, 100_010))
     with pytest.raises(StoreFullError):
         insert(refusing, range(100_000, 100_010))
 
-    assert evicting.evicted_rows(TABLE)
-    assert not refusing.evicted_rows(TABLE)
+    assert evicting.tables[TABLE].evicted_rows
+    assert not refusing.tables[TABLE].evicted_rows
     assert set(range(100_000, 100_010)) <= held(evicting)
 
 
 def test_a_table_that_the_budget_gives_all_of_its_rows_does_not_evict():
     store = MemoryStore(capacity_rows=100, overflow_policy="evict_oldest")
-    store.open_table(TableSpec("m.small", 4), 40)
-    store.open_table(TableSpec("m.large", 4), 90)
+    store.table(TableSpec("m.small", 4)).open(40)
+    store.table(TableSpec("m.large", 4)).open(90)
     insert(store, range(40), "m.small")
     insert(store, range(60), "m.large")
 
@@ -111,10 +113,10 @@ def test_a_table_that_the_budget_gives_all_of_its_rows_does_not_evict():
 def test_stamps_are_part_of_a_budget_of_bytes():
     store = MemoryStore(capacity_bytes=10_000_000, overflow_policy="evict_oldest")
 
-    store.open_table(TableSpec(TABLE, 4), 10**6)
+    store.table(TableSpec(TABLE, 4)).open(10**6)
 
-    rows = store.capacity_rows(TABLE)
-    assert store.memory_bytes(TABLE) <= 10_000_000
+    rows = store.tables[TABLE].capacity_rows
+    assert store.tables[TABLE].size_bytes <= 10_000_000
     assert HostTable.memory_bytes(4, rows + 1, overflow_policy="evict_oldest") > 10_000_000
 
 
@@ -135,29 +137,26 @@ def test_the_first_eviction_of_a_table_is_logged_once_and_is_a_warning_where_row
         "memory: table model.table reached its bound of 100 rows and evicts rows from now on (evict_oldest); " + outlook
     ]
     assert [record.levelname for record in caplog.records] == [level]
-    assert store.evicted_rows(TABLE) > 900
+    assert store.tables[TABLE].evicted_rows > 900
 
 
 def test_evictions_are_shown_by_the_metrics():
     store = full_store()
     insert(store, [1000])
 
-    shown = {sample.name: sample.value for sample in store.samples(TABLE)}
+    shown = {sample.name: sample.value for sample in store.tables[TABLE].samples()}
 
-    assert shown["hotrow_tier_evicted_rows"] == store.evicted_rows(TABLE) != 0
-    store.close()
-    assert store.evicted_rows(TABLE) == 0
+    assert shown["hotrow_tier_evicted_rows"] == store.tables[TABLE].evicted_rows != 0
 
 
 def test_a_table_without_room_refuses_whatever_the_policy():
     store = MemoryStore(capacity_rows_per_table={TABLE: 0}, overflow_policy="evict_oldest")
-    store.open_table(TableSpec(TABLE, 4), 10)
+    store.table(TableSpec(TABLE, 4)).open(10)
 
     with pytest.raises(StoreFullError, match="no room"):
         insert(store, [1])
 
-    assert store.evicted_rows(TABLE) == 0
-    assert store.evicted_rows("m.unknown") == 0
+    assert store.tables[TABLE].evicted_rows == 0
 
 
 @pytest.mark.parametrize(

@@ -63,24 +63,24 @@ class Process:
         self.rows, self.act = ROWS.copy(), lambda: None
         self.truth = Truth(KEYS, self.rows, act=lambda: self.act())
         self.store = open_store(relay, num_partitions=1)
-        self.store.serve_as_cache(SPEC, self.truth)
+        self.store.table(SPEC).serve_as_cache(self.truth)
 
     def fill(self, starting=False):
-        return self.store.fill(SPEC, self.truth, starting=starting)
+        return self.store.table(SPEC).fill(self.truth, starting=starting)
 
     def insert(self, keys, value):
-        self.store.write_flags(SPEC.name, changed=True)
+        self.store.tables[SPEC.name].write_flags(changed=True)
         self.insert_more(keys, value)
 
     def insert_more(self, keys, value):
         """Insert rows after the flag was written."""
         self.rows[keys] = value
-        self.store.insert(SPEC.name, np.array(keys), self.rows[keys])
+        self.store.tables[SPEC.name].insert(np.array(keys), self.rows[keys])
 
     def check(self):
         """Look up every key, and return whether all are found."""
         out = np.empty_like(self.rows)
-        found = self.store.fetch(SPEC.name, KEYS, out)
+        found = self.store.tables[SPEC.name].fetch(KEYS, out)
         assert (out[found] == self.rows[found]).all()
         return found.all()
 

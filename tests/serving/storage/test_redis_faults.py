@@ -35,7 +35,7 @@ def readers(store, count=3):
             keys = rng.choice(KEYS, int(rng.integers(1, 400)))
             out = np.full((keys.size, 4), np.nan, dtype=np.float32)
             try:
-                found = store.fetch(SPEC.name, keys, out)
+                found = store.tables[SPEC.name].fetch(keys, out)
             except StoreError:
                 continue
             if not found.all() or (out != ROWS[keys]).any():
@@ -87,7 +87,7 @@ def answers(store):
 
 
 def masters(store):
-    return [(node.host, node.port) for node in store._nodes.topology.client.get_primaries()]
+    return [(node.host, node.port) for node in store.nodes.topology.client.get_primaries()]
 
 
 def test_a_server_that_is_down_is_an_error_with_its_address_and_is_used_again_when_it_is_back(own_server):
@@ -145,7 +145,7 @@ def test_a_silent_server_is_an_error_in_the_end_and_is_used_again_when_it_answer
     monkeypatch.setattr(redis_nodes, "PAUSE_RATIO", 100.0)  # however long it takes to ask again
     loaded_store(own_server)
     store = open_store(own_server, **IMPATIENT)
-    store.open_table(SPEC, 0)
+    store.table(SPEC).open(0)
     own_server.freeze()
 
     with pytest.raises(StoreTimeoutError, match=f"127.0.0.1:{own_server.port}: no reply: timed out$"):
@@ -155,17 +155,17 @@ def test_a_silent_server_is_an_error_in_the_end_and_is_used_again_when_it_answer
     assert not isinstance(caught.value, StoreTimeoutError)
 
     own_server.thaw()
-    store._nodes._paused.clear()  # as a moment later
+    store.nodes._paused.clear()  # as a moment later
     wait_until(lambda: answers(store), "the store answers again")
 
 
 def test_a_caller_waits_for_a_connection_no_longer_than_it_may(redis_server, monkeypatch):
     store = loaded_store(redis_server, num_node_connections=1)
-    pool = store._nodes.topology.client.connection_pool
+    pool = store.nodes.topology.client.connection_pool
     taken = pool.get_connection()
 
     with monkeypatch.context() as impatient:
-        impatient.setattr(store._nodes, "_timeout_s", 0.2)
+        impatient.setattr(store.nodes, "_timeout_s", 0.2)
         with pytest.raises(StoreTimeoutError, match="all 1 connections are busy"):
             fetch(store)
 
@@ -186,7 +186,7 @@ class TestCluster:
     def test_every_master_has_some_of_the_rows(self, redis_cluster):
         store = loaded_store(redis_cluster.nodes[0])
 
-        spread = store.spread(SPEC.name)
+        spread = store.tables[SPEC.name].spread()
 
         fetch(store)
         assert sum(spread.values()) == 16
@@ -225,9 +225,9 @@ class TestCluster:
         self, redis_cluster, monkeypatch
     ):
         store = loaded_store(redis_cluster.nodes[0], num_node_connections=1)
-        pools = [client.connection_pool for client in store._nodes.topology._clients()]
+        pools = [client.connection_pool for client in store.nodes.topology._clients()]
         taken = [pool.get_connection() for pool in pools]
-        monkeypatch.setattr(store._nodes, "_timeout_s", 0.5)
+        monkeypatch.setattr(store.nodes, "_timeout_s", 0.5)
 
         began = time.monotonic()
         with pytest.raises(StoreTimeoutError, match=r"all 1 connections are busy"):
@@ -242,7 +242,7 @@ class TestCluster:
     def test_frozen_nodes_cost_one_timeout_together(self, own_cluster, monkeypatch):
         loaded_store(own_cluster.nodes[0])
         store = open_store(own_cluster.nodes[0], **IMPATIENT)
-        store.open_table(SPEC, 0)
+        store.table(SPEC).open(0)
         for node in own_cluster.nodes[:2]:
             node.freeze()
 
@@ -279,7 +279,7 @@ class TestCluster:
         monkeypatch.setattr(redis_nodes, "PAUSE_RATIO", 0.0)  # as for callers who come seldom
         loaded_store(own_cluster.nodes[0])
         store = open_store(own_cluster.nodes[0], **IMPATIENT)
-        store.open_table(SPEC, 0)
+        store.table(SPEC).open(0)
         own_cluster.wait_for_replicas()
         own_cluster.nodes[0].freeze()
 
@@ -291,7 +291,7 @@ class TestCluster:
         store = open_store(redis_cluster.nodes[0], num_partitions=1, num_node_connections=1)
 
         with caplog.at_level(logging.INFO):
-            store.open_table(SPEC, 0)
+            store.table(SPEC).open(0)
 
         (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
         holder = key_slot(Partition(SPEC.name, 0).values) * 3 // 16384
@@ -305,7 +305,7 @@ class TestCluster:
         monkeypatch.setattr(
             redis_nodes.RedisNodes, "_at_once", lambda nodes, commands, deadline: [Reply(again) for _ in commands]
         )
-        monkeypatch.setattr(store._nodes.topology.client, "execute_command", mock.Mock(side_effect=error))
+        monkeypatch.setattr(store.nodes.topology.client, "execute_command", mock.Mock(side_effect=error))
 
         with pytest.raises(StoreError, match=f"model.table.*TRYAGAIN the slot moves: {error}"):
             fetch(store)
@@ -316,14 +316,14 @@ class TestCluster:
         monkeypatch.setattr(
             redis_nodes.RedisNodes, "_at_once", lambda nodes, commands, deadline: [Reply(again) for _ in commands]
         )
-        monkeypatch.setattr(store._nodes, "_timeout_s", 0.0)
+        monkeypatch.setattr(store.nodes, "_timeout_s", 0.0)
 
         with pytest.raises(StoreTimeoutError, match=r"TRYAGAIN the slot moves: timed out"):
             fetch(store)
 
     def test_a_slot_without_a_node_is_an_error(self, redis_cluster, monkeypatch):
         store = loaded_store(redis_cluster.nodes[0])
-        monkeypatch.setattr(store._nodes.topology.client.nodes_manager, "slots_cache", {})
+        monkeypatch.setattr(store.nodes.topology.client.nodes_manager, "slots_cache", {})
 
         with pytest.raises(StoreError, match="no node of the cluster holds slot"):
             fetch(store)

@@ -10,26 +10,26 @@ from tests.serving.storage.redis_stores import KEYS, SPEC, Truth, fetch, found_i
 
 PARTITIONS = 16
 FILLINGS = {
-    "load": lambda store, truth: store.load(SPEC, truth.batches(), truth.marker(), keep=False),
-    "fill": lambda store, truth: store.fill(SPEC, truth, starting=True),
+    "load": lambda store, truth: store.table(SPEC).load(truth.batches(), truth.marker(), keep=False),
+    "fill": lambda store, truth: store.table(SPEC).fill(truth, starting=True),
 }
 
 
 def cache(server, truth):
     store = open_store(server)
-    store.serve_as_cache(SPEC, truth)
+    store.table(SPEC).serve_as_cache(truth)
     return store
 
 
 def test_a_key_that_is_removed_while_its_partition_is_filled_does_not_come_back(redis_server):
     other = cache(redis_server, Truth())
     removed = np.array([0, 1, 998, 999])  # from both halves
-    truth = Truth(act=lambda: other.evict(SPEC.name, removed))
+    truth = Truth(act=lambda: other.tables[SPEC.name].evict(removed))
     store = cache(redis_server, truth)
 
-    assert store.fill(SPEC, truth, starting=True)
+    assert store.table(SPEC).fill(truth, starting=True)
 
-    assert store.is_whole(SPEC.name)
+    assert store.tables[SPEC.name].is_whole
     assert found_in(store, KEYS).sum() == KEYS.size - removed.size
     assert not found_in(store, removed).any()
 
@@ -38,15 +38,15 @@ def test_a_key_that_is_removed_and_inserted_again_while_its_partition_is_filled_
     other, key, row = cache(redis_server, Truth()), np.array([999]), np.full((1, 4), 7.0, dtype=np.float32)
 
     def change():
-        other.evict(SPEC.name, key)
-        other.insert(SPEC.name, key, row)
+        other.tables[SPEC.name].evict(key)
+        other.tables[SPEC.name].insert(key, row)
 
     truth = Truth(act=change)
     store = cache(redis_server, truth)
-    store.fill(SPEC, truth, starting=True)
+    store.table(SPEC).fill(truth, starting=True)
 
     out = np.empty((1, 4), dtype=np.float32)
-    assert store.fetch(SPEC.name, key, out).all()
+    assert store.tables[SPEC.name].fetch(key, out).all()
     assert out.tolist() == row.tolist()
 
 
@@ -78,7 +78,7 @@ def test_a_lease_that_another_process_took_meanwhile_is_an_error_and_leaves_no_m
     with pytest.raises(StoreUnreachableError, match=r"/p3}v: its lease or its node was lost while it was filled"):
         FILLINGS[verb](store, truth)
 
-    assert store.marker(SPEC.name) is None
+    assert store.tables[SPEC.name].marker() is None
     assert client.get(lease) == b"another process"
 
 
@@ -88,7 +88,7 @@ def test_keys_that_were_removed_before_are_filled_again(redis_server, client):
     for name in [f"hps_et{{hps_et.{SPEC.name}/p{number}}}.hotrow.removed" for number in range(8)]:
         client.sadd(name, *(key.to_bytes(8, "little") for key in range(1000)))
 
-    store.fill(SPEC, truth, starting=True)
+    store.table(SPEC).fill(truth, starting=True)
 
     assert found_in(store, KEYS).all()
     assert not client.keys("*.hotrow.removed")

@@ -97,24 +97,24 @@ TRUTH = Truth(np.array(KEYS), ROWS)
 def change(store, verb):
     """What Redis refuses while a slot moves: scripts of several keys of which one is nowhere."""
     if verb == "load":
-        store.load(SPEC, batches(), Marker("digest"), keep=False)
+        store.table(SPEC).load(batches(), Marker("digest"), keep=False)
     elif verb == "fill":
-        assert store.fill(SPEC, TRUTH, starting=False)
+        assert store.table(SPEC).fill(TRUTH, starting=False)
     else:
-        store.insert(TABLE, np.array(KEYS), ROWS)
+        store.tables[TABLE].insert(np.array(KEYS), ROWS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["load", "fill", "insert into an empty partition"])
 def test_what_is_refused_while_a_slot_moves_waits_until_it_has_moved(two_masters, verb):
     redis = open_store(two_masters.nodes[0], num_partitions=1, timeout_ms=10_000)
-    redis.open_table(SPEC, 0)
+    redis.table(SPEC).open(0)
     if verb != "load":
-        redis.load(SPEC, batches(), Marker("digest"), keep=False)
-        redis.evict(TABLE, np.array(KEYS))
+        redis.table(SPEC).load(batches(), Marker("digest"), keep=False)
+        redis.tables[TABLE].evict(np.array(KEYS))
     one = Partition(TABLE, 0)
     if verb == "fill":
-        redis.serve_as_cache(SPEC, TRUTH)
+        redis.table(SPEC).serve_as_cache(TRUTH)
         for node in two_masters.nodes:
             with node.client() as client:
                 client.flushall()
@@ -123,14 +123,14 @@ def test_what_is_refused_while_a_slot_moves_waits_until_it_has_moved(two_masters
         change(redis, verb)
 
     assert rows_of(redis) == FILE
-    assert redis.marker(TABLE).digest == "digest"
+    assert redis.tables[TABLE].marker().digest == "digest"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["load", "insert into an empty partition"])
 def test_a_slot_that_does_not_stop_moving_is_waited_for_no_longer_than_the_time_out(two_masters, verb):
     redis = open_store(two_masters.nodes[0], num_partitions=1, timeout_ms=1500)
-    redis.open_table(SPEC, 0)
+    redis.table(SPEC).open(0)
     with moving(two_masters, key_slot(Partition(TABLE, 0).values)):
         began = time.monotonic()
         with pytest.raises(StoreError, match=r"its slot is still moving to another node|timed out"):
@@ -146,8 +146,8 @@ def test_a_slot_that_does_not_stop_moving_is_waited_for_no_longer_than_the_time_
 def test_a_slot_that_moves_to_a_silent_node_costs_one_timeout(two_masters, verb):
     change(open_store(two_masters.nodes[0], num_partitions=1), "load")
     redis = open_store(two_masters.nodes[0], num_partitions=1, **IMPATIENT)
-    redis.open_table(SPEC, 0)
-    calls = {"fetch": lambda: rows_of(redis), "insert": lambda: redis.insert(TABLE, np.array([3]), SEVEN)}
+    redis.table(SPEC).open(0)
+    calls = {"fetch": lambda: rows_of(redis), "insert": lambda: redis.tables[TABLE].insert(np.array([3]), SEVEN)}
     slot = key_slot(Partition(TABLE, 0).values)
     _, target = nodes_of(two_masters, slot)
     with moving(two_masters, slot) as move:

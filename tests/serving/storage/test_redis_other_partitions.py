@@ -18,7 +18,7 @@ OTHER_NUMBER = "num_partitions differs: it was loaded with {}, but this process 
 
 def load(server, digest="digest", **options):
     store = open_store(server, **options)
-    store.load(SPEC, iter([(KEYS, ROWS)]), Marker(digest), keep=False)
+    store.table(SPEC).load(iter([(KEYS, ROWS)]), Marker(digest), keep=False)
     return store
 
 
@@ -26,9 +26,9 @@ def load(server, digest="digest", **options):
 def test_a_process_that_starts_with_another_number_over_the_same_files_is_refused(redis_server, number):
     first, second = loaded_store(redis_server), open_store(redis_server, num_partitions=number)
 
-    assert second.marker(SPEC.name).digest == "digest"  # so the table is opened, and not loaded again
+    assert second.table(SPEC).marker().digest == "digest"  # so the table is opened, and not loaded again
     with pytest.raises(StoreError, match="num_partitions differs"):
-        second.open_table(SPEC, 0)
+        second.table(SPEC).open(0)
 
     fetch(first)
 
@@ -36,11 +36,11 @@ def test_a_process_that_starts_with_another_number_over_the_same_files_is_refuse
 @pytest.mark.parametrize("number", OTHERS)
 def test_a_cache_with_another_number_over_the_same_files_is_refused(redis_server, number):
     first, second = loaded_store(redis_server), open_store(redis_server, num_partitions=number)
-    second.serve_as_cache(SPEC, Truth())
+    second.table(SPEC).serve_as_cache(Truth())
 
     for starting in (True, False):
         with pytest.raises(StoreError, match="num_partitions differs"):
-            second.fill(SPEC, Truth(), starting=starting)
+            second.table(SPEC).fill(Truth(), starting=starting)
 
     fetch(first)
 
@@ -49,7 +49,7 @@ def test_a_cache_with_another_number_over_the_same_files_is_refused(redis_server
 @pytest.mark.parametrize("number", OTHERS)
 def test_a_load_with_another_number_is_an_outage_to_processes_with_the_old_one(redis_server, number, digest):
     loaded, opened = loaded_store(redis_server), open_store(redis_server)
-    opened.open_table(SPEC, 0)
+    opened.table(SPEC).open(0)
 
     new = load(redis_server, digest, num_partitions=number)
 
@@ -60,7 +60,7 @@ def test_a_load_with_another_number_is_an_outage_to_processes_with_the_old_one(r
         with pytest.raises(StoreError, match=OTHER_NUMBER.format(number)):
             found_in(store, KEYS)
     fetch(new)
-    assert new.count(SPEC.name) == KEYS.size
+    assert new.tables[SPEC.name].count() == KEYS.size
 
 
 @pytest.mark.parametrize("number", OTHERS)
@@ -69,18 +69,18 @@ def test_a_process_with_the_old_number_changes_nothing(redis_server, number, ver
     old = loaded_store(redis_server)
     new = load(redis_server, num_partitions=number)
     changes = {
-        "insert": lambda: old.insert(SPEC.name, KEYS, ROWS + 1),
-        "evict": lambda: old.evict(SPEC.name, KEYS),
+        "insert": lambda: old.tables[SPEC.name].insert(KEYS, ROWS + 1),
+        "evict": lambda: old.tables[SPEC.name].evict(KEYS),
     }
 
     with pytest.raises(StoreError, match=OTHER_NUMBER.format(number)):
         changes[verb]()
 
     fetch(new)
-    assert new.count(SPEC.name) == KEYS.size
-    assert new.marker(SPEC.name).digest == "digest"
+    assert new.tables[SPEC.name].count() == KEYS.size
+    assert new.tables[SPEC.name].marker().digest == "digest"
     opened_again = open_store(redis_server, num_partitions=number)
-    opened_again.open_table(SPEC, 0)
+    opened_again.table(SPEC).open(0)
     fetch(opened_again)
 
 
@@ -91,7 +91,7 @@ def test_a_process_that_waits_for_a_load_with_another_number_is_refused(redis_se
 
     def load_the_other():
         try:
-            other.load(SPEC, iter([(KEYS, ROWS)]), Marker("digest"), keep=True)
+            other.table(SPEC).load(iter([(KEYS, ROWS)]), Marker("digest"), keep=True)
         except StoreError as err:
             errors.append(str(err))
 
@@ -101,33 +101,33 @@ def test_a_process_that_waits_for_a_load_with_another_number_is_refused(redis_se
         thread.start()
         yield KEYS, ROWS
 
-    one.load(SPEC, batches(), Marker("digest"), keep=True)
+    one.table(SPEC).load(batches(), Marker("digest"), keep=True)
     thread.join()
 
     assert len(errors) == 1
     assert "num_partitions differs" in errors[0]
     fetch(one)
-    assert one.count(SPEC.name) == KEYS.size
+    assert one.tables[SPEC.name].count() == KEYS.size
 
 
 def test_a_cluster_is_watched_too(redis_cluster):
     store = loaded_store(redis_cluster.nodes[0])
 
     with pytest.raises(StoreError, match="num_partitions differs"):
-        open_store(redis_cluster.nodes[1], num_partitions=32).open_table(SPEC, 0)
+        open_store(redis_cluster.nodes[1], num_partitions=32).table(SPEC).open(0)
     load(redis_cluster.nodes[1], num_partitions=32)
 
     with pytest.raises(StoreError, match=OTHER_NUMBER.format(32)):
         found_in(store, KEYS)
     with pytest.raises(StoreError, match=OTHER_NUMBER.format(32)):
-        store.evict(SPEC.name, KEYS)
+        store.tables[SPEC.name].evict(KEYS)
 
 
 def test_a_process_that_reads_what_hps_wrote_notices_a_load_with_another_number(redis_server, client):
     old = open_store(redis_server)
     for key, place in zip(KEYS.tolist(), (mix(KEYS) % np.uint64(16)).tolist(), strict=True):  # as HPS writes
         client.hset(Partition(SPEC.name, place).values, struct.pack("<q", key), ROWS[key].tobytes())
-    old.open_table(SPEC, 0)
+    old.table(SPEC).open(0)
     fetch(old)
 
     load(redis_server, num_partitions=32)

@@ -23,7 +23,7 @@ TARGET = 40
 def opened(server, policy="random", margin=MARGIN, spec=SPEC, **change):
     overflow = RedisOverflow(margin_rows=margin, policy=policy, target_ratio=TARGET / MARGIN, **change)
     store = open_store(server, num_partitions=PARTITIONS, overflow=overflow)
-    store.open_table(spec, 0)
+    store.table(spec).open(0)
     return store
 
 
@@ -32,13 +32,13 @@ def rows_of(keys):
 
 
 def insert(store, keys):
-    store.insert(SPEC.name, np.asarray(keys), rows_of(keys))
+    store.tables[SPEC.name].insert(np.asarray(keys), rows_of(keys))
 
 
 def found(store, keys):
     """The keys that are there; their rows must be right."""
     out = np.empty((len(keys), SPEC.dim), dtype=np.float32)
-    mask = store.fetch(SPEC.name, np.asarray(keys), out)
+    mask = store.tables[SPEC.name].fetch(np.asarray(keys), out)
     assert (out[mask] == rows_of(keys)[mask]).all()
     return np.asarray(keys)[mask].tolist()
 
@@ -58,10 +58,10 @@ def test_a_partition_that_grows_beyond_its_margin_is_brought_down_to_the_target(
     keys = keys_of_partition(3, MARGIN + 1)
 
     insert(store, keys[:MARGIN])
-    assert store.count(SPEC.name) == MARGIN
+    assert store.tables[SPEC.name].count() == MARGIN
     insert(store, keys[MARGIN:])
 
-    assert store.count(SPEC.name) == TARGET
+    assert store.tables[SPEC.name].count() == TARGET
     assert evicted_rows(store) == MARGIN + 1 - TARGET
     assert keys[-1] in found(store, keys)
     assert client.hlen(times(3)) == (0 if policy == "random" else TARGET)
@@ -74,10 +74,10 @@ def test_memory_stays_bounded_however_much_is_inserted(redis_server, policy):
 
     for start in range(0, 5000, 500):
         insert(store, range(start, start + 500))
-        assert store.count(SPEC.name) <= MARGIN * PARTITIONS
+        assert store.tables[SPEC.name].count() <= MARGIN * PARTITIONS
 
-    assert store.capacity_rows(SPEC.name) == MARGIN * PARTITIONS
-    assert store.count(SPEC.name) == 5000 - evicted_rows(store)
+    assert store.tables[SPEC.name].capacity_rows == MARGIN * PARTITIONS
+    assert store.tables[SPEC.name].count() == 5000 - evicted_rows(store)
 
 
 def test_random_victims_differ_from_time_to_time(redis_server):
@@ -86,7 +86,7 @@ def test_random_victims_differ_from_time_to_time(redis_server):
     kept = set()
 
     for _ in range(4):
-        store.evict(SPEC.name, np.array(keys))
+        store.tables[SPEC.name].evict(np.array(keys))
         insert(store, keys[:MARGIN])
         insert(store, keys[MARGIN:])
         kept.add(tuple(found(store, keys)))
@@ -143,7 +143,7 @@ def test_the_oldest_rows_go_first_and_a_read_counts_as_a_write_where_the_option_
 
 def test_rows_of_which_nothing_is_known_go_before_all_others(redis_server, client):
     plain = open_store(redis_server, num_partitions=PARTITIONS)
-    plain.open_table(SPEC, 0)
+    plain.table(SPEC).open(0)
     keys = keys_of_partition(0, MARGIN + 1)
     insert(plain, keys[:20])
     store = opened(redis_server, "least_used")
@@ -184,7 +184,7 @@ class TestWhatLiesBesideTheRows:
         store = opened(redis_server, "least_used")
         insert(store, range(30))
 
-        store.evict(SPEC.name, np.arange(30))
+        store.tables[SPEC.name].evict(np.arange(30))
 
         assert not client.keys("*")
 
@@ -195,12 +195,12 @@ def test_a_load_takes_the_first_rows_that_fit_each_partition(redis_server, clien
     keys = np.arange(2000)
     batches = iter([(keys[start : start + 300], rows_of(keys[start : start + 300])) for start in range(0, 2000, 300)])
 
-    store.load(SPEC, batches, Marker("digest"), keep=False)
+    store.table(SPEC).load(batches, Marker("digest"), keep=False)
 
     places = mix(keys) % np.uint64(PARTITIONS)
     first = np.concatenate([keys[places == number][:MARGIN] for number in range(PARTITIONS)])
     assert found(store, range(2000)) == sorted(first.tolist())
-    assert store.marker(SPEC.name).digest == "digest"
+    assert store.tables[SPEC.name].marker().digest == "digest"
     for number in range(PARTITIONS):
         assert client.hlen(times(number)) == (0 if policy == "random" else MARGIN)
         assert client.ttl(times(number)) < 0
@@ -209,7 +209,7 @@ def test_a_load_takes_the_first_rows_that_fit_each_partition(redis_server, clien
 
 def test_keys_that_were_evicted_are_absent_and_no_outage(redis_server):
     store = opened(redis_server)
-    store.load(SPEC, iter([(np.arange(10), rows_of(range(10)))]), Marker("digest"), keep=False)
+    store.table(SPEC).load(iter([(np.arange(10), rows_of(range(10)))]), Marker("digest"), keep=False)
 
     assert found(store, [5, 1000]) == [5]
 
@@ -221,7 +221,7 @@ def test_while_another_process_evicts_nobody_else_does(redis_server, client):
 
     insert(store, keys)
 
-    assert store.count(SPEC.name) == MARGIN + 1
+    assert store.tables[SPEC.name].count() == MARGIN + 1
     assert evicted_rows(store) == 0
 
 
@@ -233,9 +233,10 @@ def test_uses_that_cannot_be_written_down_cost_no_answer(redis_server, monkeypat
     for _ in range(50):
         assert found(store, range(20)) == list(range(20))
 
+    table = store.tables[SPEC.name]
     store.close()
     with pytest.raises(StoreError, match="closed"):
-        found(store, [1])
+        table.fetch(np.array([1]), rows_of([1]))
 
 
 def test_the_first_eviction_is_warned_of(redis_server, caplog):
@@ -278,7 +279,7 @@ def test_a_partition_that_another_process_has_just_brought_down_loses_no_more(re
     trim = redis_overflow.Overflow._trim
 
     def late(overflow, one, spared):
-        if overflow is other._tables[SPEC.name].overflow:
+        if overflow is other.tables[SPEC.name]._commands.overflow:
             return trim(overflow, one, spared)
         monkeypatch.setattr(redis_overflow.Overflow, "_trim", trim)
         insert(other, keys[MARGIN : MARGIN + 1])  # which evicts
@@ -290,4 +291,4 @@ def test_a_partition_that_another_process_has_just_brought_down_loses_no_more(re
 
     assert evicted_rows(other) == MARGIN + 1 - TARGET
     assert evicted_rows(store) == 0
-    assert store.count(SPEC.name) == TARGET + 3
+    assert store.tables[SPEC.name].count() == TARGET + 3

@@ -30,18 +30,18 @@ def rounded(row_dtype, rows=ROWS):
 
 def fetched(store, keys=KEYS):
     out = np.full((keys.size, 6), np.nan, dtype=np.float32)
-    return out, store.fetch("model.table", keys, out)
+    return out, store.tables["model.table"].fetch(keys, out)
 
 
 def load(store, row_dtype, count=KEYS.size):
-    store.load(spec(row_dtype), iter([(KEYS[:count], ROWS[:count])]), Marker("digest"), keep=False)
+    store.table(spec(row_dtype)).load(iter([(KEYS[:count], ROWS[:count])]), Marker("digest"), keep=False)
 
 
 @pytest.mark.parametrize("row_dtype", NARROW)
 def test_rows_come_back_as_the_form_rounds_them(redis_server, client, row_dtype):
     store = open_store(redis_server, row_dtype=row_dtype)
     load(store, row_dtype, 400)
-    store.insert("model.table", KEYS[400:], ROWS[400:])
+    store.tables["model.table"].insert(KEYS[400:], ROWS[400:])
 
     rows, found = fetched(store)
     assert store.keeps_row_dtype
@@ -50,7 +50,7 @@ def test_rows_come_back_as_the_form_rounds_them(redis_server, client, row_dtype)
     rows, found = fetched(store, np.array([3, 10**6, 4]))
     assert found.tolist() == [True, False, True]
     assert (rows == [rounded(row_dtype)[3], np.zeros(6), rounded(row_dtype)[4]]).all()
-    for keys, some in store.items("model.table", 100):
+    for keys, some in store.tables["model.table"].items(100):
         assert (some == rounded(row_dtype)[keys]).all()
     held = [client.hget(one.values, struct.pack("<q", 7)) for one in Partitions("model.table", 16)]
     assert [value for value in held if value] == [encode_rows(ROWS, row_dtype)[7].tobytes()]
@@ -69,10 +69,10 @@ def test_the_marker_says_in_which_form_rows_are_kept(redis_server, changed):
     store = open_store(redis_server, row_dtype="int8")
     load(store, "int8")
     if changed:
-        store.write_flags("model.table", changed=True)
+        store.tables["model.table"].write_flags(changed=True)
 
     for reader in (None, "int8", "fp16"):
-        held = open_store(redis_server, row_dtype=reader).marker("model.table")
+        held = open_store(redis_server, row_dtype=reader).table(spec(reader or "fp32")).marker()
         assert held == Marker("digest", 500, "int8", changed)
 
 
@@ -88,13 +88,13 @@ def test_a_model_that_is_loaded_in_another_form_replaces_the_rows(redis_server, 
     with serving(config) as server:
         before = rows_of(server)
     with serving(narrow, row_dtype="bf16") as server:
-        assert server.stores[0].is_whole("m.t")
+        assert server.stores[0].tables["m.t"].is_whole
         rows = rows_of(server)
         assert rows.keys() == before.keys()
         expected = rounded("bf16", np.array(list(before.values()), dtype=np.float32))
         assert np.array(list(rows.values()), dtype=np.float32).tobytes() == expected.tobytes()
         assert server.counters()["m.t"].tiers[0].hits == len(rows)
-        assert server.stores[0].marker("m.t").row_dtype == "bf16"
+        assert server.stores[0].tables["m.t"].marker().row_dtype == "bf16"
 
 
 def test_values_of_another_form_are_refused_by_their_length(redis_server):
@@ -102,24 +102,24 @@ def test_values_of_another_form_are_refused_by_their_length(redis_server):
     load(writer, "fp32")
 
     with pytest.raises(StoreError, match=r"the value of key \d+ has 24 bytes, 6 floats as fp16 are 12"):
-        open_store(redis_server, row_dtype="fp16").open_table(spec("fp16"), 0)
+        open_store(redis_server, row_dtype="fp16").table(spec("fp16")).open(0)
 
 
 def test_a_table_of_another_form_than_the_stores_is_refused(redis_server):
     with pytest.raises(StoreError, match="a table of fp16 rows in a store that keeps int8"):
-        open_store(redis_server, row_dtype="int8").open_table(spec("fp16"), 0)
+        open_store(redis_server, row_dtype="int8").table(spec("fp16")).open(0)
 
 
 def test_a_value_that_the_form_cannot_hold_is_refused_by_its_key(redis_server):
     store = open_store(redis_server, row_dtype="fp16")
-    store.open_table(spec("fp16"), 0)
+    store.table(spec("fp16")).open(0)
     rows = ROWS.copy()
     rows[17, 2] = 1e30
 
     with pytest.raises(StoreError, match="17"):
-        store.insert("model.table", KEYS, rows)
+        store.tables["model.table"].insert(KEYS, rows)
 
-    assert store.count("model.table") == 0
+    assert store.tables["model.table"].count() == 0
 
 
 def test_narrow_rows_overflow_like_others(redis_server):
@@ -127,9 +127,9 @@ def test_narrow_rows_overflow_like_others(redis_server):
     config = RedisConfig(addresses=(redis_server.address,), row_dtype="int8", overflow=overflow)
     store = RedisStore(config)
     OPENED.append(store)
-    store.open_table(spec("int8"), 0)
+    store.table(spec("int8")).open(0)
 
-    store.insert("model.table", KEYS, ROWS)
+    store.tables["model.table"].insert(KEYS, ROWS)
 
     rows, found = fetched(store)
     assert 0 < found.sum() <= 160

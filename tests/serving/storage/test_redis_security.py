@@ -60,7 +60,7 @@ class TestUsers:
     def test_the_error_names_the_right_that_a_user_does_not_have(self, guarded, client):
         client.execute_command("ACL", "SETUSER", "hotrow", "-hmget")
         store = open_store(guarded, user_name="hotrow", password="battery staple")
-        store.open_table(SPEC, 0)
+        store.table(SPEC).open(0)
 
         with pytest.raises(StoreError, match=r"NOPERM.*hmget"):
             fetch(store)
@@ -79,34 +79,34 @@ class TestUsers:
         user = {"user_name": "hotrow", "password": "battery staple"}
         store = open_store(guarded, **user)
 
-        store.load(SPEC, iter([(KEYS[:500], ROWS[:500])]), Marker("digest"), keep=False)
-        store.open_table(SPEC, 0)
-        store.write_flags(SPEC.name, changed=True)
-        store.insert(SPEC.name, KEYS[500:], ROWS[500:])
+        store.table(SPEC).load(iter([(KEYS[:500], ROWS[:500])]), Marker("digest"), keep=False)
+        store.table(SPEC).open(0)
+        store.tables[SPEC.name].write_flags(changed=True)
+        store.tables[SPEC.name].insert(KEYS[500:], ROWS[500:])
         fetch(store)
-        assert store.marker(SPEC.name).digest == "digest"
-        store.evict(SPEC.name, KEYS[:10])
-        assert store.count(SPEC.name) == sum(keys.size for keys, _ in store.items(SPEC.name)) == 990
+        assert store.tables[SPEC.name].marker().digest == "digest"
+        store.tables[SPEC.name].evict(KEYS[:10])
+        assert store.tables[SPEC.name].count() == sum(keys.size for keys, _ in store.tables[SPEC.name].items()) == 990
 
         cache = open_store(guarded, overflow=overflow, **user)
         client.delete(Partition(SPEC.name, 0).marker)
-        cache.serve_as_cache(SPEC, Truth())
-        assert cache.fill(SPEC, Truth(), starting=False)
-        cache.insert(SPEC.name, KEYS[:10], ROWS[:10])
-        assert cache.add(SPEC.name, KEYS[:10], ROWS[:10]) == 0
+        cache.table(SPEC).serve_as_cache(Truth())
+        assert cache.table(SPEC).fill(Truth(), starting=False)
+        cache.tables[SPEC.name].insert(KEYS[:10], ROWS[:10])
+        assert cache.tables[SPEC.name].insert_absent(KEYS[:10], ROWS[:10]) == 0
         fetch(cache)
-        cache.drop_table(SPEC.name)
+        cache.erase(SPEC.name)
 
     @pytest.mark.parametrize("policy", ["random", "least_used", "oldest"])
     def test_these_rights_are_enough_to_evict_rows(self, guarded, client, policy):
         client.execute_command("ACL", "SETUSER", "hotrow", "resetkeys", "~hps_et*", "-@all", *RIGHTS)
         overflow = RedisOverflow(margin_rows=10, policy=policy)
         store = open_store(guarded, overflow=overflow, user_name="hotrow", password="battery staple")
-        store.open_table(SPEC, 0)
+        store.table(SPEC).open(0)
 
-        store.insert(SPEC.name, KEYS, ROWS)
+        store.tables[SPEC.name].insert(KEYS, ROWS)
 
-        assert store.count(SPEC.name) <= 160
+        assert store.tables[SPEC.name].count() <= 160
 
     def test_in_a_cluster_these_rights_are_enough(self, redis_cluster):
         commands = ["hset", "hget", "hmget", "hgetall", "hscan", "exists", "eval", "info", "cluster|slots", "command"]
@@ -115,9 +115,9 @@ class TestUsers:
             with node.client() as client:
                 client.execute_command("ACL", "SETUSER", "hotrow", *rights)
         store = open_store(redis_cluster.nodes[0], user_name="hotrow", password="battery staple")
-        store.open_table(SPEC, 0)
+        store.table(SPEC).open(0)
 
-        store.insert(SPEC.name, KEYS, ROWS)
+        store.tables[SPEC.name].insert(KEYS, ROWS)
 
         fetch(store)
 

@@ -13,6 +13,7 @@ from serving.parameter_server import ParameterServer
 from serving.parameter_server.counters import table_samples
 from serving.storage import RedisStore, RocksDbStore
 from serving.storage.redis import nodes as redis_nodes
+from serving.storage.redis.table import RedisTable
 from tests.serving.small_server import errors_of
 from tests.serving.storage.redis_stores import IMPATIENT, assert_served, evicted_rows, said
 
@@ -40,7 +41,7 @@ def test_bags_are_pooled_from_the_rows_that_redis_holds(redis_server, model, ps_
 
 def test_what_redis_holds_from_the_same_files_is_not_loaded_again(redis_server, model, ps_file, monkeypatch):
     ParameterServer.from_config(ps_file(redis_server.port, alone=True)).close()
-    monkeypatch.setattr(RedisStore, "load", lambda *_, **__: pytest.fail("loaded again"))
+    monkeypatch.setattr(RedisTable, "load", lambda *_, **__: pytest.fail("loaded again"))
 
     with ParameterServer.from_config(ps_file(redis_server.port, alone=True)) as server:
         assert_served(server, model)
@@ -108,13 +109,13 @@ def test_what_redis_has_evicted_comes_from_rocksdb_and_back(redis_server, model,
 
     with ParameterServer.from_config(file) as server:
         redis, rocksdb = server.stores
-        assert rocksdb.count("dcn.table0") == 300
-        assert 0 < redis.count("dcn.table0") <= 50
+        assert rocksdb.tables["dcn.table0"].count() == 300
+        assert 0 < redis.tables["dcn.table0"].count() <= 50
         for _ in range(3):
             assert_served(server, model)
         assert not server.lookup("dcn.table0", np.array([10**9]))[1].any()
         wait_until(lambda: evicted_rows(redis, "dcn.table0") > 0, "rows that RocksDB held are copied into Redis")
-        wait_until(lambda: redis.count("dcn.table0") <= 50, "each partition is within its margin")
+        wait_until(lambda: redis.tables["dcn.table0"].count() <= 50, "each partition is within its margin")
         assert_served(server, model)
 
 

@@ -35,12 +35,12 @@ def load(store, keys, digest="digest", value=0.0, batch_rows=100, spec=SPEC):
     keys = np.asarray(keys, dtype=np.int64)
     parts = (keys[start : start + batch_rows] for start in range(0, keys.size, batch_rows))
     batches = ((part, rows_of(part, value)) for part in parts)
-    store.load(spec, batches, Marker(digest), keep=False)
+    store.table(spec).load(batches, Marker(digest), keep=False)
 
 
 def fetch(store, keys):
     out = np.full((len(keys), DIM), np.nan, dtype=np.float32)
-    found = store.fetch(TABLE, np.asarray(keys, dtype=np.int64), out)
+    found = store.tables[TABLE].fetch(np.asarray(keys, dtype=np.int64), out)
     return out, found
 
 
@@ -57,12 +57,6 @@ def names(client, part=""):
     return {name.decode() for name in client.scan_iter(f"*{part}*")}
 
 
-def test_redis_outlives_the_process_and_does_not_pool(store):
-    assert store.outlives_process
-    assert not store.pools
-    assert store.name == "redis"
-
-
 @pytest.mark.parametrize(("key_bytes", "code"), [(8, "<q"), (4, "<I")])
 class TestLayout:
     keys = (0, 1, 255, 256, 2**31, 2**32 - 2)
@@ -71,18 +65,18 @@ class TestLayout:
         for key in self.keys:
             client.hset(hash_of(key), struct.pack(code, key), struct.pack("<4f", *rows_of([key])[0]))
 
-        store.open_table(TableSpec(TABLE, DIM, key_bytes), 0)
+        store.table(TableSpec(TABLE, DIM, key_bytes)).open(0)
 
         out, found = fetch(store, [*self.keys, 77])
         assert found.tolist() == [True] * len(self.keys) + [False]
         assert out.tolist() == [*rows_of(self.keys).tolist(), [0.0] * DIM]
-        assert store.count(TABLE) == len(self.keys)
-        assert store.marker(TABLE) is None
+        assert store.tables[TABLE].count() == len(self.keys)
+        assert store.tables[TABLE].marker() is None
 
     def test_hps_can_read_what_was_inserted(self, store, client, key_bytes, code):
-        store.open_table(TableSpec(TABLE, DIM, key_bytes), 0)
+        store.table(TableSpec(TABLE, DIM, key_bytes)).open(0)
 
-        store.insert(TABLE, np.array(self.keys), rows_of(self.keys))
+        store.tables[TABLE].insert(np.array(self.keys), rows_of(self.keys))
 
         for key in self.keys:
             assert client.hget(hash_of(key), struct.pack(code, key)) == struct.pack("<4f", *rows_of([key])[0])
@@ -97,23 +91,23 @@ class TestLayout:
 
 
 def test_a_key_that_four_bytes_cannot_hold_is_absent_and_is_not_inserted(store):
-    store.open_table(TableSpec(TABLE, DIM, 4), 0)
-    store.insert(TABLE, np.array([1]), rows_of([1]))
+    store.table(TableSpec(TABLE, DIM, 4)).open(0)
+    store.tables[TABLE].insert(np.array([1]), rows_of([1]))
 
     out, found = fetch(store, [2**32 + 1, 1, -(2**32) + 1])
     with pytest.raises(StoreError, match="does not fit 4 bytes"):
-        store.insert(TABLE, np.array([2**32]), rows_of([0]))
+        store.tables[TABLE].insert(np.array([2**32]), rows_of([0]))
 
     assert found.tolist() == [False, True, False]
     assert out.tolist() == [[0.0] * DIM, rows_of([1])[0].tolist(), [0.0] * DIM]
-    store.evict(TABLE, np.array([2**32 + 1]))
+    store.tables[TABLE].evict(np.array([2**32 + 1]))
 
 
 def test_rows_go_into_an_array_that_is_not_contiguous(store):
     load(store, range(10))
     out = np.full((3, 2 * DIM), np.nan, dtype=np.float32)
 
-    found = store.fetch(TABLE, np.array([3, 99, 4]), out[:, ::2])
+    found = store.tables[TABLE].fetch(np.array([3, 99, 4]), out[:, ::2])
 
     assert found.tolist() == [True, False, True]
     assert out[:, ::2].tolist() == [rows_of([3])[0].tolist(), [0.0] * DIM, rows_of([4])[0].tolist()]
@@ -128,16 +122,16 @@ def test_however_many_keys_one_command_takes_the_rows_are_the_same(redis_server,
 
     assert found.tolist() == [False] * 10 + [True] * 200 + [False] * 10
     assert (out[10:210] == rows_of(range(200))).all()
-    store.evict(TABLE, np.arange(150, 300))
-    assert sorted(key for keys, _ in store.items(TABLE, 13) for key in keys.tolist()) == list(range(150))
+    store.tables[TABLE].evict(np.arange(150, 300))
+    assert sorted(key for keys, _ in store.tables[TABLE].items(13) for key in keys.tolist()) == list(range(150))
 
 
 def test_the_last_of_many_duplicates_in_one_insert_wins(store):
-    store.open_table(SPEC, 0)
+    store.table(SPEC).open(0)
     keys = np.random.default_rng(0).integers(0, 50, 5000)
     values = np.arange(5000, dtype=np.float32)
 
-    store.insert(TABLE, keys, np.repeat(values[:, None], DIM, axis=1))
+    store.tables[TABLE].insert(keys, np.repeat(values[:, None], DIM, axis=1))
 
     last = dict(zip(keys.tolist(), values.tolist(), strict=True))
     assert fetch(store, list(last))[0][:, 0].tolist() == list(last.values())
@@ -147,7 +141,7 @@ def test_evicting_takes_away_what_hps_knows_of_a_key(store, client):
     load(store, [1, 2])
     client.hset(hash_of(1, suffix="t"), struct.pack("<q", 1), "12")
 
-    store.evict(TABLE, np.array([1]))
+    store.tables[TABLE].evict(np.array([1]))
 
     assert client.hlen(hash_of(1, suffix="t")) == 0
 
@@ -158,43 +152,44 @@ class TestLoading:
 
         other = open_store(redis_server)
 
-        assert other.marker(TABLE).digest == "digest"
-        other.open_table(SPEC, 0)
+        assert other.table(SPEC).marker().digest == "digest"
+        other.table(SPEC).open(0)
         assert fetch(other, range(1001))[1].sum() == 1000
         assert (fetch(other, range(1000))[0] == rows_of(range(1000))).all()
 
     def test_a_load_replaces_what_the_table_held_of_whatever_dimension(self, store, client):
-        store.load(
-            TableSpec(TABLE, 2), iter([(np.arange(50), np.ones((50, 2), np.float32))]), Marker("before"), keep=False
+        store.table(TableSpec(TABLE, 2)).load(
+            iter([(np.arange(50), np.ones((50, 2), np.float32))]), Marker("before"), keep=False
         )
 
+        store.tables[TABLE].close()
         load(store, range(40, 60), "after, with a space", value=0.5)
 
-        assert store.marker(TABLE).digest == "after, with a space"
-        assert sorted(np.concatenate([keys for keys, _ in store.items(TABLE)])) == list(range(40, 60))
+        assert store.tables[TABLE].marker().digest == "after, with a space"
+        assert sorted(np.concatenate([keys for keys, _ in store.tables[TABLE].items()])) == list(range(40, 60))
         assert (fetch(store, range(40, 60))[0] == rows_of(range(40, 60), 0.5)).all()
         assert not names(client, "loading")
 
     def test_an_empty_load_leaves_an_empty_table_that_counts_as_loaded(self, store):
         load(store, range(10), "before")
 
-        store.load(SPEC, iter(()), Marker("nothing"), keep=False)
+        store.table(SPEC).load(iter(()), Marker("nothing"), keep=False)
 
-        assert store.marker(TABLE).digest == "nothing"
-        assert store.count(TABLE) == 0
+        assert store.tables[TABLE].marker().digest == "nothing"
+        assert store.tables[TABLE].count() == 0
         assert not fetch(store, range(10))[1].any()
 
     def test_the_last_of_duplicates_in_a_load_wins(self, store):
         batches = [(np.array([1, 2, 1]), rows_of([1, 2, 3])), (np.array([2]), rows_of([4]))]
 
-        store.load(SPEC, iter(batches), Marker("digest"), keep=False)
+        store.table(SPEC).load(iter(batches), Marker("digest"), keep=False)
 
         assert fetch(store, [1, 2])[0].tolist() == rows_of([3, 4]).tolist()
 
     def test_other_processes_read_the_old_rows_until_the_load_is_whole(self, redis_server, store):
         load(store, range(100), "files")
         reader = open_store(redis_server)
-        reader.open_table(SPEC, 0)
+        reader.table(SPEC).open(0)
 
         def batches():
             yield np.arange(50), rows_of(range(50), 0.5)
@@ -202,7 +197,7 @@ class TestLoading:
             yield np.arange(50, 100), rows_of(range(50, 100), 0.5)
             assert (fetch(reader, range(100))[0] == rows_of(range(100))).all()
 
-        store.load(SPEC, batches(), Marker("files"), keep=False)
+        store.table(SPEC).load(batches(), Marker("files"), keep=False)
 
         assert (fetch(reader, range(100))[0] == rows_of(range(100), 0.5)).all()
 
@@ -215,9 +210,9 @@ class TestLoading:
             raise OSError("the file ends here")
 
         with pytest.raises(OSError, match="the file ends here"):
-            store.load(SPEC, batches(), Marker("after"), keep=False)
+            store.table(SPEC).load(batches(), Marker("after"), keep=False)
 
-        assert store.marker(TABLE).digest == "before"
+        assert store.tables[TABLE].marker().digest == "before"
         assert (fetch(store, range(10))[0] == rows_of(range(10))).all()
         assert names(client) == before
 
@@ -230,7 +225,7 @@ class TestLoading:
         finally:
             client.config_set("maxmemory", 0)
 
-        assert store.marker(TABLE).digest == "before"
+        assert store.tables[TABLE].marker().digest == "before"
         assert (fetch(store, range(10))[0] == rows_of(range(10))).all()
         assert not names(client, "loading")
 
@@ -241,7 +236,7 @@ class TestLoading:
             assert len(gathered) == PARTITIONS
             assert all(0 < client.ttl(name) <= 600 for name in gathered)
 
-        store.load(SPEC, batches(), Marker("digest"), keep=False)
+        store.table(SPEC).load(batches(), Marker("digest"), keep=False)
 
     def test_rows_that_redis_forgot_during_the_load_are_not_taken_for_loaded(self, store, client):
         load(store, range(100), "before")
@@ -251,8 +246,8 @@ class TestLoading:
             client.delete(*names(client, "loading"))
 
         with pytest.raises(StoreError, match="the rows gathered so far are gone"):
-            store.load(SPEC, batches(), Marker("after"), keep=False)
-        assert store.marker(TABLE).digest == "before"
+            store.table(SPEC).load(batches(), Marker("after"), keep=False)
+        assert store.tables[TABLE].marker().digest == "before"
         assert (fetch(store, range(100))[0] == rows_of(range(100))).all()
 
     def test_commands_whose_answer_was_lost_may_be_sent_again(self, store, monkeypatch):
@@ -261,10 +256,10 @@ class TestLoading:
         monkeypatch.setattr(RedisNodes, "run", lambda *args: (run(*args), run(*args))[1])
 
         load(store, range(50, 250), "after", value=0.5)
-        store.insert(TABLE, np.array([1000]), rows_of([1000]))
+        store.tables[TABLE].insert(np.array([1000]), rows_of([1000]))
 
-        assert store.marker(TABLE).digest == "after"
-        assert store.count(TABLE) == 201
+        assert store.tables[TABLE].marker().digest == "after"
+        assert store.tables[TABLE].count() == 201
         assert (fetch(store, range(50, 250))[0] == rows_of(range(50, 250), 0.5)).all()
 
     def test_processes_that_load_the_same_files_at_once_do_not_disturb_each_other(self, redis_server, client):
@@ -282,22 +277,18 @@ class TestLoading:
             loader.join()
 
         for one in stores:
-            assert one.marker(TABLE).digest == "digest"
+            assert one.tables[TABLE].marker().digest == "digest"
             assert (fetch(one, range(2000))[0] == rows_of(range(2000))).all()
         assert not names(client, "loading")
 
     def test_a_closed_table_is_not_served_and_keeps_its_rows(self, redis_server, store):
         load(store, range(100))
-        store.close_table("model.unknown")
 
-        store.close_table(TABLE)
+        store.tables[TABLE].close()
 
-        assert store.capacity_rows(TABLE) == 0
-        assert not fetch(store, range(100))[1].any()
-        with pytest.raises(StoreError, match="not an open table"):
-            store.insert(TABLE, np.array([1]), rows_of([1]))
-        assert store.marker(TABLE).digest == "digest"
-        store.open_table(SPEC, 0)
+        assert TABLE not in store.tables
+        assert store.table(SPEC).marker().digest == "digest"
+        store.table(SPEC).open(0)
         assert fetch(store, range(100))[1].all()
 
     def test_a_table_is_closed_while_redis_is_down(self, own_server):
@@ -305,12 +296,10 @@ class TestLoading:
         load(store, range(100))
         own_server.kill()
 
-        store.close_table(TABLE)
+        store.tables[TABLE].close()
 
-        assert store.capacity_rows(TABLE) == 0
+        assert TABLE not in store.tables
         store.close()
-        with pytest.raises(StoreError, match="closed"):
-            store.close_table(TABLE)
 
     def test_a_dropped_table_is_gone_for_every_process(self, redis_server, store, client):
         load(store, range(100))
@@ -318,17 +307,17 @@ class TestLoading:
         client.set("another", "1")
 
         other = open_store(redis_server)
-        other.drop_table(TABLE)
+        other.erase(TABLE)
 
         assert names(client) == {"another"}
-        assert store.marker(TABLE) is None
+        assert store.table(SPEC).marker() is None
 
 
 class TestWrongContent:
     def open_wrong(self, store, match, key_bytes=8):
         with pytest.raises(StoreError, match=match):
-            store.open_table(TableSpec(TABLE, DIM, key_bytes), 0)
-        assert store.capacity_rows(TABLE) == 0
+            store.table(TableSpec(TABLE, DIM, key_bytes)).open(0)
+        assert TABLE not in store.tables
 
     def test_keys_of_another_width_are_refused(self, store, client):
         client.hset(hash_of(1), struct.pack("<q", 1), bytes(16))
@@ -353,8 +342,8 @@ class TestWrongContent:
 
         load(store, range(10), "after")
 
-        store.open_table(SPEC, 0)
-        assert store.count(TABLE) == 10
+        store.table(SPEC).open(0)
+        assert store.tables[TABLE].count() == 10
 
     def test_a_partition_that_is_no_hash_is_refused(self, store, client):
         client.set(hash_of(1), "1")
@@ -368,7 +357,7 @@ class TestWrongContent:
         with pytest.raises(StoreError, match=r"model\.table.*the value of key 42 has 15 bytes, 4 floats are 16"):
             fetch(store, range(100))
         with pytest.raises(StoreError, match="key 42 has 15 bytes"):
-            list(store.items(TABLE))
+            list(store.tables[TABLE].items())
         assert fetch(store, [41, 43])[1].all()
 
 
@@ -408,10 +397,9 @@ def test_no_address_that_answers_is_an_error_that_names_them_all():
 
 def test_the_spread_over_nodes_is_logged(redis_server, store, caplog):
     with caplog.at_level(logging.INFO):
-        store.open_table(SPEC, 0)
+        store.table(SPEC).open(0)
 
-    assert store.spread(TABLE) == {f"127.0.0.1:{redis_server.port}": PARTITIONS}
-    assert store.spread("model.unknown") == {}
+    assert store.tables[TABLE].spread() == {f"127.0.0.1:{redis_server.port}": PARTITIONS}
     assert f"partitions by node: 127.0.0.1:{redis_server.port} holds 16" in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -432,8 +420,8 @@ def test_a_row_that_redis_gives_twice_comes_once(redis_server, monkeypatch):
 
     repeating.earlier = {}
     monkeypatch.setattr(RedisNodes, "run", repeating)
-    monkeypatch.setattr("serving.storage.redis.table.SCAN_FIELDS", 10)
+    monkeypatch.setattr("serving.storage.redis.table_commands.SCAN_FIELDS", 10)
 
-    keys = np.concatenate([keys for keys, rows in store.items(SPEC.name, 64) if (rows == ROWS[keys]).all()])
+    keys = np.concatenate([keys for keys, rows in store.tables[SPEC.name].items(64) if (rows == ROWS[keys]).all()])
 
     assert sorted(keys.tolist()) == KEYS.tolist()

@@ -17,9 +17,9 @@ from serving.parameter_server.circuit_breaker import CircuitBreaker
 from serving.storage import Marker, RocksDbStore, TableSpec
 
 store = RocksDbStore(sys.argv[1], num_threads=1)
-store.open_table(TableSpec("model.table", 4), 0)
+store.table(TableSpec("model.table", 4)).open(0)
 keys = np.arange(20_000)
-store.insert("model.table", keys, np.ones((keys.size, 4), np.float32))
+store.tables["model.table"].insert(keys, np.ones((keys.size, 4), np.float32))
 begun = threading.Semaphore(0)
 
 class Lingering:
@@ -30,16 +30,16 @@ lingering = Lingering()
 
 def fetch():
     begun.release()
-    return store.fetch("model.table", keys, np.empty((keys.size, 4), np.float32))
+    return store.tables["model.table"].fetch(keys, np.empty((keys.size, 4), np.float32))
 
 def insert():
     begun.release()
-    store.insert("model.table", keys[:10], np.ones((10, 4), np.float32))
+    store.tables["model.table"].insert(keys[:10], np.ones((10, 4), np.float32))
 
 def bulk_load():
     begun.release()
     rows = np.ones((keys.size, 4), np.float32)
-    store.load(TableSpec("model.table", 4), iter([(keys, rows)]), Marker("digest"), keep=False)
+    store.table(TableSpec("model.table", 4)).load(iter([(keys, rows)]), Marker("digest"), keep=False)
 
 def in_daemon_threads(act, threads):
     def again_and_again():

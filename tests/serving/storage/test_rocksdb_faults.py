@@ -29,19 +29,19 @@ ballast = Path(sys.argv[1]).parent / "ballast"
 ballast.write_bytes(bytes(17 * 2**20))
 errors = []
 spec = TableSpec({TABLE!r}, 16)
-other = TableSpec("model.other", 16)
 store = RocksDbStore(sys.argv[1], num_threads=1)
+table, other = store.table(spec), store.table(TableSpec("model.other", 16))
 keys = np.arange(1000)
-store.load(spec, iter([(keys, np.full((1000, 16), 1, np.float32))]), Marker("digest"), keep=False)
+table.load(iter([(keys, np.full((1000, 16), 1, np.float32))]), Marker("digest"), keep=False)
 
 def batches():
     for first in range(0, 10**6, 1000):
         yield keys + first, np.full((1000, 16), 2, np.float32)
 
-for write in (lambda: store.load(other, batches(), Marker("never"), keep=False), lambda: insert_all()):
+for write in (lambda: other.load(batches(), Marker("never"), keep=False), lambda: insert_all()):
     def insert_all():
         for new, rows in batches():
-            store.insert({TABLE!r}, new + 1000, rows)
+            table.insert(new + 1000, rows)
     try:
         write()
         print("not full")
@@ -49,12 +49,12 @@ for write in (lambda: store.load(other, batches(), Marker("never"), keep=False),
         print(err)
         errors.append(err)
 out = np.empty((1000, 16), np.float32)
-found = store.fetch({TABLE!r}, keys, out)
-print(bool(found.all() and (out == 1).all()), store.marker({TABLE!r}).digest, store.marker("model.other"))
+found = table.fetch(keys, out)
+print(bool(found.all() and (out == 1).all()), table.marker().digest, other.marker())
 store.close()
 ballast.unlink()
 store = RocksDbStore(sys.argv[1], num_threads=1)
-print(store.marker({TABLE!r}).digest, len(errors))
+print(store.table(spec).marker().digest, len(errors))
 store.close()
 """
 
@@ -95,8 +95,8 @@ def test_a_full_disk_is_an_error_with_the_path_and_old_rows_stay_readable(small_
 def path(tmp_path):
     """A database of 2000 loaded rows, and 10 that were inserted."""
     store = RocksDbStore(tmp_path / "db", num_threads=1)
-    store.load(SPEC, iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), Marker("digest"), keep=False)
-    store.insert(TABLE, np.arange(2000, 2010), np.ones((10, 16), np.float32))
+    store.table(SPEC).load(iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), Marker("digest"), keep=False)
+    store.tables[TABLE].insert(np.arange(2000, 2010), np.ones((10, 16), np.float32))
     store.close()
     return tmp_path / "db"
 
@@ -104,17 +104,17 @@ def path(tmp_path):
 def read_all(path, **options):
     store = RocksDbStore(path, num_threads=1, **options)
     try:
-        store.open_table(SPEC, 0)
+        store.table(SPEC).open(0)
         out = np.empty((2010, 16), np.float32)
-        found = store.fetch(TABLE, np.arange(2010), out)
-        walked = sum(keys.size for keys, _ in store.items(TABLE))
+        found = store.tables[TABLE].fetch(np.arange(2010), out)
+        walked = sum(keys.size for keys, _ in store.tables[TABLE].items())
         return int(found.sum()), walked, bool((out[found] == 1).all())
     finally:
         store.close()
 
 
 def read_first(store):
-    return store.fetch(TABLE, np.arange(2000), np.empty((2000, 16), np.float32))
+    return store.tables[TABLE].fetch(np.arange(2000), np.empty((2000, 16), np.float32))
 
 
 def damage(file, how):
@@ -158,11 +158,11 @@ def test_a_file_that_is_not_a_regular_file_is_an_error_at_once(path, name, make,
         RocksDbStore(path, read_only=read_only, num_threads=1)
 
 
-@pytest.mark.parametrize("read", [read_first, lambda store: list(store.items(TABLE))])
+@pytest.mark.parametrize("read", [read_first, lambda store: list(store.tables[TABLE].items())])
 def test_an_error_that_somebody_keeps_does_not_keep_the_database_locked(path, read):
     damage(max(path.glob("*.sst"), key=lambda one: one.stat().st_size), "flipped")
     store = RocksDbStore(path, num_threads=1, warm_up=False)
-    store.open_table(SPEC, 0)
+    store.table(SPEC).open(0)
     with pytest.raises(StoreError, match="checksum") as kept:
         read(store)
     store.close()
@@ -173,9 +173,9 @@ def test_an_error_that_somebody_keeps_does_not_keep_the_database_locked(path, re
 
 def test_a_log_that_ends_in_a_half_written_record_loses_that_record_only(tmp_path):
     store = RocksDbStore(tmp_path / "db", num_threads=1)
-    store.load(SPEC, iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), Marker("digest"), keep=False)
+    store.table(SPEC).load(iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), Marker("digest"), keep=False)
     for key in (2000, 2001):
-        store.insert(TABLE, np.array([key]), np.ones((1, 16), np.float32))
+        store.tables[TABLE].insert(np.array([key]), np.ones((1, 16), np.float32))
     shutil.copytree(tmp_path / "db", tmp_path / "killed")
     store.close()
     (log,) = (tmp_path / "killed").glob("*.log")

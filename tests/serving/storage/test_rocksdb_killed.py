@@ -29,18 +29,18 @@ from contextlib import contextmanager
 import numpy as np
 from serving.storage import Marker, RocksDbStore, TableSpec
 from serving.storage.rocksdb import sort as rocksdb_sort
-from serving.storage.rocksdb import store as rocksdb_store
+from serving.storage.rocksdb import table as rocksdb_table
 
 def insert(number, version):
     first = {FIRST_INSERTED} + {CALL_ROWS} * number
     rows = np.full(({CALL_ROWS}, {SPEC.dim}), version, np.float32)
     print("inserts", number, version, flush=True)
-    store.insert({SPEC.name!r}, np.arange(first, first + {CALL_ROWS}), rows)
+    table.insert(np.arange(first, first + {CALL_ROWS}), rows)
     print("inserted", number, version, flush=True)
 
-spec = TableSpec({SPEC.name!r}, {SPEC.dim})
 store = RocksDbStore(sys.argv[1], num_threads=1)
-store.open_table(spec, 0)
+table = store.table(TableSpec({SPEC.name!r}, {SPEC.dim}))
+table.open(0)
 version = 0
 """
 # Inserts the same keys again and again, with the number of the call in all its rows.
@@ -51,7 +51,7 @@ while True:
 """
 # Loads the table again and again, and inserts rows between; the number of the load is in all rows of both.
 LOADER = f"""{BEGIN}
-class Loader(rocksdb_store.BulkLoader):
+class Loader(rocksdb_table.BulkLoader):
     @contextmanager
     def written(self, batches):
         with super().written(batches) as files:
@@ -59,7 +59,7 @@ class Loader(rocksdb_store.BulkLoader):
             yield files
 
 rocksdb_sort.RUN_BYTES = 72 * 4000
-rocksdb_store.BulkLoader = Loader
+rocksdb_table.BulkLoader = Loader
 
 def batches():
     for keys in np.array_split(np.arange({LOADED_ROWS}), {LOADED_BATCHES}):
@@ -69,7 +69,7 @@ def batches():
 while True:
     version += 1
     print("begins", version, flush=True)
-    store.load(spec, batches(), Marker(str(version)), keep=False)
+    table.load(batches(), Marker(str(version)), keep=False)
     print("loaded", version, flush=True)
     for number in range({CALLS}):
         insert(number, version)
@@ -104,14 +104,14 @@ def run_until(program, path, word, times, wait_ratio=0.0):
 
 def open_store(path):
     store = RocksDbStore(path, num_threads=1)
-    store.open_table(SPEC, 0)
+    store.table(SPEC).open(0)
     return store
 
 
 def versions_of(store, first, rows):
     """The numbers in the rows of keys from ``first`` on, as a set; None stands for a key that is not there."""
     out = np.empty((rows, SPEC.dim), dtype=np.float32)
-    found = store.fetch(SPEC.name, np.arange(first, first + rows), out)
+    found = store.tables[SPEC.name].fetch(np.arange(first, first + rows), out)
     return set(out[found].ravel().astype(int).tolist()) | ({None} if not found.all() else set())
 
 
@@ -165,11 +165,11 @@ def test_a_table_whose_load_was_killed_has_all_its_old_rows_or_all_the_new_ones(
     replaces = begun != loaded and begun in numbers_after(said, "written")
 
     store = open_store(tmp_path / "db")
-    marker = store.marker(SPEC.name)
+    marker = store.tables[SPEC.name].marker()
     if marker is None and replaces:  # killed in the instant between: a server loads the table again
         rows = np.full((LOADED_ROWS, SPEC.dim), begun, dtype=np.float32)
-        store.load(SPEC, iter([(np.arange(LOADED_ROWS), rows)]), Marker(str(begun)), keep=True)
-        marker = store.marker(SPEC.name)
+        store.table(SPEC).load(iter([(np.arange(LOADED_ROWS), rows)]), Marker(str(begun)), keep=True)
+        marker = store.tables[SPEC.name].marker()
         assert not marker.changed
     assert marker is None or marker.rows == LOADED_ROWS
     is_from = marker and int(marker.digest)
@@ -186,12 +186,12 @@ def test_a_table_whose_load_was_killed_has_all_its_old_rows_or_all_the_new_ones(
 def test_a_killed_load_is_made_good_by_the_next_one(tmp_path):
     run_until(LOADER, tmp_path / "db", "batch", 10)
     store = open_store(tmp_path / "db")
-    assert store.marker(SPEC.name) is None
+    assert store.tables[SPEC.name].marker() is None
 
-    store.load(SPEC, iter([(np.arange(10), np.ones((10, SPEC.dim), np.float32))]), Marker("again"), keep=True)
+    store.table(SPEC).load(iter([(np.arange(10), np.ones((10, SPEC.dim), np.float32))]), Marker("again"), keep=True)
 
     assert versions_of(store, 0, 10) == {1}
     assert versions_of(store, 10, LOADED_ROWS) == {None}
     assert not (tmp_path / "db" / "loading").exists()
-    assert store.marker(SPEC.name) == Marker("again", 10)
+    assert store.tables[SPEC.name].marker() == Marker("again", 10)
     store.close()

@@ -16,9 +16,9 @@ SPEC = TableSpec(TABLE, 16)
 def path(tmp_path):
     """What a killed process leaves: a database of 2000 loaded rows, and 10 that are in its log only."""
     store = RocksDbStore(tmp_path / "db", num_threads=1)
-    store.load(SPEC, iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), Marker("digest"), keep=False)
+    store.table(SPEC).load(iter([(np.arange(2000), np.ones((2000, 16), np.float32))]), Marker("digest"), keep=False)
     for key in range(2000, 2010):
-        store.insert(TABLE, np.array([key]), np.ones((1, 16), np.float32))
+        store.tables[TABLE].insert(np.array([key]), np.ones((1, 16), np.float32))
     shutil.copytree(tmp_path / "db", tmp_path / "killed")
     store.close()
     return tmp_path / "killed"
@@ -32,9 +32,9 @@ def log(path):
 def found_rows(path, read_only):
     store = RocksDbStore(path, num_threads=1, read_only=read_only)
     try:
-        store.open_table(SPEC, 0)
+        store.table(SPEC).open(0)
         out = np.empty((2010, 16), np.float32)
-        found = store.fetch(TABLE, np.arange(2010), out)
+        found = store.tables[TABLE].fetch(np.arange(2010), out)
         assert (out[found] == 1).all()
         return int(found.sum())
     finally:
@@ -81,7 +81,7 @@ def test_a_database_without_its_log_is_refused_until_it_gets_an_empty_log(path, 
 
     (path / "000000.log").touch()
     store = RocksDbStore(path, num_threads=1, read_only=read_only)
-    assert store.marker(TABLE) is None  # for that was in the log, too
+    assert store.table(SPEC).marker() is None  # for that was in the log, too
     store.close()
 
 
@@ -95,7 +95,7 @@ def test_a_log_whose_last_write_was_cut_short_has_the_writes_before_it(path, log
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_checkpoint_has_a_log_and_can_be_opened(tmp_path, path, read_only):
     store = RocksDbStore(path, num_threads=1)
-    store.open_table(SPEC, 0)
+    store.table(SPEC).open(0)
     store.checkpoint(tmp_path / "copy")
     store.close()
 

@@ -31,16 +31,16 @@ def batches():
 @pytest.mark.timeout(900)
 def test_ten_million_rows_of_a_bulk_load_are_read_back_also_after_reopening(tmp_path):
     store = RocksDbStore(tmp_path / "db", num_threads=2)
-    store.load(SPEC, batches(), Marker("digest"), keep=False)
+    store.table(SPEC).load(batches(), Marker("digest"), keep=False)
 
     check_samples(store)
-    assert store.count(SPEC.name) == ROWS
+    assert store.tables[SPEC.name].count() == ROWS
     store.close()
     store = RocksDbStore(tmp_path / "db", read_only=True, num_threads=2)
-    store.open_table(SPEC, 0)
+    store.table(SPEC).open(0)
     check_samples(store)
-    assert sum(keys.size for keys, _ in store.items(SPEC.name)) == ROWS
-    assert store.marker(SPEC.name).digest == "digest"
+    assert sum(keys.size for keys, _ in store.tables[SPEC.name].items()) == ROWS
+    assert store.tables[SPEC.name].marker().digest == "digest"
     store.close()
 
 
@@ -52,7 +52,7 @@ def check_samples(store):
     asked = np.concatenate([keys, keys + 1])
     out = np.full((asked.size, SPEC.dim), np.nan, dtype=np.float32)
 
-    found = store.fetch(SPEC.name, asked, out)
+    found = store.tables[SPEC.name].fetch(asked, out)
 
     assert found[: keys.size].all()
     assert not found[keys.size :].any()

@@ -32,16 +32,16 @@ def batches():
         heights.append(anonymous_mib())
 
 spec = TableSpec("m.t", {DIM})
-store.load(spec, batches(), Marker("digest"), keep=False)
+store.table(spec).load(batches(), Marker("digest"), keep=False)
 heights.append(anonymous_mib())
 rng = np.random.default_rng(0)
 for _ in range(20):
     keys = rng.integers(0, {ROWS}, 20_000)
     out = np.empty((keys.size, {DIM}), np.float32)
-    assert store.fetch("m.t", keys, out).all() and (out == rows_of(keys)).all()
+    assert store.tables["m.t"].fetch(keys, out).all() and (out == rows_of(keys)).all()
     heights.append(anonymous_mib())
 walked = 0
-for keys, _ in store.items("m.t", 20_000):
+for keys, _ in store.tables["m.t"].items(20_000):
     walked += keys.size
     heights.append(anonymous_mib())
 assert walked == {ROWS}

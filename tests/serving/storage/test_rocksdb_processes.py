@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,8 @@ import numpy as np
 from serving.storage import Marker, RocksDbStore, TableSpec
 
 store = RocksDbStore(sys.argv[1], num_threads=1)
-store.open_table(TableSpec({TABLE!r}, 4), 0)
+table = store.table(TableSpec({TABLE!r}, 4))
+table.open(0)
 print("open", flush=True)
 
 def pieces(keys, value):
@@ -41,13 +43,13 @@ for line in sys.stdin:
     verb, first, last, value = line.split()
     keys = np.arange(int(first), int(last))
     if verb == "insert":
-        store.insert({TABLE!r}, keys, np.full((keys.size, 4), float(value), np.float32))
+        table.insert(keys, np.full((keys.size, 4), float(value), np.float32))
     elif verb == "load":  # other rows in the place of those of the same files
-        store.load(TableSpec({TABLE!r}, 4), pieces(keys, float(value)), Marker("files", changed=True), keep=False)
+        table.load(pieces(keys, float(value)), Marker("files", changed=True), keep=False)
     elif verb == "retrain":
-        store.load(TableSpec({TABLE!r}, 4), pieces(keys, float(value)), Marker(value), keep=False)
+        table.load(pieces(keys, float(value)), Marker(value), keep=False)
     elif verb == "drop":
-        store.drop_table({TABLE!r})
+        store.erase({TABLE!r})
     elif verb == "checkpoint":
         store.checkpoint(value)
     print("done", flush=True)
@@ -94,7 +96,7 @@ def opened():
 
     def open_store(path, **options):
         stores.append(RocksDbStore(path, read_only=True, num_threads=1, **options))
-        stores[-1].open_table(TableSpec(TABLE, 4), 0)
+        stores[-1].table(TableSpec(TABLE, 4)).open(0)
         return stores[-1]
 
     yield open_store
@@ -105,7 +107,7 @@ def opened():
 def held(store, keys):
     """The rows that the store has of ``keys``, each by its one value, None where it has none."""
     out = np.full((len(keys), 4), np.nan, dtype=np.float32)
-    found = store.fetch(TABLE, np.array(keys, dtype=np.int64), out)
+    found = store.tables[TABLE].fetch(np.array(keys, dtype=np.int64), out)
     assert (out == out[:, :1]).all()
     return [value if there else None for value, there in zip(out[:, 0].tolist(), found.tolist(), strict=True)]
 
@@ -130,14 +132,14 @@ def test_a_follower_keeps_the_old_rows_until_a_load_is_whole(writer, path, opene
 
     answers = [writer.say("load 500 1500 2"), writer.say()]
     follower.catch_up()
-    between = held(follower, [0, 500, 1000]), follower.marker(TABLE)
+    between = held(follower, [0, 500, 1000]), follower.tables[TABLE].marker()
     answers.append(writer.say())
     follower.catch_up()
 
     assert answers == ["half", "half", "done"]
     assert between == ([1, 1, None], Marker("files", 1000, changed=True))
     assert held(follower, [0, 500, 1000]) == [None, 2, 2]
-    assert follower.marker(TABLE) == Marker("files", 1000, changed=True)
+    assert follower.tables[TABLE].marker() == Marker("files", 1000, changed=True)
 
 
 def test_a_follower_keeps_the_rows_of_its_network_when_the_writer_loads_other_files(writer, path, opened, caplog):
@@ -152,7 +154,7 @@ def test_a_follower_keeps_the_rows_of_its_network_when_the_writer_loads_other_fi
     assert held(follower, [0, 999, 1000]) == [1, 1, None]
     (told,) = [record.message for record in caplog.records]
     assert re.search("model.table.*from other files, 2; this process uses files: restart it", told)
-    follower.open_table(TableSpec(TABLE, 4), 0)  # as a server does that loads its model again
+    follower.table(TableSpec(TABLE, 4)).open(0)  # as a server does that loads its model again
     follower.catch_up()
     assert held(follower, [0, 999]) == [3, 2]
     assert [writer.say("load 0 1000 1"), writer.say(), writer.say()] == ["half", "half", "done"]
@@ -176,7 +178,7 @@ def test_of_a_load_that_was_killed_between_the_old_rows_and_the_new_a_follower_k
     follower.catch_up()
 
     assert held(follower, [0, 999, 1000]) == [1, 1, None]
-    assert follower.marker(TABLE) is None
+    assert follower.tables[TABLE].marker() is None
 
 
 def test_a_table_that_the_writer_dropped_holds_no_keys_until_it_is_loaded_again(writer, path, opened, caplog):
@@ -185,15 +187,14 @@ def test_a_table_that_the_writer_dropped_holds_no_keys_until_it_is_loaded_again(
 
     writer.say("drop 0 0 0")
     follower.catch_up()
-    dropped = held(follower, [1]), follower.capacity_rows(TABLE)
+    dropped = held(follower, [1])
     assert writer.say("load 0 1000 2") == "half"
     follower.catch_up()
     between = held(follower, [1])
     assert [writer.say(), writer.say()] == ["half", "done"]
     follower.catch_up()
 
-    assert dropped == ([None], 0)
-    assert between == [None]
+    assert dropped == between == [None]
     assert held(follower, [1, 1000]) == [2, None]
     (told,) = [record.message for record in caplog.records]
     assert re.search("model.table.*the writer has dropped it; its keys are unknown until it is back", told)
@@ -216,12 +217,12 @@ def test_a_table_that_the_follower_has_let_go_of_does_not_come_back(writer, path
     assert [writer.say("load 0 1000 1"), writer.say(), writer.say()] == ["half", "half", "done"]
     follower = opened(path, catch_up_interval_ms=NEVER_MS)
     with pytest.raises(StoreError, match="read-only"):
-        follower.drop_table(TABLE)
+        follower.erase(TABLE)
 
     writer.say("insert 0 10 3")
     follower.catch_up()
 
-    assert follower.capacity_rows(TABLE) == 0
+    assert TABLE not in follower.tables
 
 
 def test_a_follower_catches_up_by_itself_and_reads_go_on_meanwhile(writer, path, opened):
@@ -241,7 +242,7 @@ def test_a_running_read_outlives_the_reopening_of_its_table(writer, path, opened
     writer.say()
     writer.say()
     follower = opened(path, catch_up_interval_ms=1)
-    walk = follower.items(TABLE, 100)
+    walk = follower.tables[TABLE].items(100)
     seen = [next(walk)[1][0, 0]]
 
     writer.say("load 0 3000 2")
@@ -315,27 +316,27 @@ def test_a_checkpoint_is_the_database_as_it_was_then(writer, path, opened, tmp_p
     writer.say("insert 0 1010 3")
     copy = opened(tmp_path / "copy")
     assert held(copy, [0, 999, 1009, 1010]) == [1, 1, 2, None]
-    assert copy.marker(TABLE).digest == "files"
+    assert copy.tables[TABLE].marker().digest == "files"
 
 
 def test_a_checkpoint_asks_for_caches_to_be_refilled_and_the_database_itself_does_not(path, tmp_path):
-    names = [TABLE, "model.stale"]
-    marked, stale = (TableSpec(name, 4) for name in names)
+    specs = marked, stale, unmarked = [TableSpec(name, 4) for name in (TABLE, "model.stale", "model.unmarked")]
     with closing(RocksDbStore(path, num_threads=1)) as store:
         for spec in (marked, stale):
-            store.load(spec, iter([(np.arange(3), np.ones((3, 4), np.float32))]), Marker("files"), keep=False)
-        store.open_table(TableSpec("model.unmarked", 4), 0)
-        store.write_flags(stale.name, current_caches=())
+            store.table(spec).load(iter([(np.arange(3), np.ones((3, 4), np.float32))]), Marker("files"), keep=False)
+        store.table(unmarked).open(0)
+        store.tables[stale.name].write_flags(current_caches=())
     with closing(RocksDbStore(path, num_threads=1)) as store:  # none of the tables is open
         store.checkpoint(tmp_path / "copy")
         (tmp_path / "taken").touch()
         with pytest.raises(StoreError, match="exists"):
             store.checkpoint(tmp_path / "taken")
-        assert [store.marker(name).current_caches for name in names] == [None, ()]
-        assert store.marker("model.unmarked") is None
+        loaded = Marker("files", 3)
+        expected = [loaded, replace(loaded, current_caches=()), None]
+        assert [store.table(spec).marker() for spec in specs] == expected
     with closing(RocksDbStore(tmp_path / "copy", num_threads=1)) as copy:
-        assert [copy.marker(name) for name in names] == [Marker("files", 3, current_caches=())] * 2
-        assert copy.marker("model.unmarked") == Marker(NOT_LOADED, changed=True, current_caches=())
+        assert [copy.table(spec).marker() for spec in (marked, stale)] == [Marker("files", 3, current_caches=())] * 2
+        assert copy.table(unmarked).marker() == Marker(NOT_LOADED, changed=True, current_caches=())
 
 
 def test_a_copied_checkpoint_replaces_a_lost_database(writer, path, tmp_path):
@@ -350,7 +351,7 @@ def test_a_copied_checkpoint_replaces_a_lost_database(writer, path, tmp_path):
     assert restored.say("insert 10 11 2") == "done"
     restored.close()
     store = RocksDbStore(path, num_threads=1)
-    store.open_table(TableSpec(TABLE, 4), 0)
+    store.table(TableSpec(TABLE, 4)).open(0)
     assert held(store, [0, 9, 10]) == [1, 1, 2]
     store.close()
 
@@ -377,24 +378,29 @@ def test_a_checkpoint_is_not_made_over_something_nor_of_a_database_that_is_only_
 def test_a_table_of_another_shape_stops_no_other_table_of_a_follower_and_can_be_opened_again(path, new):
     other = TableSpec("model.other", 4)
     with closing(RocksDbStore(path, num_threads=1)) as store:
-        store.load(TableSpec(TABLE, 4), iter([(np.arange(3), np.ones((3, 4), np.float32))]), Marker("old"), keep=False)
-        store.load(other, iter([(np.arange(3), np.ones((3, 4), np.float32))]), Marker("old"), keep=False)
+        store.table(TableSpec(TABLE, 4)).load(
+            iter([(np.arange(3), np.ones((3, 4), np.float32))]), Marker("old"), keep=False
+        )
+        store.table(other).load(iter([(np.arange(3), np.ones((3, 4), np.float32))]), Marker("old"), keep=False)
     with closing(RocksDbStore(path, read_only=True, num_threads=1, catch_up_interval_ms=NEVER_MS)) as follower:
-        follower.open_table(TableSpec(TABLE, 4), 0)
-        follower.open_table(other, 0)
+        follower.table(TableSpec(TABLE, 4)).open(0)
+        follower.table(other).open(0)
         with closing(RocksDbStore(path, num_threads=1, row_dtype=new.row_dtype)) as store:
-            store.load(new, iter([(np.arange(3), np.full((3, new.dim), 2, np.float32))]), Marker("new"), keep=False)
+            store.table(new).load(
+                iter([(np.arange(3), np.full((3, new.dim), 2, np.float32))]), Marker("new"), keep=False
+            )
         with closing(RocksDbStore(path, num_threads=1)) as store:
-            store.load(other, iter([(np.arange(3), np.full((3, 4), 2, np.float32))]), Marker("old"), keep=False)
+            store.table(other).load(iter([(np.arange(3), np.full((3, 4), 2, np.float32))]), Marker("old"), keep=False)
 
         follower.catch_up()
 
         out = np.empty((1, 4), np.float32)
-        assert follower.fetch(other.name, np.array([1]), out).all()
+        assert follower.tables[other.name].fetch(np.array([1]), out).all()
         assert (out == 2).all()
         assert held(follower, [1]) == [1]
         if new.row_dtype == "fp32":
-            follower.open_table(new, 0)
+            follower.tables[TABLE].close()
+            follower.table(new).open(0)
             out = np.empty((1, new.dim), np.float32)
-            assert follower.fetch(TABLE, np.array([1]), out).all()
+            assert follower.tables[TABLE].fetch(np.array([1]), out).all()
             assert (out == 2).all()

@@ -21,8 +21,8 @@ ROWS = np.random.default_rng(3).standard_normal((1000, 4), dtype=np.float32)
 def database(tmp_path):
     """A database of 1,000 rows, the last hundred of which are in the log alone; its folder."""
     store = RocksDbStore(tmp_path / "db", num_threads=1)
-    store.load(SPEC, iter([(KEYS[:900], ROWS[:900])]), Marker("digest"), keep=False)
-    store.insert(SPEC.name, KEYS[900:], ROWS[900:])
+    store.table(SPEC).load(iter([(KEYS[:900], ROWS[:900])]), Marker("digest"), keep=False)
+    store.tables[SPEC.name].insert(KEYS[900:], ROWS[900:])
     store.close()
     yield tmp_path / "db"
     (tmp_path / "db").chmod(0o700)
@@ -30,7 +30,7 @@ def database(tmp_path):
 
 def assert_has_all_rows(store):
     out = np.empty_like(ROWS)
-    assert store.fetch(SPEC.name, KEYS, out).all()
+    assert store.tables[SPEC.name].fetch(KEYS, out).all()
     np.testing.assert_array_equal(out, ROWS)
 
 
@@ -45,9 +45,9 @@ def test_a_database_is_read_where_nothing_may_be_written(database, protected):
 
     with ordinary_rights():
         store = RocksDbStore(database, read_only=True, num_threads=1)
-        store.open_table(SPEC, 0)
+        store.table(SPEC).open(0)
         assert_has_all_rows(store)
-        walked = np.concatenate([keys for keys, _ in store.items(SPEC.name, 300)])
+        walked = np.concatenate([keys for keys, _ in store.tables[SPEC.name].items(300)])
         np.testing.assert_array_equal(np.sort(walked), KEYS)
         store.close()
         assert verify_database(database) == 1000
@@ -58,18 +58,18 @@ def test_a_database_is_read_where_nothing_may_be_written(database, protected):
 
 def test_a_user_without_the_right_to_write_follows_the_writer(database):
     writer = RocksDbStore(database, num_threads=1)
-    writer.open_table(SPEC, 0)
+    writer.table(SPEC).open(0)
     database.chmod(0o555)
     with ordinary_rights():
         reader = RocksDbStore(database, read_only=True, num_threads=1)
-        reader.open_table(SPEC, 0)
-    writer.insert(SPEC.name, KEYS, -ROWS)
+        reader.table(SPEC).open(0)
+    writer.tables[SPEC.name].insert(KEYS, -ROWS)
 
     with ordinary_rights():
         assert_has_all_rows(reader)
         reader.catch_up()
         out = np.empty_like(ROWS)
-        assert reader.fetch(SPEC.name, KEYS, out).all()
+        assert reader.tables[SPEC.name].fetch(KEYS, out).all()
 
     np.testing.assert_array_equal(out, -ROWS)
     reader.close()
@@ -81,9 +81,9 @@ def test_a_database_on_a_read_only_mount_is_read(database):
 from serving.storage import Marker, RocksDbStore, TableSpec
 import numpy as np
 store = RocksDbStore({str(database)!r}, read_only=True, num_threads=1)
-store.open_table(TableSpec("model.table", 4), 0)
+store.table(TableSpec("model.table", 4)).open(0)
 out = np.empty((1000, 4), np.float32)
-print(store.fetch("model.table", np.arange(1000), out).sum())
+print(store.tables["model.table"].fetch(np.arange(1000), out).sum())
 """
     mount = f"mount --bind {database} {database} && mount -o remount,bind,ro {database} && ! touch {database}/x"
     command = f"({mount}) 2>/dev/null || exit 77; exec {sys.executable} -c '{script.replace(chr(39), chr(34))}'"

@@ -4,6 +4,7 @@ import struct
 import subprocess
 import sys
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from serving.storage import Marker, RocksDbStore, TableSpec
 from serving.storage.rocksdb import bulk_load as rocksdb_load
 from serving.storage.rocksdb import sort as rocksdb_sort
 from serving.storage.rocksdb.engine import check_database
+from serving.storage.store import Change
 
 TABLE = "model.table"
 TAG = "hps_et.model.table"
@@ -26,7 +28,7 @@ def path(tmp_path):
 
 def open_store(path, dim=4, key_bytes=8, **options):
     store = RocksDbStore(path, num_threads=1, **options)
-    store.open_table(TableSpec(TABLE, dim, key_bytes), 0)
+    store.table(TableSpec(TABLE, dim, key_bytes)).open(0)
     return store
 
 
@@ -40,18 +42,13 @@ def load(store, keys, digest="digest", batch_rows=100, value=0.0, key_bytes=8, k
     batches = (
         (keys[i : i + batch_rows], rows_of(keys[i : i + batch_rows], value)) for i in range(0, keys.size, batch_rows)
     )
-    store.load(TableSpec(TABLE, 4, key_bytes), batches, Marker(digest), keep=keep)
+    store.table(TableSpec(TABLE, 4, key_bytes)).load(batches, Marker(digest), keep=keep)
 
 
 def fetch(store, keys):
     out = np.full((len(keys), 4), np.nan, dtype=np.float32)
-    found = store.fetch(TABLE, np.asarray(keys, dtype=np.int64), out)
+    found = store.tables[TABLE].fetch(np.asarray(keys, dtype=np.int64), out)
     return out, found
-
-
-def test_rocksdb_outlives_the_process_and_does_not_pool():
-    assert RocksDbStore.outlives_process
-    assert not RocksDbStore.pools
 
 
 @pytest.mark.parametrize(
@@ -77,10 +74,10 @@ def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(
         assert found[:-1].all()
         assert not found[-1]
         assert (out[:-1] == rows_of(keys)).all()
-        assert sum(batch.size for batch, _ in store.items(TABLE)) == rows
-        assert store.marker(TABLE).digest == "digest"
+        assert sum(batch.size for batch, _ in store.tables[TABLE].items()) == rows
+        assert store.tables[TABLE].marker().digest == "digest"
         assert len(list(path.glob("*.sst"))) == files
-        assert store.count(TABLE) == rows
+        assert store.tables[TABLE].count() == rows
         assert not (path / "loading").exists()
 
 
@@ -107,7 +104,7 @@ def test_of_duplicates_in_a_bulk_load_the_last_wins(path, monkeypatch, run_bytes
     with open_closing(path) as store:
         batches = [(np.array([7, 8, 7]), rows_of([1, 2, 3])), (np.array([8, 9]), rows_of([4, 5]))]
 
-        store.load(TableSpec(TABLE, 4), iter(batches), Marker("digest"), keep=False)
+        store.table(TableSpec(TABLE, 4)).load(iter(batches), Marker("digest"), keep=False)
 
         assert (fetch(store, [7, 8, 9])[0] == rows_of([3, 4, 5])).all()
 
@@ -121,16 +118,16 @@ def test_a_bulk_load_replaces_what_the_table_held(path):
 
         assert found.tolist() == [False, False, True, True]
         assert (out[2:] == rows_of([3, 4], 0.5)).all()
-        assert store.marker(TABLE).digest == "second"
+        assert store.tables[TABLE].marker().digest == "second"
 
 
 def test_an_empty_bulk_load_leaves_an_empty_table_that_counts_as_loaded(path):
     with open_closing(path) as store:
         load(store, [1, 2])
-        store.load(TableSpec(TABLE, 4), iter(()), Marker("nothing"), keep=False)
+        store.table(TableSpec(TABLE, 4)).load(iter(()), Marker("nothing"), keep=False)
 
         assert not fetch(store, [1, 2])[1].any()
-        assert store.marker(TABLE).digest == "nothing"
+        assert store.tables[TABLE].marker().digest == "nothing"
 
 
 def test_a_bulk_load_that_fails_halfway_leaves_the_old_rows_and_no_files(path, monkeypatch):
@@ -143,24 +140,24 @@ def test_a_bulk_load_that_fails_halfway_leaves_the_old_rows_and_no_files(path, m
     with open_closing(path) as store:
         load(store, [1], "before")
         with pytest.raises(StoreError, match="the file ends here"):
-            store.load(TableSpec(TABLE, 4), batches(), Marker("after"), keep=False)
+            store.table(TableSpec(TABLE, 4)).load(batches(), Marker("after"), keep=False)
 
         assert fetch(store, [1, 2])[1].tolist() == [True, False]
-        assert store.marker(TABLE).digest == "before"
+        assert store.tables[TABLE].marker().digest == "before"
         assert not (path / "loading").exists()
 
 
 def test_the_old_rows_are_read_until_the_new_ones_are_whole(path):
     def batches():
         for key in (2, 3):
-            seen.append((fetch(store, [1, 2])[1].tolist(), store.marker(TABLE).digest))
+            seen.append((fetch(store, [1, 2])[1].tolist(), store.tables[TABLE].marker().digest))
             yield np.array([key]), rows_of([key])
 
     seen = []
     with open_closing(path) as store:
         load(store, [1], "before")
 
-        store.load(TableSpec(TABLE, 4), batches(), Marker("after"), keep=False)
+        store.table(TableSpec(TABLE, 4)).load(batches(), Marker("after"), keep=False)
 
         assert seen == [([True, False], "before")] * 2
         assert fetch(store, [1, 2, 3])[1].tolist() == [False, True, True]
@@ -176,10 +173,10 @@ def test_files_that_the_database_does_not_take_leave_an_empty_table_that_was_not
         with pytest.raises(StoreError, match="lost"):
             load(store, [2], "after")
         assert not fetch(store, [1, 2])[1].any()
-        store.insert(TABLE, np.array([3]), rows_of([3]))
+        store.tables[TABLE].insert(np.array([3]), rows_of([3]))
         assert fetch(store, [3])[1].all()
     with open_closing(path) as store:
-        assert store.marker(TABLE) is None
+        assert store.tables[TABLE].marker() is None
 
 
 @pytest.mark.parametrize("key", [-1, 2**32])
@@ -195,9 +192,9 @@ def test_a_bulk_load_refuses_a_key_that_is_too_wide_and_leaves_the_old_rows(path
 
 def test_rows_of_other_tables_change_while_a_table_is_loaded_and_a_checkpoint_waits(path, tmp_path):
     def change():
-        store.write_flags(TABLE, changed=True)
-        store.insert(TABLE, np.array([3]), rows_of([3]))
-        store.evict(TABLE, np.array([1]))
+        store.tables[TABLE].write_flags(changed=True)
+        store.tables[TABLE].insert(np.array([3]), rows_of([3]))
+        store.tables[TABLE].evict(np.array([1]))
 
     def batches():
         yield np.arange(500), rows_of(np.arange(500))
@@ -213,35 +210,35 @@ def test_rows_of_other_tables_change_while_a_table_is_loaded_and_a_checkpoint_wa
         changing = threading.Thread(target=change)
         checkpointing = threading.Thread(target=store.checkpoint, args=(tmp_path / "copy",))
 
-        store.load(TableSpec("model.other", 4), batches(), Marker("other"), keep=False)
+        store.table(TableSpec("model.other", 4)).load(batches(), Marker("other"), keep=False)
         checkpointing.join()
 
         assert seen == [[False, True, True]]
-        assert store.marker(TABLE) == Marker("digest", 2, changed=True)
+        assert store.tables[TABLE].marker() == Marker("digest", 2, changed=True)
     with open_closing(tmp_path / "copy", read_only=True) as copy:
-        copy.open_table(TableSpec("model.other", 4), 0)
-        assert copy.marker("model.other").digest == "other"
-        assert sum(keys.size for keys, _ in copy.items("model.other")) == 900
+        copy.table(TableSpec("model.other", 4)).open(0)
+        assert copy.tables["model.other"].marker().digest == "other"
+        assert sum(keys.size for keys, _ in copy.tables["model.other"].items()) == 900
 
 
 def test_dropping_a_table_forgets_what_it_was_loaded_from(path):
     with open_closing(path) as store:
         load(store, [1])
 
-        store.drop_table(TABLE)
+        store.erase(TABLE)
 
-        assert store.marker(TABLE) is None
+        assert store.table(TableSpec(TABLE, 4)).marker() is None
 
 
 def test_rows_and_the_record_of_the_load_survive_closing(path):
     with open_closing(path) as store:
         load(store, range(100))
-        store.insert(TABLE, np.array([100]), rows_of([100]))
+        store.tables[TABLE].insert(np.array([100]), rows_of([100]))
 
     with open_closing(path) as store:
         assert fetch(store, range(101))[1].all()
-        assert store.marker(TABLE).digest == "digest"
-        assert 100 <= store.count(TABLE) <= 102
+        assert store.tables[TABLE].marker().digest == "digest"
+        assert 100 <= store.tables[TABLE].count() <= 102
 
 
 @pytest.mark.parametrize(("key_bytes", "code"), [(8, "<q"), (4, "<I")])
@@ -251,7 +248,7 @@ def test_keys_and_values_have_the_layout_of_hps(path, key_bytes, code):
     key = 2**32 - 2
     with open_closing(path, key_bytes=key_bytes) as store:
         load(store, [key], key_bytes=key_bytes)
-        store.insert(TABLE, np.array([3]), rows_of([3]))
+        store.tables[TABLE].insert(np.array([3]), rows_of([3]))
     options = rocksdict.Options(raw_mode=True)
     raw = rocksdict.Rdict(str(path), options, {"default": options, TAG: options}, rocksdict.AccessType.read_only(False))
 
@@ -286,8 +283,8 @@ def test_a_key_that_is_no_uint32_is_absent_from_a_uint32_table_and_not_taken(pat
         assert found.tolist() == [False, True, False, True]
         assert (out[[0, 2]] == 0.0).all()
         with pytest.raises(StoreError, match="does not fit 4 bytes"):
-            store.insert(TABLE, np.array([-1]), rows_of([1]))
-        store.evict(TABLE, np.array([-1]))
+            store.tables[TABLE].insert(np.array([-1]), rows_of([1]))
+        store.tables[TABLE].evict(np.array([-1]))
         assert fetch(store, [2**32 - 1])[1].all()
 
 
@@ -312,8 +309,8 @@ def test_a_second_writer_is_refused_with_the_folder(path):
 def test_a_walk_during_the_closing_ends_in_a_store_error_and_another_can_begin(path):
     store = open_store(path)
     load(store, range(100))
-    walk = store.items(TABLE, batch_rows=10)
-    later = store.items(TABLE)
+    walk = store.tables[TABLE].items(batch_rows=10)
+    later = store.tables[TABLE].items()
     next(walk)
     store.close()
 
@@ -327,13 +324,14 @@ def test_a_walk_during_the_closing_ends_in_a_store_error_and_another_can_begin(p
 def test_a_read_that_meets_the_closing_ends_in_rows_or_a_store_error(path):
     store = open_store(path)
     load(store, range(5000))
+    table = store.tables[TABLE]
     outcomes = []
     begun = threading.Event()
 
     def read():
         while len(outcomes) < 100_000:
             try:
-                outcomes.append(bool(fetch(store, range(2000))[1].all()))
+                outcomes.append(bool(table.fetch(np.arange(2000), np.empty((2000, 4), np.float32)).all()))
             except StoreError:
                 outcomes.append("closed")
                 return
@@ -359,7 +357,7 @@ def test_a_reader_opens_next_to_a_writer(path):
 
         with open_closing(path, read_only=True) as reader:
             assert fetch(reader, range(10))[1].all()
-            assert reader.marker(TABLE).digest == "digest"
+            assert reader.tables[TABLE].marker().digest == "digest"
 
 
 def test_a_read_only_store_takes_nothing(path):
@@ -367,19 +365,19 @@ def test_a_read_only_store_takes_nothing(path):
 
     with open_closing(path, read_only=True) as store:
         for call in (
-            lambda: store.insert(TABLE, np.array([1]), rows_of([1])),
-            lambda: store.evict(TABLE, np.array([1])),
+            lambda: store.tables[TABLE].insert(np.array([1]), rows_of([1])),
+            lambda: store.tables[TABLE].evict(np.array([1])),
             lambda: load(store, [1]),
-            lambda: store.open_table(TableSpec("model.other", 4), 0),
+            lambda: store.table(TableSpec("model.other", 4)).open(0),
         ):
             with pytest.raises(StoreError, match="read-only"):
                 call()
         with pytest.raises(StoreError, match="read-only"):
-            store.drop_table(TABLE)
-        assert store.capacity_rows(TABLE) == 0
+            store.erase(TABLE)
+        assert TABLE not in store.tables
 
     with open_closing(path, read_only=True) as store:
-        assert store.capacity_rows(TABLE) is None
+        assert store.tables[TABLE].capacity_rows is None
 
 
 def test_a_read_only_store_that_is_not_there_is_an_error_that_names_it(path):
@@ -442,7 +440,7 @@ def test_reads_and_walks_go_on_during_inserts_and_the_load_of_another_table(path
 
     def walk():
         while not done.is_set():
-            walked = np.concatenate([keys for keys, _ in store.items(TABLE, 500)])
+            walked = np.concatenate([keys for keys, _ in store.tables[TABLE].items(500)])
             if walked.size != np.unique(walked).size or not np.isin(np.arange(3000), walked).all():
                 faults.append("a key is met twice, or never")
 
@@ -450,10 +448,10 @@ def test_reads_and_walks_go_on_during_inserts_and_the_load_of_another_table(path
     for reader in readers:
         reader.start()
     for value in range(1, 20):
-        store.insert(TABLE, np.arange(3000 + value), rows_of(range(3000 + value), value))
-        store.evict(TABLE, np.array([3000 + value]))
-    store.load(
-        TableSpec("model.other", 4), iter([(np.arange(5000), rows_of(range(5000)))]), Marker("other"), keep=False
+        store.tables[TABLE].insert(np.arange(3000 + value), rows_of(range(3000 + value), value))
+        store.tables[TABLE].evict(np.array([3000 + value]))
+    store.table(TableSpec("model.other", 4)).load(
+        iter([(np.arange(5000), rows_of(range(5000)))]), Marker("other"), keep=False
     )
     done.set()
     for reader in readers:
@@ -476,15 +474,17 @@ def test_narrow_rows_are_kept_in_the_tables_form_and_come_as_it_rounds_them(path
     round_rows(rows, row_dtype, expected)
     store, spec = narrow_store(path, row_dtype)
 
-    store.load(spec, iter([(keys[:200], rows[:200])]), Marker("digest"), keep=False)
-    store.insert(TABLE, keys[200:], rows[200:])
+    store.table(spec).load(iter([(keys[:200], rows[:200])]), Marker("digest"), keep=False)
+    store.tables[TABLE].insert(keys[200:], rows[200:])
 
     out, found = fetch(store, keys)
     assert store.keeps_row_dtype
     assert found.all()
     assert out.tobytes() == expected.tobytes()
     walked = {
-        int(key): row.tobytes() for part, values in store.items(TABLE) for key, row in zip(part, values, strict=True)
+        int(key): row.tobytes()
+        for part, values in store.tables[TABLE].items()
+        for key, row in zip(part, values, strict=True)
     }
     assert walked == {key: row.tobytes() for key, row in enumerate(expected)}
     store.close()
@@ -506,14 +506,14 @@ def test_a_narrow_value_of_another_length_is_refused_by_its_key(path):
     import rocksdict
 
     store, spec = narrow_store(path)
-    store.load(spec, iter([(np.arange(3), rows_of(range(3)))]), Marker("digest"), keep=False)
+    store.table(spec).load(iter([(np.arange(3), rows_of(range(3)))]), Marker("digest"), keep=False)
     store.close()
     options = rocksdict.Options(raw_mode=True)
     raw = rocksdict.Rdict(str(path), options, {"default": options, TAG: options})
     raw.get_column_family(TAG)[(2).to_bytes(8, "little")] = b"x" * 16
     raw.close()
     store, spec = narrow_store(path)
-    store.open_table(spec, 0)
+    store.table(spec).open(0)
 
     with pytest.raises(StoreError, match="value of key 2 has 16 bytes, 4 floats as int8 are 8"):
         fetch(store, [1, 2])
@@ -522,12 +522,12 @@ def test_a_narrow_value_of_another_length_is_refused_by_its_key(path):
 
 def test_a_row_that_does_not_fit_the_form_is_refused_by_its_key_and_none_of_the_call_is_written(path):
     store, spec = narrow_store(path)
-    store.open_table(spec, 0)
+    store.table(spec).open(0)
     rows = np.ones((5000, 4), np.float32)
     rows[4000, 1] = np.nan
 
     with pytest.raises(StoreError, match="of key 4007: column 1 is nan, which int8 rows cannot hold"):
-        store.insert(TABLE, np.arange(7, 5007), rows)
+        store.tables[TABLE].insert(np.arange(7, 5007), rows)
 
     assert not fetch(store, range(5007))[1].any()
     store.close()
@@ -537,16 +537,16 @@ def test_a_row_that_does_not_fit_the_form_is_refused_by_its_key_and_none_of_the_
 def test_rows_that_were_loaded_in_another_row_type_are_replaced_when_they_are_loaded_again(path, before, after):
     store = RocksDbStore(path, num_threads=1, row_dtype=before)
     spec = TableSpec(TABLE, 4, row_dtype=before or "fp32")
-    store.load(spec, iter([(np.arange(3), rows_of(range(3)))]), Marker("digest"), keep=False)
-    assert store.marker(TABLE).digest == "digest"
+    store.table(spec).load(iter([(np.arange(3), rows_of(range(3)))]), Marker("digest"), keep=False)
+    assert store.tables[TABLE].marker().digest == "digest"
     store.close()
 
     store = RocksDbStore(path, num_threads=1, row_dtype=after)
     spec = TableSpec(TABLE, 4, row_dtype=after or "fp32")
-    assert store.marker(TABLE).row_dtype == (before or "fp32")
-    store.load(spec, iter([(np.arange(3), rows_of(range(3)))]), Marker("digest"), keep=False)
+    assert store.table(spec).marker().row_dtype == (before or "fp32")
+    store.table(spec).load(iter([(np.arange(3), rows_of(range(3)))]), Marker("digest"), keep=False)
 
-    assert store.marker(TABLE).digest == "digest"
+    assert store.tables[TABLE].marker().digest == "digest"
     assert fetch(store, range(3))[1].all()
     store.close()
 
@@ -554,11 +554,11 @@ def test_rows_that_were_loaded_in_another_row_type_are_replaced_when_they_are_lo
 def test_a_table_of_another_row_type_than_the_stores_is_not_opened(path):
     with open_closing(path, row_dtype="fp32") as store:
         with pytest.raises(StoreError, match="a table of int8 rows in a store that keeps fp32 rows"):
-            store.open_table(TableSpec("model.narrow", 4, row_dtype="int8"), 0)
+            store.table(TableSpec("model.narrow", 4, row_dtype="int8")).open(0)
         with pytest.raises(StoreError, match="a table of int8 rows"):
-            store.load(TableSpec(TABLE, 4, row_dtype="int8"), iter(()), Marker("digest"), keep=False)
+            store.table(TableSpec(TABLE, 4, row_dtype="int8")).load(iter(()), Marker("digest"), keep=False)
 
-        assert store.capacity_rows(TABLE) is None
+        assert store.tables[TABLE].capacity_rows is None
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -604,16 +604,16 @@ class open_closing:  # noqa: N801 - reads as a function
 @pytest.mark.parametrize(("before", "after"), [("fp16", "bf16"), ("int8", "uint8"), ("uint8", "int8")])
 def test_rows_of_another_row_type_and_the_same_length_are_not_misread(path, before, after):
     store, spec = narrow_store(path, before)
-    store.load(spec, iter([(np.arange(3), rows_of(np.arange(3)))]), Marker("digest"), keep=False)
+    store.table(spec).load(iter([(np.arange(3), rows_of(np.arange(3)))]), Marker("digest"), keep=False)
     store.close()
 
     store, spec = narrow_store(path, after)
     with pytest.raises(StoreError, match=f"holds rows of {before}, expected {after}"):
-        store.open_table(spec, 0)
+        store.table(spec).open(0)
 
-    assert store.marker(TABLE).row_dtype == before
-    store.load(spec, iter([(np.arange(3), rows_of(np.arange(3)))]), Marker("digest"), keep=False)
-    store.open_table(spec, 0)
+    assert store.table(spec).marker().row_dtype == before
+    store.table(spec).load(iter([(np.arange(3), rows_of(np.arange(3)))]), Marker("digest"), keep=False)
+    store.table(spec).open(0)
     store.close()
 
 
@@ -623,10 +623,10 @@ def test_a_read_only_database_that_was_loaded_otherwise_says_from_what_and_how(p
     for expected in ("has no record of a completed load", "was loaded from before as fp16"):
         store = RocksDbStore(path, read_only=True, num_threads=1, row_dtype="fp16")
         with pytest.raises(StoreError, match=f"{expected}.*, expected after as fp16; the database is open read-only"):
-            store.load(spec, iter(()), Marker("after"), keep=False)
+            store.table(spec).load(iter(()), Marker("after"), keep=False)
         store.close()
         store = RocksDbStore(path, num_threads=1, row_dtype="fp16")
-        store.load(spec, iter(()), Marker("before"), keep=False)
+        store.table(spec).load(iter(()), Marker("before"), keep=False)
         store.close()
 
 
@@ -653,14 +653,14 @@ def test_rows_that_another_program_wrote_are_kept_where_the_files_do_not_have_th
     write_raw({struct.pack("<q", key): struct.pack("<4f", *rows_of([key], 0.5)[0]) for key in range(10)})
 
     with open_closing(path) as store:
-        assert store.marker(TABLE) is None
+        assert store.tables[TABLE].marker() is None
         load(store, [5, 6, 20], keep=True)
 
         out, found = fetch(store, [*range(10), 20, 21])
         expected = np.concatenate([rows_of(range(5), 0.5), rows_of([5, 6]), rows_of(range(7, 10), 0.5), rows_of([20])])
         assert found.tolist() == [True] * 11 + [False]
         assert (out[:-1] == expected).all()
-        assert store.marker(TABLE) == Marker("digest", 11, changed=True)
+        assert store.tables[TABLE].marker() == Marker("digest", 11, changed=True)
         (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert told.message == (
             f"table {TABLE!r}: {path} holds rows that Hotrow did not load; the files' rows are inserted over them and "
@@ -670,16 +670,16 @@ def test_rows_that_another_program_wrote_are_kept_where_the_files_do_not_have_th
         assert sum(record.levelno == logging.WARNING for record in caplog.records) == 1
     with open_closing(path) as store:
         assert fetch(store, [0, 6, 9, 20])[1].all()
-        assert store.marker(TABLE) == Marker("other", 11, changed=True, current_caches=())
+        assert store.tables[TABLE].marker() == Marker("other", 11, changed=True, current_caches=())
 
 
 def test_a_load_that_keeps_rows_keeps_those_that_are_only_in_the_log(path):
     with open_closing(path) as store:
-        store.insert(TABLE, np.arange(10), rows_of(range(10), 0.5))
+        store.tables[TABLE].insert(np.arange(10), rows_of(range(10), 0.5))
         load(store, [5, 20], keep=True)
 
         assert (fetch(store, [4, 5, 20])[0] == np.concatenate([rows_of([4], 0.5), rows_of([5, 20])])).all()
-        store.insert(TABLE, np.array([5]), rows_of([5], 0.25))
+        store.tables[TABLE].insert(np.array([5]), rows_of([5], 0.25))
         assert (fetch(store, [5])[0] == rows_of([5], 0.25)).all()
 
 
@@ -687,7 +687,7 @@ def test_a_load_that_keeps_rows_of_an_empty_table_has_nothing_to_keep_or_to_log(
     with open_closing(path) as store:
         load(store, range(7), keep=True)
 
-        assert store.marker(TABLE) == Marker("digest", 7)
+        assert store.tables[TABLE].marker() == Marker("digest", 7)
         assert not caplog.records
 
 
@@ -698,7 +698,7 @@ def test_rows_of_another_length_are_not_mixed_with_the_rows_of_a_load(path, writ
     with pytest.raises(StoreError, match="values of 12 bytes, 4 floats are 16"):
         load(store, [5], keep=True)
 
-    assert store.marker(TABLE) is None
+    assert store.table(TableSpec(TABLE, 4)).marker() is None
     store.close()
     with pytest.raises(StoreError, match="values of 12 bytes"), open_closing(path):
         pass
@@ -712,7 +712,7 @@ def test_a_load_killed_before_its_marker_is_repaired_and_logs_rows_only_where_it
         raise StoreError("rocksdb", table, "killed")
 
     with open_closing(path) as store:
-        store.insert(TABLE, np.array([1]), rows_of([1]))
+        store.tables[TABLE].insert(np.array([1]), rows_of([1]))
         with monkeypatch.context() as patch:
             patch.setattr("serving.storage.rocksdb.database.Database.end_load", die)
             with pytest.raises(StoreError, match="killed"):
@@ -720,11 +720,11 @@ def test_a_load_killed_before_its_marker_is_repaired_and_logs_rows_only_where_it
     caplog.clear()
 
     with open_closing(path) as store:
-        assert store.marker(TABLE) is None
+        assert store.tables[TABLE].marker() is None
         load(store, [3, 4], "other", keep=True)
 
         assert fetch(store, [1, 2, 3, 4])[1].tolist() == [keep, keep, True, True]
-        assert store.marker(TABLE) == Marker("other", 4 if keep else 2, changed=keep, current_caches=())
+        assert store.tables[TABLE].marker() == Marker("other", 4 if keep else 2, changed=keep, current_caches=())
     assert len(caplog.records) == keep
 
 
@@ -737,9 +737,9 @@ def test_rows_written_after_a_killed_load_are_kept_by_the_next_load(path, monkey
         with pytest.raises(StoreError, match="killed"):
             load(store, [2, 3], keep=False)
     with open_closing(path) as store:
-        store.write_flags(TABLE, changed=True)
-        store.insert(TABLE, np.array([7]), rows_of([7]))
-        assert store.marker(TABLE) is None
+        store.tables[TABLE].write_flags(changed=True)
+        store.tables[TABLE].insert(np.array([7]), rows_of([7]))
+        assert store.tables[TABLE].marker() is None
     with open_closing(path) as store:
         load(store, [3, 4], "other", keep=True)
 
@@ -764,32 +764,34 @@ def test_a_damaged_marker_is_an_error_that_names_the_table_and_the_folder(path, 
     store = RocksDbStore(path, num_threads=1)
 
     for call in (
-        lambda: store.marker(TABLE),
-        lambda: store.open_table(TableSpec(TABLE, 4), 0),
+        lambda: store.table(TableSpec(TABLE, 4)).marker(),
+        lambda: store.table(TableSpec(TABLE, 4)).open(0),
         lambda: load(store, [2], keep=True),
     ):
         with pytest.raises(StoreError, match=rf"table 'model\.table'.*{path}: the table's marker is damaged"):
             call()
-    store.drop_table(TABLE)
+    store.erase(TABLE)
     load(store, [2])
-    assert store.marker(TABLE) == Marker("digest", 1)
+    assert store.tables[TABLE].marker() == Marker("digest", 1)
     store.close()
 
 
 def test_flags_survive_closing_and_come_with_the_next_rows(path):
     with open_closing(path) as store:
         load(store, [1])
-        store.write_flags(TABLE, changed=True, current_caches=())
-        store.insert(TABLE, np.array([2]), rows_of([2]))
-        store.write_flags(TABLE)
+        store.tables[TABLE].write_flags(changed=True, current_caches=())
+        store.tables[TABLE].insert(np.array([2]), rows_of([2]))
+        store.tables[TABLE].write_flags()
     with open_closing(path) as store:
-        assert store.marker(TABLE) == Marker("digest", 1, changed=True, current_caches=())
-        store.write_flags(TABLE, current_caches=("redis", "shared_memory"))
-        assert store.marker(TABLE) == Marker("digest", 1, changed=True, current_caches=("redis", "shared_memory"))
+        assert store.tables[TABLE].marker() == Marker("digest", 1, changed=True, current_caches=())
+        store.tables[TABLE].write_flags(current_caches=("redis", "shared_memory"))
+        assert store.tables[TABLE].marker() == Marker(
+            "digest", 1, changed=True, current_caches=("redis", "shared_memory")
+        )
     with open_closing(path, read_only=True) as store:  # whose writer refills the caches
-        assert store.marker(TABLE) == Marker("digest", 1, changed=True)
-        store.write_flags(TABLE, changed=False)
-        assert store.marker(TABLE) == Marker("digest", 1, changed=True)
+        assert store.tables[TABLE].marker() == Marker("digest", 1, changed=True)
+        store.tables[TABLE].write_flags(changed=False)
+        assert store.tables[TABLE].marker() == Marker("digest", 1, changed=True)
 
 
 def test_flags_are_written_without_a_flush_of_their_own_and_unchanged_flags_not_at_all(path, monkeypatch):
@@ -799,14 +801,14 @@ def test_flags_are_written_without_a_flush_of_their_own_and_unchanged_flags_not_
         monkeypatch.setattr(store._database, "_flush_log", lambda: flushes.append(1))
         written = store._database._handle.latest_sequence_number()
 
-        store.write_flags(TABLE, current_caches=())
-        store.write_flags(TABLE, current_caches=())
+        store.tables[TABLE].write_flags(current_caches=())
+        store.tables[TABLE].write_flags(current_caches=())
 
         assert store._database._handle.latest_sequence_number() == written + 1
         assert not flushes
-        store.insert(TABLE, np.array([2]), rows_of([2]))
+        store.tables[TABLE].insert(np.array([2]), rows_of([2]))
         assert len(flushes) == 1
-        store.insert(TABLE, np.array([], dtype=np.int64), rows_of([]))
+        store.tables[TABLE].insert(np.array([], dtype=np.int64), rows_of([]))
         assert len(flushes) == 1
         monkeypatch.undo()
 
@@ -832,24 +834,61 @@ def test_an_insert_is_one_write_batch_per_batch_size_and_one_flush(path, monkeyp
         counted = Handle(store._database._handle)
         monkeypatch.setattr(store._database, "_handle", counted)
 
-        store.insert(TABLE, np.arange(sum(batches)), rows_of(range(sum(batches))))
+        store.tables[TABLE].insert(np.arange(sum(batches)), rows_of(range(sum(batches))))
 
         assert counted.calls == [*batches, "flush"]
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_table_that_is_closed_is_unknown_and_keeps_its_rows(path, read_only):
+def test_a_table_that_is_closed_keeps_its_rows(path, read_only):
     with open_closing(path) as store:
         load(store, [1, 2])
     with open_closing(path, read_only=read_only) as store:
-        store.open_table(TableSpec(TABLE, 4), 0)
-        assert store.capacity_rows(TABLE) is None
+        store.tables[TABLE].close()
+        assert store.table(TableSpec(TABLE, 4)).marker() == Marker("digest", 2)
 
-        for name in (TABLE, "model.unknown"):
-            store.close_table(name)
+        store.table(TableSpec(TABLE, 4)).open(0)
 
-        assert store.capacity_rows(TABLE) == 0
-        assert not fetch(store, [1, 2])[1].any()
-        store.open_table(TableSpec(TABLE, 4), 0)
         assert fetch(store, [1, 2])[1].all()
-        assert store.marker(TABLE) == Marker("digest", 2)
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3, 100])
+def test_changes_of_several_tables_are_made_whatever_the_size_of_a_batch(tmp_path, batch_rows):
+    rng = np.random.default_rng(batch_rows)
+    with closing(RocksDbStore(tmp_path / "db", num_threads=1, max_batch_size=batch_rows)) as store:
+        tables = [store.table(TableSpec(f"m.t{number}", 2)) for number in range(3)]
+        held = [{} for _ in tables]
+        for table in tables:
+            table.open(0)
+        for _ in range(5):
+            changes = []
+            for number in rng.integers(0, 3, size=4):
+                keys = rng.integers(0, 6, size=rng.integers(0, 5))
+                rows = rng.random((keys.size, 2), dtype=np.float32) if rng.random() < 0.7 else None
+                changes.append(Change(tables[number], keys, rows))
+                for place, key in enumerate(keys.tolist()):
+                    held[number].pop(key, None)
+                    if rows is not None:
+                        held[number][key] = rows[place].tolist()
+            store.write(changes)
+            for table, expected in zip(tables, held, strict=True):
+                found = {
+                    key: row.tolist()
+                    for keys, rows in table.items()
+                    for key, row in zip(keys.tolist(), rows, strict=True)
+                }
+                assert found == expected
+
+
+def test_one_change_that_is_refused_stops_all_changes_of_a_call(tmp_path):
+    with closing(RocksDbStore(tmp_path / "db", num_threads=1)) as store:
+        tables = [store.table(TableSpec(f"m.t{number}", 2)) for number in range(2)]
+        for table in tables:
+            table.open(0)
+        right = Change(tables[0], np.array([1]), np.zeros((1, 2), np.float32))
+        wrong = Change(tables[1], np.array([1]), np.zeros((1, 3), np.float32))
+
+        with pytest.raises(StoreError, match=r"'m\.t1': .*holds vectors of 2 floats, but 3 came"):
+            store.write([right, wrong])
+
+        assert tables[0].count() == 0

@@ -18,8 +18,9 @@ from kernels.errors import SharedMemoryError
 from kernels.host import HostTable
 from kernels.shared import SharedTable
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
-from serving.parameter_server import ParameterServer, loading, models
+from serving.parameter_server import ParameterServer, models, tier_table
 from serving.storage import Marker, RocksDbStore, SharedMemoryStore, TableSpec
+from serving.storage.rocksdb.table import RocksDbTable
 from serving.storage.shared.folder import SHARED_MEMORY
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.small_server import KEYS, NEW, DictStore, DurableDictStore, held_by, rows_of, serve, write_model
@@ -34,7 +35,7 @@ def batches(rows=ROWS):
 
 def load(store, digest="digest", rows=ROWS, spec=SPEC):
     """Fill the store as a cache of a truth of these rows; returns whether rows were loaded."""
-    return store.fill(spec, DictTruth(digest, rows), starting=True)
+    return store.table(spec).fill(DictTruth(digest, rows), starting=True)
 
 
 class DictTruth:
@@ -50,15 +51,15 @@ class DictTruth:
         return batches(self._rows)
 
     def refill(self, cache):
-        for keys, _ in cache.items("m.t"):
-            cache.evict("m.t", keys)
+        for keys, _ in cache.items():
+            cache.evict(keys)
         for keys, rows in self.batches():
-            cache.insert("m.t", keys, rows)
+            cache.insert(keys, rows)
 
 
 def values(store, keys):
     out = np.empty((len(keys), 4), dtype=np.float32)
-    found = store.fetch("m.t", np.array(keys, dtype=np.int64), out)
+    found = store.tables["m.t"].fetch(np.array(keys, dtype=np.int64), out)
     return [float(value) if is_found else None for value, is_found in zip(out[:, 0], found, strict=True)]
 
 
@@ -82,13 +83,13 @@ def test_the_second_store_has_the_rows_of_the_first_and_sees_what_it_changes(ope
 
     assert load(first)
     assert not load(second)
-    first.write_flags("m.t", changed=True, current_caches=())
-    first.insert("m.t", np.array([7, 500]), np.full((2, 4), 0.5, np.float32))
-    first.evict("m.t", np.array([8]))
+    first.tables["m.t"].write_flags(changed=True, current_caches=())
+    first.tables["m.t"].insert(np.array([7, 500]), np.full((2, 4), 0.5, np.float32))
+    first.tables["m.t"].evict(np.array([8]))
 
     assert values(second, [6, 7, 8, 500]) == [6.0, 0.5, None, 0.5]
-    assert second.marker("m.t") == Marker("digest", 100, changed=True)
-    assert second.count("m.t") == 100
+    assert second.tables["m.t"].marker() == Marker("digest", 100, changed=True)
+    assert second.tables["m.t"].count() == 100
 
 
 def test_the_error_of_a_reader_names_the_writer(open_store):
@@ -97,11 +98,11 @@ def test_the_error_of_a_reader_names_the_writer(open_store):
     load(second)
 
     for change in (
-        lambda: second.insert("m.t", np.array([1]), np.ones((1, 4), np.float32)),
-        lambda: second.evict("m.t", np.array([1])),
-        lambda: second.drop_table("m.t"),
-        lambda: second.write_flags("m.t", changed=True),
-        lambda: second.open_table(TableSpec("m.other", 4), 10),
+        lambda: second.tables["m.t"].insert(np.array([1]), np.ones((1, 4), np.float32)),
+        lambda: second.tables["m.t"].evict(np.array([1])),
+        lambda: second.erase("m.t"),
+        lambda: second.tables["m.t"].write_flags(changed=True),
+        lambda: second.table(TableSpec("m.other", 4)).open(10),
     ):
         with pytest.raises(StoreError, match=r"only reads .*shared; process [0-9]+ writes: .* next process to start"):
             change()
@@ -134,27 +135,27 @@ def test_a_reader_that_becomes_the_writer_keeps_its_copy_of_a_table_that_came_fr
     assert second.writes
     assert values(second, [1, 2]) == [1.0, 2.0]
     with pytest.raises(StoreError, match="load its model again"):
-        second.insert("m.t", np.array([1]), np.ones((1, 4), np.float32))
+        second.tables["m.t"].insert(np.array([1]), np.ones((1, 4), np.float32))
 
 
 def test_rows_that_had_changed_when_they_were_loaded_stay_called_so(open_store):
     store = open_store()
 
-    store.fill(SPEC, DictTruth("digest", ROWS, changed=True, current_caches=()), starting=True)
-    assert store.marker("m.t") == Marker("digest", 100, changed=True)
-    store.write_flags("m.t", changed=True)
+    store.table(SPEC).fill(DictTruth("digest", ROWS, changed=True, current_caches=()), starting=True)
+    assert store.tables["m.t"].marker() == Marker("digest", 100, changed=True)
+    store.tables["m.t"].write_flags(changed=True)
 
-    assert store.marker("m.t") == Marker("digest", 100, changed=True)
+    assert store.tables["m.t"].marker() == Marker("digest", 100, changed=True)
 
 
 def test_a_table_is_filled_again_where_the_truth_says_that_it_missed_a_write(open_store):
     store = open_store()
     load(store)
 
-    assert not store.fill(SPEC, DictTruth("digest", {1: np.full(4, 9.0, np.float32)}), starting=True)
+    assert not store.table(SPEC).fill(DictTruth("digest", {1: np.full(4, 9.0, np.float32)}), starting=True)
     assert values(store, [1, 2]) == [1.0, 2.0]
     dirty = DictTruth("digest", {1: np.full(4, 9.0, np.float32)}, current_caches=())
-    assert store.fill(SPEC, dirty, starting=True)
+    assert store.table(SPEC).fill(dirty, starting=True)
     assert values(store, [1, 2]) == [9.0, None]
 
 
@@ -165,13 +166,13 @@ def test_the_processes_that_read_see_the_rows_of_a_refill(open_store):
     new = DictTruth("digest", {1: np.full(4, 9.0, np.float32), 500: np.full(4, 8.0, np.float32)}, current_caches=())
 
     with pytest.raises(StoreUnreachableError, match="this process only reads"):
-        second.fill(SPEC, new, starting=True)
-    assert first.fill(SPEC, new, starting=True)
+        second.table(SPEC).fill(new, starting=True)
+    assert first.table(SPEC).fill(new, starting=True)
 
     assert [values(store, [1, 2, 500]) for store in (first, second)] == [[9.0, None, 8.0]] * 2
     first.close()
     newer = DictTruth("digest", {1: np.full(4, 7.0, np.float32)}, current_caches=("another cache",))
-    assert second.fill(SPEC, newer, starting=True)
+    assert second.table(SPEC).fill(newer, starting=True)
     assert second.writes
     assert values(second, [1, 500]) == [7.0, None]
 
@@ -180,8 +181,8 @@ def test_a_reader_whose_shared_memory_missed_a_write_bypasses_it_until_it_can_be
     open_store, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(models, "LOOK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(loading, "FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr(loading, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(tier_table, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(tier_table, "LONGEST_PAUSE_S", 0.02)
     config = write_model(tmp_path)
     other = serve(config, open_store(), DurableDictStore("other"))
     truth = DurableDictStore("slow")
@@ -196,20 +197,21 @@ def test_a_reader_whose_shared_memory_missed_a_write_bypasses_it_until_it_can_be
             server.insert("m.t", np.array([key]), NEW)
             expected = held_by(truth)
         other.close()
-        wait_until(lambda: held_by(server.stores[0]) == expected, "this process has filled the shared memory")
+        shared = server.stores[0]
+        wait_until(lambda: shared.tables and held_by(shared) == expected, "this process has filled the shared memory")
         wait_until(lambda: rows_of(server) == expected and "shared_memory" in server.counters()["m.t"].hits, "used")
 
 
 def test_a_load_that_keeps_rows_has_room_for_both_and_inserts_over_them(open_store):
     store = open_store()
-    store.open_table(SPEC, 10)
-    store.insert("m.t", np.array([1, 500]), np.full((2, 4), 0.5, np.float32))
-    assert store.marker("m.t") is None
+    store.table(SPEC).open(10)
+    store.tables["m.t"].insert(np.array([1, 500]), np.full((2, 4), 0.5, np.float32))
+    assert store.tables["m.t"].marker() is None
 
-    store.load(SPEC, batches(), Marker("digest", len(ROWS)), keep=True)
+    store.table(SPEC).load(batches(), Marker("digest", len(ROWS)), keep=True)
 
     assert values(store, [1, 2, 500]) == [1.0, 2.0, 0.5]
-    assert store.marker("m.t") == Marker("digest", 101, changed=True)
+    assert store.tables["m.t"].marker() == Marker("digest", 101, changed=True)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_a_table_of_another_form_is_loaded_again(open_store, digest, spec):
     assert load(again, digest, rows, spec)
 
     out = np.empty((1, spec.dim), dtype=np.float32)
-    assert again.fetch("m.t", np.array([7]), out).all()
+    assert again.tables["m.t"].fetch(np.array([7]), out).all()
     assert (out == 7.0).all()
 
 
@@ -255,9 +257,9 @@ def test_a_load_that_fails_leaves_the_old_rows_and_no_file(open_store, tmp_path)
         raise OSError("the disk")
 
     with pytest.raises(OSError, match="the disk"):
-        store.load(SPEC, failing(), Marker("of other files", len(ROWS)), keep=False)
+        store.table(SPEC).load(failing(), Marker("of other files", len(ROWS)), keep=False)
 
-    assert (values(store, [1]), store.marker("m.t")) == ([1.0], Marker("digest", 100))
+    assert (values(store, [1]), store.tables["m.t"].marker()) == ([1.0], Marker("digest", 100))
     assert sorted(file.name for file in (tmp_path / "shared").iterdir()) == files
 
 
@@ -267,7 +269,7 @@ def test_tables_beyond_the_size_are_refused(open_store):
     with pytest.raises(
         StoreFullError, match=r"1,000,000 rows, but volatile_db\.shared_memory_size, 1,048,576 bytes .* for [0-9]"
     ):
-        store.load(SPEC, batches(), Marker("digest", 1_000_000), keep=False)
+        store.table(SPEC).load(batches(), Marker("digest", 1_000_000), keep=False)
 
 
 def test_a_closed_table_is_unmapped_and_opens_with_its_rows(open_store, tmp_path):
@@ -278,28 +280,28 @@ def test_a_closed_table_is_unmapped_and_opens_with_its_rows(open_store, tmp_path
         load(store)
         assert is_mapped()
 
-        store.close_table("m.t")
+        store.tables["m.t"].close()
 
         assert not is_mapped()
-        assert values(store, [1]) == [None]
+        assert "m.t" not in store.tables
         assert not load(store)
         assert values(store, [1]) == [1.0]
-        store.close_table("m.t")
+        store.tables["m.t"].close()
 
 
 def test_a_closed_table_takes_memory_until_it_is_dropped(open_store):
     size_bytes = HostTable.memory_bytes(4, 1000)
     store, other = open_store(size_bytes), TableSpec("m.other", 4)
     load(store)
-    store.close_table("m.t")
+    store.tables["m.t"].close()
 
     with pytest.raises(StoreFullError, match=r"leaves room for .*; `hotrow check` says how much is needed"):
-        store.load(other, batches(), Marker("digest", 1000), keep=False)
+        store.table(other).load(batches(), Marker("digest", 1000), keep=False)
 
     load(store)
-    store.drop_table("m.t")
-    store.load(other, batches(), Marker("digest", 100), keep=False)
-    assert store.count("m.other") == 100
+    store.erase("m.t")
+    store.table(other).load(batches(), Marker("digest", 100), keep=False)
+    assert store.tables["m.other"].count() == 100
 
 
 def test_a_table_beyond_the_available_memory_is_refused_and_leaves_no_file(open_store, tmp_path, monkeypatch):
@@ -308,7 +310,7 @@ def test_a_table_beyond_the_available_memory_is_refused_and_leaves_no_file(open_
 
     reason = r"needed, but 20,000,000 are available; volatile_db\.shared_memory_size is 1,099,511,627,776"
     with pytest.raises(StoreError, match=rf"'m\.t': .*table\.new: [0-9,]+ bytes of memory are {reason}"):
-        store.load(SPEC, batches(), Marker("digest", 1_000_000), keep=False)
+        store.table(SPEC).load(batches(), Marker("digest", 1_000_000), keep=False)
 
     assert not list((tmp_path / "shared").glob("*.table*"))
 
@@ -335,7 +337,7 @@ def test_a_write_that_a_stopped_reader_blocks_is_a_store_error(open_store, monke
     monkeypatch.setattr(SharedTable, "insert", stuck)
 
     with pytest.raises(StoreError, match=r"shared_memory: .*'m\.t': table: process 7 has been"):
-        store.insert("m.t", np.array([1]), np.ones((1, 4), np.float32))
+        store.tables["m.t"].insert(np.array([1]), np.ones((1, 4), np.float32))
 
 
 @pytest.mark.parametrize("loaded", [None, "digest"])
@@ -358,13 +360,13 @@ def test_a_process_that_starts_waits_until_the_writer_has_loaded_its_files_over_
         yield from batches()
 
     def load_second():
-        assert second.marker("m.t").digest == "of older files"
+        assert second.table(SPEC).marker().digest == "of older files"
         began.set()
-        second.load(SPEC, batches(), Marker("digest", len(ROWS)), keep=False)
+        second.table(SPEC).load(batches(), Marker("digest", len(ROWS)), keep=False)
 
     with ThreadPoolExecutor() as pool:
         loaded = pool.submit(load_second)
-        first.load(SPEC, batches_once_the_second_waits(), Marker("digest", len(ROWS)), keep=False)
+        first.table(SPEC).load(batches_once_the_second_waits(), Marker("digest", len(ROWS)), keep=False)
         loaded.result(timeout=60)
 
     assert values(second, [1, 99]) == [1.0, 99.0]
@@ -387,17 +389,17 @@ def test_the_next_writer_reads_what_the_last_writer_removed_and_can_load_it_agai
     first, second = open_store(), open_store()
     load(first)
     load(second)
-    first.drop_table("m.t")
+    first.erase("m.t")
     first.close()
 
-    assert second.marker("m.other") is None
+    assert second.table(TableSpec("m.other", 4)).marker() is None
 
     assert second.writes
     assert values(second, [1]) == [1.0]
     with pytest.raises(StoreError, match=r"the writer removed or replaced it.*load its model again"):
-        second.insert("m.t", np.array([1]), np.ones((1, 4), np.float32))
+        second.tables["m.t"].insert(np.array([1]), np.ones((1, 4), np.float32))
     assert load(second)
-    second.insert("m.t", np.array([1]), np.full((1, 4), 0.5, np.float32))
+    second.tables["m.t"].insert(np.array([1]), np.full((1, 4), 0.5, np.float32))
     assert values(second, [1]) == [0.5]
 
 
@@ -410,7 +412,7 @@ def test_a_table_has_room_for_the_rows_that_came_into_rocksdb_since_its_files_we
     shared = open_store()
     with serve(model, shared, RocksDbStore(tmp_path / "db", num_threads=1)) as server:
         assert server.lookup("m.t", new)[1].all()
-        assert shared.count("m.t") == len(KEYS) + new.size
+        assert shared.tables["m.t"].count() == len(KEYS) + new.size
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -426,7 +428,7 @@ def test_a_table_has_room_for_the_rows_of_rocksdb_though_absent_keys_were_evicte
     shared = open_store()
     with serve(model, shared, RocksDbStore(tmp_path / "db", read_only, num_threads=1)) as server:
         assert server.lookup("m.t", new)[1].all()
-        assert shared.count("m.t") == len(KEYS) + new.size
+        assert shared.tables["m.t"].count() == len(KEYS) + new.size
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -440,14 +442,14 @@ def test_a_table_takes_no_room_for_rows_of_rocksdb_that_were_overwritten(open_st
     shared = open_store(HostTable.memory_bytes(3, 3000))
     with serve(model, shared, RocksDbStore(tmp_path / "db", read_only, num_threads=1)) as server:
         assert (server.lookup("m.t", new)[0] == 2).all()
-        assert shared.count("m.t") == len(KEYS) + new.size
+        assert shared.tables["m.t"].count() == len(KEYS) + new.size
 
 
 def test_the_rows_of_rocksdb_are_not_counted_where_the_table_is_there_already(open_store, tmp_path, monkeypatch):
     model = write_model(tmp_path)
     with serve(model, open_store(auto_remove=False), RocksDbStore(tmp_path / "db", num_threads=1)) as server:
         server.insert("m.t", np.array([1000]), np.ones((1, 3), dtype=np.float32))
-    monkeypatch.setattr(RocksDbStore, "count", lambda *_: pytest.fail("counted"))
+    monkeypatch.setattr(RocksDbTable, "count", lambda *_: pytest.fail("counted"))
 
     with serve(model, open_store(), RocksDbStore(tmp_path / "db", num_threads=1)) as server:
         assert server.lookup("m.t", np.array([1000]))[1].all()
@@ -462,7 +464,7 @@ def test_a_store_is_not_closed_while_it_is_written(open_store):
     def write():
         with suppress(StoreError):
             while not stop.is_set():
-                first.insert("m.t", np.array([1]), np.full((1, 4), 7.0, np.float32))
+                first.tables["m.t"].insert(np.array([1]), np.full((1, 4), 7.0, np.float32))
                 written.append(first.writes)
 
     with ThreadPoolExecutor() as pool:

@@ -43,7 +43,7 @@ def write_table(folder, keys=range(300), seed=0, dim=DIM):
 
 def fetch(store, keys, table=TABLE, dim=DIM):
     out = np.full((len(keys), dim), np.nan, dtype=np.float32)
-    found = store.fetch(table, np.array(keys, dtype=np.int64), out)
+    found = store.tables[table].fetch(np.array(keys, dtype=np.int64), out)
     return out, found
 
 
@@ -66,7 +66,7 @@ def folder(tmp_path):
 
 def loaded(folder, path, spec=SPEC, **options):
     store = SnapshotStore(folder, **options)
-    store.serve_file(spec, open_sparse(path, spec.dim))
+    store.table(spec).serve_file(open_sparse(path, spec.dim))
     return store
 
 
@@ -99,12 +99,12 @@ class OverlayMachine(RuleBasedStateMachine):
     def insert(self, changes):
         keys = np.array([key for key, _ in changes], dtype=np.int64)
         rows = np.array([[value] * DIM for _, value in changes], dtype=np.float32).reshape(-1, DIM)
-        self.store.insert(TABLE, keys, rows)
+        self.store.tables[TABLE].insert(keys, rows)
         self.model |= {key: [float(value)] * DIM for key, value in changes}
 
     @rule(keys=st.lists(KEYS, max_size=5))
     def evict(self, keys):
-        self.store.evict(TABLE, np.array(keys, dtype=np.int64))
+        self.store.tables[TABLE].evict(np.array(keys, dtype=np.int64))
         for key in keys:
             self.model.pop(key, None)
 
@@ -130,7 +130,7 @@ class OverlayMachine(RuleBasedStateMachine):
         expected, pooled = (np.full((row_ptrs.size - 1, DIM), np.nan, np.float32) for _ in range(2))
         pool_rows(rows, row_ptrs, expected, combiner, weights)
         key_array = np.array(keys, dtype=np.int64)
-        found = self.store.fetch_pooled(TABLE, key_array, row_ptrs, pooled, combiner, weights)
+        found = self.store.tables[TABLE].fetch_pooled(key_array, row_ptrs, pooled, combiner, weights)
         assert found.tolist() == [key in self.model for key in keys]
         assert pooled.tobytes() == expected.tobytes()
 
@@ -140,21 +140,15 @@ class OverlayMachine(RuleBasedStateMachine):
             return
         seen = [
             (key, row)
-            for keys, rows in self.store.items(TABLE, 3)
+            for keys, rows in self.store.tables[TABLE].items(3)
             for key, row in zip(keys.tolist(), rows.tolist(), strict=True)
         ]
         assert sorted(seen) == sorted(self.model.items())
-        assert self.store.count(TABLE) == len(self.model)
+        assert self.store.tables[TABLE].count() == len(self.model)
 
 
 TestOverlay = OverlayMachine.TestCase
 TestOverlay.settings = settings(deadline=None, max_examples=40, stateful_step_count=15)
-
-
-def test_snapshots_pool_take_files_and_keep_no_updates():
-    assert SnapshotStore.pools
-    assert SnapshotStore.reads_model_files
-    assert not SnapshotStore.outlives_process
 
 
 @pytest.mark.parametrize("row_dtype", ["fp32", "fp16", "bf16", "int8", "uint8"])
@@ -168,7 +162,7 @@ def test_rows_are_given_as_the_spec_says_they_are_kept(table, folder, row_dtype)
     out, found = fetch(store, list(rows))
     assert found.all()
     assert (out == expected).all()
-    assert store.count(TABLE) == 300
+    assert store.tables[TABLE].count() == 300
 
 
 def test_a_snapshot_is_made_once_and_found_by_the_next_store(table, folder):
@@ -301,24 +295,24 @@ def test_a_folder_that_cannot_be_made_is_named(table, tmp_path):
     with pytest.raises(
         StoreError, match=r"'model\.table': .*snapshots/model\.table: cannot be written: Not a directory"
     ):
-        store.serve_file(SPEC, open_sparse(path, DIM))
+        store.table(SPEC).serve_file(open_sparse(path, DIM))
 
 
 def test_changes_beyond_the_overlays_room_are_refused_whole(table, folder):
     path, rows = table
     store = loaded(folder, path, overlay_capacity_rows=10)
-    assert store.capacity_rows(TABLE) == 310
+    assert store.tables[TABLE].capacity_rows == 310
 
     advice = r"table is full: it holds 0 of 10 rows.*; raise volatile_db\.overlay_capacity_rows$"
     with pytest.raises(StoreFullError, match=rf"'model\.table': the overlay: {advice}"):
-        store.insert(TABLE, np.arange(295, 306), np.ones((11, DIM), np.float32))
+        store.tables[TABLE].insert(np.arange(295, 306), np.ones((11, DIM), np.float32))
     with pytest.raises(StoreFullError, match=f"evicted keys of the file: {advice}"):
-        store.evict(TABLE, np.arange(11))
+        store.tables[TABLE].evict(np.arange(11))
     assert_holds(store, rows, absent=[300, 305])
 
-    store.insert(TABLE, np.arange(295, 305), np.ones((10, DIM), np.float32))
-    store.evict(TABLE, np.arange(10))
-    assert store.count(TABLE) == 295
+    store.tables[TABLE].insert(np.arange(295, 305), np.ones((10, DIM), np.float32))
+    store.tables[TABLE].evict(np.arange(10))
+    assert store.tables[TABLE].count() == 295
 
 
 def test_without_room_for_changes_nothing_can_be_changed(table, folder):
@@ -326,12 +320,12 @@ def test_without_room_for_changes_nothing_can_be_changed(table, folder):
     store = loaded(folder, path, overlay_capacity_rows=0)
 
     for change in (
-        lambda: store.insert(TABLE, np.array([1]), np.ones((1, DIM), np.float32)),
-        lambda: store.evict(TABLE, np.array([1])),
+        lambda: store.tables[TABLE].insert(np.array([1]), np.ones((1, DIM), np.float32)),
+        lambda: store.tables[TABLE].evict(np.array([1])),
     ):
         with pytest.raises(StoreFullError, match="overlay_capacity_rows is 0"):
             change()
-    store.evict(TABLE, np.array([1000]))
+    store.tables[TABLE].evict(np.array([1000]))
     assert_holds(store, rows)
     for rows in (-1, 3_500_000_001):
         with pytest.raises(ValueError, match=rf"overlay_capacity_rows: expected 0 to 3500000000, got {rows}"):
@@ -345,7 +339,7 @@ def test_an_overlay_beyond_the_available_memory_is_refused(table, folder, monkey
 
     numbers = "the overlay of 1,000,000 rows: [0-9,]+ bytes of memory are needed, but 20,000,000 are available"
     with pytest.raises(StoreError, match=rf"'model\.table': {numbers}; lower volatile_db\.overlay_capacity_rows$"):
-        store.insert(TABLE, np.array([1]), np.ones((1, DIM), np.float32))
+        store.tables[TABLE].insert(np.array([1]), np.ones((1, DIM), np.float32))
 
     assert_holds(store, rows)
 
@@ -355,29 +349,29 @@ def test_a_value_that_the_row_type_cannot_hold_is_not_inserted(table, folder):
     store = loaded(folder, path, TableSpec(TABLE, DIM, row_dtype="fp16"))
 
     with pytest.raises(StoreError, match="which fp16 rows cannot hold"):
-        store.insert(TABLE, np.array([5, 2000]), np.full((2, DIM), 1e6, np.float32))
+        store.tables[TABLE].insert(np.array([5, 2000]), np.full((2, DIM), 1e6, np.float32))
     with pytest.raises(StoreError, match="reserved"):
-        store.insert(TABLE, np.array([2**63 - 1]), np.ones((1, DIM), np.float32))
+        store.tables[TABLE].insert(np.array([2**63 - 1]), np.ones((1, DIM), np.float32))
 
     assert not fetch(store, [2000])[1].any()
-    assert store.count(TABLE) == 300
+    assert store.tables[TABLE].count() == 300
 
 
-def test_a_dropped_table_keeps_its_file_and_an_erased_one_does_not(table, folder, tmp_path):
+def test_a_closed_table_keeps_its_file_and_an_erased_one_does_not(table, folder, tmp_path):
     path, rows = table
     store = loaded(folder, path)
-    store.insert(TABLE, np.array([5]), np.ones((1, DIM), np.float32))
+    store.tables[TABLE].insert(np.array([5]), np.ones((1, DIM), np.float32))
 
-    store.drop_table(TABLE)
-    assert store.capacity_rows(TABLE) == 0
+    store.tables[TABLE].close()
+    assert TABLE not in store.tables
     assert len(files_in(folder)) == 1
-    store.serve_file(SPEC, open_sparse(path, DIM))
+    store.table(SPEC).serve_file(open_sparse(path, DIM))
     assert_holds(store, rows)  # without what was changed
 
-    store.erase_table(TABLE)
-    assert (store.capacity_rows(TABLE), files_in(folder)) == (0, [])
+    store.erase(TABLE)
+    assert (dict(store.tables), files_in(folder)) == ({}, [])
     assert path.exists()
-    store.erase_table("model.unknown")
+    store.erase("model.unknown")
 
 
 def test_a_snapshot_that_is_given_is_not_erased(table, folder, tmp_path):
@@ -385,7 +379,7 @@ def test_a_snapshot_that_is_given_is_not_erased(table, folder, tmp_path):
     write_snapshot_file(tmp_path / "t.snapshot", open_sparse(path, DIM), "fp32", SOURCE)
     store = loaded(folder, tmp_path / "t.snapshot")
 
-    store.erase_table(TABLE)
+    store.erase(TABLE)
 
     assert (tmp_path / "t.snapshot").exists()
 
@@ -394,9 +388,9 @@ def test_an_open_table_is_not_opened_as_another(table, folder):
     path, _ = table
     store = loaded(folder, path)
 
-    store.open_table(SPEC, 10)
-    with pytest.raises(StoreError, match="holds fp32 rows of 4 floats, asked to hold int8 of 4"):
-        store.open_table(TableSpec(TABLE, DIM, row_dtype="int8"), 10)
+    store.table(SPEC).open(10)
+    with pytest.raises(StoreError, match="is open with 4 floats of fp32, but 4 floats of int8 were asked for"):
+        store.table(TableSpec(TABLE, DIM, row_dtype="int8")).open(10)
 
 
 def test_a_file_that_is_cut_short_makes_the_tier_fail_and_not_the_process(table, folder):
@@ -406,15 +400,15 @@ def test_a_file_that_is_cut_short_makes_the_tier_fail_and_not_the_process(table,
 
     for call in (
         lambda: fetch(store, list(rows)),
-        lambda: store.fetch_pooled(TABLE, np.arange(3), np.array([0, 3]), np.empty((1, DIM), np.float32), "sum"),
-        lambda: list(store.items(TABLE)),
+        lambda: store.tables[TABLE].fetch_pooled(np.arange(3), np.array([0, 3]), np.empty((1, DIM), np.float32), "sum"),
+        lambda: list(store.tables[TABLE].items()),
     ):
         with pytest.raises(StoreError, match=r"snapshot: table 'model\.table': .* to 5000 bytes while it was open"):
             call()
 
 
 def test_readers_next_to_a_writer_see_each_key_as_it_was_or_is(table, folder, monkeypatch):
-    monkeypatch.setattr("serving.storage.snapshot.table._FIRST_CHANGED_KEYS", 1)
+    monkeypatch.setattr("serving.storage.snapshot.overlay._FIRST_CHANGED_KEYS", 1)
     path, rows = table
     store = loaded(folder, path, overlay_capacity_rows=100)
     keys, stop = np.arange(100), threading.Event()
@@ -424,9 +418,9 @@ def test_readers_next_to_a_writer_see_each_key_as_it_was_or_is(table, folder, mo
         try:
             for value in range(1, 60):
                 for part in np.array_split(keys, 1 + value % 7):
-                    store.insert(TABLE, part, np.full((part.size, DIM), value, np.float32))
+                    store.tables[TABLE].insert(part, np.full((part.size, DIM), value, np.float32))
                 if value % 3 == 0:
-                    store.evict(TABLE, keys)
+                    store.tables[TABLE].evict(keys)
         finally:
             stop.set()
 
@@ -440,7 +434,7 @@ def test_readers_next_to_a_writer_see_each_key_as_it_was_or_is(table, folder, mo
             out, found = fetch(store, keys)
         else:
             out = np.empty((100, DIM), np.float32)
-            found = store.fetch_pooled(TABLE, keys, np.arange(101), out, "sum")
+            found = store.tables[TABLE].fetch_pooled(keys, np.arange(101), out, "sum")
         is_original = found & (out == original).all(axis=1)
         assert ((out == out[:, :1]).all(axis=1) | is_original).all()  # no torn row
         assert not out[~found].any()
@@ -466,16 +460,16 @@ def test_pooled_lookups_follow_thousands_of_changes(tmp_path, folder):
     model, keys = dict(rows), np.arange(9000)
     for version in range(1, 8):
         some = np.arange(900 * version, 900 * version + 1500)
-        store.insert(TABLE, some, np.full((some.size, DIM), version, np.float32))
+        store.tables[TABLE].insert(some, np.full((some.size, DIM), version, np.float32))
         gone = np.arange(700 * version, 700 * version + 300)
-        store.evict(TABLE, gone)
+        store.tables[TABLE].evict(gone)
         model |= dict.fromkeys(some.tolist(), [float(version)] * DIM)
         model = {key: row for key, row in model.items() if key not in set(gone.tolist())}
         expected, out = (np.empty((4500, DIM), np.float32) for _ in range(2))
         gathered = np.array([model.get(key, [0.0] * DIM) for key in keys.tolist()], np.float32)
         pool_rows(gathered, np.arange(0, 9001, 2), expected, "sum")
 
-        found = store.fetch_pooled(TABLE, keys, np.arange(0, 9001, 2), out, "sum")
+        found = store.tables[TABLE].fetch_pooled(keys, np.arange(0, 9001, 2), out, "sum")
 
         assert found.tolist() == [key in model for key in keys.tolist()]
         assert out.tobytes() == expected.tobytes()
@@ -484,12 +478,12 @@ def test_pooled_lookups_follow_thousands_of_changes(tmp_path, folder):
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_table_without_a_file_pools_its_changes(changed):
     store = SnapshotStore(overlay_capacity_rows=10)
-    store.open_table(SPEC, 10)
+    store.table(SPEC).open(10)
     if changed:
-        store.insert(TABLE, np.array([3, 4]), np.array([[1.0] * DIM, [2.0] * DIM], np.float32))
+        store.tables[TABLE].insert(np.array([3, 4]), np.array([[1.0] * DIM, [2.0] * DIM], np.float32))
     out = np.full((2, DIM), np.nan, np.float32)
 
-    found = store.fetch_pooled(TABLE, np.array([3, 4, 5, 3]), np.array([0, 3, 4]), out, "sum")
+    found = store.tables[TABLE].fetch_pooled(np.array([3, 4, 5, 3]), np.array([0, 3, 4]), out, "sum")
 
     assert found.tolist() == [changed, changed, False, changed]
     assert out.tolist() == [[3.0 * changed] * DIM, [1.0 * changed] * DIM]
@@ -498,14 +492,14 @@ def test_a_table_without_a_file_pools_its_changes(changed):
 def test_a_pooled_lookup_reads_only_the_bags_with_changed_keys_again(table, folder, monkeypatch):
     path, rows = table
     store = loaded(folder, path, overlay_capacity_rows=10)
-    store.insert(TABLE, np.array([7]), np.ones((1, DIM), np.float32))
-    store.evict(TABLE, np.array([30]))
+    store.tables[TABLE].insert(np.array([7]), np.ones((1, DIM), np.float32))
+    store.tables[TABLE].evict(np.array([30]))
     gathered = []
     fetch = SnapshotReader.fetch
     monkeypatch.setattr(SnapshotReader, "fetch", lambda *args: gathered.append(args[1].tolist()) or fetch(*args))
     out = np.empty((4, DIM), np.float32)
 
-    store.fetch_pooled(TABLE, np.array([1, 2, 7, 8, 9, 30, 31]), np.array([0, 2, 4, 5, 7]), out, "sum")
+    store.tables[TABLE].fetch_pooled(np.array([1, 2, 7, 8, 9, 30, 31]), np.array([0, 2, 4, 5, 7]), out, "sum")
 
     assert gathered == [[8, 30, 31]]  # the row of 7 comes from the overlay
     assert out[2].tolist() == rows[9]
@@ -515,13 +509,13 @@ def test_a_pooled_lookup_reads_only_the_bags_with_changed_keys_again(table, fold
 def test_a_walk_meets_no_key_twice_though_it_changes_meanwhile(table, folder):
     path, rows = table
     store = loaded(folder, path, overlay_capacity_rows=100)
-    store.insert(TABLE, np.array([290, 1000]), np.zeros((2, DIM), np.float32))
-    store.evict(TABLE, np.array([291]))
-    walk = store.items(TABLE, 50)
+    store.tables[TABLE].insert(np.array([290, 1000]), np.zeros((2, DIM), np.float32))
+    store.tables[TABLE].evict(np.array([291]))
+    walk = store.tables[TABLE].items(50)
     met = next(walk)[0].tolist()
 
-    store.insert(TABLE, np.array([met[0], 200, 291, 1001]), np.ones((4, DIM), np.float32))
-    store.evict(TABLE, np.array([met[1], 201]))
+    store.tables[TABLE].insert(np.array([met[0], 200, 291, 1001]), np.ones((4, DIM), np.float32))
+    store.tables[TABLE].evict(np.array([met[1], 201]))
     for keys, _ in walk:
         met += keys.tolist()
 
@@ -541,9 +535,9 @@ def test_of_processes_that_start_together_one_makes_the_snapshot(tmp_path, folde
         logging.getLogger("serving.storage.snapshot.folder").setLevel(logging.INFO)
         logging.getLogger("serving.storage.snapshot.folder").addFilter(lambda record: written.append(1) or True)
         store = SnapshotStore(Path(sys.argv[2]))
-        store.serve_file(TableSpec("model.table", 4), open_sparse(sys.argv[1], 4))
+        store.table(TableSpec("model.table", 4)).serve_file(open_sparse(sys.argv[1], 4))
         out = np.empty((50_000, 4), np.float32)
-        assert store.fetch("model.table", np.arange(50_000), out).all()
+        assert store.tables["model.table"].fetch(np.arange(50_000), out).all()
         print(json.dumps([len(written), out[49_999].tolist()]))
     """
 
@@ -676,4 +670,4 @@ def test_a_folder_that_does_not_let_go_of_old_files_is_named(table, folder):
     (folder / TABLE / "old.snapshot").mkdir()  # no file, so that even root cannot remove it as one
 
     with pytest.raises(StoreError, match=f"{folder / TABLE}: cannot be written: "):
-        loaded(folder, path).erase_table(TABLE)
+        loaded(folder, path).erase(TABLE)

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from serving.errors import StoreError
 from serving.storage import Marker, TableSpec
-from serving.storage.store import has_rows
+from serving.storage.store import Change, FileTable, LastingStore, LastingTable, PoolingTable
 from tests.serving.storage.tiers import QUICK_FOLDER, STORES
 
 DIM = 4
@@ -34,14 +34,14 @@ NARROW_KEYS = st.sampled_from([0, 1, 255, 256, 257, 65536, 2**31, LARGEST_UINT32
 def fetch(store, keys, dim=DIM, table=TABLE):
     """Fetch into a buffer full of NaN, so that a row that is not written shows."""
     out = np.full((len(keys), dim), np.nan, dtype=np.float32)
-    found = store.fetch(table, np.array(keys, dtype=np.int64), out)
+    found = store.tables[table].fetch(np.array(keys, dtype=np.int64), out)
     return out, found
 
 
 def insert(store, rows, table=TABLE):
     """Insert a list of (key, value) pairs; a value stands for a row filled with it."""
     keys = np.array([key for key, _ in rows], dtype=np.int64)
-    store.insert(table, keys, np.array([[value] * DIM for _, value in rows], dtype=np.float32).reshape(-1, DIM))
+    store.tables[table].insert(keys, np.array([[value] * DIM for _, value in rows], dtype=np.float32).reshape(-1, DIM))
 
 
 def assert_holds(store, rows, absent=()):
@@ -80,7 +80,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def evict(self, data):
         keys = data.draw(st.lists(self.keys, max_size=4, unique=True))
-        self.store.evict(TABLE, np.array(keys, dtype=np.int64))
+        self.store.tables[TABLE].evict(np.array(keys, dtype=np.int64))
         for key in keys:
             self.model.pop(key, None)
 
@@ -93,17 +93,17 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def drop(self):
-        self.store.drop_table(TABLE)
-        assert self.store.count(TABLE) == 0
-        self.store.open_table(self.spec, 64)
+        self.store.erase(TABLE)
+        assert TABLE not in self.store.tables
+        self.store.table(self.spec).open(64)
         self.model = {}
 
-    @precondition(lambda self: self.store.outlives_process)
+    @precondition(lambda self: isinstance(self.store, LastingStore))
     @rule()
     def reopen(self):
         self.store.close()
         self.store = self.open_store(Path(self.folder.name))
-        self.store.open_table(self.spec, 0)
+        self.store.table(self.spec).open(0)
 
     @invariant()
     def items_are_the_dict(self):
@@ -111,12 +111,12 @@ class StoreMachine(RuleBasedStateMachine):
             return
         seen = [
             (key, row)
-            for keys, rows in self.store.items(TABLE, 3)
+            for keys, rows in self.store.tables[TABLE].items(3)
             for key, row in zip(keys.tolist(), rows.tolist(), strict=True)
         ]
         assert sorted(seen) == sorted((key, [float(value)] * DIM) for key, value in self.model.items())
-        assert self.store.count(TABLE) == len(self.model)
-        assert has_rows(self.store, TABLE) == bool(self.model)
+        assert self.store.tables[TABLE].count() == len(self.model)
+        assert self.store.tables[TABLE].has_rows() == bool(self.model)
 
 
 @pytest.mark.parametrize("key_bytes", [8, 4])
@@ -128,35 +128,60 @@ def test_a_store_holds_what_a_dict_would(kind, key_bytes, request):
     )
 
 
-def test_an_unknown_table_holds_no_keys(store):
-    out, found = fetch(store, [1, 2], table="model.unknown")
+def test_erasing_an_unknown_table_is_no_error(store):
+    store.erase("model.unknown")
 
-    assert not found.any()
-    assert (out == 0.0).all()
-    assert store.count("model.unknown") == 0
-    assert not has_rows(store, "model.unknown")
-    assert store.capacity_rows("model.unknown") == 0
-    assert list(store.items("model.unknown")) == []
-    store.evict("model.unknown", np.array([1]))
-    store.drop_table("model.unknown")
+    assert "model.unknown" not in store.tables
+
+
+@pytest.mark.parametrize("end", ["never opened", "closed", "erased"])
+def test_a_table_that_is_not_open_refuses_to_read_and_write_instead_of_knowing_no_key(store, end):
+    table = store.table(TableSpec(TABLE, DIM))
+    if end != "never opened":
+        table.open(10)
+        table.insert(np.array([1]), np.ones((1, DIM), np.float32))
+    if end == "closed":
+        table.close()
+    elif end == "erased":
+        store.erase(TABLE)
+
+    assert TABLE not in store.tables
+    for call in calls_for_rows(table):
+        with pytest.raises(StoreError, match=r"'model\.table': .*not an open table"):
+            call()
+
+
+def calls_for_rows(table):
+    """The calls that read and write rows."""
+    keys, rows = np.array([1]), np.zeros((1, DIM), np.float32)
+    return [
+        lambda: table.fetch(keys, rows),
+        lambda: table.insert(keys, rows),
+        lambda: table.insert_absent(keys, rows),
+        lambda: table.evict(keys),
+        table.count,
+        lambda: table.capacity_rows,
+        lambda: list(table.items()),
+    ]
 
 
 def test_the_metrics_show_the_rows_of_an_open_table_unless_they_lie_in_another_process(store):
     def shown():
-        return {sample.name: sample.value for sample in store.samples(TABLE)}
+        return {sample.name: sample.value for sample in table.samples()}
 
-    store.open_table(TableSpec(TABLE, DIM), 10)
+    table = store.table(TableSpec(TABLE, DIM))
+    table.open(10)
     insert(store, [(5, 1), (6, 2), (7, 3)])
 
     name = {"rocksdb": "hotrow_tier_estimated_rows", "redis": None}.get(store.name, "hotrow_tier_rows")
     assert shown().get(name) == (3 if name else None)
     assert ("hotrow_tier_bytes" in shown()) == (name == "hotrow_tier_rows")
-    store.drop_table(TABLE)
+    store.erase(TABLE)
     assert not shown().keys() & {name, "hotrow_tier_bytes"}
 
 
 def test_no_keys_are_no_error(store):
-    store.open_table(TableSpec(TABLE, DIM), 10)
+    store.table(TableSpec(TABLE, DIM)).open(10)
 
     insert(store, [])
     out, found = fetch(store, [])
@@ -165,7 +190,7 @@ def test_no_keys_are_no_error(store):
 
 
 def test_of_duplicates_in_one_insert_the_last_wins(store):
-    store.open_table(TableSpec(TABLE, DIM), 10)
+    store.table(TableSpec(TABLE, DIM)).open(10)
 
     insert(store, [(5, 1), (6, 2), (5, 3)])
 
@@ -173,7 +198,7 @@ def test_of_duplicates_in_one_insert_the_last_wins(store):
 
 
 def test_fetching_a_key_twice_gives_its_row_twice(store):
-    store.open_table(TableSpec(TABLE, DIM), 10)
+    store.table(TableSpec(TABLE, DIM)).open(10)
     insert(store, [(5, 1)])
 
     out, found = fetch(store, [5, 9, 5])
@@ -183,79 +208,86 @@ def test_fetching_a_key_twice_gives_its_row_twice(store):
 
 
 def test_tables_do_not_see_each_others_keys(store):
-    store.open_table(TableSpec("m.a", DIM), 10)
-    store.open_table(TableSpec("m.b", DIM), 10)
+    store.table(TableSpec("m.a", DIM)).open(10)
+    store.table(TableSpec("m.b", DIM)).open(10)
     insert(store, [(1, 1)], "m.a")
     insert(store, [(1, 2)], "m.b")
 
-    store.drop_table("m.a")
+    store.erase("m.a")
 
-    assert store.capacity_rows("m.a") == 0
+    assert store.tables.keys() == {"m.b"}
     assert fetch(store, [1], table="m.b")[0][0, 0] == 2.0
-    assert not fetch(store, [1], table="m.a")[1].any()
 
 
 def test_opening_an_open_table_again_keeps_its_rows(store):
-    store.open_table(TableSpec(TABLE, DIM), 10)
+    store.table(TableSpec(TABLE, DIM)).open(10)
     insert(store, [(1, 1)])
 
-    store.open_table(TableSpec(TABLE, DIM), 10)
+    store.table(TableSpec(TABLE, DIM)).open(10)
 
     assert_holds(store, {1: 1.0})
 
 
 def test_a_table_is_not_opened_with_another_dimension(store):
-    store.open_table(TableSpec(TABLE, DIM), 10)
+    store.table(TableSpec(TABLE, DIM)).open(10)
     insert(store, [(1, 1)])
 
     with pytest.raises(StoreError, match=r"model\.table"):
-        store.open_table(TableSpec(TABLE, DIM + 1), 10)
+        store.table(TableSpec(TABLE, DIM + 1)).open(10)
+
+
+def test_a_table_whose_name_is_open_changes_nothing(store):
+    first, second = (store.table(TableSpec(TABLE, DIM)) for _ in range(2))
+    other = store.table(TableSpec(TABLE, DIM + 1))
+    first.open(10)
+    insert(store, [(1, 1)])
+
+    for table in (second, other):
+        calls = [lambda table=table: table.open(10)]
+        if isinstance(table, LastingTable):
+            calls.append(lambda table=table: table.load(iter(()), Marker("digest"), keep=False))
+        for call in calls:
+            with pytest.raises(
+                StoreError, match=r"is open with 4 floats of fp32, but [45] floats of fp32 were asked for"
+            ):
+                call()
+        with pytest.raises(StoreError, match="not an open table"):
+            table.count()
+    assert_holds(store, {1: 1.0})
 
 
 def test_rows_of_another_dimension_are_neither_given_nor_taken(store):
-    store.open_table(TableSpec(TABLE, DIM), 10)
+    store.table(TableSpec(TABLE, DIM)).open(10)
     insert(store, [(1, 1)])
 
     with pytest.raises(StoreError, match="4 floats"):
         fetch(store, [1], dim=DIM + 1)
     with pytest.raises(StoreError, match="4 floats"):
-        store.insert(TABLE, np.array([2]), np.zeros((1, DIM + 1), np.float32))
+        store.tables[TABLE].insert(np.array([2]), np.zeros((1, DIM + 1), np.float32))
     assert_holds(store, {1: 1.0}, absent=[2])
 
 
-def test_an_insert_into_a_table_that_is_not_open_is_refused(store):
-    with pytest.raises(StoreError, match="not an open table"):
-        insert(store, [(1, 1)])
-
-
 def test_every_call_after_close_is_refused(store):
-    store.open_table(TableSpec(TABLE, DIM), 10)
+    table = store.table(TableSpec(TABLE, DIM))
+    table.open(10)
     store.close()
     store.close()
 
-    for call in (
-        lambda: fetch(store, [1]),
-        lambda: insert(store, [(1, 1)]),
-        lambda: store.evict(TABLE, np.array([1])),
-        lambda: store.open_table(TableSpec(TABLE, DIM), 10),
-        lambda: store.count(TABLE),
-        lambda: store.capacity_rows(TABLE),
-        lambda: store.drop_table(TABLE),
-        lambda: list(store.items(TABLE)),
-    ):
+    others = [lambda: table.open(10), lambda: store.erase(TABLE), lambda: store.table(TableSpec(TABLE, DIM))]
+    for call in (*calls_for_rows(table), *others):
         with pytest.raises(StoreError, match="closed"):
             call()
 
 
 def test_readers_see_whole_rows_while_a_writer_overwrites_them(store):
-    store.open_table(TableSpec(TABLE, DIM), 200)
+    store.table(TableSpec(TABLE, DIM)).open(200)
     keys = np.arange(100)
-    store.insert(TABLE, keys, np.zeros((100, DIM), np.float32))
+    store.tables[TABLE].insert(keys, np.zeros((100, DIM), np.float32))
     stop = threading.Event()
 
     def write():
         for value in range(1, 40):
-            store.insert(TABLE, keys, np.full((100, DIM), value, np.float32))
+            store.tables[TABLE].insert(keys, np.full((100, DIM), value, np.float32))
         stop.set()
 
     writer = threading.Thread(target=write)
@@ -271,65 +303,70 @@ def test_readers_see_whole_rows_while_a_writer_overwrites_them(store):
 
 @pytest.mark.parametrize("store", ["shared_memory", "rocksdb", "redis", "redis_cluster"], indirect=True)
 def test_a_store_that_outlives_the_process_remembers_its_files_and_that_rows_came_since(store):
-    assert store.outlives_process
     spec = TableSpec(TABLE, DIM)
-    store.open_table(spec, 10)
-    store.write_flags(TABLE, changed=True)
-    assert store.marker(TABLE) is None
+    store.table(spec).open(10)
+    store.tables[TABLE].write_flags(changed=True)
+    assert store.tables[TABLE].marker() is None
 
-    store.load(spec, iter([(np.array([1]), np.ones((1, DIM), np.float32))]), Marker("digest", 1), keep=False)
-    assert store.marker(TABLE) == Marker("digest", 1)
-    store.write_flags(TABLE, changed=True)
-    store.write_flags(TABLE, changed=True)
-    assert store.marker(TABLE) == Marker("digest", 1, changed=True)
+    store.table(spec).load(iter([(np.array([1]), np.ones((1, DIM), np.float32))]), Marker("digest", 1), keep=False)
+    assert store.tables[TABLE].marker() == Marker("digest", 1)
+    store.tables[TABLE].write_flags(changed=True)
+    store.tables[TABLE].write_flags(changed=True)
+    assert store.tables[TABLE].marker() == Marker("digest", 1, changed=True)
     assert_holds(store, {1: 1.0})
-    store.load(spec, iter([(np.array([2]), np.ones((1, DIM), np.float32))]), Marker("other", 1), keep=False)
-    assert replace(store.marker(TABLE), current_caches=None) == Marker("other", 1)
+    store.table(spec).load(iter([(np.array([2]), np.ones((1, DIM), np.float32))]), Marker("other", 1), keep=False)
+    assert replace(store.tables[TABLE].marker(), current_caches=None) == Marker("other", 1)
     assert_holds(store, {2: 1.0}, absent=[1])
 
 
 @pytest.mark.parametrize("store", ["shared_memory", "rocksdb", "redis", "redis_cluster"], indirect=True)
 def test_a_load_may_keep_the_rows_that_are_there(store):
     spec = TableSpec(TABLE, DIM)
-    store.open_table(spec, 10)
+    store.table(spec).open(10)
     insert(store, [(1, 1), (2, 2)])
 
-    store.load(spec, iter([(np.array([2, 3]), np.full((2, DIM), 7, np.float32))]), Marker("digest", 2), keep=True)
+    store.table(spec).load(iter([(np.array([2, 3]), np.full((2, DIM), 7, np.float32))]), Marker("digest", 2), keep=True)
 
     assert_holds(store, {1: 1.0, 2: 7.0, 3: 7.0})
-    assert store.marker(TABLE) == Marker("digest", 3, changed=True)
+    assert store.tables[TABLE].marker() == Marker("digest", 3, changed=True)
 
 
 @pytest.mark.parametrize("store", ["shared_memory", "rocksdb", "redis", "redis_cluster"], indirect=True)
 def test_a_table_that_is_not_open_cannot_be_marked_as_changed(store):
     with pytest.raises(StoreError, match="not an open table"):
-        store.write_flags(TABLE, changed=True)
+        store.table(TableSpec(TABLE, DIM)).write_flags(changed=True)
 
 
-def test_add_inserts_only_keys_that_are_not_there(store):
-    store.open_table(TableSpec(TABLE, DIM), 10)
+def test_insert_absent_inserts_only_keys_that_are_not_there(store):
+    store.table(TableSpec(TABLE, DIM)).open(10)
     insert(store, [(1, 1), (2, 2)])
 
-    assert store.add(TABLE, np.array([2, 3]), np.full((2, DIM), 7, np.float32)) == 1
-    assert store.add(TABLE, np.array([1, 2]), np.full((2, DIM), 8, np.float32)) == 0
+    assert store.tables[TABLE].insert_absent(np.array([2, 3]), np.full((2, DIM), 7, np.float32)) == 1
+    assert store.tables[TABLE].insert_absent(np.array([1, 2]), np.full((2, DIM), 8, np.float32)) == 0
 
     assert_holds(store, {1: 1.0, 2: 2.0, 3: 7.0})
 
 
-def test_a_store_has_the_calls_that_its_capabilities_name_and_refuses_the_others(store):
-    spec = TableSpec(TABLE, DIM)
-    store.open_table(spec, 10)
+@pytest.mark.parametrize("count", [1, 3])
+def test_changes_of_several_tables_are_made_in_their_order(store, count):
+    tables = [store.table(TableSpec(f"m.t{number}", DIM)) for number in range(count)]
+    for table in tables:
+        table.open(10)
+        table.insert(np.array([1, 2]), np.ones((2, DIM), np.float32))
 
-    if store.pools:
-        assert store.keeps_row_dtype
-    else:
-        with pytest.raises(TypeError, match="does not pool rows"):
-            store.fetch_pooled(TABLE, np.array([1]), np.array([0, 1]), np.zeros((1, DIM), np.float32), "sum")
-    if not store.outlives_process:
-        assert store.marker(TABLE) is None
-        with pytest.raises(TypeError, match="does not outlive the process"):
-            store.load(spec, iter(()), Marker("digest"), keep=False)
-    if not store.reads_model_files:
-        with pytest.raises(TypeError, match="does not serve model files"):
-            store.serve_file(spec, None)
-    assert isinstance(list(store.samples(TABLE)), list)
+    new = np.full((1, DIM), 7, np.float32)
+    changes = [Change(table, *change) for table in tables for change in ((np.array([1]), None), (np.array([2]), new))]
+    store.write([*changes, Change(tables[0], np.array([1]), new)])
+
+    for number, table in enumerate(tables):
+        rows = {key: row[0] for keys, rows in table.items() for key, row in zip(keys.tolist(), rows, strict=True)}
+        assert rows == ({1: 7.0, 2: 7.0} if number == 0 else {2: 7.0})
+    store.write([])
+
+
+def test_a_store_of_lasting_rows_has_lasting_tables(store):
+    table = store.table(TableSpec(TABLE, DIM))
+
+    assert isinstance(table, LastingTable) == isinstance(store, LastingStore)
+    assert isinstance(table, FileTable) == store.reads_model_files
+    assert store.keeps_row_dtype or not isinstance(table, PoolingTable)

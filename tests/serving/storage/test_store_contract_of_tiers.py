@@ -17,6 +17,7 @@ from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.opening import open_stores, tier_settings
 from serving.storage import MemoryStore
+from serving.storage.store import LastingStore
 from tests.serving.small_server import model_of
 from tests.serving.storage.tiers import QUICK_FOLDER, TIERS
 
@@ -87,7 +88,7 @@ class TiersMachine(RuleBasedStateMachine):
     def load(self):
         self.server.load_model(self.config)
         truth = self.server.stores[-1]
-        if not truth.outlives_process or not truth.marker(TABLE).changed:
+        if not isinstance(truth, LastingStore) or not truth.tables[TABLE].marker().changed:
             self.rows = dict(self.file)
 
     def teardown(self):

@@ -107,7 +107,7 @@ def test_rows_of_a_slower_tier_are_copied_into_the_tiers_that_say_so(redis_serve
         memory, redis, _ = server.stores
         server.lookup("dcn.table0", keys)
         assert server.wait_for_promotions(60)
-        assert (memory.count("dcn.table0"), redis.count("dcn.table0")) == (300, 0)
+        assert (memory.tables["dcn.table0"].count(), redis.tables["dcn.table0"].count()) == (300, 0)
         assert_served(server, model)
 
         assert hits(server) == {"rocksdb": 300, "memory": 300}
@@ -133,7 +133,9 @@ def test_a_row_that_changes_changes_in_every_tier_and_stays_so(redis_server, mod
 
         for store in server.stores:
             out = np.empty((2, 4), dtype=np.float32)
-            assert store.fetch("dcn.table0", np.array([changed, gone]), out).tolist() == [True, False], store.name
+            assert store.tables["dcn.table0"].fetch(np.array([changed, gone]), out).tolist() == [True, False], (
+                store.name
+            )
             assert out[0].tolist() == row[0].tolist()
 
     with ParameterServer.from_config(write(redis_server.port)) as server:
@@ -146,7 +148,7 @@ def test_while_a_redis_with_nothing_behind_it_is_down_only_what_ram_holds_is_ans
         own_server.kill()
         keys = keys_of(model)
         held = np.zeros((keys.size, 4), dtype=np.float32)
-        in_ram = keys[server.stores[0].fetch("dcn.table0", keys, held)]
+        in_ram = keys[server.stores[0].tables["dcn.table0"].fetch(keys, held)]
 
         answer, found = server.lookup("dcn.table0", in_ram)
         assert found.all()

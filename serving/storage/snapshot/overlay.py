@@ -1,4 +1,4 @@
-"""One table of the snapshot tier: the rows of a file that never changes, and an overlay with the changes since."""
+"""The rows of a table of the snapshot tier: a file that never changes, and an overlay with the changes since."""
 
 import threading
 from collections.abc import Iterator
@@ -42,8 +42,8 @@ class _Overlay:
         return touched
 
 
-class SnapshotTable:
-    """A table of a snapshot store; see ``Store`` for the calls and their errors.
+class OverlaidSnapshot:
+    """The rows of a table of a snapshot store; see ``StoreTable`` for the calls and their errors.
 
     Until the first change, lookups only read the file. The first change takes the memory of the overlay. From then on a
     pooled lookup pools from the file, and then pools each bag with a changed key again, with the same bits.
@@ -58,11 +58,6 @@ class SnapshotTable:
         self._overlay: _Overlay | None = None  # made by the first writer
         self._rows = self._file_rows
         self._lock = threading.Lock()  # one writer at a time; guards the two fields above
-
-    @property
-    def dim(self) -> int:
-        """D."""
-        return self.spec.dim
 
     @property
     def native(self) -> Snapshot | None:
@@ -84,7 +79,7 @@ class SnapshotTable:
         return self._rows
 
     def fetch(self, keys: Keys, out: Vectors) -> Mask:
-        """See ``Store.fetch``."""
+        """See ``StoreTable.fetch``."""
         overlay = self._overlay
         if overlay is None:
             return self._fetch_file(keys, out)
@@ -102,7 +97,7 @@ class SnapshotTable:
     def fetch_pooled(
         self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
     ) -> Mask:
-        """See ``Store.fetch_pooled``."""
+        """See ``PoolingTable.fetch_pooled``."""
         overlay = self._overlay
         if self._reader is None and overlay is not None:
             return overlay.rows.fetch_pooled(keys, row_ptrs, out, combiner, weights)
@@ -116,7 +111,7 @@ class SnapshotTable:
         return found
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
-        """See ``Store.insert``; an overwritten row also takes a row of the overlay."""
+        """See ``StoreTable.insert``; an overwritten row also takes a row of the overlay."""
         if not keys.size:
             return
         unique = np.unique(keys)
@@ -133,7 +128,7 @@ class SnapshotTable:
             self._rows += added
 
     def evict(self, keys: Keys) -> None:
-        """See ``Store.evict``; raises StoreFullError once as many rows of the file are evicted as the overlay holds."""
+        """See ``StoreTable.evict``; raises StoreFullError if the overlay cannot hold the evicted keys of the file."""
         unique = np.unique(keys)
         with self._lock:
             held = self._holds(unique)

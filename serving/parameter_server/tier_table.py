@@ -1,0 +1,364 @@
+"""One table in one tier: whether the tier answers for it, and, in a cache, whether its rows may be trusted."""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from time import perf_counter as now_s
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.errors import StoreError, StoreFullError, StoreTimeoutError, without_frames
+from serving.model.records import Combiner
+from serving.parameter_server.cache_state import CacheState
+from serving.parameter_server.first_rows import FirstRows
+from serving.parameter_server.tier import Tier
+from serving.storage.row_codec import may_be_copied, rounded
+from serving.storage.store import (
+    Keys,
+    LastingTable,
+    Mask,
+    NativeTable,
+    PoolingTable,
+    RowPtrs,
+    StoreTable,
+    Vectors,
+    Weights,
+)
+
+if TYPE_CHECKING:
+    from serving.parameter_server.table import Table
+
+logger = logging.getLogger(__name__)
+
+# A full table is offered no rows for this time: each offer costs the lookups some of the processor.
+FULL_PAUSE_S = 1.0
+# Keys of one call that asks whether the tier answers; smaller keys also fit tables of uint32 keys.
+PROBES, PROBED_KEYS = 64, 2**31
+MOST_FAILED_KEYS = 1024
+NO_KEYS: Keys = np.empty(0, dtype=np.int64)
+# The pause after a failed attempt to fill a cache, doubled from the first to the last.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
+# A cache that loses rows again and again spends at most a fifth of the time being filled.
+REST_RATIO = 4.0
+
+
+class TierTable:
+    """One table in one tier; the source of truth and the caches are subclasses.
+
+    Attributes:
+        tier: the tier.
+        table: the table.
+        stored: the table in the tier's store.
+        lasting: ``stored``, if its rows outlive the process.
+        is_asked: lookups may ask the tier.
+    """
+
+    def __init__(self, tier: Tier, table: "Table", stored: StoreTable) -> None:
+        """Assume that the tier answers."""
+        self.tier = tier
+        self.table = table
+        self.stored = stored
+        self.lasting = stored if isinstance(stored, LastingTable) else None
+        self.is_asked = True
+        self._pooling = stored if isinstance(stored, PoolingTable) else None
+        self._is_silent = False  # the last call was not answered
+        self._failed_keys: Keys | None = None  # of the last failed call, until they are answered
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether keys of a failed call have not been answered since."""
+        return self._failed_keys is not None
+
+    @property
+    def native(self) -> NativeTable | None:
+        """See ``StoreTable.native``; None also if the call must go through ``fetch``."""
+        if self.is_asked and not self._is_silent and self.tier.breaker is None:
+            return self.stored.native
+        return None
+
+    @property
+    def may_be_copied(self) -> bool:
+        """Whether other tiers may keep its rows as they are, without rounding them twice."""
+        return may_be_copied(self.tier.store, self.table.spec.row_dtype)
+
+    def fetch(self, keys: Keys) -> tuple[Vectors, Mask] | StoreError:
+        """Return rows, float32[N, D], and which keys were found; or the error of a tier that did not answer."""
+        return self._answer(keys, lambda: self._rows(keys))
+
+    def fetch_pooled(
+        self, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
+    ) -> tuple[Vectors, Mask] | StoreError | None:
+        """Return the same for ``PoolingTable.fetch_pooled``; None if the store does not pool."""
+        pooling = self._pooling
+        if pooling is None:
+            return None
+
+        def fetch() -> tuple[Vectors, Mask]:
+            # Its own array: an abandoned call still writes.
+            out = np.empty((row_ptrs.size - 1, self.table.dim), dtype=np.float32)
+            return out, pooling.fetch_pooled(keys, row_ptrs, out, combiner, weights)
+
+        return self._answer(keys, fetch)
+
+    def as_served(self, keys: Keys, rows: Vectors) -> Vectors:
+        """Rows of this tier as every tier of the server returns them: rounded to the table's row type, once.
+
+        Raises:
+            StoreError: a store that keeps float32 has a value that the row type cannot hold.
+        """
+        if self.tier.store.keeps_row_dtype:
+            return rows
+        return rounded(self.tier.name, self.table.name, self.table.spec.row_dtype, keys, rows)
+
+    def probe(self) -> None:
+        """Ask whether the tier answers; see ``Tier.watch``.
+
+        Raises:
+            StoreError: it does not.
+        """
+        # Random, and more than one: a tier may have lost some partitions and not others.
+        self._probe(np.random.default_rng().integers(PROBED_KEYS, size=PROBES, dtype=np.int64))
+        if self._failed_keys is not None:
+            with suppress(StoreError):  # the tier is damaged in part
+                self._probe(self._failed_keys)
+
+    def fell_silent(self, error: StoreError) -> None:
+        """Note a call that was not answered."""
+        self._is_silent = True
+        if self._failed_keys is None:
+            self._failed_keys = NO_KEYS
+        self.table.health.tier_failed(self.tier.depth, self.table.name, error)
+
+    def close(self) -> None:
+        """Stop serving the table; rows that outlive the process stay.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        self.stored.close()
+
+    def _answer(self, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]) -> tuple[Vectors, Mask] | StoreError:
+        if not self.is_asked:
+            reason = "missed a change, or was not filled yet: it is bypassed"
+            return StoreError(self.tier.name, self.table.name, reason)
+        started = now_s()
+        try:
+            answer = self._within_budget(keys, fetch)
+        except StoreError as err:
+            self.table.check_loaded()
+            self._failed(err, keys)
+            return without_frames(err)
+        self.table.counting.fetched(self.tier.depth, now_s() - started)
+        if self._failed_keys is not None:
+            self._answered(keys)
+        return answer
+
+    def _within_budget(self, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]) -> tuple[Vectors, Mask]:
+        if self.tier.breaker is None:
+            return fetch()
+        return self.tier.breaker.call(self.table.name, fetch, lambda: self._rows(keys[:1]))
+
+    def _rows(self, keys: Keys) -> tuple[Vectors, Mask]:
+        rows = np.empty((keys.size, self.table.dim), dtype=np.float32)
+        return rows, self.stored.fetch(keys, rows)
+
+    def _probe(self, keys: Keys) -> None:
+        self._within_budget(keys, lambda: self._rows(keys))
+        self._answered(keys)
+
+    def _failed(self, error: StoreError, keys: Keys | None = None) -> None:
+        """Count and note a call that was not answered; ``keys`` if it was to read rows."""
+        self.table.counting.failed(self.tier.depth, isinstance(error, StoreTimeoutError))
+        if keys is not None:
+            self._failed_keys = keys[:MOST_FAILED_KEYS].copy()
+        self.fell_silent(error)
+
+    def _answered(self, keys: Keys) -> None:
+        """Note a call that was answered. Keys of invalid parts are not found without asking: these must be filled."""
+        failed_keys = self._failed_keys
+        if failed_keys is None or (self.lasting is not None and not self.lasting.is_whole):
+            return
+        self._is_silent = False
+        has_recovered = bool(np.isin(failed_keys, keys).all())
+        if has_recovered:
+            self._failed_keys = None
+        self.table.health.tier_answered(self.tier.depth, self.table.name, has_recovered=has_recovered)
+
+
+class CacheTable(TierTable):
+    """A table in a cache.
+
+    Attributes:
+        state: whether its rows may be trusted; changed while the lock of the table's clock is held.
+        is_refilled: it is refilled if it becomes invalid; False: it keeps what it has.
+        is_filled: it has had the table's rows since the model was loaded.
+    """
+
+    def __init__(self, tier: Tier, table: "Table", stored: StoreTable, *, is_refilled: bool = True) -> None:
+        """Begin in the state LOADING."""
+        super().__init__(tier, table, stored)
+        self.state = CacheState.LOADING
+        self.is_asked = False
+        self.is_refilled = is_refilled
+        self.is_filled = False
+        self._refills = 0  # the number of the refill that runs; another may not end it
+        self._due_at_s = 0.0  # when it may be filled again
+        self._pause_s = 0.0  # how long it rests if that fails
+        self._paused_until_s = 0.0  # until then it is offered no rows; only the promotion's thread writes it
+        self._refuses_promotions = False
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the cache took every change of the table."""
+        return self.state is CacheState.SERVING and (self.lasting is None or self.lasting.is_whole)
+
+    def become(self, state: CacheState) -> None:
+        """Change the state; the lock of the table's clock is held."""
+        if not self.state.may_become(state):
+            raise ValueError(f"{self.tier.name}, table {self.table.name!r}: {self.state.name} -> {state.name}")
+        self.state = state
+        self.is_asked = state.answers
+
+    def begin_service(self, *, is_current: bool = True) -> None:
+        """End the load; ``is_current``: the cache has every write, or knows itself which of its parts are invalid."""
+        with self.table.clock.lock:
+            self.become(CacheState.SERVING if is_current else CacheState.INVALID)
+
+    def missed_write(self) -> None:
+        """Bypass the cache until it is refilled. The lock of the table's clock is held."""
+        if self.state is not CacheState.INVALID:
+            self.become(CacheState.INVALID)
+
+    def write_flags(self) -> None:
+        """Note in a cache that outlives the process that rows change; see ``write``."""
+        if self.lasting is not None and self.state.takes_writes:
+            lasting = self.lasting
+            self._take(lambda: lasting.write_flags(changed=True))
+
+    def write(self, keys: Keys, rows: Vectors | None) -> None:
+        """Have the cache take a change that the truth has; a cache that does not take it is bypassed.
+
+        Args:
+            keys: int64[N].
+            rows: float32[N, D]; None: the keys are removed.
+        """
+        if self.state.takes_writes:
+            self._take(lambda: self.stored.evict(keys) if rows is None else _overwrite(self.stored, keys, rows))
+
+    def refill_if_due(self) -> None:
+        """Fill the cache if it is invalid and has rested after the last attempt."""
+        began = now_s()
+        if not self.is_refilled or self.is_current or self.table.clock.is_gone or began < self._due_at_s:
+            return
+        try:
+            self.fill()
+        except StoreError as err:
+            self.could_not_fill(err)
+            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            self._due_at_s = now_s() + self._pause_s
+        else:
+            self._pause_s = 0.0
+            self._due_at_s = now_s() + REST_RATIO * (now_s() - began)
+
+    def fill(self) -> None:
+        """Bring the cache up to the truth.
+
+        Raises:
+            StoreError: see ``LastingTable.fill``.
+        """
+        truth, settings, was_written = self.table.truth, self.tier.settings, True
+        with self.table.clock.lock:
+            token = self._begin_refill()
+        if self.lasting is not None:
+            was_written = self.lasting.fill(truth, starting=token is not None or not self.is_filled)
+        else:
+            truth.refill(self.stored, settings.first_rows if settings.is_initialized else FirstRows(cache_rate=0.0))
+        with self.table.clock.lock:
+            is_asked = self._end_refill(token)
+        if is_asked:
+            self._answered(NO_KEYS if self._failed_keys is None else self._failed_keys)
+            if self.is_filled and was_written:
+                self.table.counting.refilled(self.tier.depth)
+        self.is_filled, self.table.removed_keys = True, None
+
+    def could_not_fill(self, error: StoreError) -> None:
+        """Note that the cache could not be filled now; the server tries again later."""
+        with self.table.clock.lock:
+            if self.state is CacheState.REFILLING:
+                self.become(CacheState.INVALID)
+        self._failed(error)
+
+    @property
+    def takes_promotions(self) -> bool:
+        """Whether rows of the table may be offered; not for a while after it was full."""
+        return self.is_asked and now_s() >= self._paused_until_s
+
+    def promote(self, keys: Keys, rows: Vectors) -> None:
+        """Insert rows that a slower tier holds, as many as there is room for; unique keys. Their lock is held."""
+        added, dropped = 0, keys.size
+        try:
+            added, dropped = self._insert_what_fits(keys, rows)
+            if added and self._refuses_promotions:  # a tier that had nothing to take may still refuse rows
+                self._refuses_promotions = False
+                logger.warning("tier %s takes promoted rows again, table %r", self.tier.name, self.table.name)
+        except StoreError as err:
+            self.table.counting.failed(self.tier.depth, isinstance(err, StoreTimeoutError))
+            if not self._refuses_promotions:
+                self._refuses_promotions = True
+                named = self.tier.name, self.table.name, err.reason
+                logger.warning("tier %s takes no promoted rows, table %r: %s", *named)
+        self.table.counting.promoted(self.tier.depth, added, dropped)
+
+    def drop_promotion(self, rows: int) -> None:
+        """Count rows that a slower tier held and that this tier is not offered."""
+        self.table.counting.promoted(self.tier.depth, 0, rows)
+
+    def _begin_refill(self) -> int | None:
+        """Have an invalid cache take changes again while it is filled; returns the refill's token.
+
+        None if it is not invalid: it is being loaded, or fills its invalid parts itself.
+        """
+        if self.state is not CacheState.INVALID:
+            return None
+        self.become(CacheState.REFILLING)
+        self._refills += 1
+        return self._refills
+
+    def _end_refill(self, token: int | None) -> bool:
+        """Ask the cache again, unless it missed another change since; returns whether it is asked."""
+        if self.state is CacheState.LOADING or (self.state is CacheState.REFILLING and token == self._refills):
+            self.become(CacheState.SERVING)
+        return self.is_asked
+
+    def _take(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except StoreError as err:
+            self._failed(err)
+            if self.lasting is None or self.lasting.is_whole:  # a store with invalid parts bypasses these itself
+                self.missed_write()
+
+    def _insert_what_fits(self, keys: Keys, rows: Vectors) -> tuple[int, int]:
+        """Insert rows; returns how many were inserted, and for how many there was no room."""
+        try:
+            return self.stored.insert_absent(keys, rows), 0
+        except StoreFullError:
+            self._paused_until_s = now_s() + FULL_PAUSE_S
+            room = (self.stored.capacity_rows or 0) - self.stored.count()
+            if not 0 < room < keys.size:
+                return 0, keys.size
+            added, dropped = self._insert_what_fits(keys[:room], rows[:room])
+            return added, dropped + keys.size - room
+
+
+def _overwrite(stored: StoreTable, keys: Keys, rows: Vectors) -> None:
+    """Write rows to a cache; if it has no room for new keys, write over those that it holds."""
+    try:
+        stored.insert(keys, rows)
+    except StoreFullError:
+        found = stored.fetch(keys, np.empty_like(rows))
+        try:
+            stored.insert(keys[found], rows[found])
+        except StoreError:
+            stored.evict(keys[found])  # an old row must not stay
