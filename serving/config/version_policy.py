@@ -7,27 +7,20 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.config.text_format import Message, parse_text_format
-from serving.errors import ConfigError, did_you_mean
+from serving.errors import ConfigError, MissingExtraError, did_you_mean
 from serving.model.regular_file import read_regular
 from serving.model.strict_json import shorten
 
 CONFIG_FILE = "config.pbtxt"
 _KEY = "version_policy"
 _MOST_BYTES = 4 << 20
+_MOST_REASON = 300  # characters of protobuf's message, which repeats the line
 #: The members of a policy, and pydantic's name of the fault of another one.
 _MEMBERS, _UNKNOWN = ("latest", "all", "specific", "num_versions", "versions"), "extra_forbidden"
 #: The keys that an export writes for Triton, and those that mean the same to ``hotrow serve``.
 _EXPORTED = frozenset(
     {"name", "platform", "backend", "max_batch_size", "input", "output", "instance_group", "version_policy"}
 )
-#: The keys of Triton's model configuration.
-_KEYS = _EXPORTED | {
-    *("batch_input", "batch_output", "cc_model_filenames", "default_model_filename", "dynamic_batching"),
-    *("ensemble_scheduling", "metric_tags", "model_metrics", "model_operations", "model_repository_agents"),
-    *("model_transaction_policy", "model_warmup", "optimization", "parameters", "response_cache", "runtime"),
-    "sequence_batching",
-}
 
 
 class _Latest(BaseModel):
@@ -124,6 +117,7 @@ def read_triton_config(directory: Path) -> TritonConfig:
 
     Raises:
         ConfigError: the file cannot be read, or Triton refuses it too.
+        MissingExtraError: the file has a policy, and the package that reads the file is not installed.
     """
     file = directory / CONFIG_FILE
     try:
@@ -139,37 +133,22 @@ def read_triton_config(directory: Path) -> TritonConfig:
 
 @lru_cache(maxsize=1024)  # each look at a folder reads all files
 def _parse(text: str, source: str, model: str) -> TritonConfig:
-    members = parse_text_format(text, source)
-    for key in members:
-        if key not in _KEYS:
-            raise ConfigError(source, shorten(key), f"unknown key{did_you_mean(key, sorted(_KEYS))}")
-    name = _only(members.get("name", [""]), source, "name")
-    if name and str(name)[1:-1] != model:
-        raise ConfigError(source, "name", f"expected {model!r}, the folder's name, got {shorten(str(name))}")
-    policy = policy_from(_policy_document(members, source), source)
-    ignored = (key for key, values in members.items() if key not in _EXPORTED and values != [{}])
-    return TritonConfig(policy, tuple(sorted(ignored)))
-
-
-def _policy_document(members: Message, source: str) -> dict[str, Any]:
-    """Return the policy as in a configuration in JSON."""
-    if _KEY not in members:
-        return {}
-    policy = _only(members[_KEY], source, _KEY)
-    if isinstance(policy, str):
-        return {_KEY: policy}
-    kinds = {kind: _only(values, source, f"{_KEY}.{shorten(kind)}") for kind, values in policy.items()}
-    return {_KEY: {kind: value if isinstance(value, str) else _plain(value, source) for kind, value in kinds.items()}}
-
-
-def _plain(message: Message, source: str) -> dict[str, Any]:
-    return {
-        key: values if key == "versions" else _only(values, source, f"{_KEY}: {shorten(key)}")
-        for key, values in message.items()
-    }
-
-
-def _only(values: Sequence[Message | str], source: str, path: str) -> Message | str:
-    if len(values) != 1:
-        raise ConfigError(source, path, f"expected one value, got {len(values)}")
-    return values[0]
+    try:
+        from google.protobuf import json_format, text_format
+        from tritonclient.grpc import model_config_pb2
+    except ImportError as err:
+        if _KEY in text:  # only Triton reads the rest
+            raise MissingExtraError(err.name or "tritonclient", "grpc", f"{_KEY} in {source}") from err
+        return TritonConfig()
+    try:
+        message = text_format.Parse(text, model_config_pb2.ModelConfig())
+    except text_format.ParseError as err:
+        raise ConfigError(source, f"line {err.GetLine()}", str(err).partition(" : ")[2][:_MOST_REASON]) from err
+    if message.name not in ("", model):
+        reason = f"expected {model!r}, the folder's name, got {shorten(repr(message.name))}"
+        raise ConfigError(source, "name", reason)
+    parsed = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    if "latest" in parsed.get(_KEY, {}):
+        parsed[_KEY]["latest"].setdefault("num_versions", 0)  # what protobuf leaves out
+    ignored = (key for key, value in parsed.items() if key not in _EXPORTED and value != {})
+    return TritonConfig(policy_from(parsed, source), tuple(sorted(ignored)))
