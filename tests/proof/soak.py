@@ -41,19 +41,27 @@ def tiers_of(redis):
 
 
 class Gauges:
-    """Memory, descriptors and threads of a server's processes, sample by sample."""
+    """Memory, descriptors and threads of a server's processes, sample by sample.
+
+    Attributes:
+        samples: by name, one number per sample.
+        open: what the descriptors of the sample with most of them refer to, and how many refer to each.
+    """
 
     def __init__(self, server):
         """Measure all processes of ``server``."""
         self._server = server
         self.samples = {name: [] for name in MOST_GROWTH}
+        self.open = Counter()
 
     def measure(self):
         """Take one sample."""
         processes = self._server.processes()
         status = [Path(f"/proc/{pid}/status").read_text(encoding="utf-8") for pid in processes]
         self.samples["bytes"].append(sum(map(resident_bytes, processes)))
-        self.samples["descriptors"].append(sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in processes))
+        now_open = Counter(kind for pid in processes for kind in open_kinds(pid))
+        self.samples["descriptors"].append(now_open.total())
+        self.open = max(self.open, now_open, key=Counter.total)
         self.samples["threads"].append(
             sum(int(re.search(r"^Threads:\s+(\d+)", text, re.MULTILINE)[1]) for text in status)
         )
@@ -67,6 +75,13 @@ class Gauges:
         return {
             name: median(of[-quarter:]) - median(of[quarter : 2 * quarter] or of) for name, of in self.samples.items()
         }
+
+
+def open_kinds(pid):
+    """What each descriptor of a process refers to: a file's name without numbers, or "socket"."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed a moment ago
+            yield re.sub(r"\d+", "N", Path(descriptor.readlink()).name.partition(":")[0])
 
 
 def attack(server, rng, codes, stop):
@@ -144,6 +159,7 @@ def run(seconds, seed, folder, redis_folder):
         "hostile": {str(status): count for status, count in codes.most_common()},
         "highest": {name: max(of) for name, of in gauges.samples.items()},
         "growth": growth,
+        "most_open": dict(gauges.open.most_common()),
         "exit_code": code,
         "faults": [*traffic.faults, *errors, *grown, *(["a hostile request got 500"] if codes[500] else [])],
     }
