@@ -4,6 +4,7 @@ import argparse
 import csv
 import json
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from serving.cli.numbers import cache_sizes, memory_size, ratio
 from serving.config import ModelConfig, read_repository
 from serving.errors import ConfigError, OutputError, TraceError, did_you_mean
+from serving.model.atomic import atomic_write
 from serving.model.regular_file import real_path
 from serving.planner import (
     OVERFLOW_POLICIES,
@@ -145,6 +147,9 @@ def _print_shares(plans: Sequence[TablePlan], options: argparse.Namespace) -> No
     shares = divide_budget(plans, options.policy, options.ram)
     print(f"{amount(options.ram)} of RAM, policy {options.policy}:")
     print(*describe_shares(shares, plans, options.policy, options.write_hot_keys is not None), sep="\n")
+    if not any(share.rows for share in shares):
+        print("no volatile_db for ps.json: no table gets a row")
+        return
     print("for ps.json, with a persistent_db that holds the other rows:")
     print(json.dumps({"volatile_db": _memory_tier(shares, options)}, indent=2))
 
@@ -161,10 +166,12 @@ def _memory_tier(shares: Sequence[Share], options: argparse.Namespace) -> dict[s
 
 def _write_csv(plans: Sequence[TablePlan], options: argparse.Namespace) -> None:
     try:
-        with options.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
+        with atomic_write(options.csv) as file:
+            text = TextIOWrapper(file, "utf-8", newline="")
+            writer = csv.writer(text)
             writer.writerow(CSV_COLUMNS)
             for one in plans:
                 writer.writerows(csv_rows(one, _rows(options, one)))
+            text.detach()
     except OSError as err:
         raise OutputError(f"{options.csv}: cannot be written: {err.strerror}") from err

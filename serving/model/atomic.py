@@ -14,9 +14,14 @@ from typing import BinaryIO
 def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     """Open a temporary file next to ``path``. After the block, sync it and rename it to ``path``.
 
-    If the block raises, the temporary file is removed and ``path`` does not change.
+    If the block raises, the temporary file is removed and ``path`` does not change. A pipe and a device, such as
+    /dev/stdout, are written directly.
     """
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as file:
+            yield file
+        return
     temporary = _beside(path, "tmp")
     try:
         with temporary.open("wb") as file:

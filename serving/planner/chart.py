@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from serving.errors import MissingExtraError, OutputError
+from serving.model.atomic import atomic_write
 from serving.planner.plan import TablePlan
 
 _LINES, _COLUMNS = 10, 64
@@ -45,6 +46,7 @@ def draw(plans: Sequence[TablePlan], file: Path) -> None:
         axes.grid(visible=True, alpha=0.3)
         axes.legend()
     try:
-        figure.savefig(file)
+        with atomic_write(file) as written:
+            figure.savefig(written, format=file.suffix[1:])
     except OSError as err:
         raise OutputError(f"{file}: cannot be written: {err.strerror}") from err

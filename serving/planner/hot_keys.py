@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from serving.errors import OutputError
+from serving.model.atomic import atomic_write
 from serving.planner.plan import TablePlan
 
 
@@ -21,6 +22,7 @@ def write_hot_keys(plans: Sequence[TablePlan], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for plan in plans:
             if plan.hottest.size:
-                np.save(folder / f"{plan.name}.npy", plan.hottest)
+                with atomic_write(folder / f"{plan.name}.npy") as file:
+                    np.save(file, plan.hottest)
     except OSError as err:
         raise OutputError(f"{folder}: cannot be written: {err.strerror}") from err

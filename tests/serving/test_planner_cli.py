@@ -85,6 +85,22 @@ def test_sizes_are_rows_or_parts_of_the_table_and_at_most_its_rows(repository, t
     assert [row[0] for row in rows_of(capsys.readouterr().out)] == ["7", "25", "1,000"]
 
 
+def test_outputs_that_cannot_be_written_are_reported_and_leave_the_earlier_ones(repository, tmp_path, capsys):
+    (tmp_path / "curves.csv").write_text("earlier")
+    (tmp_path / "curves.svg").mkdir()
+
+    assert plan(repository, tmp_path / "trace.npz", "--csv", "/dev/full") == 1
+    assert capsys.readouterr().err == "hotrow plan: /dev/full: cannot be written: No space left on device\n"
+    assert plan(repository, tmp_path / "trace.npz", "--csv", tmp_path / "none" / "x.csv") == 1
+    assert "none/x.csv: cannot be written: No such file or directory" in capsys.readouterr().err
+    assert plan(repository, tmp_path / "trace.npz", "--plot", tmp_path / "curves.svg") == 1
+    assert "curves.svg: cannot be written: Is a directory" in capsys.readouterr().err
+
+    assert Path("/dev/full").is_char_device()
+    assert (tmp_path / "curves.csv").read_text() == "earlier"
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
+
+
 @pytest.mark.parametrize("policy", ["file", "lru", "pinned"])
 def test_the_fragment_for_ps_json_opens_and_gives_every_table_its_rows(repository, tmp_path, capsys, policy):
     assert plan(repository, tmp_path / "trace.npz", "--ram", "100KiB", "--policy", policy) == 0
@@ -117,6 +133,8 @@ def test_a_table_without_rows_has_a_line_with_the_reason(repository, tmp_path, c
     assert "ctr.user gets" not in roomy
     for table in ("ctr.user", "ctr.item"):
         assert re.search(rf"  {table} gets 0 rows: too little memory is left: one row takes [0-9.,]+ (Ki)?B\n", narrow)
+    assert "capacity_rows_per_table" in roomy
+    assert narrow.endswith("no volatile_db for ps.json: no table gets a row\n")
 
 
 @pytest.mark.parametrize("hot", [[], ["--write-hot-keys", "hot"]], ids=["file", "hot"])

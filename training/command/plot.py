@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import MissingExtraError, OutputError
+from serving.model.atomic import atomic_write
 
 
 def draw(file: Path, epochs: Sequence[dict[str, Any]]) -> None:
@@ -43,7 +44,8 @@ def draw(file: Path, epochs: Sequence[dict[str, Any]]) -> None:
     for axes in (losses, areas):
         axes.locator_params(axis="x", integer=True)
     try:
-        figure.savefig(file)
+        with atomic_write(file) as written:
+            figure.savefig(written, format=file.suffix[1:])
     except (OSError, ValueError) as err:  # ValueError: an unknown suffix
         reason = (err.strerror or str(err)).lower() if isinstance(err, OSError) else str(err)
         raise OutputError(f"{file}: cannot be written: {reason}") from err

@@ -1,3 +1,5 @@
+import os
+import threading
 from contextlib import suppress
 
 import pytest
@@ -27,6 +29,21 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path):
 
     assert (tmp_path / "a").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    received = []
+    reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+
+    with atomic_write(tmp_path / "pipe") as file:
+        file.write(b"new")
+
+    reader.join()
+    assert received == [b"new"]
+    assert (tmp_path / "pipe").is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path):
