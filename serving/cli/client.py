@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from serving.errors import RequestError, ServingError
+from serving.frontend.tls import because
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 #: The variable with the client's token. There is no option, because every user of a machine can read command lines.
@@ -138,12 +139,12 @@ class Client:
                 return f"{what}; a server with TLS needs https://, and gRPC has another port"
             return f"{what}; a server with --ssl-ca-certs needs --certfile, and gRPC has another port"
         if isinstance(error, ssl.SSLError):
-            return f"no TLS connection: {_reason(error)}; a server without TLS needs http://"
+            return f"no TLS connection{because(error)}; a server without TLS needs http://"
         if self._uds is not None and (isfile(self._uds) or isdir(self._uds)):
             return "expected a Unix socket"
         command = "hotrow serve" if self._uds is None else f"hotrow serve --uds {self._uds}"
         is_absent = isinstance(error, ConnectionRefusedError | FileNotFoundError)
-        return f"no server answers: {_reason(error)}" + (f"; `{command}` starts a server" if is_absent else "")
+        return f"no server answers{because(error)}" + (f"; `{command}` starts a server" if is_absent else "")
 
     def _connection(self) -> HTTPConnection:
         if self._tls is None:
@@ -165,7 +166,7 @@ def _context(options: argparse.Namespace) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=options.ca_certs)
     except OSError as err:  # an error of OpenSSL too
-        raise RequestError(f"--ca-certs {options.ca_certs}: expected certificates in PEM form: {_reason(err)}") from err
+        raise RequestError(f"--ca-certs {options.ca_certs}: expected certificates in PEM form{because(err)}") from err
     if options.certfile is None:
         if options.keyfile is not None:
             raise RequestError("--keyfile needs --certfile")
@@ -175,14 +176,8 @@ def _context(options: argparse.Namespace) -> ssl.SSLContext:
         context.load_cert_chain(options.certfile, options.keyfile or options.certfile, password="")
     except OSError as err:
         expected = "expected a certificate and its key, in PEM form and without a password"
-        raise RequestError(f"--certfile {options.certfile}: {expected}: {_reason(err)}") from err
+        raise RequestError(f"--certfile {options.certfile}: {expected}{because(err)}") from err
     return context
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return error.reason.replace("_", " ").lower()
-    return error.strerror or str(error)
 
 
 def token_header() -> dict[str, str]:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import nullcontext
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from serving.errors import RequestError, ServingError
 from serving.frontend.tokens import INFER
 
 _LONGEST_TIMEOUT_S = 86_400
+_MOST_BYTES = 2 << 30  # of any `hotrow serve --max-body-bytes`
 
 
 def add_parser(commands: Any) -> None:
@@ -71,9 +73,11 @@ def _parse(answer: bytes, server: str) -> tuple[list[list[float]], int]:
 
 
 def _read(file: str) -> bytes:
-    if file == "-":
-        return sys.stdin.buffer.read()
     try:
-        return Path(file).read_bytes()
+        with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as opened:
+            body = opened.read(_MOST_BYTES + 1)
     except OSError as err:
         raise RequestError(f"{file}: {err.strerror}") from err
+    if len(body) > _MOST_BYTES:
+        raise RequestError(f"{file}: expected at most {_MOST_BYTES:,} bytes, which is the most that a server accepts")
+    return body

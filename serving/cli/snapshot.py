@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from kernels.host import RowDtype
+from serving.cli.numbers import whole_number
 from serving.config import read_repository
 from serving.errors import ConfigError, ModelFileError
 from serving.model.snapshot_model import is_snapshot, write_snapshot_file
@@ -42,7 +43,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--row-dtype", choices=get_args(RowDtype), default="fp32", help="type of the stored rows (default: %(default)s)"
     )
-    parser.add_argument("--dim", type=int, metavar="D", help="floats per row, if the table's files do not say")
+    parser.add_argument(
+        "--dim", type=whole_number(1, 2**31 - 1), metavar="D", help="floats per row, if the table's files do not say"
+    )
     parser.add_argument(
         "--key-type", choices=get_args(KeyType), default="I64", help="key type of a v3.0 file (default: I64)"
     )
@@ -90,8 +93,6 @@ def _named_table(options: argparse.Namespace) -> SparseModel:
 def _table(options: argparse.Namespace) -> SparseModel:
     path: Path = options.table
     dim = options.dim if options.dim is not None else _dim_of(path)
-    if dim < 1:
-        raise ModelFileError(path, f"expected at least 1 float per row, --dim says {dim}")
     return open_sparse(path, dim, options.key_type, options.row_layout)
 
 

@@ -31,6 +31,7 @@ from serving.model.regular_file import real_path
 from serving.model.strict_json import read_json
 
 PS_FILE = "ps.json"
+_SHOWN_FAULTS = 5  # of the versions of one model
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,10 @@ class ModelFolder:
         if self._looked_up is not None:
             return [self._looked_up.version]
         if self.is_incomplete:
-            faults = incomplete_versions(self._directory).items()
-            reasons = "; ".join(f"{number} {reason}" for number, reason in sorted(faults, reverse=True))
+            faults = sorted(incomplete_versions(self._directory).items(), reverse=True)
+            reasons = "; ".join(f"{number} {reason}" for number, reason in faults[:_SHOWN_FAULTS])
+            if len(faults) > _SHOWN_FAULTS:
+                reasons += f"; and {len(faults) - _SHOWN_FAULTS} more"
             raise ModelFileError(self._directory, f"has no complete version: {reasons or 'it is empty'}")
         return self._policy.choose(self.versions, str(self._directory / CONFIG_FILE), broken)
 

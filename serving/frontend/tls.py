@@ -58,7 +58,7 @@ class Tls:
                 # Without a password, OpenSSL would ask for the password of an encrypted key.
                 context.load_cert_chain(certificate_file, key_file, password="")
         except ssl.SSLError as err:
-            reason = f"expected a certificate and its key, in PEM form and without a password: {err.reason or err}"
+            reason = f"expected a certificate and its key, in PEM form and without a password{because(err)}"
             raise ConfigError(self._named(_CERTIFICATE, _KEY), "", reason) from err
         for authority in authorities:
             context.verify_mode = ssl.CERT_REQUIRED
@@ -66,7 +66,7 @@ class Tls:
                 with _as_file(authority) as file:
                     context.load_verify_locations(file)
             except ssl.SSLError as err:
-                reason = f"expected certificates in PEM form: {err.reason or err}"
+                reason = f"expected certificates in PEM form{because(err)}"
                 raise ConfigError(self._named(_AUTHORITIES), "", reason) from err
         self.context, self.contents = context, contents
         for option, content in ((_CERTIFICATE, certificate), *((_AUTHORITIES, one) for one in authorities)):
@@ -121,6 +121,13 @@ class _AlertingObject(ssl.SSLObject):
                 raise
             self._has_failed = True
             raise ssl.SSLWantReadError from None
+
+
+def because(error: OSError) -> str:
+    """Return the end of a message: what the system or OpenSSL says, if anything."""
+    if not isinstance(error, ssl.SSLError):
+        return f": {error.strerror or error}"
+    return f": {error.reason.replace('_', ' ').lower()}" if error.reason else ""
 
 
 @contextmanager

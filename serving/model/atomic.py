@@ -9,19 +9,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from serving.model.regular_file import real_path
+
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a temporary file next to ``path``. After the block, sync it and rename it to ``path``.
+    """Open a temporary file next to ``path``. After the block, sync it and rename it to ``path``. A link stays a link.
 
     If the block raises, the temporary file is removed and ``path`` does not change. A pipe and a device, such as
     /dev/stdout, are written directly.
     """
     path = Path(path)
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
         with path.open("wb") as file:
             yield file
         return
+    path = real_path(path)
     temporary = _beside(path, "tmp")
     try:
         with temporary.open("wb") as file:

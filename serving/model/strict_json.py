@@ -75,8 +75,8 @@ def parse_json(text: str, source: str) -> Any:
         raise ConfigError(source, f"line {err.lineno} column {err.colno}", _syntax_reason(err)) from err
     except RecursionError as err:
         raise ConfigError(source, "", "nested too deeply") from err
-    except ValueError as err:  # an integer with more digits than Python converts
-        raise ConfigError(source, "", str(err)) from err
+    except ValueError as err:
+        raise ConfigError(source, "", "a whole number has more digits than any number here may have") from err
 
 
 def _syntax_reason(err: json.JSONDecodeError) -> str:
@@ -85,6 +85,8 @@ def _syntax_reason(err: json.JSONDecodeError) -> str:
     before = err.doc[: err.pos].rstrip()
     if not err.doc.strip():
         return "the file is empty"
+    if err.doc.startswith("\ufeff"):
+        return "the file begins with a byte order mark; save it as UTF-8 without the mark"
     if rest.startswith(("//", "/*", "#")):
         return "comments are not JSON"
     if rest.startswith("'"):

@@ -402,6 +402,7 @@ class TestPredict:
         ("arguments", "expected"),
         [
             pytest.param(["m", "{none}"], "No such file", id="no such file"),
+            pytest.param(["m", "/dev/zero"], "/dev/zero: expected at most 2,147,483,648 bytes", id="an endless file"),
             pytest.param(["m", "{file}", "--url", "ftp://x"], "expected http://", id="another protocol"),
             pytest.param(["m", "{file}", "--url", "http://127.0.0.1:1"], "Connection refused", id="nobody listens"),
             pytest.param(["m", "{file}", "--url", "http://"], "http://", id="no host"),
@@ -421,7 +422,7 @@ class TestPredict:
             ),
             pytest.param(
                 ["m", "{file}", "--url", "https://x", "--certfile", "{file}"],
-                "--certfile {file}: expected a certificate and its key, in PEM form and without a password",
+                "--certfile {file}: expected a certificate and its key, in PEM form and without a password\n",
                 id="no certificate",
             ),
             pytest.param(

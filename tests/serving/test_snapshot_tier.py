@@ -299,7 +299,6 @@ def test_the_command_takes_a_single_file_a_snapshot_and_a_models_table(table, re
     ("arguments", "message"),
     [
         ("absent out", "absent: expected a folder with key and emb_vector .*; for a file, give --dim"),
-        ("table out --dim 0", "expected at least 1 float per row, --dim says 0"),
         ("table out --dim 5", "emb_vector: expected 20,000 bytes"),
         ("table absent/out", "absent/out: cannot be written: No such file or directory"),
         ("models/ps.json out", "for a ps.json, a repository or a model, give --table"),

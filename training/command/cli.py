@@ -8,6 +8,8 @@ from typing import Any
 
 from training.built_in import built_in_graphs
 
+_MOST_DIGITS = 32
+
 
 def add_parser(commands: Any) -> None:
     """Add ``hotrow train`` to the ``hotrow`` parser's subparsers."""
@@ -102,7 +104,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    if not options.describe and options.output is None:
+    if options.describe is None and options.output is None:
         parser.error("the following arguments are required: --output")
     if options.resume and options.checkpoint is None:
         parser.error("--resume needs --checkpoint")
@@ -123,8 +125,8 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 def _whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text!r}")
+        if not text.isdecimal() or len(text) > _MOST_DIGITS or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text[:32]!r}")
         return int(text)
 
     return number
@@ -136,5 +138,5 @@ def _rate(text: str) -> float:
     except ValueError:
         rate = -1.0
     if not 0 < rate < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text[:32]!r}")
     return rate

@@ -7,6 +7,8 @@ from typing import Any
 from serving.errors import MissingExtraError, OutputError
 from serving.model.atomic import atomic_write
 
+_PICTURES = (".svg", ".png", ".pdf")
+
 
 def draw(file: Path, epochs: Sequence[dict[str, Any]]) -> None:
     """Draw loss and AUC of every epoch, and the calibration of the last. The file's suffix says its format.
@@ -19,6 +21,8 @@ def draw(file: Path, epochs: Sequence[dict[str, Any]]) -> None:
         MissingExtraError: matplotlib is not installed.
         OutputError: the file cannot be written.
     """
+    if file.suffix.lower() not in _PICTURES:
+        raise OutputError(f"{file}: expected a file that ends in {', '.join(_PICTURES)}")
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as err:
@@ -46,6 +50,5 @@ def draw(file: Path, epochs: Sequence[dict[str, Any]]) -> None:
     try:
         with atomic_write(file) as written:
             figure.savefig(written, format=file.suffix[1:])
-    except (OSError, ValueError) as err:  # ValueError: an unknown suffix
-        reason = (err.strerror or str(err)).lower() if isinstance(err, OSError) else str(err)
-        raise OutputError(f"{file}: cannot be written: {reason}") from err
+    except OSError as err:
+        raise OutputError(f"{file}: cannot be written: {(err.strerror or str(err)).lower()}") from err

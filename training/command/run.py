@@ -57,11 +57,11 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     Raises:
         HotrowError: the graph, the data or the output folder cannot be used. No version was written.
     """
-    if options.describe:
+    if options.describe is not None:
         yield from describe(open_document(options.describe))
         return
     document = open_document(options.model)
-    name = options.name or document.name
+    name = document.name if options.name is None else options.name
     check_output(options.output, name, document.graph)
     torch.set_num_threads(options.threads)
     set_lookup_threads(options.threads)

@@ -31,6 +31,26 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "link").symlink_to("real")
+
+    with atomic_write(tmp_path / "link") as file:
+        file.write(b"new")
+
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("path", ["", ".", "/"])
+def test_a_folder_is_no_file(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(IsADirectoryError), atomic_write(path):
+        pass
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     received = []

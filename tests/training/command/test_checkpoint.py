@@ -264,11 +264,11 @@ def test_a_picture_of_the_epochs(tmp_path, capsys):
         assert words in text
 
     capsys.readouterr()
-    for file, reason in ((tmp_path / "none" / "run.svg", "no such file"), (tmp_path / "run.doc", "doc")):
-        assert hotrow_train([*options, str(file)]) == 2
+    expected = "expected a file that ends in .svg, .png, .pdf"
+    for file, reason in (("none/run.svg", "cannot be written: no such file"), ("run.doc", expected), ("run", expected)):
+        assert hotrow_train([*options, str(tmp_path / file)]) == 2
         shown = capsys.readouterr()
-        assert f"{file}: cannot be written: " in shown.err
-        assert reason in shown.err
+        assert f"{tmp_path / file}: {reason}" in shown.err
         assert "loss" not in shown.out
 
 

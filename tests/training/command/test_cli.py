@@ -181,6 +181,8 @@ def test_a_users_arrays_become_a_model(tmp_path, capsys):
         ),
         (["--synthetic", "10", "--output", "out", "--model", "bad.txt"], "bad.txt"),
         (["--synthetic", "10", "--output", "out", "--name", "a/b"], "model name 'a/b'"),
+        (["--synthetic", "10", "--output", "out", "--name", ""], "model name ''"),
+        (["--describe", ""], ".: cannot be read: not a regular file"),
         (["--synthetic", "2000", "--output", "out", "--learning-rate", "1e30"], "the loss is not finite at step"),
     ],
 )
@@ -212,6 +214,7 @@ def test_an_error_is_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, ar
         ["--synthetic", "10"],
         ["--synthetic", "9", "--output", "out"],
         ["--synthetic", "many", "--output", "out"],
+        ["--synthetic", "9" * 5000, "--output", "out"],
         ["--synthetic", "10", "--data", "x", "--output", "out"],
         ["--synthetic", "10", "--output", "out", "--epochs", "0"],
         ["--synthetic", "10", "--output", "out", "--batch-size", "-1"],
