@@ -4,9 +4,7 @@ import argparse
 import json
 import os
 import sys
-from contextlib import nullcontext
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +13,7 @@ from serving.cli.numbers import number
 from serving.errors import RequestError, ServingError
 from serving.frontend.tokens import INFER
 
+_STANDARD_INPUT = 0  # even if it is closed, when Python has no sys.stdin
 _LONGEST_TIMEOUT_S = 86_400
 _MOST_BYTES = 2 << 30  # of any `hotrow serve --max-body-bytes`
 
@@ -74,7 +73,7 @@ def _parse(answer: bytes, server: str) -> tuple[list[list[float]], int]:
 
 def _read(file: str) -> bytes:
     try:
-        with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as opened:
+        with open(_STANDARD_INPUT if file == "-" else file, "rb", closefd=file != "-") as opened:
             body = opened.read(_MOST_BYTES + 1)
     except OSError as err:
         raise RequestError(f"{file}: {err.strerror}") from err

@@ -302,8 +302,10 @@ def _reserved(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         reserved = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as err:  # UnicodeError: the name is no host name
-        raise ConfigError(f"{host}:{port}", "", f"no such address: {err}") from err
+    except OSError as err:
+        raise ConfigError(f"{host}:{port}", "", f"no such address: {err.strerror}") from err
+    except UnicodeError as err:
+        raise ConfigError(f"{host[:64]}:{port}", "", "no such address: not the name of a host") from err
     try:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(address)

@@ -111,7 +111,8 @@ class GrpcServer:
                 else server.add_insecure_port(self.address)
             )
         except RuntimeError as err:
-            raise ConfigError(self.address, "", f"cannot listen for gRPC: {err}") from err
+            reason = "cannot listen for gRPC: the port is taken, or the address is not of this machine"
+            raise ConfigError(self.address, "", reason) from err
         self.address = f"{self._host}:{port}"
         self._server, self._sockets = server, ServerSockets(port)
         await server.start()

@@ -29,6 +29,10 @@ def close_stdout():
     os.close(1)
 
 
+def close_stdin():
+    os.close(0)
+
+
 def run(*arguments, **streams):
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
     return subprocess.run([*HOTROW, *map(str, arguments)], text=True, timeout=120, check=False, **streams)
@@ -123,6 +127,13 @@ def test_closed_streams_are_not_an_error(repository, tmp_path):
 
     assert done.returncode == 0
     assert target.stat().st_size
+
+
+def test_samples_from_a_closed_standard_input_are_empty():
+    done = run("predict", "m", "-", "--url", "http://127.0.0.1:1", preexec_fn=close_stdin)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("hotrow predict: http://127.0.0.1:1: no server answers: ")
 
 
 def test_an_unbuffered_python_prints_each_line_at_once():

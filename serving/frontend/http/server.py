@@ -41,8 +41,10 @@ def listen(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as err:  # UnicodeError: the name is no host name
-        raise ConfigError(f"{host}:{port}", "", f"no such address: {err}") from err
+    except OSError as err:
+        raise ConfigError(f"{host}:{port}", "", f"no such address: {err.strerror}") from err
+    except UnicodeError as err:
+        raise ConfigError(f"{host[:64]}:{port}", "", "no such address: not the name of a host") from err
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -30,7 +30,7 @@ INFO_LOGS, INFO_LOG_BYTES = 4, 4 * 2**20
 MOST_SUBCOMPACTIONS = 4
 # rocksdict's own file next to RocksDB's files; rocksdict writes it at every opening, even a read-only one.
 SETTINGS_FILE = "rocksdict-config.json"
-_HERE = "lock hold by current process"  # RocksDB's words
+_HERE, _FULL = "lock hold by current process", "No space left on device"  # RocksDB's words
 
 
 def import_rocksdict() -> Any:
@@ -234,6 +234,8 @@ def translated_errors(path: Path, table: str = "") -> Iterator[None]:
             raise
         clear_frames(err.__traceback__)
         reason = str(err)
+        if _FULL in reason:
+            raise StoreError(STORE_NAME, table, f"{path}: {_FULL}") from err
         if "/LOCK" not in reason:
             raise StoreError(STORE_NAME, table, f"{path}: {reason}") from err
         locked = f"{path}: already open for writing,"
