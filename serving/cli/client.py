@@ -138,6 +138,8 @@ class Client:
             if self._tls is None:
                 return f"{what}; a server with TLS needs https://, and gRPC has another port"
             return f"{what}; a server with --ssl-ca-certs needs --certfile, and gRPC has another port"
+        if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
+            return f"the server refuses the connection{because(error)}; a server with --ssl-ca-certs needs --certfile"
         if isinstance(error, ssl.SSLError):
             return f"no TLS connection{because(error)}; a server without TLS needs http://"
         if self._uds is not None and (isfile(self._uds) or isdir(self._uds)):
