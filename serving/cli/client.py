@@ -122,26 +122,14 @@ class Client:
             return f"no answer within {self._timeout_s:g} s"
         if isinstance(error, IncompleteRead):
             return "the answer ends too early"
-        if isinstance(error, ssl.SSLCertVerificationError):
-            is_unknown = error.verify_code in _OF_UNKNOWN_AUTHORITIES
-            advice = "; --ca-certs FILE names the authorities to trust" if is_unknown else ""
-            return f"the server's certificate is refused: {error.verify_message}{advice}"
-        alert = (error.reason or "").partition("_ALERT_")[2] if isinstance(error, ssl.SSLError) else ""
-        if _ABOUT_CERTIFICATES.search(alert):
-            reason = f"the server ends TLS with the alert {alert.lower().replace('_', ' ')!r}"
-            if self._certificate is None:
-                return f"{reason}; it may want a client's certificate: --certfile FILE"
-            return f"{reason}; it does not accept --certfile {self._certificate}"
         is_closed = isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)
         if is_closed or isinstance(error, HTTPException):
             what = "the server closes the connection without an answer" if is_closed else "the answer is not HTTP/1.1"
             if self._tls is None:
                 return f"{what}; a server with TLS needs https://, and gRPC has another port"
             return f"{what}; a server with --ssl-ca-certs needs --certfile, and gRPC has another port"
-        if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
-            return f"the server refuses the connection{because(error)}; a server with --ssl-ca-certs needs --certfile"
         if isinstance(error, ssl.SSLError):
-            return f"no TLS connection{because(error)}; a server without TLS needs http://"
+            return _why_no_tls(error)
         if self._uds is not None and (isfile(self._uds) or isdir(self._uds)):
             return "expected a Unix socket"
         command = "hotrow serve" if self._uds is None else f"hotrow serve --uds {self._uds}"
@@ -162,6 +150,16 @@ class Client:
         connection.sock.connect(str(self._uds))
         if self._tls is not None:
             connection.sock = self._tls.wrap_socket(connection.sock, server_hostname=self._host)
+
+
+def _why_no_tls(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        is_unknown = error.verify_code in _OF_UNKNOWN_AUTHORITIES
+        advice = "; --ca-certs FILE names the authorities to trust" if is_unknown else ""
+        return f"the server's certificate is refused: {error.verify_message}{advice}"
+    if "ALERT" in (error.reason or ""):
+        return f"the server refuses the connection{because(error)}; a server with --ssl-ca-certs needs --certfile"
+    return f"no TLS connection{because(error)}; a server without TLS needs http://"
 
 
 def _context(options: argparse.Namespace) -> ssl.SSLContext:
