@@ -129,12 +129,25 @@ class Client:
                 return f"{what}; a server with TLS needs https://, and gRPC has another port"
             return f"{what}; a server with --ssl-ca-certs needs --certfile, and gRPC has another port"
         if isinstance(error, ssl.SSLError):
-            return _why_no_tls(error)
+            return self._why_no_tls(error)
         if self._uds is not None and (isfile(self._uds) or isdir(self._uds)):
             return "expected a Unix socket"
         command = "hotrow serve" if self._uds is None else f"hotrow serve --uds {self._uds}"
         is_absent = isinstance(error, ConnectionRefusedError | FileNotFoundError)
         return f"no server answers{because(error)}" + (f"; `{command}` starts a server" if is_absent else "")
+
+    def _why_no_tls(self, error: ssl.SSLError) -> str:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            is_unknown = error.verify_code in _OF_UNKNOWN_AUTHORITIES
+            advice = "; --ca-certs FILE names the authorities to trust" if is_unknown else ""
+            return f"the server's certificate is refused: {error.verify_message}{advice}"
+        alert = (error.reason or "").partition("_ALERT_")[2]
+        if _ABOUT_CERTIFICATES.search(alert):
+            reason = f"the server ends TLS with the alert {alert.lower().replace('_', ' ')!r}"
+            if self._certificate is None:
+                return f"{reason}; it may want a client's certificate: --certfile FILE"
+            return f"{reason}; it does not accept --certfile {self._certificate}"
+        return f"no TLS connection{because(error)}; a server without TLS needs http://"
 
     def _connection(self) -> HTTPConnection:
         if self._tls is None:
@@ -150,16 +163,6 @@ class Client:
         connection.sock.connect(str(self._uds))
         if self._tls is not None:
             connection.sock = self._tls.wrap_socket(connection.sock, server_hostname=self._host)
-
-
-def _why_no_tls(error: ssl.SSLError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        is_unknown = error.verify_code in _OF_UNKNOWN_AUTHORITIES
-        advice = "; --ca-certs FILE names the authorities to trust" if is_unknown else ""
-        return f"the server's certificate is refused: {error.verify_message}{advice}"
-    if "ALERT" in (error.reason or ""):
-        return f"the server refuses the connection{because(error)}; a server with --ssl-ca-certs needs --certfile"
-    return f"no TLS connection{because(error)}; a server without TLS needs http://"
 
 
 def _context(options: argparse.Namespace) -> ssl.SSLContext:
