@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.redis_servers import RedisServer, free_port, server_binary, wait_until
 from benchmarks.tiny_model import TinyModel
-from serving.cli.serve import _OPTIONS
+from serving.cli.serve import VARIABLES
 
 ROOT = Path(__file__).parents[1]
 DOCKER = ROOT / "docker"
@@ -192,7 +192,7 @@ def test_an_image_installs_extras_that_exist(name):
 def test_an_image_sets_options_that_the_server_has(name):
     options = {variable for variable in variables(name) if variable.startswith("HOTROW_")}
 
-    assert options <= {f"HOTROW_{option.upper()}" for option in _OPTIONS}
+    assert options <= VARIABLES.keys()
     assert last(name, "EXPOSE").split() == [variables(name)[f"HOTROW_{kind}_PORT"] for kind in ("HTTP", "GRPC")]
 
 
@@ -353,7 +353,7 @@ def test_the_runtime_of_kserve_fits_the_image():
     port = int(given["HOTROW_HTTP_PORT"])
 
     kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
-    assert given.keys() <= {f"HOTROW_{option.upper()}" for option in _OPTIONS}
+    assert given.keys() <= VARIABLES.keys()
     assert [entry["containerPort"] for entry in container["ports"]] == [port]
     assert {container[probe]["httpGet"]["port"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")} == {
         port

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hotrow.server")
 _PREFIX = "HOTROW_"
-_OPTIONS_OF_VARIABLES = (
+_OPTIONS = (
     "host",
     "http_port",
     "grpc_port",
@@ -77,7 +77,7 @@ _OPTIONS_OF_VARIABLES = (
     "sample",
 )
 #: The options that variables also set, by variable: HOTROW_GRPC_PORT sets --grpc-port.
-_VARIABLES = {f"{_PREFIX}{option.upper()}": option for option in _OPTIONS_OF_VARIABLES}
+VARIABLES = {f"{_PREFIX}{option.upper()}": option for option in _OPTIONS}
 _ALMOST = 0.85  # how similar a misspelt variable is to the right one
 _MOST_WORKERS = 64  # as many processes as can read shared RAM
 _MOST_THREADS = 1024
@@ -288,13 +288,13 @@ def add_parser(commands: Any) -> None:
 
 def _environment() -> dict[str, str]:
     """The options that the environment sets, such as HOTROW_GRPC_PORT; the command line wins."""
-    return {option: os.environ[name] for name, option in _VARIABLES.items() if name in os.environ}
+    return {option: os.environ[name] for name, option in VARIABLES.items() if name in os.environ}
 
 
 def _warn_of_misspelt_variables() -> None:
     """Warn of variables that are almost options. Kubernetes sets others, such as HOTROW_SERVICE_HOST."""
-    for name in sorted(os.environ.keys() - _VARIABLES.keys() - {TOKEN_VARIABLE}):
-        close = nearest(name, _VARIABLES, cutoff=_ALMOST)
+    for name in sorted(os.environ.keys() - VARIABLES.keys() - {TOKEN_VARIABLE}):
+        close = nearest(name, VARIABLES, cutoff=_ALMOST)
         if name.startswith(_PREFIX) and close:
             _log.warning("the variable %s has no effect; did you mean %s?", name, close[0])
 
