@@ -56,7 +56,7 @@ class Paced:
 
     def p99_us(self, begin_s, end_s):
         """The 99th percentile of the requests that were due in a span."""
-        return 1e6 * np.quantile([took for due, took in self.latencies.items() if begin_s <= due < end_s], 0.99)
+        return 1e6 * np.quantile([took for due, took in list(self.latencies.items()) if begin_s <= due < end_s], 0.99)
 
     def __enter__(self):
         self._thread.start()
