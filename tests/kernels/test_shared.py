@@ -181,7 +181,7 @@ def test_a_killed_writer_leaves_whole_rows_and_the_next_writer_loses_no_room(pat
         assert set(range(FIXED)) <= held.keys()
         assert_whole(list(held), np.array(list(held.values())))
         others = np.array([key for key in held if key >= FIXED], dtype=np.int64)
-        assert writer.tables[others].evict() == others.size
+        assert writer.evict(others) == others.size
         full = 1_000_000 + np.arange(CAPACITY - FIXED)
         for version in range(3):  # enough to use every row and every spare row
             writer.insert(full, rows_of(full, version))
