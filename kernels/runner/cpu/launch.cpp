@@ -1,6 +1,5 @@
 // Run a grid on a few OS threads. Each OS thread runs one block after another.
 #include <algorithm>
-#include <deque>
 #include <thread>
 #include <vector>
 
@@ -17,7 +16,8 @@ uint64_t block_at(uint64_t turn, uint64_t blocks, uint64_t seed) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(turn) * factor + seed) % blocks);
 }
 
-void run_blocks(Launch& launch, Block& block, uint64_t blocks) {
+void run_blocks(Launch& launch, uint64_t blocks) {
+  static thread_local Block block;  // keeps its stacks from launch to launch
   launch.prepare();
   for (;;) {
     const uint64_t turn = launch.next_block++;
@@ -46,13 +46,10 @@ extern "C" int hotrow_runner_launch(cpu::Kernel kernel, cpu::Prepare prepare, vo
   launch.message = message;
   launch.message_bytes = message_bytes;
   const uint64_t blocks = static_cast<uint64_t>(shape[0]) * shape[1] * shape[2];
-  // One for each OS thread. They keep their stacks and sanitizers from launch to launch.
-  static thread_local std::deque<cpu::Block> running;
-  while (running.size() < std::min<uint64_t>(os_threads, blocks)) running.emplace_back();
   std::vector<std::thread> others;
   for (unsigned i = 1; i < std::min<uint64_t>(os_threads, blocks); ++i)
-    others.emplace_back([&launch, &block = running[i], blocks] { cpu::run_blocks(launch, block, blocks); });
-  cpu::run_blocks(launch, running[0], blocks);
+    others.emplace_back([&launch, blocks] { cpu::run_blocks(launch, blocks); });
+  cpu::run_blocks(launch, blocks);
   for (std::thread& other : others) other.join();
   return launch.has_failed() ? 1 : 0;
 }
