@@ -10,6 +10,7 @@ from serving.errors import UnknownModelError
 from serving.frontend.client_texts import folders_of, without_folders
 from serving.frontend.version import server_version
 from serving.metrics import LATENCY_BUCKETS_S, Histogram, MetricSample, RequestMetrics
+from serving.parameter_server.cache_state import CacheState
 from serving.parameter_server.health import State
 from serving.repository import ModelRepository
 
@@ -31,7 +32,7 @@ _TIER_FIELDS = {
 }
 #: Of a server, and of a table in a tier; the best first.
 _STATES = get_args(State)
-_TIER_STATES = ("serving", "loading", "refilling", "invalid", "dropped")
+_TIER_STATES = [state.value for state in CacheState]
 _TABLE_FIELDS = {"hotrow_lookup_keys": "keys", "hotrow_defaulted_keys": "defaulted_keys"}
 
 

@@ -27,12 +27,12 @@ from enum import Enum
 
 
 class CacheState(Enum):
-    """A state of a table in a cache; see the module."""
+    """A state of a table in a cache, the best first; see the module."""
 
-    LOADING = "loading"
     SERVING = "serving"
-    INVALID = "invalid"
+    LOADING = "loading"
     REFILLING = "refilling"
+    INVALID = "invalid"
     DROPPED = "dropped"
 
     @property

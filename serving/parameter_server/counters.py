@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.metrics import Histogram, MetricSample
+from serving.parameter_server.cache_state import CacheState
 from serving.storage.store import Store
 
 Labels = tuple[tuple[str, str], ...]
@@ -85,7 +86,7 @@ class TierCounters:
     refills: int = 0
     fetch_times: Histogram = field(default_factory=lambda: Histogram(FETCH_BUCKETS_S))
     is_up: bool = True
-    state: str = "serving"
+    state: str = CacheState.SERVING.value
 
     @property
     def hit_ratio(self) -> float:
@@ -246,7 +247,7 @@ def _tier_samples(tier: TierCounters, labels: Labels) -> Iterator[MetricSample]:
     )
     help_text = "1 while a tier answers, 0 from a call that it did not answer until it answers again."
     yield MetricSample("hotrow_tier_up", help_text, labels, int(tier.is_up), is_gauge=True)
-    help_text = "1 for the state of a table in a tier: loading, serving, invalid, refilling or dropped."
+    help_text = f"1 for the state of a table in a tier: {', '.join(state.value for state in CacheState)}."
     yield MetricSample("hotrow_tier_state", help_text, (*labels, ("state", tier.state)), 1, is_gauge=True)
     yield MetricSample("hotrow_tier_errors", "Calls that a tier did not answer.", labels, tier.errors)
     yield MetricSample("hotrow_tier_timeouts", "Calls that a tier's time budget ended.", labels, tier.timeouts)

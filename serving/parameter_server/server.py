@@ -21,8 +21,8 @@ from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.progress import Progress
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.tier import Tier, TierSettings
-from serving.parameter_server.updates import TableChange, write
-from serving.storage.store import Keys, Mask, RowPtrs, Store, Vectors, Weights
+from serving.parameter_server.updates import write
+from serving.storage.store import Change, Keys, Mask, RowPtrs, Store, Vectors, Weights
 
 
 class ParameterServer:
@@ -281,7 +281,7 @@ class ParameterServer:
         """
         return PooledTables(config, self._served, self._lookup)
 
-    def write(self, changes: Sequence[tuple[str, Keys, Vectors | None]]) -> None:
+    def write(self, changes: Sequence[Change[str] | tuple[str, Keys, Vectors | None]]) -> None:
         """Make changes of several tables; see ``insert`` and ``evict``, which make one.
 
         RocksDB as the source of truth makes all changes or none, if they fit into one of its write batches.
@@ -293,7 +293,7 @@ class ParameterServer:
             UnknownModelError, RequestError, StoreError: see ``insert`` and ``evict``; changes before the one that
                 failed may have been made.
         """
-        write([TableChange(self._served.table(table), keys, rows) for table, keys, rows in changes])
+        write([Change(self._served.table(table), keys, rows) for table, keys, rows in changes])
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite rows in every tier, the truth first; the last of duplicate keys wins.

@@ -8,7 +8,6 @@ in one tier and the new row in another. Afterwards it finds only the new row.
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,21 +18,7 @@ from serving.storage.row_codec import rounded
 from serving.storage.store import Change, Keys, Vectors
 
 
-class TableChange(NamedTuple):
-    """A change of one table.
-
-    Attributes:
-        table: the table.
-        keys: int64[N].
-        rows: float32[N, D], the last of duplicate keys wins; None: the keys are removed.
-    """
-
-    table: Table
-    keys: Keys
-    rows: Vectors | None
-
-
-def write(changes: Sequence[TableChange]) -> None:
+def write(changes: Sequence[Change[Table]]) -> None:
     """Make changes in every tier of their tables, in their order; see ``ParameterServer.write``."""
     changes = [_checked(*change) for change in changes]
     tables = sorted({change.table for change in changes}, key=lambda table: table.name)
@@ -58,19 +43,19 @@ def write(changes: Sequence[TableChange]) -> None:
                 table.clock.note(keys)
 
 
-def _checked(table: Table, keys: Keys, rows: Vectors | None) -> TableChange:
+def _checked(table: Table, keys: Keys, rows: Vectors | None) -> Change[Table]:
     check_keys(table.name, keys, table.key_type)
     keys = np.ascontiguousarray(keys)
     if rows is None:
-        return TableChange(table, keys, None)
+        return Change(table, keys, None)
     check_rows(table.name, keys, rows, table.dim)
     rows = np.ascontiguousarray(rows)
     first = table.tiers[0].tier.name
     rounded(first, table.name, table.spec.row_dtype, keys, rows)  # refuses values before any tier is written
-    return TableChange(table, keys, rows)
+    return Change(table, keys, rows)
 
 
-def _write_truth(tables: Sequence[Table], changes: Sequence[TableChange]) -> None:
+def _write_truth(tables: Sequence[Table], changes: Sequence[Change[Table]]) -> None:
     """Write to the source of truth. If it fails in the middle, the caches of the tables may differ from it."""
     for table, keys, rows in changes:
         if rows is None and table.removed_keys is not None:

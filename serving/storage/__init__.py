@@ -1,4 +1,4 @@
-"""Storage tiers of embedding rows, a folder or file per kind; ``Store`` is the protocol of all of them."""
+"""Storage tiers of embedding rows, a folder or file per kind; ``Store`` is the base class of all of them."""
 
 from serving.storage.marker import Marker
 from serving.storage.memory import MemoryStore

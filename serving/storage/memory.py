@@ -168,10 +168,10 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
     def open(self, rows: int) -> None:
         """See ``StoreTable.open``; opening an open table again changes nothing."""
         with self._memory._lock:
-            self._memory._check_name(self)
+            self._memory.check_name(self)
             if self._held is None:
                 held = self._memory._open(self.spec, rows)
-                self._memory._opened(self)
+                self._memory.add(self)
                 self._held = held
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
@@ -195,7 +195,7 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
         """See ``StoreTable.close``; the memory is freed when the last reader is done."""
         with self._memory._lock:
             self._memory._announced.pop(self.spec.name, None)
-            self._memory._closed(self)
+            self._memory.remove(self)
             self._held = None
 
     def _insert_in_parts(self, held: HostTable, keys: Keys, rows: Vectors) -> int:

@@ -6,7 +6,7 @@ A name is looked up once, by ``Store.table``. Every other call gets the object.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ RowPtrs = NDArray[np.int32] | NDArray[np.int64]
 Mask = NDArray[np.bool_]
 NativeTable = HostTable | Snapshot  # what ``kernels.host.PooledLookup`` reads
 Batches = Iterator[tuple[Keys, Vectors]]
+AnyTable = TypeVar("AnyTable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +301,8 @@ class LastingTable(StoreTable):
         return True
 
 
-class Change(NamedTuple):
-    """A change of one table.
+class Change(NamedTuple, Generic[AnyTable]):
+    """A change of one table: of its name at the door, of a table of the parameter server, or of a ``StoreTable``.
 
     Attributes:
         table: the table.
@@ -309,7 +310,7 @@ class Change(NamedTuple):
         rows: float32[N, D], which are inserted over older rows, the last of duplicate keys; None: the keys are removed.
     """
 
-    table: StoreTable
+    table: AnyTable
     keys: Keys
     rows: Vectors | None
 
@@ -383,7 +384,7 @@ class Store(ABC):
             StoreError: the store cannot remove the rows.
         """
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[Change[StoreTable]]) -> None:
         """Make changes of open tables, in their order. RocksDB makes all of them or none, if they fit into one batch.
 
         Raises:
@@ -414,12 +415,12 @@ class Store(ABC):
     def close(self) -> None:
         """Close all tables, and release what the store holds. Closing twice is allowed."""
 
-    def _opened(self, table: StoreTable) -> None:
-        """Add an open table. Like the next two, called by one thread at a time."""
-        self._check_name(table)
+    def add(self, table: StoreTable) -> None:
+        """Add an open table. Only tables call this and the next two, one thread at a time."""
+        self.check_name(table)
         self._tables = {**self._tables, table.spec.name: table}
 
-    def _check_name(self, table: StoreTable) -> None:
+    def check_name(self, table: StoreTable) -> None:
         """Raise StoreError if the store is closed, or another object of this name is open."""
         name = table.spec.name
         self._check_open(name)
@@ -428,7 +429,7 @@ class Store(ABC):
             held, asked = (f"{one.dim} floats of {one.row_dtype}" for one in (other.spec, table.spec))
             raise StoreError(self.name, name, f"is open with {held}, but {asked} were asked for: close it first")
 
-    def _closed(self, table: StoreTable) -> None:
+    def remove(self, table: StoreTable) -> None:
         """Remove a table that is not open any more."""
         self._tables = {name: one for name, one in self._tables.items() if one is not table}
 

@@ -1,5 +1,6 @@
 """Tables that are in memory or mapped from files; their reads take no lock."""
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
@@ -77,11 +78,6 @@ class HeldTable(PoolingTable, Generic[Held]):
         super().__init__(store, spec)
         self._held: Held | None = None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether rows can be read."""
-        return self._held is not None
-
     def count(self) -> int:
         """See ``StoreTable.count``."""
         return len(self._open_rows())
@@ -113,9 +109,9 @@ class HeldTable(PoolingTable, Generic[Held]):
             yield MetricSample("hotrow_tier_bytes", help_text, (), self.size_bytes, is_gauge=True)
 
     @property
+    @abstractmethod
     def size_bytes(self) -> int:
         """The size of the table's memory, with keys and spare rows, or of its mapped file."""
-        raise NotImplementedError
 
     def _open_rows(self) -> Held:
         held = self._held

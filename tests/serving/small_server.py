@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from serving.config import ModelConfig, TableConfig
-from serving.errors import StoreUnreachableError
+from serving.errors import StoreError, StoreUnreachableError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.storage import RocksDbStore
@@ -29,7 +29,7 @@ class DictTable(StoreTable):
 
     def open(self, rows):
         self.store.rows.setdefault(self.spec.name, {})
-        self.store._opened(self)
+        self.store.add(self)
 
     def count(self):
         return len(self.store.rows[self.spec.name])
@@ -50,7 +50,7 @@ class DictTable(StoreTable):
         return self.store.items(self.spec.name, batch_rows)
 
     def close(self):
-        self.store._closed(self)
+        self.store.remove(self)
         if not isinstance(self.store, LastingStore):
             self.store.rows.pop(self.spec.name, None)
 
@@ -169,6 +169,17 @@ def hooked(store_class, table_class):
 
 HookedMemory = hooked(MemoryStore, MemoryTable)
 HookedRocksDb = hooked(RocksDbStore, RocksDbTable)
+
+
+class RefusingMemory(HookedMemory):
+    """RAM that can be told to take no changes."""
+
+    refuses = False
+
+    def on_insert(self, table, keys, rows):
+        if self.refuses:
+            raise StoreError(self.name, table.spec.name, "takes nothing")
+        super().on_insert(table, keys, rows)
 
 
 def write_model(folder, rows=ROWS):

@@ -11,7 +11,7 @@ from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError, StoreTimeoutError, StoreUnreachableError
 from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
 from serving.storage.redis.rows import STORE_NAME, identity_of
-from serving.storage.store import LastingStore, TableSpec
+from serving.storage.store import LastingStore, StoreTable, TableSpec
 
 if TYPE_CHECKING:
     from serving.storage.redis.nodes import RedisNodes
@@ -98,15 +98,15 @@ class RedisStore(LastingStore):
             self.touches.close()
             self.nodes.topology.close()
 
-    def add(self, table: "RedisTable") -> None:
-        """Serve a table from now on."""
+    def add(self, table: StoreTable) -> None:
+        """See ``Store.add``; may be called by several threads."""
         with self._lock:
-            self._opened(table)
+            super().add(table)
 
-    def remove(self, table: "RedisTable") -> None:
-        """Serve a table no more."""
+    def remove(self, table: StoreTable) -> None:
+        """See ``Store.remove``; may be called by several threads."""
         with self._lock:
-            self._closed(table)
+            super().remove(table)
 
     def log_opened(self, table: "RedisTable") -> None:
         """Log how evenly the nodes hold a new table, and once whether a full Redis would lose rows."""

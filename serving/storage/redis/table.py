@@ -44,7 +44,7 @@ class RedisTable(LastingTable):
         Raises:
             StoreError: also if the table was written with another ``num_partitions``.
         """
-        self._redis._check_name(self)
+        self._redis.check_name(self)
         with self._translated():
             numbers = range(len(self._commands.partitions))
             self._commands.check(numbers)
@@ -124,7 +124,7 @@ class RedisTable(LastingTable):
         Raises:
             StoreUnreachableError: another process holds the lease too long, or took it.
         """
-        self._redis._check_name(self)
+        self._redis.check_name(self)
         with self._translated():
             commands = self._new_commands()
             commands.states.wanted = marker

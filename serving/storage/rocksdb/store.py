@@ -15,7 +15,7 @@ from serving.storage.rocksdb.database import Database
 from serving.storage.rocksdb.engine import STORE_NAME, check_new_folder, translated_errors
 from serving.storage.rocksdb.follower import FilesState, files_state, open_beside_writer
 from serving.storage.rocksdb.table import RocksDbTable
-from serving.storage.store import Change, LastingStore, TableSpec
+from serving.storage.store import Change, LastingStore, StoreTable, TableSpec
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class RocksDbStore(LastingStore):
                 self._check_writable(table)
                 database.drop_family(table)
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[Change[StoreTable]]) -> None:
         """See ``Store.write``; changes are written in batches, each whole or not at all, and are then on the disk."""
         names = {change.table.spec.name for change in changes}
         with self.using(names.pop() if len(names) == 1 else "") as database:

@@ -50,13 +50,13 @@ class RocksDbTable(LastingTable):
     def open(self, rows: int) -> None:
         """See ``StoreTable.open``; a read-only store must already have the table."""
         with self._rocksdb.changing(self.spec.name) as database:
-            self._rocksdb._check_name(self)
+            self._rocksdb.check_name(self)
             if database.family(self.spec.name) is None:
                 if not self.store.writes:
                     raise self._error("the database has no such table, and is open read-only")
                 database.create_family(self.spec.name)
             self._take(database)
-            self._rocksdb._opened(self)
+            self._rocksdb.add(self)
 
     def count(self) -> int:
         """See ``StoreTable.count``; reads every row."""
@@ -104,7 +104,7 @@ class RocksDbTable(LastingTable):
     def close(self) -> None:
         """See ``StoreTable.close``: running calls keep the database open until they end."""
         with self._rocksdb.locked():
-            self._rocksdb._closed(self)
+            self._rocksdb.remove(self)
             rows, self._rows = self._rows, None
             if isinstance(rows, FamilyRows) and self.store.is_closed:
                 rows.close()
@@ -123,7 +123,7 @@ class RocksDbTable(LastingTable):
         """
         name, codec, store = self.spec.name, self._codec, self._rocksdb
         with store.loading(name) as database:
-            store._check_name(self)
+            store.check_name(self)
             if not store.writes:
                 raise self._not_loaded(database, f"{marker.digest} as {codec.row_dtype}")
             loader = BulkLoader(database.rocksdict, database.options, database.path / "loading", self.spec, codec)
@@ -139,7 +139,7 @@ class RocksDbTable(LastingTable):
                     database.end_load(name, replace(marker, rows=rows, row_dtype=codec.row_dtype, changed=changed))
                 finally:
                     self._take(database)  # the old column family must not be read any more
-                    store._opened(self)
+                    store.add(self)
             if store.warms_up:
                 database.read_ahead(wait=True)
 

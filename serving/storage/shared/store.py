@@ -185,7 +185,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
         """See ``StoreTable.open``."""
         store = self._shared
         with store._lock:
-            store._check_name(self)
+            store.check_name(self)
             copy = self._current() if self._found is None or store.writes else self._found
             if copy is None:
                 if not store.writes:
@@ -208,7 +208,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
     def close(self) -> None:
         """See ``StoreTable.close``; the table is unmapped, and its file still counts as memory."""
         with self._shared._lock, self._shared._writing:
-            self._shared._closed(self)
+            self._shared.remove(self)
             self._held = self._found = None
 
     def marker(self) -> Marker | None:
@@ -236,7 +236,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
             StoreError: the writer did not load the table in time.
         """
         store, spec = self._shared, self.spec
-        store._check_name(self)
+        store.check_name(self)
         wanted = marker.digest, spec.dim, spec.row_dtype
         found = self._wait_for(lambda copy: (copy.source, copy.dim, copy.row_dtype) == wanted)
         with store._lock:
@@ -318,7 +318,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
             raise self._error(str(err)) from err
 
     def _serve(self, copy: SharedTable) -> None:
-        self._shared._opened(self)
+        self._shared.add(self)
         self._held, self._found = copy, None
         self._shared._sizes[self.spec.name] = (self.spec, copy.capacity_rows)
 

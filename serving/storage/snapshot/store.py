@@ -140,7 +140,7 @@ class SnapshotTable(HeldTable[OverlaidSnapshot], FileTable):
 
     def serve_file(self, model: SparseModel) -> None:
         """See ``FileTable.serve_file``."""
-        self._snapshots._check_name(self)
+        self._snapshots.check_name(self)
         reader = self._snapshots._open_snapshot(self.spec, model)
         self._hold(reader, rows_with_headroom(reader.rows) - reader.rows)
         if self._snapshots._warm_up:
@@ -159,11 +159,11 @@ class SnapshotTable(HeldTable[OverlaidSnapshot], FileTable):
     def close(self) -> None:
         """See ``StoreTable.close``; the folder keeps the snapshot for the next ``serve_file``."""
         with self._snapshots._lock:
-            self._snapshots._closed(self)
+            self._snapshots.remove(self)
             self._held = None
 
     def _hold(self, reader: SnapshotReader | None, overlay_rows: int) -> None:
         given = self._snapshots._overlay_capacity_rows
         with self._snapshots._lock:
-            self._snapshots._opened(self)
+            self._snapshots.add(self)
             self._held = OverlaidSnapshot(self.spec, reader, overlay_rows if given is None else given)

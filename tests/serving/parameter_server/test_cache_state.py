@@ -8,10 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from serving.errors import StoreError
 from serving.parameter_server import ParameterServer, models
 from serving.parameter_server.cache_state import CacheState
-from tests.serving.small_server import KEYS, DictStore, HookedMemory, held_by, rows_of
+from tests.serving.small_server import KEYS, DictStore, RefusingMemory, held_by, rows_of
 
 ARROWS = {
     ("LOADING", "SERVING"),
@@ -38,17 +37,6 @@ def test_the_documentation_draws_the_same_arrows():
     lines = [line.partition(":")[0].split() for line in diagram.splitlines() if "-->" in line and "[*]" not in line]
 
     assert {(one.upper(), other.upper()) for one, _, other in lines} == ARROWS
-
-
-class RefusingMemory(HookedMemory):
-    """RAM that can be told to take no rows."""
-
-    refuses = False
-
-    def on_insert(self, table, keys, rows):
-        if self.refuses:
-            raise StoreError(self.name, table.spec.name, "takes nothing")
-        super().on_insert(table, keys, rows)
 
 
 class WatchedTruth(DictStore):

@@ -20,6 +20,7 @@ from tests.serving.small_server import (
     DictStore,
     DurableDictStore,
     HookedMemory,
+    RefusingMemory,
     errors_of,
     held_by,
     keep,
@@ -114,17 +115,6 @@ def test_a_change_succeeds_while_a_cache_refuses_it_and_the_cache_is_bypassed(co
         assert looked_up(server, 1, 2) == expected | {2: ROWS[1].tolist()}
         assert errors_of(server)["middle"] > 0
         assert "middle" not in server.counters()["m.t"].hits
-
-
-class RefusingMemory(HookedMemory):
-    """RAM that can be told to take no changes."""
-
-    refuses = False
-
-    def on_insert(self, table, keys, rows):
-        if self.refuses:
-            raise StoreError(self.name, table.spec.name, "takes nothing")
-        super().on_insert(table, keys, rows)
 
 
 class RefusingDurableStore(RefusingStore, DurableDictStore):

@@ -7,11 +7,10 @@ import pytest
 
 from benchmarks.redis_servers import wait_until
 from serving.cli.main import main
-from serving.errors import StoreError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer, TierSettings
 from serving.storage.hps_layout import mix
-from tests.serving.small_server import KEYS, ROWS, HookedMemory, held_by, write_model
+from tests.serving.small_server import KEYS, ROWS, RefusingMemory, held_by, write_model
 from tests.serving.storage.contract import (
     FILE,
     PARTITIONS,
@@ -230,15 +229,7 @@ def test_files_that_replace_changed_rows_are_a_line_in_the_log(config, database,
 def test_ram_in_front_of_another_programs_table_is_filled_again_after_a_missed_change(config, tmp_path):
     write_to_rocksdb(tmp_path / "db", FILE)
 
-    class Refusing(HookedMemory):
-        refuses = False
-
-        def on_insert(self, table, keys, rows):
-            if self.refuses:
-                raise StoreError(self.name, table.spec.name, "takes nothing")
-            super().on_insert(table, keys, rows)
-
-    fast, kept = Refusing(), {"rocksdb": TierSettings(is_initialized=False)}
+    fast, kept = RefusingMemory(), {"rocksdb": TierSettings(is_initialized=False)}
     with Server(serve(config, fast, rocksdb_in(tmp_path / "db"), settings=kept), FILE) as server:
         assert held_by(fast) == FILE
         fast.refuses = True
