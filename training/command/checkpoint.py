@@ -48,8 +48,11 @@ class Checkpoints:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other trainings out of the folder. Raise OutputError if one is in it."""
-        descriptor = os.open(self._folder, os.O_RDONLY)
+        """Keep other trainings out of the folder. Raise OutputError if one is in it, ConfigError without a folder."""
+        try:
+            descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as err:
+            raise self._nothing() from err
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,7 +96,7 @@ class Checkpoints:
         """
         path = self._newest()
         if path is None:
-            raise ConfigError(str(self._folder), "", "no checkpoint, so nothing can be resumed")
+            raise self._nothing()
         source = str(path / _FILE)
         fields = Fields(read_json(source), source, "", ("settings", "position", "results"))
         found = fields.object("settings")
@@ -104,6 +107,9 @@ class Checkpoints:
         load_model(path, self._model, self._optimizer)
         position = fields.object("position", tuple(field.name for field in dataclasses.fields(Position)))
         return Position(**{name: position.value(name) for name in position}), fields.value("results")
+
+    def _nothing(self) -> ConfigError:
+        return ConfigError(str(self._folder), "", "no checkpoint, so nothing can be resumed")
 
     def _all(self) -> list[tuple[int, Path]]:
         """Return the steps and folders of all complete checkpoints."""

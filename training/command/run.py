@@ -201,15 +201,15 @@ class _Run:
         self._checkpoints: Checkpoints | None = None
         if options.checkpoint is not None:
             self._checkpoints = Checkpoints(options.checkpoint, model, document.optimizer, self._settings())
+            if not options.resume:
+                self._checkpoints.check_empty()
+            if model.processes.is_first:  # before anything is read: another training may delete what it has replaced
+                stack.enter_context(self._checkpoints.locked())
             if options.resume:
                 self._position, self._epochs = self._checkpoints.load()
                 if len(self._epochs) > options.epochs:
                     reason = f"has {len(self._epochs)} epochs, so --epochs must be at least that, got {options.epochs}"
                     raise ConfigError(str(options.checkpoint), "", reason)
-            else:
-                self._checkpoints.check_empty()
-            if model.processes.is_first:
-                stack.enter_context(self._checkpoints.locked())
         self._best: BestEpoch | None = None
         if options.epochs > 1:
             folder = options.checkpoint or _temporary(options.output, stack, model.processes)
