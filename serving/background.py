@@ -1,15 +1,19 @@
-"""Work in background threads: one worker with a queue, one with a clock, and a counter of calls in flight.
+"""Work in background threads: a queue, a clock, a thread that gives way to others, and a counter of calls in flight.
 
 All threads are daemons, so a call that hangs never keeps the process alive.
 """
 
 import logging
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from math import inf
 from time import monotonic
+from typing import TypeVar
 
 from kernels.errors import HotrowError
 
@@ -18,6 +22,36 @@ logger = logging.getLogger(__name__)
 # Pause between two runs of a worker that is always late. Without it the worker would take a lock again at once while
 # other threads wait for that lock.
 _SHORTEST_PAUSE_S = 0.01
+LEAST_PRIORITY = 19
+
+T = TypeVar("T")
+
+
+def giving_way(work: Callable[[], T]) -> T:
+    """Run ``work`` in a thread that other threads run before, and return what it returns.
+
+    So requests do not wait for a processor while a version loads. A server loads before it serves in the main thread.
+    There ``work`` runs as it is. The system gives a thread that ``work`` starts the same low priority, for as long as
+    that thread lives.
+    """
+    if sys.platform != "linux" or threading.current_thread() is threading.main_thread():
+        return work()
+    future: Future[T] = Future()
+    threading.Thread(target=_run_giving_way, args=(work, future), name="hotrow-load", daemon=True).start()
+    try:
+        return future.result()
+    finally:
+        del future  # an error keeps the frames that it passed, and they must not keep the error
+
+
+def _run_giving_way(work: Callable[[], T], future: Future[T]) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)  # of this thread alone
+    try:
+        future.set_result(work())
+    except BaseException as err:  # noqa: BLE001 - the thread's top; the waiting caller gets it
+        future.set_exception(err)
+    finally:
+        del future
 
 
 class QueueWorker:

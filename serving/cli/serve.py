@@ -100,6 +100,8 @@ _DEFAULTS = {
 #: How long a stop waits for clients that send requests or receive answers.
 # Container engines send SIGKILL ten seconds after SIGTERM.
 _STOP_TIMEOUT_S = 8
+# A request that waits for Python's global lock gets it after so long; Python's own 5 ms is longer than most requests.
+_SWITCH_S = 0.0005
 #: How long after the signal to stop the process ends, even if a thread hangs.
 _LAST_RESORT_S = 9
 
@@ -452,6 +454,7 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
         # Loaded objects stay, so the garbage collector need not walk them during requests.
         gc.collect()
         gc.freeze()
+        sys.setswitchinterval(_SWITCH_S)
 
         def ready() -> None:
             for neighbour in neighbours:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from time import monotonic as now_s
 
+from serving.background import giving_way
 from serving.config import ModelConfig
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.parameter_server.first_rows import FirstRows
@@ -156,7 +157,7 @@ def _load_truth(truth: TruthTable, progress: Progress | None) -> None:
         stored.serve_file(source.model)
     elif not isinstance(stored, LastingTable):
         if is_filled:
-            _fill_memory(stored, source, None, truth.tier.settings.first_rows, progress)
+            giving_way(partial(_fill_memory, stored, source, None, truth.tier.settings.first_rows, progress))
     elif is_filled:
         load_marked(stored, source, progress)
     else:
@@ -192,7 +193,7 @@ def _fill_memory_cache(cache: CacheTable, progress: Progress | None) -> None:
     truth, first_rows = cache.table.truth, cache.tier.settings.first_rows
     if cache.tier.settings.is_initialized:
         if truth.has_rows_of_files:
-            _fill_memory(cache.stored, truth.source, None, first_rows, progress)
+            giving_way(partial(_fill_memory, cache.stored, truth.source, None, first_rows, progress))
         elif truth.may_be_copied:
             _fill_memory(cache.stored, truth.source, truth, first_rows, progress)
         else:

@@ -22,7 +22,7 @@ from typing import Protocol, Self
 
 from kernels.device import Device
 from kernels.errors import HotrowError
-from serving.background import PeriodicWorker
+from serving.background import PeriodicWorker, giving_way
 from serving.calibration import refuse_shared_calibration
 from serving.config import ModelConfig, ModelFolder, ParameterServerConfig, VersionPolicy
 from serving.config.control import ControlMode
@@ -548,7 +548,9 @@ class ModelRepository:
         stamp = None if path is None else stamp_of(path)
         is_same = held is not None and (stamp is None or held.stamp == stamp)
         go_on = partial(self._go_on, folder.name)
-        config = held.config if held is not None and is_same else folder.read_to_serve(number, go_on)
+        config = (
+            held.config if held is not None and is_same else giving_way(partial(folder.read_to_serve, number, go_on))
+        )
         if digests is not None and config.digest != digests[str(number)]:
             raise ModelFileError(config.source, f"expected the files of {digests[str(number)]}, found {config.digest}")
         if held is not None and held.config.digest == config.digest:

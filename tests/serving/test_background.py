@@ -1,13 +1,14 @@
 """Queue workers, periodic workers and the in-flight counter."""
 
 import logging
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 
 import pytest
 
-from serving.background import InFlightCounter, PeriodicWorker, QueueWorker
+from serving.background import LEAST_PRIORITY, InFlightCounter, PeriodicWorker, QueueWorker, giving_way
 from serving.errors import StoreError, UnknownModelError
 
 WAIT_S = 30
@@ -253,3 +254,28 @@ def test_closing_again_after_an_interrupted_close_releases(calls, monkeypatch):
     assert calls.close(lambda: released.append(1), WAIT_S)
 
     assert released == [1]
+
+
+def own_priority():
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_work_that_gives_way_has_a_low_priority_and_leaves_that_of_its_caller_alone():
+    works = (own_priority, lambda: giving_way(own_priority), own_priority)
+    with ThreadPoolExecutor(1) as caller:
+        before, during, after = (caller.submit(work).result(WAIT_S) for work in works)
+
+    assert during == LEAST_PRIORITY
+    assert before == after < LEAST_PRIORITY
+
+
+def test_in_the_main_thread_work_that_gives_way_runs_as_it_is():
+    assert giving_way(threading.current_thread) is threading.main_thread()
+
+
+def test_an_error_of_work_that_gives_way_reaches_its_caller():
+    def fail():
+        raise StoreError("memory", "model.table", "no room")
+
+    with ThreadPoolExecutor(1) as caller, pytest.raises(StoreError, match="no room"):
+        caller.submit(giving_way, fail).result(WAIT_S)

@@ -92,6 +92,13 @@ class Database:
         if self.family(table) is None:
             self.create_family(table)
 
+    def ingest(self, table: str, files: Sequence[str]) -> None:
+        """Take sorted files into a table as one act; newer than every row of the table, their rows win."""
+        options = self.rocksdict.IngestExternalFileOptions()
+        options.set_move_files(True)
+        if files:
+            self._families[tag(table)].ingest_external_file(list(files), options)
+
     def end_load(self, table: str, marker: Marker) -> None:
         """Write the table's marker to the disk, once every row of the load is there."""
         self._write_markers({table: marker})

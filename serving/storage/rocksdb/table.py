@@ -11,10 +11,10 @@ from serving.errors import StoreError
 from serving.metrics import MetricSample
 from serving.storage.hps_layout import storable
 from serving.storage.marker import NOT_LOADED, Marker, kept_rows
-from serving.storage.rocksdb.bulk_load import BulkLoader
 from serving.storage.rocksdb.database import Database, RowsChange
 from serving.storage.rocksdb.family import FamilyRows, family_rows
 from serving.storage.rocksdb.follower import followed_rows
+from serving.storage.rocksdb.sorted_files import sorted_files
 from serving.storage.row_codec import RowCodec
 from serving.storage.store import Batches, Change, Keys, LastingTable, Mask, TableSpec, Vectors
 from serving.storage.tables import NoRows
@@ -126,15 +126,16 @@ class RocksDbTable(LastingTable):
             store.check_name(self)
             if not store.writes:
                 raise self._not_loaded(database, f"{marker.digest} as {codec.row_dtype}")
-            loader = BulkLoader(database.rocksdict, database.options, database.path / "loading", self.spec, codec)
-            with loader.written(batches) as files, store.using(name):
+            written = sorted_files(database.path / "loading", self.spec, codec, batches)
+            with written as (files, rows), store.using(name):
                 keeps_rows = keep and self._has_rows_to_keep(database)
                 if database.record(name) is not None:  # a cache may have rows of an earlier load
                     marker = replace(marker, current_caches=())
                 database.begin_load(name, keeps_rows)
                 try:
-                    loader.ingest(database.family(name), files)
-                    rows = self._family_rows(database).count() if keeps_rows else loader.rows
+                    database.ingest(name, files)
+                    if keeps_rows:
+                        rows = self._family_rows(database).count()
                     changed = marker.changed or keeps_rows
                     database.end_load(name, replace(marker, rows=rows, row_dtype=codec.row_dtype, changed=changed))
                 finally:

@@ -51,15 +51,16 @@ while True:
 """
 # Loads the table again and again, and inserts rows between; the number of the load is in all rows of both.
 LOADER = f"""{BEGIN}
-class Loader(rocksdb_table.BulkLoader):
-    @contextmanager
-    def written(self, batches):
-        with super().written(batches) as files:
-            print("written", version, flush=True)
-            yield files
+sorted_files = rocksdb_table.sorted_files
+
+@contextmanager
+def reported(*arguments):
+    with sorted_files(*arguments) as written:
+        print("written", version, flush=True)
+        yield written
 
 rocksdb_sort.RUN_BYTES = 72 * 4000
-rocksdb_table.BulkLoader = Loader
+rocksdb_table.sorted_files = reported
 
 def batches():
     for keys in np.array_split(np.arange({LOADED_ROWS}), {LOADED_BATCHES}):

@@ -12,8 +12,9 @@ import pytest
 from kernels.host import encode_rows, round_rows
 from serving.errors import MissingExtraError, StoreError
 from serving.storage import Marker, RocksDbStore, TableSpec
-from serving.storage.rocksdb import bulk_load as rocksdb_load
 from serving.storage.rocksdb import sort as rocksdb_sort
+from serving.storage.rocksdb import sorted_files
+from serving.storage.rocksdb.database import Database
 from serving.storage.rocksdb.engine import check_database
 from serving.storage.store import Change
 
@@ -56,7 +57,7 @@ def fetch(store, keys):
     [
         (200, 1, 1, 200),
         (1000, 24 * 250, 24 * 300, 3),
-        (1000, 24 * 250, rocksdb_load.FILE_BYTES, 1),
+        (1000, 24 * 250, sorted_files.FILE_BYTES, 1),
         (1000, rocksdb_sort.RUN_BYTES, 1, 1),
     ],
 )
@@ -64,7 +65,7 @@ def test_a_bulk_load_holds_exactly_the_rows_given_in_however_many_files(
     path, monkeypatch, rows, run_bytes, file_bytes, files
 ):
     monkeypatch.setattr(rocksdb_sort, "RUN_BYTES", run_bytes)
-    monkeypatch.setattr(rocksdb_load, "FILE_BYTES", file_bytes)
+    monkeypatch.setattr(sorted_files, "FILE_BYTES", file_bytes)
     keys = np.random.default_rng(0).permutation(np.arange(-rows // 2, rows // 2) * 257)
     with open_closing(path) as store:
         load(store, keys)
@@ -85,7 +86,7 @@ def test_many_files_of_one_load_lie_side_by_side_so_that_none_need_be_merged(pat
     import rocksdict
 
     monkeypatch.setattr(rocksdb_sort, "RUN_BYTES", 24 * 100)
-    monkeypatch.setattr(rocksdb_load, "FILE_BYTES", 24 * 200)
+    monkeypatch.setattr(sorted_files, "FILE_BYTES", 24 * 200)
     with open_closing(path) as store:
         load(store, np.random.default_rng(0).permutation(1000))
     options = rocksdict.Options(raw_mode=True)
@@ -164,12 +165,12 @@ def test_the_old_rows_are_read_until_the_new_ones_are_whole(path):
 
 
 def test_files_that_the_database_does_not_take_leave_an_empty_table_that_was_not_loaded(path, monkeypatch):
-    def lose(self, family, files):
+    def lose(self, table, files):
         raise StoreError("rocksdb", TABLE, "lost")
 
     with open_closing(path) as store:
         load(store, [1], "before")
-        monkeypatch.setattr(rocksdb_load.BulkLoader, "ingest", lose)
+        monkeypatch.setattr(Database, "ingest", lose)
         with pytest.raises(StoreError, match="lost"):
             load(store, [2], "after")
         assert not fetch(store, [1, 2])[1].any()
