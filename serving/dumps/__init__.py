@@ -2,6 +2,6 @@
 
 from serving.dumps.formats import SUFFIXES
 from serving.dumps.transfer import dump_table, load_table
-from serving.parameter_server.progress import Progress
+from serving.parameter_server.table_files import Progress
 
 __all__ = ["SUFFIXES", "Progress", "dump_table", "load_table"]

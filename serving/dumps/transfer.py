@@ -19,8 +19,7 @@ from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.loading import with_kept_tables
 from serving.parameter_server.opening import open_stores, tier_settings
-from serving.parameter_server.progress import Batches, CountedRows, Progress
-from serving.parameter_server.table_files import table_source, table_spec
+from serving.parameter_server.table_files import Batches, CountedRows, Progress, table_source, table_spec
 from serving.parameter_server.truth import LOAD_BATCH_ROWS
 from serving.storage import SharedMemoryStore
 from serving.storage.marker import Marker

@@ -7,7 +7,7 @@ A name is looked up once, by ``ParameterServer``. Below, every call gets a ``Tab
 tier. In a cache this is a ``CacheTable``, whose states are in ``cache_state``. In the truth it is a ``TruthTable``.
 
 - A lookup goes through ``lookup``, which asks the tiers of its tables, fastest first.
-- A write goes through ``updates``: to the truth, then to each cache.
+- A write goes through ``table.write``: to the truth, then to each cache.
 - A cache that missed a write becomes invalid (``CacheTable.missed_write``). A thread refills it (``CacheTable.fill``).
 
 **Loading.** A tier that outlives the process keeps one marker per table (``storage.marker.Marker``). If it names the

@@ -10,9 +10,8 @@ from serving.background import giving_way
 from serving.config import ModelConfig
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.parameter_server.first_rows import FirstRows
-from serving.parameter_server.progress import Batches, CountedRows, Progress
 from serving.parameter_server.table import Table, for_all
-from serving.parameter_server.table_files import TableSource, table_source, table_spec
+from serving.parameter_server.table_files import Batches, CountedRows, Progress, TableSource, table_source, table_spec
 from serving.parameter_server.tier import Tier
 from serving.parameter_server.tier_table import CacheTable
 from serving.parameter_server.truth import LOAD_BATCH_ROWS, TruthTable

@@ -15,9 +15,8 @@ from serving.parameter_server.loading import (
     note_current_caches,
     with_kept_tables,
 )
-from serving.parameter_server.progress import Progress
 from serving.parameter_server.table import Table, for_all
-from serving.parameter_server.table_files import table_source
+from serving.parameter_server.table_files import Progress, table_source
 from serving.parameter_server.tier import Tier
 from serving.storage.store import LastingStore, Store
 

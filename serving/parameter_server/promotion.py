@@ -106,7 +106,7 @@ def _promote(offer: _Offer) -> None:
             return
         fresh = clock.unchanged_since(keys, offer.version)
         stale = int(fresh.size - np.count_nonzero(fresh))
-        for tier in reversed(offer.tiers):  # slowest first, as in ``updates``
+        for tier in reversed(offer.tiers):  # slowest first, as in ``write``
             tier.drop_promotion(stale)
             tier.promote(keys[fresh], offer.rows[first[fresh]])
     finally:

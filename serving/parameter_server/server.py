@@ -13,15 +13,14 @@ from serving.parameter_server.arguments import check_keys, check_row_ptrs, check
 from serving.parameter_server.copies import OnChange, TableCopies
 from serving.parameter_server.counters import TableCounters
 from serving.parameter_server.health import ModelHealth
-from serving.parameter_server.lookup import TierLookup
+from serving.parameter_server.lookup import PooledTables, TierLookup
 from serving.parameter_server.models import ServedModels
 from serving.parameter_server.opening import open_stores, tier_settings
-from serving.parameter_server.pooled import PooledTables
 from serving.parameter_server.preflight import check_hot_keys
-from serving.parameter_server.progress import Progress
 from serving.parameter_server.promotion import Promoter
+from serving.parameter_server.table import write
+from serving.parameter_server.table_files import Progress
 from serving.parameter_server.tier import Tier, TierSettings
-from serving.parameter_server.updates import write
 from serving.storage.store import Change, Keys, Mask, RowPtrs, Store, Vectors, Weights
 
 

@@ -1,6 +1,6 @@
-"""The files of a model's tables, and the RAM that a model takes."""
+"""The files of a model's tables, the progress of long walks over rows, and the RAM that a model takes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -9,7 +9,11 @@ from kernels.host import HostTable
 from serving.config import ModelConfig, TableConfig
 from serving.model.capacity import rows_with_headroom
 from serving.model.sparse_file import SparseModel, open_sparse
-from serving.storage.store import TableSpec
+from serving.storage.store import Keys, TableSpec, Vectors
+
+Batches = Iterator[tuple[Keys, Vectors]]
+Progress = Callable[[str, int, int], None]
+"""Called with the task, its finished rows, and all its rows, which may be an estimate."""
 
 
 def open_table_file(config: ModelConfig, table: TableConfig) -> SparseModel:
@@ -65,3 +69,26 @@ def memory_needed(config: ModelConfig) -> Mapping[str, int]:
         for table in config.tables
     }
     return needed if config.dense_file is None else {**needed, "dense": config.dense_file.stat().st_size}
+
+
+class CountedRows:
+    """Counts the rows of batches and reports the progress.
+
+    Attributes:
+        done: the rows so far.
+    """
+
+    def __init__(self, task: str, rows: int, progress: Progress | None) -> None:
+        """Report to ``progress`` that ``task`` takes ``rows`` rows."""
+        self.done = 0
+        self._task = task
+        self._rows = rows
+        self._progress = progress
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Yield the batches."""
+        for keys, rows in batches:
+            yield keys, rows
+            self.done += keys.size
+            if self._progress is not None:
+                self._progress(self._task, self.done, self._rows)

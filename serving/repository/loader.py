@@ -18,7 +18,7 @@ from serving.metrics import MetricSample
 from serving.opening import open_session
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.counters import table_samples
-from serving.parameter_server.progress import Progress
+from serving.parameter_server.table_files import Progress
 from serving.repository.loaded_model import LoadedModel, warm_up
 from serving.session import InferenceSession
 from serving.storage import RedisStore

@@ -47,7 +47,7 @@ from serving.metrics import MetricSample
 from serving.model.manifest import Stamp, stamp_of
 from serving.parameter_server.health import Readiness, worst
 from serving.parameter_server.preflight import check_hot_keys
-from serving.parameter_server.progress import Progress
+from serving.parameter_server.table_files import Progress
 from serving.repository.loaded_model import LoadedModel
 from serving.repository.loader import Runtime, VersionLoader
 from serving.repository.source import ModelSource, Versions, with_digest
