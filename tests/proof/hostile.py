@@ -4,14 +4,11 @@ Each decoder has a process of its own, ``python -m tests.proof.hostile NAME INPU
 other code are kept in ``tests/proof/corpus``, and the next run begins with them.
 """
 
-import os
 import random
 import re
 import shutil
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +38,7 @@ def fuzz(name, inputs, seed, folder):
 
 
 def fuzz_in_process(name, inputs, seed, folder):
-    """Fuzz one decoder in a process of its own, and keep its new inputs; return figures, and the fault or None."""
+    """Fuzz one decoder in a process of its own, and keep its new inputs; return the figures."""
     from tests.proof.decoders import CORPUS, corpus_of  # not before ``fuzz`` has instrumented what they import
 
     for place in ("new", "known"):
@@ -55,39 +52,12 @@ def fuzz_in_process(name, inputs, seed, folder):
     for file in (folder / "new").iterdir():
         if file.stat().st_size <= MOST_KEPT_BYTES:
             shutil.copy(file, CORPUS / name)
-    figures = {key: int(value) for key, value in re.findall(r"stat::(\w+):\s+(\d+)", text)}
+    read = {key: int(value) for key, value in re.findall(r"stat::(\w+):\s+(\d+)", text)}
+    figures = {"inputs": read.get("number_of_executed_units", 0), "peak_rss_mib": read.get("peak_rss_mb", 0)}
     if not done.returncode:
-        return figures, None
+        return {**figures, "faults": []}
     artifacts = [file for file in folder.iterdir() if file.name.startswith(("crash-", "timeout-", "oom-"))]
-    return figures, {
-        "decoder": name,
-        "log": text[-3000:],
-        "inputs": [repr(one.read_bytes()[:2000]) for one in artifacts],
-    }
-
-
-def decoders(inputs, seed, folder):
-    """Fuzz every decoder, those of requests with nine of ten inputs; return the figures."""
-    from tests.proof.decoders import FILES, REQUESTS
-
-    of_request, of_file = inputs * 9 // 10 // len(REQUESTS), inputs // 10 // len(FILES)
-    began_s = time.monotonic()
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        running = {
-            name: threads.submit(
-                fuzz_in_process, name, of_request if name in REQUESTS else of_file, seed, folder / name
-            )
-            for name in (*REQUESTS, *FILES)
-        }
-    figures = {name: one.result()[0] for name, one in running.items()}
-    executed = {name: of.get("number_of_executed_units", 0) for name, of in figures.items()}
-    return {
-        "inputs": sum(executed.values()),
-        "seconds": round(time.monotonic() - began_s),
-        "peak_rss_mib": max(of.get("peak_rss_mb", 0) for of in figures.values()),
-        "decoders": executed,
-        "faults": [one.result()[1] for one in running.values() if one.result()[1]],
-    }
+    return {**figures, "faults": [text[-3000:], *(repr(one.read_bytes()[:2000]) for one in artifacts)]}
 
 
 def resident_bytes(pid):

@@ -9,16 +9,18 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.proof import hostile, kills, soak
-from tests.proof.decoders import TARGETS, corpus_of
+from tests.proof.decoders import REQUESTS, TARGETS, corpus_of
 from tests.proof.hostile_commands import commands
 from tests.proof.hostile_sockets import Attack
 from tests.serving.storage.tiers import QUICK_FOLDER
 
 HOUR_S = 3600
+#: Over nine million inputs in all.
+REQUEST_INPUTS, FILE_INPUTS = 1_450_000, 140_000
 
 
-def long(value):
-    return pytest.param(value, marks=[pytest.mark.long, pytest.mark.timeout(8 * HOUR_S)])
+def long(*values):
+    return pytest.param(*values, marks=[pytest.mark.long, pytest.mark.timeout(8 * HOUR_S)])
 
 
 @pytest.fixture
@@ -41,9 +43,11 @@ def record(record_property):
 
 
 @pytest.mark.slow  # processes start again after each kill
-@pytest.mark.parametrize("count", [6, long(1000)])
-def test_killed_processes_lose_no_acknowledged_change_and_give_no_wrong_answer(record, tmp_path, quick_folder, count):
-    figures = record(kills.run(count, seed=count, folder=tmp_path, redis_folder=tmp_path / quick_folder / "redis"))
+@pytest.mark.parametrize(("count", "seed"), [(6, 6), *(long(250, seed) for seed in range(4))])
+def test_killed_processes_lose_no_acknowledged_change_and_give_no_wrong_answer(
+    record, tmp_path, quick_folder, count, seed
+):
+    figures = record(kills.run(count, seed=seed, folder=tmp_path, redis_folder=tmp_path / quick_folder / "redis"))
 
     assert not figures["faults"], "\n".join(figures["faults"])
     assert (figures["tracebacks"], figures["exit_code"]) == (0, 0)
@@ -67,9 +71,11 @@ def test_every_kept_input_and_its_neighbours_are_decoded_or_refused(name):
             TARGETS[name].takes(TARGETS[name].change(data, rng))
 
 
-@pytest.mark.parametrize("inputs", [long(9_500_000)])
-def test_no_hostile_input_makes_a_decoder_fail(record, tmp_path, inputs):
-    figures = record(hostile.decoders(inputs, seed=1, folder=tmp_path))
+@pytest.mark.parametrize("name", [long(name) for name in TARGETS])
+def test_no_hostile_input_makes_a_decoder_fail(record, tmp_path, name):
+    inputs = REQUEST_INPUTS if name in REQUESTS else FILE_INPUTS
+
+    figures = record(hostile.fuzz_in_process(name, inputs, seed=1, folder=tmp_path))
 
     assert figures["faults"] == []
     assert figures["inputs"] >= inputs * 0.99
