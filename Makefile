@@ -45,7 +45,7 @@ SEEDS ?= 1 2 3
 # The Python of an environment with Triton, which the benchmark of servers compares with: .venv-numpy1/bin/python, after
 # `make test-triton`.
 TRITON ?=
-BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/host/*)
+BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/host/*/*)
 
 help: ## list the commands
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 26

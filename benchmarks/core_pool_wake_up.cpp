@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "core_pool.hpp"
+#include "lookup/core_pool.hpp"
 
 using Clock = std::chrono::steady_clock;
 

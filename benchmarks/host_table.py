@@ -249,7 +249,7 @@ def wake_up(scale):
     """Records of the time until a second thread works, in microseconds."""
     folder = Path(tempfile.mkdtemp(prefix="core_pool_wake_up"))
     source, host = Path(__file__).with_name("core_pool_wake_up.cpp"), Path(__file__).parents[1] / "kernels" / "host"
-    command = ["c++", "-std=c++17", "-O2", "-pthread", f"-I{host}", source, host / "core_pool.cpp"]
+    command = ["c++", "-std=c++17", "-O2", "-pthread", f"-I{host}", source, host / "lookup" / "core_pool.cpp"]
     subprocess.run([*command, "-o", folder / "wake_up"], check=True)
     pairs = {}
     for _ in range(scale.rounds):

@@ -1,6 +1,6 @@
 """A host table in memory that processes share: one of them writes, the others read the same copy.
 
-The layout is described in ``kernels/host/shared_area.hpp``.
+The layout is described in ``kernels/host/memory/shared_area.hpp``.
 """
 
 from __future__ import annotations

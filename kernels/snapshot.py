@@ -1,7 +1,7 @@
 """One embedding table in a file that is mapped and read in place: it opens at once, and all processes share it.
 
-``kernels/host/snapshot_format.hpp`` and ``docs/storage.md`` describe the format. Letters for shapes: N keys, R bags of
-keys, D embedding_vec_size, V rows.
+``kernels/host/snapshot/snapshot_format.hpp`` and ``docs/storage.md`` describe the format. Letters for shapes: N keys,
+R bags of keys, D embedding_vec_size, V rows.
 """
 
 from __future__ import annotations

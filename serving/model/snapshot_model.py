@@ -1,7 +1,7 @@
 """A snapshot as a sparse model, and how to make a snapshot of any sparse model.
 
-``kernels/host/snapshot_format.hpp`` and ``docs/storage.md`` describe the format. Rows are float32 as the snapshot's row
-type returns them.
+``kernels/host/snapshot/snapshot_format.hpp`` and ``docs/storage.md`` describe the format. Rows are float32 as the
+snapshot's row type returns them.
 """
 
 import hashlib

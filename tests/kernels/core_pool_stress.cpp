@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "core_pool.hpp"
+#include "lookup/core_pool.hpp"
 
 using hotrow::CorePool;
 

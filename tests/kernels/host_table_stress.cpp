@@ -21,10 +21,10 @@
 #include <thread>
 #include <vector>
 
-#include "core_pool.hpp"
-#include "host_table.hpp"
-#include "key_index.hpp"
-#include "pooled_lookup.hpp"
+#include "lookup/core_pool.hpp"
+#include "lookup/pooled_lookup.hpp"
+#include "table/host_table.hpp"
+#include "table/key_index.hpp"
 
 using namespace hotrow;
 

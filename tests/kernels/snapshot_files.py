@@ -99,7 +99,7 @@ def splitmix64(word):
 
 
 def home(key, header):
-    """The bucket where the search for a key begins (kernels/host/key_hash.hpp)."""
+    """The bucket where the search for a key begins (kernels/host/table/key_hash.hpp)."""
     seed = header["seed"]
     hash_ = key % 2**64
     hash_ ^= hash_ >> 32

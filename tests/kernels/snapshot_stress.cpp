@@ -17,9 +17,9 @@
 #include <thread>
 #include <vector>
 
-#include "core_pool.hpp"
-#include "snapshot.hpp"
-#include "snapshot_writer.hpp"
+#include "lookup/core_pool.hpp"
+#include "snapshot/snapshot.hpp"
+#include "snapshot/snapshot_writer.hpp"
 
 using namespace hotrow;
 

@@ -12,7 +12,7 @@ from kernels.snapshot import Snapshot
 from tests.kernels.snapshot_files import header_of, home, write
 
 WORD = 2**64 - 1
-# The factors of the hash without a seed (kernels/host/key_hash.hpp).
+# The factors of the hash without a seed (kernels/host/table/key_hash.hpp).
 INVERSE_FACTORS = [pow(factor, -1, 2**64) for factor in (0xD6E8FEB86659FD93, 0x9E3779B97F4A7C15)]
 
 # A snapshot of format 1, without a seed, as Hotrow wrote it: compressed, base64.

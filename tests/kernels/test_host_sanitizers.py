@@ -31,7 +31,7 @@ class Compiler:
         able = subprocess.run([*self._command, probe, "-o", folder / "probe"], capture_output=True, text=True)
         if able.returncode:
             pytest.skip(f"g++ cannot build with -fsanitize={sanitizer}: {able.stderr.strip()[-200:]}")
-        files = [file for file in sorted(SOURCES.glob("*.cpp")) if "nanobind" not in file.read_text()]
+        files = [file for file in sorted(SOURCES.rglob("*.cpp")) if "nanobind" not in file.read_text()]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             self._objects = list(threads.map(self._compiled, files))
 

@@ -1,0 +1,638 @@
+// The Python bindings of training on rows. See bindings.cpp for the rules.
+#include "bindings/training_bindings.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings/arguments.hpp"
+#include "bindings/gil_release.hpp"
+#include "bindings/key_arguments.hpp"
+#include "bindings/python_names.hpp"
+#include "lookup/lookup_pieces.hpp"
+#include "table/host_table.hpp"
+#include "table/table_reads.hpp"
+#include "training/key_owners.hpp"
+#include "training/training_steps.hpp"
+#include "training/training_table.hpp"
+
+namespace hotrow {
+namespace {
+
+[[noreturn]] void raise_key_beyond(const std::string& name, const KeyBeyondRows& found) {
+  const std::string expected =
+      found.rows ? "expected keys from 0 to " + std::to_string(found.rows - 1) : "expected no keys, because it has no rows";
+  throw nb::index_error(("table '" + name + "': " + expected + ", got " + std::to_string(found.key) + " at position " +
+                         std::to_string(found.position))
+                            .c_str());
+}
+
+// Runs `work` on one table, and turns what the table throws into Python errors.
+template <class Work>
+auto with_table_errors(const std::string& name, const Work& work) {
+  try {
+    return work();
+  } catch (const KeyBeyondRows& found) {
+    raise_key_beyond(name, found);
+  } catch (const CallBeyondRows& found) {
+    throw nb::value_error(("table '" + name + "': one call has more distinct keys than max_rows, " +
+                           std::to_string(found.max_rows))
+                              .c_str());
+  }
+}
+
+// Runs `work`, and puts the table's name before what is wrong with an argument.
+template <class Work>
+auto naming(const std::string& name, const Work& work) {
+  try {
+    return work();
+  } catch (const nb::builtin_exception& error) {
+    throw nb::builtin_exception(error.type(), ("table '" + name + "': " + error.what()).c_str());
+  }
+}
+
+void require_norm(std::optional<float> max_norm) {
+  if (max_norm && !(*max_norm > 0))
+    throw nb::value_error(("max_norm: expected a number above 0, got " + std::to_string(*max_norm)).c_str());
+}
+
+// Rows in an array that Python owns. Key k is row k.
+class ArrayRows {
+ public:
+  ArrayRows(nb::handle rows, std::string name, std::optional<float> max_norm)
+      : array_(rows, "rows", "float32[V, D]"), name_(std::move(name)), max_norm_(max_norm.value_or(0)) {
+    array_.require(Dtype::kFloat32, 2);
+    require_norm(max_norm);
+  }
+  const std::string& name() const { return name_; }
+  TrainedRows view() const {
+    const size_t dim = array_.size(1);
+    return {array_.data<std::byte>(), 4 * dim, static_cast<uint32_t>(dim), RowType::kFp32, 0, max_norm_};
+  }
+  size_t rows() const { return array_.size(0); }
+  void require(const std::vector<int64_t>& keys) const {
+    for (size_t i = 0; i < keys.size(); ++i)
+      if (keys[i] < 0 || static_cast<uint64_t>(keys[i]) >= array_.size(0)) throw KeyBeyondRows{keys[i], i, array_.size(0)};
+  }
+
+ private:
+  Array array_;
+  std::string name_;
+  float max_norm_;
+};
+
+// The tables of a call, locked in the order of their addresses. Create it without the GIL: the thread that holds a lock
+// may be waiting for the GIL.
+class TableLocks {
+ public:
+  explicit TableLocks(std::vector<TrainingTable*> tables) {
+    std::sort(tables.begin(), tables.end());
+    tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
+    for (TrainingTable* table : tables)
+      if (table) held_.emplace_back(table->mutex());
+  }
+
+ private:
+  std::vector<std::unique_lock<std::mutex>> held_;
+};
+
+// Bags of keys and their rows, as they were looked up. It keeps its table alive.
+class BagLookup {
+ public:
+  BagLookup(nb::object source, nb::handle keys_in, nb::handle row_ptrs, const std::string& combiner, nb::handle weights,
+            nb::handle slots)
+      : source_(std::move(source)), combiner_(parse_combiner(combiner)) {
+    if (!nb::try_cast(source_, table_) && !nb::try_cast(source_, array_))
+      throw nb::type_error(("tables: expected a TrainingTable or ArrayRows, got " +
+                            std::string(nb::type_name(source_.type()).c_str()))
+                               .c_str());
+    naming(name(), [&] {
+      take(keys_in, row_ptrs, weights);
+      take_slots(slots);
+    });
+  }
+
+  TrainingTable* table() const { return table_; }
+  size_t count() const { return count_; }
+  size_t keys() const { return keys_.size(); }
+  bool has_weights() const { return weights_.has_value(); }
+  nb::object source() const { return source_; }
+  const std::string& name() const { return table_ ? table_->options().name : array_->name(); }
+  size_t dim() const { return table_ ? table_->options().dim : array_->view().dim; }
+  TrainedRows view() const { return table_ ? table_->view() : array_->view(); }
+  RowBags bags() const {
+    return {table_ ? rows_.data() : keys_.data(), row_ptrs_ ? row_ptrs_->begin() : nullptr, count_, combiner_,
+            weights_ ? weights_->data() : nullptr};
+  }
+  size_t array_rows() const { return array_->rows(); }
+  int64_t key(int64_t row) const { return table_ ? table_->key(row) : row; }
+
+  // The methods below need the table's lock.
+  void find() {
+    if (!table_) return array_->require(keys_);
+    rows_.resize(keys_.size());
+    table_->find(keys_.data(), keys_.size(), rows_.data());
+    generation_ = table_->generation();
+  }
+  void find_or_insert() {
+    if (!table_) return array_->require(keys_);
+    rows_.resize(keys_.size());
+    const KeySlots slots{slot_of_key_ ? slot_of_key_.get() : nullptr, row_ptrs_ ? row_ptrs_->begin() : nullptr, slots_};
+    table_->find_or_insert(keys_.data(), keys_.size(), slots, rows_.data());
+    generation_ = table_->generation();
+  }
+  // A row that has been replaced since is absent now.
+  void refresh() {
+    if (table_ && generation_ != table_->generation()) find();
+  }
+
+ private:
+  void take(nb::handle keys_in, nb::handle row_ptrs, nb::handle weights) {
+    const Keys keys(keys_in, Keys::kLookUp);
+    keys_.assign(keys.begin(), keys.begin() + keys.count());
+    count_ = keys.count();
+    if (!row_ptrs.is_none()) {
+      row_ptrs_.emplace(row_ptrs, keys.count());
+      count_ = row_ptrs_->bags();
+    }
+    if (keys.count() > INT32_MAX) throw nb::value_error("keys: too many for one lookup");
+    if (weights.is_none()) return;
+    const Array array(weights, "weights", "float32[N]");
+    array.require(Dtype::kFloat32, 1);
+    array.require_shape(keys.count());
+    weights_.emplace(array.data<const float>(), array.data<const float>() + keys.count());
+  }
+
+  void take_slots(nb::handle slots) {
+    if (nb::isinstance<nb::int_>(slots)) {
+      slots_ = in_range("slots", nb::cast<int64_t>(slots), INT32_MAX);
+      return;
+    }
+    const Array array(slots, "slots", "an int or int64[N]", Array::kCopy);
+    array.require(Dtype::kInt64, 1);
+    array.require_shape(keys_.size());
+    slot_of_key_ = array.copy<int64_t>();
+  }
+
+  nb::object source_;
+  TrainingTable* table_ = nullptr;
+  const ArrayRows* array_ = nullptr;
+  std::vector<int64_t> keys_, rows_;
+  std::optional<RowPtrs> row_ptrs_;
+  size_t count_;
+  Combiner combiner_;
+  size_t slots_ = 1;
+  std::unique_ptr<int64_t[]> slot_of_key_;
+  std::optional<std::vector<float>> weights_;
+  uint64_t generation_ = 0;
+};
+
+std::vector<TrainingTable*> tables_of(const std::vector<BagLookup*>& lookups) {
+  std::vector<TrainingTable*> tables;
+  for (const BagLookup* lookup : lookups) tables.push_back(lookup->table());
+  return tables;
+}
+
+// Find the rows of all lookups. Tables are shared between the cores, except a table with many keys, which shares its
+// own keys. Throws what a table throws, and says which lookup's.
+template <class Find>
+void find_rows(const std::vector<BagLookup*>& lookups, const Find& find) {
+  std::vector<std::pair<TrainingTable*, std::vector<BagLookup*>>> by_table;
+  for (BagLookup* lookup : lookups) {
+    const auto same = std::find_if(by_table.begin(), by_table.end(), [&](const auto& entry) {
+      return entry.first && entry.first == lookup->table();  // arrays do not change, so they need not wait
+    });
+    if (same == by_table.end())
+      by_table.push_back({lookup->table(), {lookup}});
+    else
+      same->second.push_back(lookup);
+  }
+  const auto all_of = [&](const std::vector<BagLookup*>& of_table) {
+    for (BagLookup* lookup : of_table) with_table_errors(lookup->name(), [&] { find(*lookup); });
+  };
+  std::vector<const std::vector<BagLookup*>*> small;
+  for (const auto& [table, of_table] : by_table) {
+    size_t keys = 0;
+    for (const BagLookup* lookup : of_table) keys += lookup->keys();
+    if (keys < kSharedKeys && by_table.size() > 1)
+      small.push_back(&of_table);
+    else
+      all_of(of_table);
+  }
+  CorePool::shared().run(small.size(), [&](size_t number) { all_of(*small[number]); });
+}
+
+nb::list look_up(const nb::sequence& tables, const nb::sequence& keys, const nb::sequence& row_ptrs,
+                 const std::vector<std::string>& combiners, const nb::sequence& weights, const nb::sequence& slots,
+                 bool trains) {
+  const size_t count = nb::len(tables);
+  if (nb::len(keys) != count || nb::len(row_ptrs) != count || combiners.size() != count || nb::len(weights) != count ||
+      nb::len(slots) != count)
+    throw nb::value_error("expected keys, row_ptrs, combiners, weights and slots of the same tables");
+  nb::list answers;
+  std::vector<BagLookup*> lookups;
+  std::vector<std::unique_ptr<Array>> out;
+  for (size_t t = 0; t < count; ++t) {
+    nb::object lookup = nb::cast(BagLookup(tables[t], keys[t], row_ptrs[t], combiners[t], weights[t], slots[t]));
+    lookups.push_back(nb::cast<BagLookup*>(lookup));
+    nb::object pooled =
+        python().empty(nb::make_tuple(lookups.back()->count(), lookups.back()->dim()), python().float32);
+    out.push_back(std::make_unique<Array>(pooled, "pooled", "float32[R, D]", Array::kWrite));
+    answers.append(nb::make_tuple(lookup, pooled));
+  }
+  const GilRelease release;
+  const TableLocks locks(tables_of(lookups));
+  for (const BagLookup* lookup : lookups)
+    if (lookup->table()) lookup->table()->begin_call();
+  if (trains)
+    find_rows(lookups, [](BagLookup& lookup) { lookup.find_or_insert(); });
+  else
+    find_rows(lookups, [](BagLookup& lookup) { lookup.find(); });
+  std::vector<Pooling> poolings;
+  for (size_t t = 0; t < count; ++t) {
+    poolings.push_back({lookups[t]->view(), lookups[t]->bags(), out[t]->data<float>()});
+  }
+  pool(poolings);
+  return answers;
+}
+
+nb::object array_of(const std::vector<int64_t>& numbers) {
+  nb::object array = python().empty(numbers.size(), python().int64);
+  std::copy(numbers.begin(), numbers.end(), Array(array, "numbers", "int64[N]", Array::kWrite).data<int64_t>());
+  return array;
+}
+
+// Lookups and the gradients of their pooled bags.
+class Gradients {
+ public:
+  Gradients(const nb::sequence& lookups, const nb::sequence& gradients) {
+    if (nb::len(lookups) != nb::len(gradients)) throw nb::value_error("expected a gradient of each lookup");
+    for (size_t i = 0; i < nb::len(lookups); ++i) {
+      lookups_.push_back(nb::cast<BagLookup*>(lookups[i]));
+      arrays_.push_back(std::make_unique<Array>(gradients[i], "gradient", "float32[R, D]"));
+      arrays_.back()->require(Dtype::kFloat32, 2);
+      arrays_.back()->require_shape(lookups_.back()->count(), static_cast<int64_t>(lookups_.back()->dim()));
+    }
+  }
+  const std::vector<BagLookup*>& lookups() const { return lookups_; }
+  void refresh() const {
+    for (BagLookup* lookup : lookups_) lookup->refresh();
+  }
+  BagGradient of(size_t number) const { return {lookups_[number]->bags(), arrays_[number]->data<const float>()}; }
+
+ private:
+  std::vector<BagLookup*> lookups_;
+  std::vector<std::unique_ptr<Array>> arrays_;
+};
+
+nb::list sum_row_gradients(const nb::sequence& lookups_in, const nb::sequence& gradients_in) {
+  const Gradients gradients(lookups_in, gradients_in);
+  const std::vector<BagLookup*>& lookups = gradients.lookups();
+  std::vector<std::unique_ptr<RowGradients>> rows(lookups.size());
+  std::vector<std::vector<uint32_t>> orders(lookups.size());
+  std::optional<TableLocks> locks;  // until the end, because rows must stay what they are
+  {
+    const GilRelease release;
+    locks.emplace(tables_of(lookups));
+    gradients.refresh();
+    CorePool::shared().run(lookups.size(), [&](size_t i) {
+      rows[i] = std::make_unique<RowGradients>(std::vector<BagGradient>{gradients.of(i)}, lookups[i]->dim());
+      orders[i] = ascending(rows[i]->rows());
+    });
+  }
+  nb::list answers;
+  std::vector<std::unique_ptr<Array>> sums_out;
+  std::vector<RowSums> all;
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    const std::vector<int64_t>& distinct = rows[i]->rows();
+    std::vector<int64_t> keys(distinct.size());
+    std::transform(orders[i].begin(), orders[i].end(), keys.begin(),
+                   [&](uint32_t place) { return lookups[i]->key(distinct[place]); });
+    nb::object sums = python().empty(nb::make_tuple(distinct.size(), lookups[i]->dim()), python().float32);
+    sums_out.push_back(std::make_unique<Array>(sums, "sums", "float32[U, D]", Array::kWrite));
+    all.push_back({lookups[i]->view(), rows[i].get(), std::move(orders[i]), sums_out.back()->data<float>()});
+    answers.append(nb::make_tuple(array_of(keys), sums));
+  }
+  const GilRelease release;
+  sum_gradients(all);
+  return answers;
+}
+
+// Of lookups of arrays: the gradient of every row, zeros where no key names it, divided by `divisor`.
+nb::list sum_array_gradients(const nb::sequence& lookups_in, const nb::sequence& gradients_in, float divisor) {
+  const Gradients gradients(lookups_in, gradients_in);
+  nb::list answers;
+  for (size_t i = 0; i < gradients.lookups().size(); ++i) {
+    const BagLookup& lookup = *gradients.lookups()[i];
+    if (lookup.table()) throw nb::type_error("lookups: expected lookups of ArrayRows");
+    nb::object sums = python().empty(nb::make_tuple(lookup.array_rows(), lookup.dim()), python().float32);
+    {
+      const Array sums_array(sums, "sums", "float32[V, D]", Array::kWrite);
+      const GilRelease release;
+      array_gradients(lookup.view(), gradients.of(i), lookup.array_rows(), divisor, sums_array.data<float>());
+    }
+    answers.append(sums);
+  }
+  return answers;
+}
+
+nb::tuple owned_keys(nb::handle keys_in, int64_t processes, int64_t owner, bool distinct) {
+  const Keys keys(keys_in, Keys::kWrite);
+  in_range("processes", processes, INT32_MAX);
+  if (owner < -1 || owner >= processes)
+    throw nb::value_error(("owner: expected -1 to " + std::to_string(processes - 1) + ", got " + std::to_string(owner)).c_str());
+  if (keys.count() > INT32_MAX) throw nb::value_error("keys: too many for one lookup");
+  OwnedKeys owned;
+  {
+    const GilRelease release;
+    owned = keys_by_owner(keys.begin(), keys.count(), processes, owner, distinct);
+  }
+  return nb::make_tuple(array_of(owned.keys), array_of(owned.counts), array_of(owned.places), array_of(owned.firsts));
+}
+
+nb::list sum_weight_gradients(const nb::sequence& lookups_in, const nb::sequence& gradients_in) {
+  const Gradients gradients(lookups_in, gradients_in);
+  const std::vector<BagLookup*>& lookups = gradients.lookups();
+  nb::list answers;
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    if (!lookups[i]->has_weights()) throw nb::value_error("lookups: expected lookups with weights");
+    nb::object out = python().empty(lookups[i]->keys(), python().float32);
+    {
+      const Array out_array(out, "out", "float32[N]", Array::kWrite);
+      const GilRelease release;
+      const TableLocks locks({lookups[i]->table()});
+      lookups[i]->refresh();
+      weight_gradients(lookups[i]->view(), gradients.of(i), out_array.data<float>());
+    }
+    answers.append(out);
+  }
+  return answers;
+}
+
+template <size_t kCount>
+size_t parse_name(const char* argument, const char* const (&names)[kCount], const std::string& name) {
+  std::string known;
+  for (size_t i = 0; i < kCount; ++i) {
+    if (name == names[i]) return i;
+    known += (known.empty() ? "'" : ", '") + std::string(names[i]) + "'";
+  }
+  throw nb::value_error((std::string(argument) + ": expected one of " + known + ", got '" + name + "'").c_str());
+}
+
+void update_tables(const nb::sequence& lookups_in, const nb::sequence& gradients_in, const std::string& rule_name,
+                   const std::string& update_type, double learning_rate, int64_t step,
+                   const std::tuple<double, double, double>& parameters, double scaler) {
+  const Gradients gradients(lookups_in, gradients_in);
+  const auto rule = static_cast<Rule>(parse_name("rule", kRuleNames, rule_name));
+  const auto type = static_cast<UpdateType>(parse_name("update_type", kUpdateTypeNames, update_type));
+  if (step < 1 || step > INT32_MAX) throw nb::value_error(("step: expected 1 to 2147483647, got " + std::to_string(step)).c_str());
+  const auto [a, b, c] = parameters;
+  std::vector<TableUpdate> updates;
+  std::vector<size_t> update_of;
+  size_t keys = 0;
+  for (const BagLookup* lookup : gradients.lookups()) keys += lookup->keys();
+  if (keys > INT32_MAX) throw nb::value_error("lookups: too many keys for one update");
+  for (const BagLookup* lookup : gradients.lookups()) {
+    TrainingTable* table = lookup->table();
+    if (!table) throw nb::type_error("lookups: expected lookups of TrainingTables");
+    const auto same = std::find_if(updates.begin(), updates.end(), [&](const auto& one) { return one.table == table; });
+    update_of.push_back(same - updates.begin());
+    if (same == updates.end()) updates.push_back({table, {}});
+  }
+  const GilRelease release;
+  const TableLocks locks(tables_of(gradients.lookups()));
+  const size_t states = kRuleStates[static_cast<size_t>(rule)];
+  for (const TableUpdate& one : updates)
+    if (one.table->options().initial_states.size() != states)
+      throw nb::value_error(("table '" + one.table->options().name + "': expected rows with " + std::to_string(states) +
+                             " states for the rule '" + rule_name + "', got " +
+                             std::to_string(one.table->options().initial_states.size()))
+                                .c_str());
+  gradients.refresh();
+  for (size_t i = 0; i < update_of.size(); ++i) updates[update_of[i]].lookups.push_back(gradients.of(i));
+  update(updates, {rule, type, learning_rate, step, a, b, c, scaler});
+}
+
+TrainingOptions checked_options(const std::string& name, int64_t dim, const std::string& row_dtype,
+               const std::vector<float>& initial_states, const std::tuple<std::string, double, double>& initializer,
+               uint64_t seed, std::optional<int64_t> fixed_rows, const std::pair<int64_t, int64_t>& shard,
+               std::optional<int64_t> max_rows, int64_t admit_after, float default_value,
+               std::optional<float> max_norm) {
+  const RowType type = parse_row_type(row_dtype);
+  if (is_row_wise(type))
+    throw nb::value_error(("row_dtype: training needs 'fp32', 'fp16' or 'bf16', got '" + row_dtype + "'").c_str());
+  require_norm(max_norm);
+  if (fixed_rows && (max_rows || admit_after != 1))
+    throw nb::value_error("fixed_rows: a table with fixed rows has no max_rows and no admit_after");
+  if (shard.second < 1 || shard.first < 0 || shard.first >= shard.second)
+    throw nb::value_error(("shard: expected a process and the number of processes, got (" + std::to_string(shard.first) +
+                           ", " + std::to_string(shard.second) + ")")
+                              .c_str());
+  const auto& [kind, first, second] = initializer;
+  return {name,
+      static_cast<uint32_t>(in_range("dim", dim, HostTable::kMaxDim)),
+      type,
+      initial_states,
+      {static_cast<Initializer::Kind>(parse_name("initializer", kInitializerNames, kind)), first, second},
+      seed,
+      fixed_rows ? in_range("fixed_rows", *fixed_rows, TrainingTable::kMaxRows) : 0,
+      static_cast<uint64_t>(shard.first),
+      static_cast<uint64_t>(shard.second),
+      max_rows ? in_range("max_rows", *max_rows, TrainingTable::kMaxRows) : 0,
+      static_cast<uint32_t>(in_range("admit_after", admit_after, INT32_MAX)),
+      default_value,
+      max_norm.value_or(0)};
+}
+
+void construct(TrainingTable* self, const std::string& name, int64_t dim, const std::string& row_dtype,
+               const std::vector<float>& initial_states, const std::tuple<std::string, double, double>& initializer,
+               uint64_t seed, std::optional<int64_t> fixed_rows, const std::pair<int64_t, int64_t>& shard,
+               std::optional<int64_t> max_rows, int64_t admit_after, float default_value,
+               std::optional<float> max_norm) {
+  TrainingOptions options = naming(name, [&] {
+    return checked_options(name, dim, row_dtype, initial_states, initializer, seed, fixed_rows, shard, max_rows,
+                           admit_after, default_value, max_norm);
+  });
+  const GilRelease release;
+  new (self) TrainingTable(std::move(options));
+}
+
+nb::object changed_rows(const TrainingTable& table, int64_t since) {
+  std::vector<int64_t> numbers;
+  {
+    const GilRelease release;
+    const std::lock_guard<std::mutex> hold(table.mutex());
+    numbers = table.rows_changed_since(since);
+  }
+  return array_of(numbers);
+}
+
+nb::object find(const TrainingTable& table, nb::handle keys_in) {
+  const Keys keys(keys_in, Keys::kLookUp);
+  nb::object rows = python().empty(keys.count(), python().int64);
+  const Array rows_array(rows, "rows", "int64[N]", Array::kWrite);
+  with_table_errors(table.options().name, [&] {
+    const GilRelease release;
+    const std::lock_guard<std::mutex> hold(table.mutex());
+    table.find(keys.begin(), keys.count(), rows_array.data<int64_t>());
+  });
+  return rows;
+}
+
+std::vector<float> states_of(const TrainingTable& table) {
+  const GilRelease release;
+  const std::lock_guard<std::mutex> hold(table.mutex());
+  return table.options().initial_states;
+}
+
+nb::tuple read(const TrainingTable& table, nb::handle rows_in) {
+  const Array array(rows_in, "rows", "int64[N]", Array::kCopy);
+  array.require(Dtype::kInt64, 1);
+  const auto rows = array.copy<int64_t>();
+  const size_t n = array.size(0), parts = 1 + states_of(table).size();
+  nb::object keys = python().empty(n, python().int64);
+  nb::object values = python().empty(nb::make_tuple(n, parts, table.options().dim), python().float32);
+  nb::object steps = python().empty(n, python().int64);
+  nb::object slots = python().empty(n, python().uint64);
+  const Array keys_array(keys, "keys", "int64[N]", Array::kWrite);
+  const Array values_array(values, "parts", "float32[N, P, D]", Array::kWrite);
+  const Array steps_array(steps, "last_steps", "int64[N]", Array::kWrite);
+  const Array slots_array(slots, "slots", "uint64[N]", Array::kWrite);
+  {
+    const GilRelease release;
+    const std::lock_guard<std::mutex> hold(table.mutex());
+    for (size_t i = 0; i < n; ++i)
+      if (rows[i] < 0 || static_cast<size_t>(rows[i]) >= table.size())
+        throw nb::index_error(("rows: expected numbers below " + std::to_string(table.size()) + ", got " +
+                               std::to_string(rows[i]) + " at position " + std::to_string(i))
+                                  .c_str());
+    if (table.options().initial_states.size() + 1 != parts)
+      throw nb::value_error("another thread has changed the states of the table");
+    table.read(rows.get(), n, keys_array.data<int64_t>(), values_array.data<float>(), steps_array.data<int64_t>(),
+               slots_array.data<uint64_t>());
+  }
+  return nb::make_tuple(keys, values, steps, slots);
+}
+
+void write(TrainingTable& table, nb::handle keys_in, nb::handle parts_in, nb::handle steps_in, nb::handle slots_in) {
+  const Keys keys(keys_in, Keys::kWrite);
+  const Array parts(parts_in, "parts", "float32[N, P, D]");
+  parts.require(Dtype::kFloat32, 3);
+  parts.require_shape(keys.count());
+  const Array steps(steps_in, "last_steps", "int64[N]"), slots(slots_in, "slots", "uint64[N]");
+  steps.require(Dtype::kInt64, 1);
+  steps.require_shape(keys.count());
+  slots.require(Dtype::kUint64, 1);
+  slots.require_shape(keys.count());
+  for (size_t i = 0; i < keys.count(); ++i)
+    if (const int64_t step = steps.data<const int64_t>()[i]; step < 0 || step > INT32_MAX)
+      throw nb::value_error(("last_steps: expected 0 to 2147483647, got " + std::to_string(step) + " at position " +
+                             std::to_string(i))
+                                .c_str());
+  with_table_errors(table.options().name, [&] {
+    const GilRelease release;
+    const std::lock_guard<std::mutex> hold(table.mutex());
+    if (parts.size(1) != 1 + table.options().initial_states.size() || parts.size(2) != table.options().dim)
+      throw nb::value_error(("parts: expected float32[N, " + std::to_string(1 + table.options().initial_states.size()) +
+                             ", " + std::to_string(table.options().dim) + "], got [" + std::to_string(parts.size(0)) +
+                             ", " + std::to_string(parts.size(1)) + ", " + std::to_string(parts.size(2)) + "]")
+                                .c_str());
+    table.write(keys.begin(), keys.count(), parts.data<const float>(), steps.data<const int64_t>(),
+                slots.data<const uint64_t>());
+  });
+}
+
+nb::tuple sightings(const TrainingTable& table) {
+  std::vector<std::pair<int64_t, uint32_t>> found;
+  {
+    const GilRelease release;
+    const std::lock_guard<std::mutex> hold(table.mutex());
+    found = table.sightings();
+  }
+  std::sort(found.begin(), found.end());  // so that equal tables are saved as equal files
+  nb::object keys = python().empty(found.size(), python().int64);
+  nb::object counts = python().empty(found.size(), python().int64);
+  const Array keys_array(keys, "keys", "int64[N]", Array::kWrite);
+  const Array counts_array(counts, "counts", "int64[N]", Array::kWrite);
+  for (size_t i = 0; i < found.size(); ++i) {
+    keys_array.data<int64_t>()[i] = found[i].first;
+    counts_array.data<int64_t>()[i] = found[i].second;
+  }
+  return nb::make_tuple(keys, counts);
+}
+
+template <auto kMethod>
+auto locked(TrainingTable& table) {
+  const GilRelease release;
+  const std::lock_guard<std::mutex> hold(table.mutex());
+  return (table.*kMethod)();
+}
+
+}  // namespace
+
+void bind_training(nb::module_& module) {
+  nb::class_<TrainingTable>(module, "TrainingTable")
+      .def("__init__", &construct, nb::arg("name"), nb::arg("dim"), nb::kw_only(), nb::arg("row_dtype") = "fp32",
+           nb::arg("initial_states") = std::vector<float>(),
+           nb::arg("initializer") = std::make_tuple(std::string("uniform"), -0.05, 0.05), nb::arg("seed") = 0,
+           nb::arg("fixed_rows") = nb::none(), nb::arg("shard") = std::make_pair(int64_t{0}, int64_t{1}),
+           nb::arg("max_rows") = nb::none(), nb::arg("admit_after") = 1,
+           nb::arg("default_value") = 0.0f, nb::arg("max_norm") = nb::none())
+      .def_prop_ro("name", [](const TrainingTable& table) { return table.options().name; })
+      .def_prop_ro("dim", [](const TrainingTable& table) { return table.options().dim; })
+      .def_prop_ro("initial_states", &states_of)
+      .def_prop_ro("step", &locked<&TrainingTable::step>)
+      .def("__len__", &locked<&TrainingTable::size>)
+      .def("find", &find, nb::arg("keys").none())
+      .def("changed_rows", &changed_rows, nb::arg("since") = -1)
+      .def("read", &read, nb::arg("rows").none())
+      .def("write", &write, nb::arg("keys").none(), nb::arg("parts").none(), nb::arg("last_steps").none(),
+           nb::arg("slots").none())
+      .def("clear", &locked<&TrainingTable::clear>)
+      .def("set_states",
+           [](TrainingTable& table, const std::vector<float>& initial_states) {
+             const GilRelease release;
+             const std::lock_guard<std::mutex> hold(table.mutex());
+             table.set_states(initial_states);
+           },
+           nb::arg("initial_states"))
+      .def("sightings", &sightings)
+      .def("write_sightings",
+           [](TrainingTable& table, nb::handle keys_in, nb::handle counts_in) {
+             const Keys keys(keys_in, Keys::kWrite);
+             const Array counts(counts_in, "counts", "int64[N]");
+             counts.require(Dtype::kInt64, 1);
+             counts.require_shape(keys.count());
+             const GilRelease release;
+             const std::lock_guard<std::mutex> hold(table.mutex());
+             for (size_t i = 0; i < keys.count(); ++i)
+               table.write_sighting(keys.begin()[i], static_cast<uint32_t>(counts.data<const int64_t>()[i]));
+           },
+           nb::arg("keys").none(), nb::arg("counts").none());
+  nb::class_<ArrayRows>(module, "ArrayRows")
+      .def(nb::init<nb::handle, std::string, std::optional<float>>(), nb::arg("rows").none(), nb::arg("name"),
+           nb::arg("max_norm") = nb::none());
+  nb::class_<BagLookup>(module, "BagLookup").def_prop_ro("table", &BagLookup::source);
+  module.def("look_up_bags", &look_up, nb::arg("tables"), nb::arg("keys"), nb::arg("row_ptrs"), nb::arg("combiners"),
+             nb::arg("weights"), nb::arg("slots"), nb::arg("trains"));
+  module.def("sum_row_gradients", &sum_row_gradients, nb::arg("lookups"), nb::arg("gradients"));
+  module.def("array_gradients", &sum_array_gradients, nb::arg("lookups"), nb::arg("gradients"), nb::arg("divisor") = 1.0f);
+  module.def("keys_by_owner", &owned_keys, nb::arg("keys").none(), nb::arg("processes"), nb::arg("owner") = -1,
+             nb::arg("distinct") = true);
+  module.def("weight_gradients", &sum_weight_gradients, nb::arg("lookups"), nb::arg("gradients"));
+  module.def("update_tables", &update_tables, nb::arg("lookups"), nb::arg("gradients"), nb::arg("rule"),
+             nb::arg("update_type"), nb::arg("learning_rate"), nb::arg("step"), nb::arg("parameters"),
+             nb::arg("scaler") = 1.0);
+}
+
+}  // namespace hotrow

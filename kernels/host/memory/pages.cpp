@@ -1,0 +1,41 @@
+#include "memory/pages.hpp"
+
+#include <sys/mman.h>
+
+#if defined(__linux__)
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace hotrow {
+namespace {
+
+#if defined(__linux__)
+// A lookup reads rows at random, so every core reads from every node. One node alone would limit the bandwidth, and
+// could run out of memory.
+void spread_over_nodes(std::byte* data, size_t bytes) {
+  constexpr size_t kMostNodes = 1024, kBits = 8 * sizeof(unsigned long);
+  int policy = MPOL_DEFAULT;
+  unsigned long nodes[kMostNodes / kBits] = {};
+  if (syscall(SYS_get_mempolicy, &policy, nullptr, 0, nullptr, 0) != 0) return;
+  if (policy != MPOL_DEFAULT) return;  // the operator chose another, such as with numactl
+  if (syscall(SYS_get_mempolicy, nullptr, nodes, kMostNodes, nullptr, MPOL_F_MEMS_ALLOWED) != 0) return;
+  int count = 0;
+  for (const unsigned long some : nodes) count += __builtin_popcountl(some);
+  if (count > 1) syscall(SYS_mbind, data, bytes, MPOL_INTERLEAVE, nodes, kMostNodes + 1, 0);
+}
+#else
+void spread_over_nodes(std::byte*, size_t) {}
+#endif
+
+}  // namespace
+
+void prepare_pages(std::byte* data, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  madvise(data, bytes, MADV_HUGEPAGE);
+#endif
+  spread_over_nodes(data, bytes);
+}
+
+}  // namespace hotrow

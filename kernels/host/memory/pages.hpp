@@ -1,0 +1,26 @@
+// How a large mapping gets its pages: huge if the system has them, on all NUMA nodes, and by several threads.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "lookup/core_pool.hpp"
+
+namespace hotrow {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+// Choose the pages of a mapping that has none yet. The system may refuse; any page works.
+void prepare_pages(std::byte* data, size_t bytes);
+
+// Call work(data, bytes) for each part of the memory, from several threads if there is much of it.
+template <class Work>
+void for_parts(std::byte* data, size_t bytes, const Work& work) {
+  constexpr size_t kPart = size_t{64} << 20;
+  CorePool::shared().run((bytes + kPart - 1) / kPart, [&](size_t part) {
+    work(data + part * kPart, std::min(kPart, bytes - part * kPart));
+  });
+}
+
+}  // namespace hotrow
