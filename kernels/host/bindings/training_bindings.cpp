@@ -19,6 +19,8 @@
 #include "bindings/gil_release.hpp"
 #include "bindings/key_arguments.hpp"
 #include "bindings/python_names.hpp"
+#include "bindings/training_arguments.hpp"
+#include "bindings/training_table_bindings.hpp"
 #include "lookup/lookup_pieces.hpp"
 #include "table/host_table.hpp"
 #include "table/table_reads.hpp"
@@ -28,43 +30,6 @@
 
 namespace hotrow {
 namespace {
-
-[[noreturn]] void raise_key_beyond(const std::string& name, const KeyBeyondRows& found) {
-  const std::string expected =
-      found.rows ? "expected keys from 0 to " + std::to_string(found.rows - 1) : "expected no keys, because it has no rows";
-  throw nb::index_error(("table '" + name + "': " + expected + ", got " + std::to_string(found.key) + " at position " +
-                         std::to_string(found.position))
-                            .c_str());
-}
-
-// Runs `work` on one table, and turns what the table throws into Python errors.
-template <class Work>
-auto with_table_errors(const std::string& name, const Work& work) {
-  try {
-    return work();
-  } catch (const KeyBeyondRows& found) {
-    raise_key_beyond(name, found);
-  } catch (const CallBeyondRows& found) {
-    throw nb::value_error(("table '" + name + "': one call has more distinct keys than max_rows, " +
-                           std::to_string(found.max_rows))
-                              .c_str());
-  }
-}
-
-// Runs `work`, and puts the table's name before what is wrong with an argument.
-template <class Work>
-auto naming(const std::string& name, const Work& work) {
-  try {
-    return work();
-  } catch (const nb::builtin_exception& error) {
-    throw nb::builtin_exception(error.type(), ("table '" + name + "': " + error.what()).c_str());
-  }
-}
-
-void require_norm(std::optional<float> max_norm) {
-  if (max_norm && !(*max_norm > 0))
-    throw nb::value_error(("max_norm: expected a number above 0, got " + std::to_string(*max_norm)).c_str());
-}
 
 // Rows in an array that Python owns. Key k is row k.
 class ArrayRows {
@@ -266,12 +231,6 @@ nb::list look_up(const nb::sequence& tables, const nb::sequence& keys, const nb:
   return answers;
 }
 
-nb::object array_of(const std::vector<int64_t>& numbers) {
-  nb::object array = python().empty(numbers.size(), python().int64);
-  std::copy(numbers.begin(), numbers.end(), Array(array, "numbers", "int64[N]", Array::kWrite).data<int64_t>());
-  return array;
-}
-
 // Lookups and the gradients of their pooled bags.
 class Gradients {
  public:
@@ -379,16 +338,6 @@ nb::list sum_weight_gradients(const nb::sequence& lookups_in, const nb::sequence
   return answers;
 }
 
-template <size_t kCount>
-size_t parse_name(const char* argument, const char* const (&names)[kCount], const std::string& name) {
-  std::string known;
-  for (size_t i = 0; i < kCount; ++i) {
-    if (name == names[i]) return i;
-    known += (known.empty() ? "'" : ", '") + std::string(names[i]) + "'";
-  }
-  throw nb::value_error((std::string(argument) + ": expected one of " + known + ", got '" + name + "'").c_str());
-}
-
 void update_tables(const nb::sequence& lookups_in, const nb::sequence& gradients_in, const std::string& rule_name,
                    const std::string& update_type, double learning_rate, int64_t step,
                    const std::tuple<double, double, double>& parameters, double scaler) {
@@ -423,202 +372,10 @@ void update_tables(const nb::sequence& lookups_in, const nb::sequence& gradients
   update(updates, {rule, type, learning_rate, step, a, b, c, scaler});
 }
 
-TrainingOptions checked_options(const std::string& name, int64_t dim, const std::string& row_dtype,
-               const std::vector<float>& initial_states, const std::tuple<std::string, double, double>& initializer,
-               uint64_t seed, std::optional<int64_t> fixed_rows, const std::pair<int64_t, int64_t>& shard,
-               std::optional<int64_t> max_rows, int64_t admit_after, float default_value,
-               std::optional<float> max_norm) {
-  const RowType type = parse_row_type(row_dtype);
-  if (is_row_wise(type))
-    throw nb::value_error(("row_dtype: training needs 'fp32', 'fp16' or 'bf16', got '" + row_dtype + "'").c_str());
-  require_norm(max_norm);
-  if (fixed_rows && (max_rows || admit_after != 1))
-    throw nb::value_error("fixed_rows: a table with fixed rows has no max_rows and no admit_after");
-  if (shard.second < 1 || shard.first < 0 || shard.first >= shard.second)
-    throw nb::value_error(("shard: expected a process and the number of processes, got (" + std::to_string(shard.first) +
-                           ", " + std::to_string(shard.second) + ")")
-                              .c_str());
-  const auto& [kind, first, second] = initializer;
-  return {name,
-      static_cast<uint32_t>(in_range("dim", dim, HostTable::kMaxDim)),
-      type,
-      initial_states,
-      {static_cast<Initializer::Kind>(parse_name("initializer", kInitializerNames, kind)), first, second},
-      seed,
-      fixed_rows ? in_range("fixed_rows", *fixed_rows, TrainingTable::kMaxRows) : 0,
-      static_cast<uint64_t>(shard.first),
-      static_cast<uint64_t>(shard.second),
-      max_rows ? in_range("max_rows", *max_rows, TrainingTable::kMaxRows) : 0,
-      static_cast<uint32_t>(in_range("admit_after", admit_after, INT32_MAX)),
-      default_value,
-      max_norm.value_or(0)};
-}
-
-void construct(TrainingTable* self, const std::string& name, int64_t dim, const std::string& row_dtype,
-               const std::vector<float>& initial_states, const std::tuple<std::string, double, double>& initializer,
-               uint64_t seed, std::optional<int64_t> fixed_rows, const std::pair<int64_t, int64_t>& shard,
-               std::optional<int64_t> max_rows, int64_t admit_after, float default_value,
-               std::optional<float> max_norm) {
-  TrainingOptions options = naming(name, [&] {
-    return checked_options(name, dim, row_dtype, initial_states, initializer, seed, fixed_rows, shard, max_rows,
-                           admit_after, default_value, max_norm);
-  });
-  const GilRelease release;
-  new (self) TrainingTable(std::move(options));
-}
-
-nb::object changed_rows(const TrainingTable& table, int64_t since) {
-  std::vector<int64_t> numbers;
-  {
-    const GilRelease release;
-    const std::lock_guard<std::mutex> hold(table.mutex());
-    numbers = table.rows_changed_since(since);
-  }
-  return array_of(numbers);
-}
-
-nb::object find(const TrainingTable& table, nb::handle keys_in) {
-  const Keys keys(keys_in, Keys::kLookUp);
-  nb::object rows = python().empty(keys.count(), python().int64);
-  const Array rows_array(rows, "rows", "int64[N]", Array::kWrite);
-  with_table_errors(table.options().name, [&] {
-    const GilRelease release;
-    const std::lock_guard<std::mutex> hold(table.mutex());
-    table.find(keys.begin(), keys.count(), rows_array.data<int64_t>());
-  });
-  return rows;
-}
-
-std::vector<float> states_of(const TrainingTable& table) {
-  const GilRelease release;
-  const std::lock_guard<std::mutex> hold(table.mutex());
-  return table.options().initial_states;
-}
-
-nb::tuple read(const TrainingTable& table, nb::handle rows_in) {
-  const Array array(rows_in, "rows", "int64[N]", Array::kCopy);
-  array.require(Dtype::kInt64, 1);
-  const auto rows = array.copy<int64_t>();
-  const size_t n = array.size(0), parts = 1 + states_of(table).size();
-  nb::object keys = python().empty(n, python().int64);
-  nb::object values = python().empty(nb::make_tuple(n, parts, table.options().dim), python().float32);
-  nb::object steps = python().empty(n, python().int64);
-  nb::object slots = python().empty(n, python().uint64);
-  const Array keys_array(keys, "keys", "int64[N]", Array::kWrite);
-  const Array values_array(values, "parts", "float32[N, P, D]", Array::kWrite);
-  const Array steps_array(steps, "last_steps", "int64[N]", Array::kWrite);
-  const Array slots_array(slots, "slots", "uint64[N]", Array::kWrite);
-  {
-    const GilRelease release;
-    const std::lock_guard<std::mutex> hold(table.mutex());
-    for (size_t i = 0; i < n; ++i)
-      if (rows[i] < 0 || static_cast<size_t>(rows[i]) >= table.size())
-        throw nb::index_error(("rows: expected numbers below " + std::to_string(table.size()) + ", got " +
-                               std::to_string(rows[i]) + " at position " + std::to_string(i))
-                                  .c_str());
-    if (table.options().initial_states.size() + 1 != parts)
-      throw nb::value_error("another thread has changed the states of the table");
-    table.read(rows.get(), n, keys_array.data<int64_t>(), values_array.data<float>(), steps_array.data<int64_t>(),
-               slots_array.data<uint64_t>());
-  }
-  return nb::make_tuple(keys, values, steps, slots);
-}
-
-void write(TrainingTable& table, nb::handle keys_in, nb::handle parts_in, nb::handle steps_in, nb::handle slots_in) {
-  const Keys keys(keys_in, Keys::kWrite);
-  const Array parts(parts_in, "parts", "float32[N, P, D]");
-  parts.require(Dtype::kFloat32, 3);
-  parts.require_shape(keys.count());
-  const Array steps(steps_in, "last_steps", "int64[N]"), slots(slots_in, "slots", "uint64[N]");
-  steps.require(Dtype::kInt64, 1);
-  steps.require_shape(keys.count());
-  slots.require(Dtype::kUint64, 1);
-  slots.require_shape(keys.count());
-  for (size_t i = 0; i < keys.count(); ++i)
-    if (const int64_t step = steps.data<const int64_t>()[i]; step < 0 || step > INT32_MAX)
-      throw nb::value_error(("last_steps: expected 0 to 2147483647, got " + std::to_string(step) + " at position " +
-                             std::to_string(i))
-                                .c_str());
-  with_table_errors(table.options().name, [&] {
-    const GilRelease release;
-    const std::lock_guard<std::mutex> hold(table.mutex());
-    if (parts.size(1) != 1 + table.options().initial_states.size() || parts.size(2) != table.options().dim)
-      throw nb::value_error(("parts: expected float32[N, " + std::to_string(1 + table.options().initial_states.size()) +
-                             ", " + std::to_string(table.options().dim) + "], got [" + std::to_string(parts.size(0)) +
-                             ", " + std::to_string(parts.size(1)) + ", " + std::to_string(parts.size(2)) + "]")
-                                .c_str());
-    table.write(keys.begin(), keys.count(), parts.data<const float>(), steps.data<const int64_t>(),
-                slots.data<const uint64_t>());
-  });
-}
-
-nb::tuple sightings(const TrainingTable& table) {
-  std::vector<std::pair<int64_t, uint32_t>> found;
-  {
-    const GilRelease release;
-    const std::lock_guard<std::mutex> hold(table.mutex());
-    found = table.sightings();
-  }
-  std::sort(found.begin(), found.end());  // so that equal tables are saved as equal files
-  nb::object keys = python().empty(found.size(), python().int64);
-  nb::object counts = python().empty(found.size(), python().int64);
-  const Array keys_array(keys, "keys", "int64[N]", Array::kWrite);
-  const Array counts_array(counts, "counts", "int64[N]", Array::kWrite);
-  for (size_t i = 0; i < found.size(); ++i) {
-    keys_array.data<int64_t>()[i] = found[i].first;
-    counts_array.data<int64_t>()[i] = found[i].second;
-  }
-  return nb::make_tuple(keys, counts);
-}
-
-template <auto kMethod>
-auto locked(TrainingTable& table) {
-  const GilRelease release;
-  const std::lock_guard<std::mutex> hold(table.mutex());
-  return (table.*kMethod)();
-}
-
 }  // namespace
 
 void bind_training(nb::module_& module) {
-  nb::class_<TrainingTable>(module, "TrainingTable")
-      .def("__init__", &construct, nb::arg("name"), nb::arg("dim"), nb::kw_only(), nb::arg("row_dtype") = "fp32",
-           nb::arg("initial_states") = std::vector<float>(),
-           nb::arg("initializer") = std::make_tuple(std::string("uniform"), -0.05, 0.05), nb::arg("seed") = 0,
-           nb::arg("fixed_rows") = nb::none(), nb::arg("shard") = std::make_pair(int64_t{0}, int64_t{1}),
-           nb::arg("max_rows") = nb::none(), nb::arg("admit_after") = 1,
-           nb::arg("default_value") = 0.0f, nb::arg("max_norm") = nb::none())
-      .def_prop_ro("name", [](const TrainingTable& table) { return table.options().name; })
-      .def_prop_ro("dim", [](const TrainingTable& table) { return table.options().dim; })
-      .def_prop_ro("initial_states", &states_of)
-      .def_prop_ro("step", &locked<&TrainingTable::step>)
-      .def("__len__", &locked<&TrainingTable::size>)
-      .def("find", &find, nb::arg("keys").none())
-      .def("changed_rows", &changed_rows, nb::arg("since") = -1)
-      .def("read", &read, nb::arg("rows").none())
-      .def("write", &write, nb::arg("keys").none(), nb::arg("parts").none(), nb::arg("last_steps").none(),
-           nb::arg("slots").none())
-      .def("clear", &locked<&TrainingTable::clear>)
-      .def("set_states",
-           [](TrainingTable& table, const std::vector<float>& initial_states) {
-             const GilRelease release;
-             const std::lock_guard<std::mutex> hold(table.mutex());
-             table.set_states(initial_states);
-           },
-           nb::arg("initial_states"))
-      .def("sightings", &sightings)
-      .def("write_sightings",
-           [](TrainingTable& table, nb::handle keys_in, nb::handle counts_in) {
-             const Keys keys(keys_in, Keys::kWrite);
-             const Array counts(counts_in, "counts", "int64[N]");
-             counts.require(Dtype::kInt64, 1);
-             counts.require_shape(keys.count());
-             const GilRelease release;
-             const std::lock_guard<std::mutex> hold(table.mutex());
-             for (size_t i = 0; i < keys.count(); ++i)
-               table.write_sighting(keys.begin()[i], static_cast<uint32_t>(counts.data<const int64_t>()[i]));
-           },
-           nb::arg("keys").none(), nb::arg("counts").none());
+  bind_training_table(module);
   nb::class_<ArrayRows>(module, "ArrayRows")
       .def(nb::init<nb::handle, std::string, std::optional<float>>(), nb::arg("rows").none(), nb::arg("name"),
            nb::arg("max_norm") = nb::none());
