@@ -48,7 +48,7 @@ def main() -> int:
         asked = held_out(options)
         report(asked, *ask(url, asked))
         title("4. Where the embedding rows came from")
-        subprocess.run([sys.executable, "-m", "serving.cli.main", "stats", url], check=True)
+        subprocess.run([sys.executable, "-m", "hotrow", "stats", url], check=True)
 
     title("Done")
     print(f"{perf_counter() - started:.0f} s in all, and the server has stopped. What to try next:\n")
@@ -109,7 +109,7 @@ def train(options: argparse.Namespace, repository: Path) -> None:
     is_small = options.data and options.data.is_file() and options.data.stat().st_size < 10_000_000
     epochs = "10" if is_small else "1"
     arguments = ["--model", "dcn", "--output", str(repository), "--epochs", epochs]
-    command = [sys.executable, "-m", "serving.cli.main", "train", *source, *arguments]
+    command = [sys.executable, "-m", "hotrow", "train", *source, *arguments]
     if subprocess.run(command).returncode:
         raise SystemExit("training failed; the line above says why")
 
@@ -123,7 +123,7 @@ def limit_memory(repository: Path) -> None:
         "supportlonglong": True,
         "models": [],
         "volatile_db": {"type": "parallel_hash_map", "capacity_rows": room},
-        "persistent_db": {"type": "rocks_db", "path": str((repository.parent / "rocksdb").resolve())},
+        "persistent_db": {"type": "rocks_db", "path": "../rocksdb"},
     }
     (repository / "ps.json").write_text(json.dumps(tiers, indent=2) + "\n")
     print(f"{repository / 'ps.json'}: {rows:,} embedding rows in RocksDB, room for {room:,} of them in RAM")
@@ -132,7 +132,7 @@ def limit_memory(repository: Path) -> None:
 @contextmanager
 def serving(repository: Path):
     """Run ``hotrow serve`` on a free port and yield its URL. Stop it with SIGTERM, as an operator does."""
-    command = [sys.executable, "-m", "serving.cli.main", "serve", str(repository), "--http-port", "0"]
+    command = [sys.executable, "-m", "hotrow", "serve", str(repository), "--http-port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         for line in server.stdout:

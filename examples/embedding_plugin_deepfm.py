@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import serving
-from serving.importers import plan_import, write_model
+import hotrow
 from training import embedding_plugin as hugectr_tf_ops_v2
 from training.optimizers import Adam
 from training.synthetic.criteo_like import generate
@@ -179,12 +178,12 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_files(model, dense_dim, slot_num, folder)
-        plan = plan_import(folder / "dense.onnx", "sum", {model.embedding_name: folder / "rows"})
-        version = write_model(plan, repository, "deepfm_plugin")
+        plan = hotrow.plan_import(folder / "dense.onnx", "sum", {model.embedding_name: folder / "rows"})
+        version = hotrow.write_model(plan, repository, "deepfm_plugin")
     rest = slice(-held_out, None)
     with torch.no_grad():
         expected = model.eval()(dense[rest], convert(model, keys[rest], training=False), training=False)
-    with serving.load_model(version) as session:
+    with hotrow.load_model(version) as session:
         served = session.predict(dense[rest].numpy(), keys[rest].flatten().numpy(), np.arange(keys[rest].numel() + 1))
     print(f"{version} answers as the trained model: {np.allclose(served, expected, atol=1e-5)}")
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-import serving
-from serving.batch import read_batch
+import hotrow
 from training.data.criteo import encode_rows
 from training.model.ctr_model import CtrModel
 from training.model.document import open_document
@@ -45,8 +44,8 @@ raw_rows = [
 ]
 dense, keys = encode_rows(raw_rows)
 row_ptrs = np.arange(keys.size + 1, dtype=np.int32)  # every slot has one key
-with serving.load_model(version) as session:
-    answer = session.predict_batch(read_batch(session.config, dense, keys.reshape(-1), row_ptrs))
+with hotrow.load_model(version) as session:
+    answer = session.predict_batch(hotrow.read_batch(session.config, dense, keys.reshape(-1), row_ptrs))
 for probability in answer.probabilities[:, 0]:
     print(f"click probability {probability:.4f}")
 # Keys that the model does not have are answered with default vectors. More than a few mean wrong keys.

@@ -54,7 +54,7 @@ def read_options():
 def serving(options):
     """Run ``hotrow serve`` on free ports, and yield its addresses for HTTP and gRPC."""
     grpc_port = ["--grpc-port", "0"] if options.protocol == "grpc" else []
-    command = [sys.executable, "-m", "serving.cli.main", "serve", str(options.repository)]
+    command = [sys.executable, "-m", "hotrow", "serve", str(options.repository)]
     local = ["--host", "127.0.0.1", "--http-port", "0"]
     with subprocess.Popen([*command, *local, *grpc_port], stdout=subprocess.PIPE, text=True) as server:
         try:

@@ -13,8 +13,7 @@ import torch
 from model import DIM, DLRM, NUM_DENSE, NUM_SPARSE
 from torch import nn
 
-import serving
-from serving.importers import plan_import, write_model
+import hotrow
 from training.persia.checkpoint import CheckpointFacts, newest_checkpoint, write_tables
 from training.persia.signs import request_keys
 
@@ -48,12 +47,13 @@ with TemporaryDirectory() as name:
             dynamic_shapes={"dense": {0: "B"}, "sparse": tuple({0: "B"} for _ in range(NUM_SPARSE))},
             verbose=False,
         )
-    version = write_model(plan_import(folder / "net.onnx", "sum", checkpoint=folder / "tables"), sys.argv[2], "dlrm")
+    plan = hotrow.plan_import(folder / "net.onnx", "sum", checkpoint=folder / "tables")
+    version = hotrow.write_model(plan, sys.argv[2], "dlrm")
 
 lines = [line.rstrip("\n").split("\t") for line in Path("train.txt").read_text(encoding="utf-8").splitlines()[:3]]
 dense = np.array([[x or 0 for x in line[1:14]] for line in lines], np.float32)
 signs = np.array([[int(x or "0", 16) for x in line[14:]] for line in lines], np.uint64)
 keys = [request_keys(feature, signs[:, slot]) for slot, feature in enumerate(config.features.values())]
-with serving.load_model(version) as session:
+with hotrow.load_model(version) as session:
     answer = session.predict(dense, np.stack(keys, axis=1).reshape(-1), np.arange(signs.size + 1))
 print(f"{version} answers", *(f"{chance:.3f}" for chance in answer[:, 0]))

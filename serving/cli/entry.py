@@ -1,7 +1,4 @@
-"""The console scripts ``hotrow`` and ``hotrow-train``.
-
-Ctrl-C ends them quietly, even during an import. A reader of their output may leave.
-"""
+"""The process of a command line. Ctrl-C ends it quietly, even during an import. A reader of its output may leave."""
 
 import signal
 import sys
@@ -21,11 +18,6 @@ class _Interrupts:
     def __call__(self, _signal: int, _frame: FrameType | None) -> None:
         self.came = True
         raise KeyboardInterrupt
-
-
-def run_train() -> int:
-    """Run ``hotrow train`` with the words of the process, and return its exit code."""
-    return run(["train", *sys.argv[1:]])
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -6,13 +6,25 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 
+from serving.cli import (
+    check,
+    checkpoint,
+    dump,
+    export_onnx,
+    import_model,
+    load,
+    plan,
+    predict,
+    serve,
+    snapshot,
+    stats,
+    token,
+)
 from serving.cli.outcome import outcome
 from serving.cli.output import outlive_readers
+from serving.frontend.version import server_version
 
-_FAILED_TO_START = 2
 #: The output of these commands is their result. Other commands have done their work even if nobody reads the output.
 _REPORTS = ("check", "plan", "predict", "stats", "token")
 
@@ -26,10 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 the answer is an error, 2 the command could not start, 130 interrupted.
     """
-    shadowed = _shadowing_package()
-    if shadowed:
-        print(f"hotrow: {shadowed}", file=sys.stderr)
-        return _FAILED_TO_START
     options = _parse(arguments)
     if options.command not in _REPORTS:
         outlive_readers()
@@ -37,28 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    # Only after the check that `kernels` is ours.
-    from serving.cli import (
-        check,
-        checkpoint,
-        dump,
-        export_onnx,
-        import_model,
-        load,
-        plan,
-        predict,
-        serve,
-        snapshot,
-        stats,
-        token,
-    )
-    from serving.frontend.version import server_version
-
     parser = argparse.ArgumentParser(
         prog="hotrow", description="Serve CTR models whose embedding tables outgrow the GPU."
     )
     parser.add_argument("--version", action="version", version=f"hotrow {server_version()}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands_in_order = (
         serve,
         stats,
@@ -78,27 +69,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     import_module("training.command.cli").add_parser(commands)  # by name, because serving must not depend on training
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        chosen = commands.choices[options.command]
+        chosen = commands.choices[options.command] if options.command else parser
         close = get_close_matches(unknown[0].partition("=")[0], re.findall(r"--[a-z-]+", chosen.format_help()), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         chosen.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    if options.command is None:
+        parser.print_help()
+        parser.exit()
     return options
-
-
-def _shadowing_package() -> str:
-    """Return an error message if the package ``kernels`` is Hugging Face's, not ours, else an empty text."""
-    try:
-        if hasattr(import_module("kernels.errors"), "HotrowError"):
-            return ""
-    except ModuleNotFoundError as err:
-        if err.name == "kernels":
-            return "its package 'kernels' is not installed: pip install --force-reinstall hotrow"
-    found = find_spec("kernels")
-    where = Path(found.origin).parent if found is not None and found.origin else "an unknown place"
-    return (
-        f"the package 'kernels' in {where} belongs to another project and hides Hotrow's own; "
-        "the two cannot share an environment: pip uninstall kernels && pip install --force-reinstall hotrow"
-    )
 
 
 if __name__ == "__main__":

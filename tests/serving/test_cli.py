@@ -2,11 +2,9 @@
 
 import contextlib
 import json
-import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +23,14 @@ def test_the_version_is_printed(capsys):
 
     assert stopped.value.code == 0
     assert capsys.readouterr().out.startswith("hotrow ")
+
+
+def test_without_a_command_the_help_is_printed(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+
+    assert stopped.value.code == 0
+    assert "send samples to a running server" in capsys.readouterr().out
 
 
 def test_grpc_without_its_extra_is_refused_before_models_are_loaded(monkeypatch, tmp_path, capfd):
@@ -126,7 +132,7 @@ def test_as_many_requests_run_at_a_time_as_the_container_has_cores(monkeypatch, 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("", "COMMAND"),
+        ("--fly", "unrecognized arguments: --fly"),
         ("fly", "'fly'"),
         ("serve", "REPO"),
         ("serve x --http-port 70000", "expected a whole number from 0 to 65535, got '70000'"),
@@ -447,30 +453,6 @@ class TestPredict:
         assert main(["predict", "m", samples]) == 1
 
         assert capsys.readouterr().err == "hotrow predict: HOTROW_TOKEN: expected a token of visible ASCII characters\n"
-
-
-@pytest.mark.parametrize("foreign", ["__init__.py", "errors.py"])
-def test_another_projects_package_called_kernels_is_recognized(tmp_path, foreign):
-    """Hugging Face's `kernels` has the same import name."""
-    root = Path(__file__).parents[2]
-    (tmp_path / "serving").symlink_to(root / "serving")
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "__init__.py").write_text("")
-    (tmp_path / "kernels" / foreign).write_text("")
-
-    done = subprocess.run(
-        # -S: an editable install of Hotrow would come first otherwise.
-        [sys.executable, "-S", "-c", "import sys; from serving.cli.main import main; sys.exit(main(['--version']))"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 2
-    assert str(tmp_path / "kernels") in done.stderr
-    assert "pip uninstall kernels" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 LONG = "a" * 5000

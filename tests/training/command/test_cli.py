@@ -248,9 +248,7 @@ def test_ctrl_c_is_quiet(tmp_path, monkeypatch, capsys):
 
 
 def test_help_needs_no_torch_and_a_missing_torch_names_the_extra(tmp_path):
-    hide_torch = (
-        "import sys; sys.modules['torch'] = None; from serving.cli.entry import run_train; sys.exit(run_train())"
-    )
+    hide_torch = "import sys; sys.modules['torch'] = None; from hotrow.__main__ import run_train; sys.exit(run_train())"
 
     shown = subprocess.run([sys.executable, "-c", hide_torch, "--help"], capture_output=True, text=True, check=False)
     refused = subprocess.run(

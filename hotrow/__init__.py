@@ -1,0 +1,85 @@
+"""Serve recommendation models whose embedding tables outgrow the GPU, and train them.
+
+``load_model`` opens a model that answers in this process; ``hotrow serve`` answers over HTTP and gRPC. ``from_torch``
+makes a model from a PyTorch module. ``EmbeddingBagCollection`` trains embedding tables in any PyTorch model.
+
+A name is imported when it is first used, so ``import hotrow`` loads neither NumPy nor PyTorch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from hotrow.packages import check_packages
+
+if TYPE_CHECKING:
+    from gpu_cache import EmbeddingCache
+    from serving import (
+        CreateEmbeddingCache,
+        CreateParameterServer,
+        InferenceSession,
+        LookupSession,
+        ParameterServer,
+        dump_table,
+        errors,
+        load_model,
+        load_table,
+        open_snapshot,
+    )
+    from serving.batch import read_batch
+    from serving.config import ModelConfig, TableConfig
+    from serving.importers import from_torch, plan_import, write_model
+    from training import EmbeddingBagCollection, EmbeddingBagConfig, optimizers
+
+    __version__: str
+
+__all__ = [
+    "CreateEmbeddingCache",
+    "CreateParameterServer",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "EmbeddingCache",
+    "InferenceSession",
+    "LookupSession",
+    "ModelConfig",
+    "ParameterServer",
+    "TableConfig",
+    "__version__",
+    "dump_table",
+    "errors",
+    "from_torch",
+    "load_model",
+    "load_table",
+    "open_snapshot",
+    "optimizers",
+    "plan_import",
+    "read_batch",
+    "write_model",
+]
+
+_HOMES = {
+    "EmbeddingBagCollection": "training",
+    "EmbeddingBagConfig": "training",
+    "EmbeddingCache": "gpu_cache",
+    "ModelConfig": "serving.config",
+    "TableConfig": "serving.config",
+    "from_torch": "serving.importers",
+    "plan_import": "serving.importers",
+    "read_batch": "serving.batch",
+    "write_model": "serving.importers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module 'hotrow' has no attribute {name!r}")
+    check_packages()
+    if name == "__version__":
+        return import_module("serving.frontend.version").server_version()
+    if name == "optimizers":
+        return import_module("training.optimizers")
+    return getattr(import_module(_HOMES.get(name, "serving")), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
