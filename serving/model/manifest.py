@@ -17,10 +17,11 @@ from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
 from serving.model.regular_file import open_regular
 from serving.model.slot_sizes import SlotKeys
-from serving.model.strict_json import Fields, read_json
+from serving.model.strict_json import Fields, log_newer, read_json
 
 MANIFEST_NAME = "manifest.json"
 _FORMAT = 1
+_MEMBERS, _RECORD_MEMBERS = ("format", "model", "version", "keys", "files"), ("size_bytes", "sha256")
 _LARGEST = 2**63 - 1
 _KEYS: dict[str, SlotKeys] = {"stored": "stored", "unshifted": "unshifted"}
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -84,10 +85,13 @@ def read_manifest(directory: str | Path) -> Manifest:
     """Read ``manifest.json`` without looking at the files. Raise ModelFileError if it is not one."""
     path = Path(directory) / MANIFEST_NAME
     try:
-        fields = Fields(read_json(path), "", "", ("format", "model", "version", "keys", "files"))
+        fields = Fields(read_json(path), "", "")
         fields.choice("format", {_FORMAT: _FORMAT})
         names = fields.object("files")
-        files = {name: _record(names.object(name, ("size_bytes", "sha256"))) for name in names}
+        records = {name: names.object(name) for name in names}
+        newer = fields.others(_MEMBERS).union(*(one.others(_RECORD_MEMBERS) for one in records.values()))
+        log_newer(str(path), frozenset(newer))
+        files = {name: _record(one) for name, one in records.items()}
         keys = fields.choice("keys", _KEYS, "stored")
         return Manifest(fields.text("model"), fields.integer("version", maximum=_LARGEST), files, keys)
     except ConfigError as err:

@@ -4,14 +4,18 @@ A document that RFC 8259 forbids or leaves ambiguous is an error.
 """
 
 import json
+import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from serving.errors import ConfigError, did_you_mean, nearest
 from serving.model.regular_file import read_regular
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _MOST_BYTES = 64 << 20
@@ -98,6 +102,17 @@ def _syntax_reason(err: json.JSONDecodeError) -> str:
     return err.msg
 
 
+@lru_cache
+def log_newer(what: str, names: frozenset[str]) -> None:
+    """Log once that ``what`` has members ``names`` of a later release, which may add optional members to its files.
+
+    A member that changes what the others mean comes with a new number of the format.
+    """
+    if names:
+        shown = ", ".join(map(shorten, sorted(names)[:_MOST_NAMES]))
+        logger.warning("%s: ignored %s, which a later release of Hotrow may use", what, shown)
+
+
 class _Required:
     """The type of ``REQUIRED``: a member without a default."""
 
@@ -137,6 +152,10 @@ class Fields:
                 expected = f"one of {', '.join(some)}" if names else "no members"
                 hint = did_you_mean(key, sorted(names)) or f"; expected {expected}"
                 raise self.error(f"unknown key{hint}", shorten(key))
+
+    def others(self, known: Iterable[str]) -> set[str]:
+        """Return the members that are not in ``known``."""
+        return self._members.keys() - set(known)
 
     def __contains__(self, key: str) -> bool:
         """Return whether the object has this member."""

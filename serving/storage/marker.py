@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Self
 
+from serving.model.strict_json import log_newer
+
 MARKER_FORMAT = 1
 # The digest in the marker of a table that another program wrote, and that Hotrow has changed but never loaded.
 NOT_LOADED = "not loaded"
@@ -40,13 +42,14 @@ class Marker:
             ValueError: it is not a marker of this format.
         """
         document = json.loads(raw)
-        expected = {"format", *(field.name for field in fields(cls))}
         if not isinstance(document, dict) or document.pop("format", None) != MARKER_FORMAT:
             raise ValueError(f"expected a marker of format {MARKER_FORMAT}, got {raw[:80]!r}")
-        if document.keys() | {"format"} != expected:
-            raise ValueError(f"expected a marker with {sorted(expected)}, got {raw[:80]!r}")
-        caches = document.pop("current_caches")
-        return cls(**document, current_caches=None if caches is None else tuple(caches))
+        known = {field.name: document[field.name] for field in fields(cls) if field.name in document}
+        if "digest" not in known:
+            raise ValueError(f"expected a marker with a digest, got {raw[:80]!r}")
+        log_newer("the marker of a table", frozenset(document.keys() - known.keys()))
+        caches = known.pop("current_caches", None)
+        return cls(**known, current_caches=None if caches is None else tuple(caches))
 
     def write(self) -> bytes:
         """Return the marker as JSON."""

@@ -8,10 +8,14 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.model.strict_json import log_newer
 from serving.storage.marker import MARKER_FORMAT
 from serving.storage.redis.commands import Command, Partition, header, packed_words, plain
 
 LEASE_MS = 30_000
+_FIELDS = frozenset(
+    ("format", "digest", "row_dtype", "partitions", "changed", "run_id", "generation", "rows", "filling")
+)
 # Arguments of one call inside a script: Lua has room for some 8,000.
 WORDS_PER_CALL = 4000
 
@@ -129,6 +133,7 @@ class PartitionMarker:
             return None
         if held.get("format") != str(MARKER_FORMAT):
             raise ValueError(f"has a marker of format {held.get('format')!r}, expected {MARKER_FORMAT}")
+        log_newer("the marker of a table in Redis", frozenset(held.keys() - _FIELDS))
         return cls(
             held["digest"],
             held["row_dtype"],

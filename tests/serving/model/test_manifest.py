@@ -143,7 +143,6 @@ def test_a_truncated_manifest_is_refused(version):
         pytest.param(lambda m: m.pop("files"), "files: missing", id="no-files"),
         pytest.param(lambda m: m.update(model=""), 'model: expected a name, got ""', id="model"),
         pytest.param(lambda m: m.update(version=0), "version: expected an integer from 1", id="version"),
-        pytest.param(lambda m: m.update(note=""), "note: unknown key", id="unknown-key"),
         pytest.param(
             lambda m: m["files"]["empty"].update(sha256="E3"), "files.empty.sha256: expected 64 hex", id="sha256"
         ),
@@ -160,6 +159,16 @@ def test_a_manifest_of_another_form_is_refused(version, edit, message):
 
     with pytest.raises(ModelFileError, match=re.escape(f"manifest.json: {message}")):
         verify_manifest(version)
+
+
+def test_members_of_a_later_release_are_ignored_and_logged_once(version, caplog):
+    edit_manifest(version, lambda m: (m.update(note="", more=[]), m["files"]["empty"].update(crc32c=0)))
+    before = verify_manifest(version)
+
+    assert verify_manifest(version) == before
+    assert caplog.messages == [
+        f"{version / 'manifest.json'}: ignored crc32c, more, note, which a later release of Hotrow may use"
+    ]
 
 
 def test_a_name_that_leads_out_of_the_folder_is_never_opened(version):
