@@ -7,24 +7,26 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 
-from serving.cli import (
-    check,
-    checkpoint,
-    dump,
-    export_onnx,
-    import_model,
-    load,
-    plan,
-    predict,
-    serve,
-    snapshot,
-    stats,
-    token,
-)
 from serving.cli.outcome import outcome
 from serving.cli.output import outlive_readers
 from serving.frontend.version import server_version
 
+#: The modules of the commands. A module is imported when its command is called, because some of them take long.
+_COMMANDS = {
+    "serve": "serving.cli.serve",
+    "stats": "serving.cli.stats",
+    "check": "serving.cli.check",
+    "predict": "serving.cli.predict",
+    "import": "serving.cli.import_model",
+    "export-onnx": "serving.cli.export_onnx",
+    "plan": "serving.cli.plan",
+    "dump": "serving.cli.dump",
+    "load": "serving.cli.load",
+    "checkpoint": "serving.cli.checkpoint",
+    "snapshot": "serving.cli.snapshot",
+    "token": "serving.cli.token",
+    "train": "training.command.cli",
+}
 #: The output of these commands is their result. Other commands have done their work even if nobody reads the output.
 _REPORTS = ("check", "plan", "predict", "stats", "token")
 
@@ -50,29 +52,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"hotrow {server_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    commands_in_order = (
-        serve,
-        stats,
-        check,
-        predict,
-        import_model,
-        export_onnx,
-        plan,
-        dump,
-        load,
-        checkpoint,
-        snapshot,
-        token,
-    )
-    for command in commands_in_order:
-        command.add_parser(commands)
-    import_module("training.command.cli").add_parser(commands)  # by name, because serving must not depend on training
+    words = sys.argv[1:] if arguments is None else arguments
+    chosen = words[0] if words else ""
+    for module in [_COMMANDS[chosen]] if chosen in _COMMANDS else _COMMANDS.values():
+        import_module(module).add_parser(commands)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        chosen = commands.choices[options.command] if options.command else parser
-        close = get_close_matches(unknown[0].partition("=")[0], re.findall(r"--[a-z-]+", chosen.format_help()), n=1)
+        called = commands.choices[options.command] if options.command else parser
+        close = get_close_matches(unknown[0].partition("=")[0], re.findall(r"--[a-z-]+", called.format_help()), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        chosen.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        called.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if options.command is None:
         parser.print_help()
         parser.exit()
