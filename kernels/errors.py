@@ -2,7 +2,13 @@
 
 
 class HotrowError(Exception):
-    """Base of every error that Hotrow raises on purpose. Anything else that escapes is a bug."""
+    """Base of every error that Hotrow raises on purpose. Anything else that escapes is a bug.
+
+    Attributes:
+        model: the name of the model that the error is about; empty if no model was named (``serving.errors.about``).
+    """
+
+    model = ""
 
 
 class DeviceUnavailableError(HotrowError):

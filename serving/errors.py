@@ -197,7 +197,7 @@ def without_frames(error: _E) -> _E:
 
 @contextmanager
 def about(model: str, faults: list[HotrowError] | None = None) -> Iterator[None]:
-    """Add the model's name to any error that the block raises. ``told`` shows the name.
+    """Set ``model`` of any error that the block raises. ``told`` and tracebacks show the name.
 
     Args:
         model: the model's name.
@@ -206,25 +206,21 @@ def about(model: str, faults: list[HotrowError] | None = None) -> Iterator[None]
     try:
         yield
     except HotrowError as err:
-        err.add_note(f"model {model[:64]!r}")
+        if not err.model:
+            err.model = model
+            err.add_note(_named(model))
         if faults is None:
             raise
         faults.append(err)
 
 
-def is_about(error: HotrowError, model: str) -> bool:
-    """Return whether ``about`` added this model's name to the error."""
-    return f"model {model[:64]!r}" in getattr(error, "__notes__", ())
-
-
-def is_about_a_model(error: HotrowError) -> bool:
-    """Return whether ``about`` added any model's name to the error."""
-    return bool(getattr(error, "__notes__", ()))
-
-
 def told(error: HotrowError) -> str:
-    """Return one line for an operator: the model, if ``about`` added its name, and the message."""
-    return printable(": ".join((*getattr(error, "__notes__", ()), str(error))))
+    """Return one line for an operator: the model, if the error is about a model, and the message."""
+    return printable(f"{_named(error.model)}: {error}" if error.model else str(error))
+
+
+def _named(model: str) -> str:
+    return f"model {model[:64]!r}"
 
 
 def printable(text: str) -> str:

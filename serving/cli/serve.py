@@ -29,7 +29,6 @@ from serving.errors import (
     MissingExtraError,
     ModelFileError,
     ServingError,
-    is_about_a_model,
     nearest,
     told,
 )
@@ -523,7 +522,7 @@ def _load(repository: "ModelRepository") -> None:
         with load_progress() as progress:
             in_thread("hotrow-load", lambda: repository.load(progress))
     except (ConfigError, ModelFileError) as err:
-        if not is_about_a_model(err):
+        if not err.model:
             raise
         advice = f"`hotrow check {repository.path}` lists the faults of every model"
         raise ServingError(f"{told(err)}; {advice}") from err

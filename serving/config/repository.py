@@ -24,7 +24,7 @@ from serving.config.ps import PS_KEYS, check_named_tables, read_ps_config
 from serving.config.row_dtypes import with_row_dtypes
 from serving.config.tiers import HashMapConfig, PersistentDbConfig
 from serving.config.version_policy import CONFIG_FILE, VersionPolicy, read_triton_config
-from serving.errors import ConfigError, ModelFileError, UnknownModelError, about, did_you_mean, is_about
+from serving.errors import ConfigError, ModelFileError, UnknownModelError, about, did_you_mean
 from serving.model.manifest import GoOn
 from serving.model.names import MODEL_NAME
 from serving.model.regular_file import real_path
@@ -282,7 +282,7 @@ def _ps_of(directory: str | Path, name: str) -> ParameterServerConfig | None:
     faults: list[HotrowError] = []
     ps = read_ps_config(file, faults)
     for fault in faults:
-        if is_about(fault, name):
+        if fault.model == name:
             raise fault
     return ps
 

@@ -22,7 +22,7 @@ from serving.config import (
     read_triton_config,
 )
 from serving.config.control import EVERY_MODEL, ControlMode
-from serving.errors import ConfigError, UnknownModelError, did_you_mean, is_about, is_about_a_model, printable
+from serving.errors import ConfigError, UnknownModelError, did_you_mean, printable
 from serving.model.manifest import MANIFEST_NAME, Stamp, sha256_of, stamp_of
 from serving.parameter_server.table_files import open_table_file
 
@@ -106,7 +106,7 @@ class ModelSource:
         if self._control == "explicit":
             return ps, self._chosen(ps.models, faults)
         for fault in faults:
-            if not is_about_a_model(fault):
+            if not fault.model:
                 raise fault
         loaded = {config.name for config in ps.models}
         self._attempts = {name: _Attempt(mark, pauses=None) for name, mark in marks.items() if name in loaded}
@@ -227,7 +227,7 @@ class ModelSource:
         names = {config.name for config in models}
         every = EVERY_MODEL in self._startup
         for fault in faults:
-            if every or any(is_about(fault, name) for name in self._startup) or not is_about_a_model(fault):
+            if every or not fault.model or fault.model in self._startup:
                 raise fault
         for name in self._startup:
             if name in self.names and name not in names:

@@ -278,6 +278,15 @@ class TestRefusals:
 
         assert "volatile_db.row_dtype_per_table: no model has a table 'tiny.itme'" in self.refused(tmp_path)
 
+    def test_an_error_says_which_model_it_is_about(self, tmp_path):
+        (TinyModel().write(tmp_path) / "dense.model").write_bytes(b"")
+
+        with pytest.raises(ModelFileError) as caught, ModelRepository(tmp_path) as repository:
+            repository.load()
+
+        assert caught.value.model == "tiny"
+        assert caught.value.__notes__ == ["model 'tiny'"]  # a traceback shows it once
+
     def test_a_folder_that_does_not_exist(self, tmp_path):
         assert "nowhere: no such file or folder" in self.refused(tmp_path / "nowhere")
 
