@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from os.path import isdir  # False for an impossible path, where Path.is_dir raises
 from pathlib import Path
 from threading import Lock
+from typing import cast
 
 from kernels.device import Device
 from kernels.host import RowDtype
@@ -17,10 +19,58 @@ from serving.errors import ConfigError, UnknownModelError
 from serving.lookup import check_device_name, open_devices, open_lookups, warn_of_idle_caches
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.preflight import check_hot_keys
-from serving.session import InferenceSession, check_runtime
+from serving.session import InferenceSession, LookupOnlySession, check_runtime
 from serving.storage import MemoryStore
 
 Release = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """How models run.
+
+    Attributes:
+        engine: what runs dense networks; see ``open_network``.
+        threads: how many threads work on one dense network call in ONNX Runtime.
+        calibration: the samples on which the engine int8 is measured; None: each model has a file of its own.
+        tolerance: the largest error of a probability that the engine int8 may have on these samples.
+        device: where embeddings are cached; see ``open_devices``.
+    """
+
+    engine: Engine = "auto"
+    threads: int = 1
+    calibration: str | Path | None = None
+    tolerance: float = DEFAULT_TOLERANCE
+    device: str = "cpu"
+
+
+def open_model(
+    server: ParameterServer, config: ModelConfig, devices: Sequence[Device] = (), runtime: Runtime | None = None
+) -> InferenceSession | LookupOnlySession:
+    """Open the session of a model that ``server`` holds, with caches on ``devices``; closing it frees the caches.
+
+    Args:
+        server: holds the model's embeddings.
+        config: the model.
+        devices: what ``open_devices`` returned.
+        runtime: how the dense network runs; None: the defaults.
+
+    Raises:
+        HotrowError: see ``load_model``.
+    """
+    runtime = runtime or Runtime()
+    lookups = open_lookups(server, config, devices)
+    session: InferenceSession | LookupOnlySession
+    with ExitStack() as opened:
+        for lookup in lookups:
+            opened.callback(lookup.close)
+        if config.graph_file is None:
+            session = LookupOnlySession(lookups)
+        else:
+            said = (runtime.engine, runtime.threads, runtime.calibration, runtime.tolerance)
+            session = InferenceSession(config, 0, lookups, *said)
+        session.on_close(opened.pop_all().close)
+    return session
 
 
 def load_model(
@@ -78,7 +128,8 @@ def load_model(
     else:
         server, config, release = _load(config, parameter_server)
     try:
-        session = open_session(server, config, devices, engine, threads, calibration, tolerance)
+        runtime = Runtime(engine, threads, calibration, tolerance)
+        session = cast(InferenceSession, open_model(server, config, devices, runtime))  # it has a dense network
     except BaseException:
         release()
         raise
@@ -137,25 +188,6 @@ def _close_unused(file: Path) -> None:
     """Close the server of a ``ps.json`` that no session uses. The caller holds the lock."""
     if not _shared[file].sessions.total():
         _shared.pop(file).server.close()
-
-
-def open_session(
-    server: ParameterServer,
-    config: ModelConfig,
-    devices: Sequence[Device] = (),
-    engine: Engine = "auto",
-    threads: int = 1,
-    calibration: str | Path | None = None,
-    tolerance: float = DEFAULT_TOLERANCE,
-) -> InferenceSession:
-    """Open the session of a model that ``server`` holds, with its caches; closing the session frees the caches."""
-    lookups = open_lookups(server, config, devices)
-    with ExitStack() as opened:
-        for lookup in lookups:
-            opened.callback(lookup.close)
-        session = InferenceSession(config, 0, lookups, engine, threads, calibration, tolerance)
-        session.on_close(opened.pop_all().close)
-    return session
 
 
 def _unload(server: ParameterServer, held: ModelConfig) -> None:

@@ -1,4 +1,4 @@
-"""One model in full: from a request's tensors to probabilities."""
+"""One model in full: from a request's tensors to probabilities, or from keys to rows."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +18,105 @@ from serving.defaults_watch import DefaultsWatch
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, RequestError
-from serving.lookup import LookupSession, defaulted_keys_of, failed_devices
+from serving.lookup import LookupResult, LookupSession, defaulted_keys_of
 from serving.metrics import MetricSample
 from serving.routes import LeastBusy, Prediction, open_routes
+from serving.storage.store import Keys
 
 _MOST_THREADS = 1024
 
 _log = logging.getLogger(__name__)
 
 
-class InferenceSession:
+class ModelSession:
+    """A model on one device or several. Several threads may use it at the same time.
+
+    Attributes:
+        config: the model.
+        health: the outages of the model, and how its requests ended; who serves requests notes it there.
+    """
+
+    def __init__(self, config: ModelConfig, lookups: Sequence[LookupSession]) -> None:
+        """Take at least one lookup; each is on another device."""
+        self.config = config
+        self.health = lookups[0].health
+        self._lookups = tuple(lookups)
+        self._releases: list[Callable[[], None]] = []
+
+    @property
+    def never_waits(self) -> bool:
+        """See ``LookupSession.never_waits``."""
+        return all(one.never_waits for one in self._lookups)
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether some device can still answer: a device whose work failed is not used again."""
+        return len(self.failed_devices) < len(self._lookups)
+
+    @property
+    def failed_devices(self) -> list[str]:
+        """The names of the devices that are not used again, because work on them failed."""
+        failed = [one for one in self._lookups if not one.is_answering]
+        return ["CPU" if one.device is None else one.device.name for one in failed]
+
+    def readings(self) -> Iterator[MetricSample]:
+        """Return the counters of its caches for the metrics page."""
+        for lookup in self._lookups:
+            yield from lookup.readings()
+
+    def on_close(self, release: Callable[[], None]) -> None:
+        """Call ``release`` when the session is closed, after all releases that were added earlier."""
+        self._releases.append(release)
+
+    def close(self) -> None:
+        """Release what was opened for this session. Closing twice is allowed.
+
+        With GPU caches, requests in flight are answered first (see ``CachedLookup.close``). Without GPU caches, they
+        may fail with UnknownModelError. All later requests fail with it.
+        """
+        with ExitStack() as releases:  # calls every release, also after one of them fails
+            while self._releases:
+                releases.callback(self._releases.pop())
+
+    def __enter__(self) -> Self:
+        """Return the session."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+
+class LookupOnlySession(ModelSession):
+    """A model without a dense network: from keys to rows."""
+
+    def __init__(self, lookups: Sequence[LookupSession]) -> None:
+        """Take at least one lookup; each request goes to the lookup with the fewest requests."""
+        super().__init__(lookups[0].config, lookups)
+        self._least_busy = LeastBusy(lookups, lambda lookup: lookup.is_answering)
+
+    def lookup(self, keys: Sequence[Keys]) -> LookupResult:
+        """See ``LookupSession.lookup``."""
+        with self._least_busy.one() as lookup:
+            return lookup.lookup(keys)
+
+    def lookup_together(self, requests: Sequence[Sequence[Keys]]) -> list[LookupResult]:
+        """Look up the keys of several requests as one request, and return the answer to each request.
+
+        Raises:
+            HotrowError: see ``LookupSession.lookup``; no request has an answer.
+        """
+        of_tables = list(zip(*requests, strict=True))
+        together = self.lookup([np.concatenate(of_table) for of_table in of_tables])
+        parts = [
+            np.split(rows, list(accumulate(keys.size for keys in of_table))[:-1])
+            for rows, of_table in zip(together.embeddings, of_tables, strict=True)
+        ]
+        defaulted = defaulted_keys_of(self._lookups[0], requests, together.defaulted_keys, together.incomplete)
+        return [LookupResult(rows, count) for rows, count in zip(zip(*parts, strict=True), defaulted, strict=True)]
+
+
+class InferenceSession(ModelSession):
     """A model that answers requests. Several threads may use it at the same time.
 
     Attributes:
@@ -73,10 +162,10 @@ class InferenceSession:
         check_runtime("InferenceSession", engine, threads)
         self.embedding_cache = caches[0]
         config = _read_config(config, self.embedding_cache.config)
+        super().__init__(config, caches)
         _check_device(config, device_id, self.embedding_cache)
         for cache in caches:
             _check_model(config, cache)
-        self.config = config
         refuse_idle_calibration(calibration, engine)
         measure = None
         if engine == "int8":  # a calibration may exceed max_batchsize, and must not see defaults
@@ -93,25 +182,7 @@ class InferenceSession:
         self.quantization = network.quantization
         self.engine = network.engine
         self._routes = LeastBusy(routes, lambda route: route.is_answering)
-        self._caches = caches
-        self.health = self.embedding_cache.health
         self._defaults = DefaultsWatch(self.embedding_cache.server, config)
-        self._releases: list[Callable[[], None]] = []
-
-    @property
-    def never_waits(self) -> bool:
-        """See ``LookupSession.never_waits``."""
-        return all(one.never_waits for one in self._caches)
-
-    @property
-    def is_answering(self) -> bool:
-        """Whether some device can still answer: a device whose work failed is not used again."""
-        return len(self.failed_devices) < len(self._caches)
-
-    @property
-    def failed_devices(self) -> list[str]:
-        """The names of the devices that are not used again, because work on them failed."""
-        return failed_devices(self._caches)
 
     def predict(
         self, dense_feature: Any, embeddingcolumns: Any, row_ptrs: Any = None, i64_input_key: bool | None = None
@@ -177,35 +248,8 @@ class InferenceSession:
         Raises:
             StoreError: a tier did not answer; the remaining rows stay as they were.
         """
-        for cache in self._caches:
+        for cache in self._lookups:
             cache.refresh()
-
-    def readings(self) -> Iterator[MetricSample]:
-        """Return the counters of its caches for the metrics page."""
-        for cache in self._caches:
-            yield from cache.readings()
-
-    def on_close(self, release: Callable[[], None]) -> None:
-        """Call ``release`` when the session is closed, after all releases that were added earlier."""
-        self._releases.append(release)
-
-    def close(self) -> None:
-        """Release what ``load_model`` opened for this session. Closing twice is allowed.
-
-        With GPU caches, requests in flight are answered first (see ``CachedLookup.close``). Without GPU caches, they
-        may fail with UnknownModelError. All later requests fail with it.
-        """
-        with ExitStack() as releases:  # calls every release, also after one of them fails
-            while self._releases:
-                releases.callback(self._releases.pop())
-
-    def __enter__(self) -> Self:
-        """Return the session."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close it."""
-        self.close()
 
 
 def check_runtime(source: str, engine: Any, threads: Any) -> None:

@@ -17,8 +17,6 @@ from kernels.errors import DeviceUnavailableError
 from serving.config import VersionPolicy, policy_from
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, RequestError, UnknownModelError, told
 from serving.frontend.client_texts import folders_of, without_folders
-from serving.frontend.endpoint import PredictEndpoint
-from serving.frontend.served_model import served_model
 from serving.frontend.version import server_version
 from serving.frontend.workers import Siblings
 from serving.metrics import merged_statistics
@@ -60,24 +58,17 @@ Document = dict[str, Any]
 
 
 class Control:
-    """The documents of one server. Belongs to the event loop of its endpoint.
+    """The documents of one server. Belongs to one event loop.
 
     Attributes:
         regions: the registered shared memory.
     """
 
-    def __init__(
-        self,
-        repository: ModelRepository,
-        endpoint: PredictEndpoint,
-        regions: SharedMemory,
-        siblings: Siblings | None = None,
-    ) -> None:
-        """Describe the models that ``endpoint`` serves; ``siblings`` are the other workers of the same server."""
+    def __init__(self, repository: ModelRepository, regions: SharedMemory, siblings: Siblings | None = None) -> None:
+        """Describe the models of ``repository``; ``siblings`` are the other workers of the same server."""
         self._repository = repository
         self._folders = folders_of(repository.path)
         self._siblings = siblings
-        self._endpoint = endpoint
         # A load may hang. It must not take a thread from other work or keep the process from ending.
         self._loads = CallThreads("hotrow-load", _MOST_LOADS)
         self.regions = regions
@@ -100,7 +91,7 @@ class Control:
 
     def metadata(self, model: str, version: str = "") -> Document:
         """A model's tensors, its digest, the names of its slots in the order of keys, and whether keys are shifted."""
-        served = self._endpoint.model(model, version)
+        served = self._repository.loaded(model, version)
         keys = {} if served.config.slot_keys == "stored" else {"keys": served.config.slot_keys}
         return {
             "name": model,
@@ -115,7 +106,7 @@ class Control:
 
     def config(self, model: str, version: str = "") -> Document:
         """A model's configuration in Triton's form."""
-        return self._endpoint.model(model, version).triton_config()
+        return self._repository.loaded(model, version).triton_config()
 
     def index(self, only_ready: bool = False) -> list[Document]:
         """The models and their states."""
@@ -179,7 +170,7 @@ class Control:
         except RequestError as err:
             raise RequestError(f"{path}: {err}") from err
         with suppress(UnknownModelError):  # a client may change one key of what ``config`` returned
-            own = served_model(self._repository.loaded(model).session).triton_config()
+            own = self._repository.loaded(model).triton_config()
             document = {key: value for key, value in document.items() if key not in own or own[key] != value}
         known_only(document, frozenset({"version_policy"}), path)
         return policy_from(document, path)
@@ -196,9 +187,9 @@ class Control:
         """The statistics of this worker alone."""
         if model:
             versions = [version] if version else map(str, self._repository.versions(model))
-            served = [self._endpoint.model(model, one) for one in versions]
+            served = [self._repository.loaded(model, one) for one in versions]
         else:
-            served = [self._endpoint.served(one) for one in self._repository.all_loaded()]
+            served = self._repository.all_loaded()
         return {"model_stats": [one.statistics.document(one.name, one.version) for one in served]}
 
     def log_settings(self) -> Document:
@@ -273,7 +264,7 @@ class Control:
     def trace_settings(self, model: str = "") -> Document:
         """The trace settings; Hotrow writes no traces."""
         if model:
-            self._endpoint.model(model)
+            self._repository.loaded(model)
         return _TRACE_SETTINGS
 
     def change_trace_settings(self, changes: Document, model: str = "") -> Document:

@@ -1,19 +1,16 @@
 """The hot path that all protocols share: one predict request from its admission to its counted answer."""
 
 from functools import partial
-from time import perf_counter, perf_counter_ns
-from typing import TypeVar
+from time import perf_counter_ns
 
 from serving.errors import OverloadedError
 from serving.frontend.batcher import Batcher, Batching
+from serving.frontend.exchange import Exchange, answer_alone
 from serving.frontend.limits import Limits
-from serving.frontend.recorder import RecordedExchange, Recorder
+from serving.frontend.recorder import Recorder
 from serving.frontend.runner import Runner
-from serving.frontend.served_model import Exchange, ServedModel, Stopwatch, served_model
 from serving.metrics import RequestMetrics
-from serving.repository import LoadedModel, ModelRepository
-
-_T = TypeVar("_T")
+from serving.repository import ModelRepository, ServedModel
 
 
 class PredictEndpoint:
@@ -34,30 +31,27 @@ class PredictEndpoint:
         self._metrics = metrics
         self._limits = limits
         self._batching = batching
-        self._recorder = recorder
+        self._record = None if recorder is None else recorder.record
         self._in_flight = 0
-        self._batchers: dict[LoadedModel, Batcher] = {}
+        self._batchers: dict[ServedModel, Batcher] = {}
 
-    def model(self, name: str, version: str = "") -> ServedModel:
-        """Return a served model; the UnknownModelError names the models that are served."""
-        return self.served(self._repository.loaded(name, version))
+    def find(self, name: str, version: str = "") -> Batcher:
+        """Find the model that answers a request; the UnknownModelError names the models that are served.
 
-    def served(self, loaded: LoadedModel) -> ServedModel:
-        """Return the served model of a version."""
-        return self._batcher(loaded).model
+        ``version`` is empty for the newest version.
+        """
+        return self._batcher(self._repository.loaded(name, version))
 
-    def check_load(self, name: str, version: str, backlog: int, size_bytes: int | None) -> None:
+    def check_load(self, batcher: Batcher, backlog: int, size_bytes: int | None) -> None:
         """Refuse a request at once if too many requests are before it or have arrived with it.
 
         Args:
-            name: the model that answers.
-            version: its version; empty for the newest version.
+            batcher: what ``find`` returned.
             backlog: how many requests have arrived on the event loop and not begun.
             size_bytes: see ``run``.
 
         Raises:
             OverloadedError: ``max_inflight`` requests are running, or the request would wait too long.
-            UnknownModelError: this model or this version is not served.
         """
         self._check_in_flight()
         wait_s = backlog * self._runner.short_s
@@ -66,86 +60,65 @@ class PredictEndpoint:
                 f"{backlog} requests have arrived, and the last would wait {wait_s * 1000:.0f} ms; "
                 f"the server accepts {self._batching.max_wait_s * 1000:g} ms"
             )
-        batcher = self._batcher(self._repository.loaded(name, version))
         if not self._runs_here(batcher.model, size_bytes):
             batcher.check_wait()
 
-    async def run(
-        self, name: str, version: str, size_bytes: int | None, exchange: Exchange[_T], timeout_s: float | None = None
-    ) -> _T:
-        """Admit a request, answer it and count it.
+    async def run(self, batcher: Batcher, version: str, size_bytes: int | None, exchange: Exchange) -> None:
+        """Admit a request, answer it and count it; ``exchange`` then has what it wrote.
 
         Args:
-            name: the model that answers.
-            version: its version; empty for the newest version.
+            batcher: what ``find`` returned.
+            version: what ``find`` got.
             size_bytes: the request's size, from which its time is predicted; None: the size says nothing.
             exchange: the request.
-            timeout_s: how long the client waits for the answer; None: no limit.
 
         Raises:
             OverloadedError: see ``check_load``.
             MemoryError: the server has too little free memory.
             DeadlineError: the request's time was over before it began.
-            UnknownModelError: this model or this version is not served.
+            UnknownModelError: this model or this version is not served any more.
         """
         self._check_in_flight()
-        if self._recorder is not None:
-            exchange = RecordedExchange(exchange, self._recorder)
-        loaded = self._repository.begin(name, version)
+        exchange.record = self._record
+        model = self._repository.begin(batcher.model, version)
+        if model is not batcher.model:  # a swap while the request arrived
+            batcher = self._batcher(model)
         self._in_flight += 1
         try:
-            return await self._answered(self._batcher(loaded), size_bytes, exchange, timeout_s)
+            await self._answer(batcher, size_bytes, exchange)
         finally:
             self._in_flight -= 1
-            loaded.end()
+            model.end()
 
     def _check_in_flight(self) -> None:
         if self._in_flight >= self._limits.max_inflight:
             raise OverloadedError(f"{self._in_flight} requests are running; the server accepts no more at a time")
 
-    async def _answered(
-        self, batcher: Batcher, size_bytes: int | None, exchange: Exchange[_T], timeout_s: float | None
-    ) -> _T:
-        model, watch = batcher.model, Stopwatch()
-        watch.note()
+    async def _answer(self, batcher: Batcher, size_bytes: int | None, exchange: Exchange) -> None:
+        model = batcher.model
         try:
             if size_bytes is not None and self._runs_here(model, size_bytes):
-                answer = self._runner.run(model.name, size_bytes, partial(_answer, model, exchange, watch))
+                self._runner.run(model.name, size_bytes, partial(answer_alone, model, exchange))
             else:
-                deadline_s = None if timeout_s is None else perf_counter() + timeout_s
-                answer, processor_s = await batcher.answer(exchange, watch, deadline_s)
+                processor_s = await batcher.answer(exchange)
                 if size_bytes is not None and model.never_waits:
                     self._runner.took(model.name, size_bytes, processor_s)
         except Exception:
-            model.statistics.failed(perf_counter_ns() - watch.times_ns[0])
+            model.statistics.failed(perf_counter_ns() - exchange.times_ns[0])
             raise
-        model.statistics.answered(watch.samples, watch.batch_samples, watch.times_ns)
-        self._metrics.predicted(model.name, watch.samples)
-        return answer
+        model.statistics.answered(exchange.samples, exchange.batch_samples, exchange.times_ns)
+        self._metrics.predicted(model.name, exchange.samples)
 
     def _runs_here(self, model: ServedModel, size_bytes: int | None) -> bool:
         """Whether a request runs on the event loop: it is short, and cannot wait for anything."""
         return size_bytes is not None and model.never_waits and self._runner.is_short(model.name, size_bytes)
 
-    def _batcher(self, loaded: LoadedModel) -> Batcher:
-        batcher = self._batchers.get(loaded)
+    def _batcher(self, model: ServedModel) -> Batcher:
+        batcher = self._batchers.get(model)
         if batcher is None:
-            model = served_model(loaded.session)
-            batcher = self._batchers[loaded] = Batcher(model, self._runner.pool, self._runner.threads, self._batching)
-            loaded.on_close(partial(self._forget, loaded))
+            batcher = self._batchers[model] = Batcher(model, self._runner.pool, self._runner.threads, self._batching)
+            model.on_close(partial(self._forget, model))
         return batcher
 
-    def _forget(self, loaded: LoadedModel) -> None:
-        self._batchers.pop(loaded, None)
-
-
-def _answer(model: ServedModel, exchange: Exchange[_T], watch: Stopwatch) -> _T:
-    watch.note()
-    question = exchange.read(model)
-    watch.samples = watch.batch_samples = model.samples(question)
-    watch.note()
-    (answer,) = model.answer([question])
-    watch.note()
-    written = exchange.write(model, answer)
-    watch.note()
-    return written
+    def _forget(self, model: ServedModel) -> None:
+        self._batchers.pop(model, None)

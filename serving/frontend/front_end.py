@@ -63,7 +63,7 @@ class FrontEnd:
         self.endpoint = PredictEndpoint(
             repository, self._runner, self.metrics, settings.limits, settings.batching, recorder
         )
-        self.control = Control(repository, self.endpoint, self._regions, siblings)
+        self.control = Control(repository, self._regions, siblings)
         self.status = Status(repository, self.metrics)
 
     def close(self) -> None:

@@ -27,17 +27,18 @@ from serving.frontend.access import Access
 from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
 from serving.frontend.client_texts import message_of
 from serving.frontend.codes import ANSWERED, codes_of
+from serving.frontend.exchange import Exchange
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.grpc_calls import CLIENT_GONE, OpenCalls, Refusal, refusal_of
 from serving.frontend.grpc_entry import Entry
 from serving.frontend.grpc_sockets import ServerSockets
 from serving.frontend.limits import Limits
-from serving.frontend.served_model import ServedModel
 from serving.frontend.tls import Tls
 from serving.frontend.tokens import Tokens
 from serving.protocol.bounds import Bounds
 from serving.protocol.messages import chosen, decode_message, encode_message, has_parts
 from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
+from serving.repository import ServedModel
 
 _log = logging.getLogger("hotrow.grpc")
 _HEALTH_INTERVAL_S = 1.0
@@ -269,12 +270,13 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         began, model, code = perf_counter(), "", CLIENT_GONE
         self._metrics.started()
         try:
-            name, version = message.model_name, message.model_version
-            model = self._endpoint.model(name, version).name
+            version = message.model_version
+            batcher = self._endpoint.find(message.model_name, version)
+            model = batcher.model.name
             exchange = _InferExchange(message, self._control.regions, self._bounds)
-            answer: Any = await self._endpoint.run(name, version, exchange.size_bytes, exchange)
+            await self._endpoint.run(batcher, version, exchange.size_bytes, exchange)
             code = 200
-            return answer
+            return exchange.written
         except ANSWERED as err:
             code = codes_of(err)[0]
             raise
@@ -463,10 +465,11 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-class _InferExchange:
-    """See ``Exchange``."""
+class _InferExchange(Exchange):
+    """A message."""
 
     def __init__(self, message: Any, regions: SharedMemory, bounds: Bounds) -> None:
+        super().__init__()
         self._message = message
         self._regions = regions
         self._bounds = bounds

@@ -12,7 +12,6 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from random import random
-from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +19,7 @@ from numpy.typing import NDArray
 from serving.background import QueueWorker
 from serving.config import ModelConfig
 from serving.errors import OutputError
-from serving.frontend.served_model import Exchange, ServedModel
 from serving.protocol.recorded import encode_lookups
-
-_T = TypeVar("_T")
 
 _log = logging.getLogger("hotrow.record")
 _SUFFIX = ".jsonl"  # `hotrow plan` reads a file by its suffix
@@ -152,27 +148,3 @@ def _try_lock(descriptor: int) -> bool:
     except OSError:
         return False
     return True
-
-
-class RecordedExchange(Generic[_T]):
-    """An exchange that records its request after reading it. See ``Exchange``."""
-
-    def __init__(self, exchange: Exchange[_T], recorder: Recorder) -> None:
-        """Record the request of ``exchange``."""
-        self._exchange = exchange
-        self._recorder = recorder
-
-    @property
-    def timeout_us(self) -> int:
-        """See ``Exchange.timeout_us``."""
-        return self._exchange.timeout_us
-
-    def read(self, model: ServedModel) -> Any:
-        """See ``Exchange.read``."""
-        question = self._exchange.read(model)
-        self._recorder.record(model.config, model.keys(question))
-        return question
-
-    def write(self, model: ServedModel, answer: Any) -> _T:
-        """See ``Exchange.write``."""
-        return self._exchange.write(model, answer)

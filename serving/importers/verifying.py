@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,9 @@ from serving.config import ModelConfig, read_inference_config
 from serving.errors import ModelFileError, RequestError
 from serving.importers.numpy_files import arrays_in
 from serving.model.version_writer import GRAPH_FILE
-from serving.opening import open_session
+from serving.opening import open_model
 from serving.parameter_server import ParameterServer
+from serving.session import InferenceSession
 from serving.storage import MemoryStore
 
 ANSWER = "OUTPUT0"
@@ -51,7 +52,7 @@ class ExpectedAnswers:
             batch = self._batch(config)
             with ParameterServer([MemoryStore()]) as server:  # not the repository's tiers: the model may be refused
                 server.load_model(config)
-                with open_session(server, config) as session:
+                with cast(InferenceSession, open_model(server, config)) as session:
                     answer = session.predict_batch(batch)
         except RequestError as err:
             raise ModelFileError(self.source, str(err)) from err

@@ -1,9 +1,14 @@
 """Embedding lookup, the first half of a prediction: from a batch's keys to pooled vectors, one tensor per table."""
 
-from serving.lookup.devices import DeviceChoice, check_device_name, open_devices
+from serving.lookup.devices import (
+    DeviceChoice,
+    check_device_name,
+    open_devices,
+    open_lookups,
+    warn_of_idle_caches,
+)
 from serving.lookup.merged import defaulted_keys_of
-from serving.lookup.opening import open_lookups, warn_of_idle_caches
-from serving.lookup.session import LookupResult, LookupSession, failed_devices
+from serving.lookup.session import LookupResult, LookupSession
 
 __all__ = [
     "DeviceChoice",
@@ -11,7 +16,6 @@ __all__ = [
     "LookupSession",
     "check_device_name",
     "defaulted_keys_of",
-    "failed_devices",
     "open_devices",
     "open_lookups",
     "warn_of_idle_caches",

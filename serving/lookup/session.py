@@ -1,6 +1,6 @@
 """One model's view of a parameter server."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,11 +30,6 @@ class LookupResult:
     embeddings: tuple[NDArray[np.float32], ...]
     defaulted_keys: int
     incomplete: Sequence[tuple[int, Mask]] = ()
-
-
-def failed_devices(lookups: Iterable["LookupSession"]) -> list[str]:
-    """The names of the devices whose caches cannot answer any more."""
-    return ["CPU" if one.device is None else one.device.name for one in lookups if not one.is_answering]
 
 
 class LookupSession:

@@ -3,23 +3,18 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from kernels.device import Device
 from serving.config import ModelConfig, ParameterServerConfig
-from serving.dense.calibration import DEFAULT_TOLERANCE
-from serving.dense.network import Engine
 from serving.errors import StoreError, UnknownModelError, about
-from serving.lookup import DeviceChoice, open_lookups
-from serving.lookup_model import LookupModelSession
+from serving.lookup import DeviceChoice
 from serving.metrics import MetricSample
-from serving.opening import open_session
+from serving.opening import Runtime, open_model
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.counters import table_samples
 from serving.parameter_server.table_files import Progress
-from serving.repository.loaded_model import LoadedModel, warm_up
+from serving.repository.served_model import ServedModel, served_model
 from serving.session import InferenceSession
 from serving.storage import RedisStore
 from serving.storage.memory import MemoryTable
@@ -28,17 +23,6 @@ from serving.storage.snapshot.store import SnapshotTable
 from serving.storage.store import Store
 
 logger = logging.getLogger("hotrow.repository")
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """How models run; see ``ModelRepository`` for the attributes."""
-
-    engine: Engine = "auto"
-    threads: int = 1
-    calibration: str | Path | None = None
-    tolerance: float = DEFAULT_TOLERANCE
-    device: str = "cpu"
 
 
 class VersionLoader:
@@ -76,28 +60,23 @@ class VersionLoader:
                 opened.append(self._devices.open(config.gpu_cache.devices))
         return opened
 
-    def open(self, config: ModelConfig, devices: Sequence[Device], progress: Progress | None = None) -> LoadedModel:
+    def open(self, config: ModelConfig, devices: Sequence[Device], progress: Progress | None = None) -> ServedModel:
         """Load a version's tables, open its session and warm it up.
 
         Raises:
             HotrowError: see ``ModelRepository.load``; nothing of the version is left in this process.
         """
-        server, runtime = self.server, self._runtime
-        config = held = server.load_model(config, progress)
-        session: InferenceSession | LookupModelSession
+        held = self.server.load_model(config, progress)
         with ExitStack() as opened:
-            opened.callback(server.unload_model, held.name, held.version, held)
-            if config.dense_file is None:
-                session = LookupModelSession(open_lookups(server, config, devices))
-            else:
-                settings = (runtime.engine, runtime.threads, runtime.calibration, runtime.tolerance)
-                session = open_session(server, config, devices, *settings)
+            opened.callback(self.server.unload_model, held.name, held.version, held)
+            session = open_model(self.server, held, devices, self._runtime)
             opened.callback(session.close)
-            warm_up(session)
+            model = served_model(session)
+            model.warm_up()
             opened.pop_all()
-        return LoadedModel(session)
+        return model
 
-    def drop(self, model: LoadedModel, *, erase: bool = False) -> None:
+    def drop(self, model: ServedModel, *, erase: bool = False) -> None:
         """Close a version after its requests, and remove its tables from the tiers.
 
         With ``erase`` its rows also leave the stores that outlive the process, if this process writes them. They stay
@@ -110,7 +89,7 @@ class VersionLoader:
         model.on_close(partial(_remove, partial(remove, held=model.config), model.config))
         model.close()
 
-    def readings(self, models: Iterable[LoadedModel]) -> Iterator[MetricSample]:
+    def readings(self, models: Iterable[ServedModel]) -> Iterator[MetricSample]:
         """Return the counters of the parameter server and of the models' caches for the metrics page."""
         counters = self.server.counters()
         for model in models:  # a version that is being loaded or dropped may have the number of one that serves
@@ -122,7 +101,7 @@ class VersionLoader:
                     yield from table_samples(name, counters[name], self.server.stores)
             yield from model.session.readings()
 
-    def describe(self, models: Iterable[LoadedModel]) -> Iterator[str]:
+    def describe(self, models: Iterable[ServedModel]) -> Iterator[str]:
         """Lines for an operator: each model with its memory and mapped files, and the tiers."""
         for model in sorted(models, key=lambda one: (one.config.name, one.config.version)):
             config, session = model.config, model.session

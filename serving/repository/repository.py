@@ -42,17 +42,17 @@ from serving.errors import (
     told,
 )
 from serving.lookup import check_device_name, warn_of_idle_caches
-from serving.lookup_model import LookupModelSession
 from serving.metrics import MetricSample
 from serving.model.manifest import Stamp, stamp_of
+from serving.opening import Runtime
 from serving.parameter_server.health import Readiness, worst
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.table_files import Progress
-from serving.repository.loaded_model import LoadedModel
-from serving.repository.loader import Runtime, VersionLoader
+from serving.repository.loader import VersionLoader
+from serving.repository.served_model import ServedModel
 from serving.repository.source import ModelSource, Versions, with_digest
 from serving.repository.states import ModelState, VersionStates
-from serving.session import InferenceSession
+from serving.session import InferenceSession, ModelSession
 
 logger = logging.getLogger("hotrow.repository")
 
@@ -125,7 +125,7 @@ class ModelRepository:
         self._loader: VersionLoader | None = None
         self._lock = threading.RLock()  # one load, unload, poll or close at a time; requests do not take it
         # Replaced as a whole, never changed in place, so requests need no lock. Versions are newest first.
-        self._models: dict[str, dict[int, LoadedModel]] = {}
+        self._models: dict[str, dict[int, ServedModel]] = {}
         self._states = VersionStates()
         self._is_ending = threading.Event()
         self._loading = ""  # the model that is being loaded
@@ -299,7 +299,7 @@ class ModelRepository:
             for name, versions in self._models.items()
         }
 
-    def models(self) -> Mapping[str, InferenceSession | LookupModelSession]:
+    def models(self) -> Mapping[str, ModelSession]:
         """The sessions by model name: of each model's newest version."""
         return {name: next(iter(versions.values())).session for name, versions in self._models.items()}
 
@@ -312,11 +312,11 @@ class ModelRepository:
     def session(self, name: str, version: str = "") -> InferenceSession:
         """The session of a model with a dense network; see ``loaded``."""
         session = self.loaded(name, version).session
-        if isinstance(session, LookupModelSession):
+        if not isinstance(session, InferenceSession):
             raise UnknownModelError(f"model {name!r} has no dense network")
         return session
 
-    def loaded(self, name: str, version: str = "") -> LoadedModel:
+    def loaded(self, name: str, version: str = "") -> ServedModel:
         """A loaded version; raises UnknownModelError if this model or this version is not served.
 
         ``version`` is text that a client wrote, empty for the newest version.
@@ -336,18 +336,26 @@ class ModelRepository:
             else f"no version {version[:20]!r} of model {name!r} is served; there are versions {there}"
         )
 
-    def begin(self, name: str, version: str = "") -> LoadedModel:
-        """Return a version that stays loaded until the caller calls its ``end``; see ``loaded``."""
+    def begin(self, model: ServedModel, version: str) -> ServedModel:
+        """Return a version that stays loaded until the caller calls its ``end``.
+
+        Args:
+            model: what ``loaded`` returned. If it has been dropped since then, another version may serve.
+            version: what ``loaded`` got.
+
+        Raises:
+            UnknownModelError: this model or this version is not served any more.
+        """
         while True:
-            model = self.loaded(name, version)
-            with suppress(UnknownModelError):  # it is being dropped, so another version serves, or none
+            with suppress(UnknownModelError):
                 model.begin()
                 return model
+            model = self.loaded(model.name, version)
 
     @contextmanager
-    def use(self, name: str, version: str = "") -> Iterator[LoadedModel]:
+    def use(self, name: str, version: str = "") -> Iterator[ServedModel]:
         """Keep a version loaded while the block runs; see ``loaded``."""
-        model = self.begin(name, version)
+        model = self.begin(self.loaded(name, version), version)
         try:
             yield model
         finally:
@@ -413,7 +421,7 @@ class ModelRepository:
         """See ``close``."""
         self.close()
 
-    def _readiness(self, model: LoadedModel) -> Readiness:
+    def _readiness(self, model: ServedModel) -> Readiness:
         failed = f"{' and '.join(model.session.failed_devices)} failed"
         if not model.session.is_answering:
             return Readiness("not ready", failed)
@@ -421,7 +429,7 @@ class ModelRepository:
         is_degraded = bool(model.session.failed_devices) and readiness.state == "ready"
         return Readiness("degraded", failed) if is_degraded else readiness
 
-    def all_loaded(self) -> list[LoadedModel]:
+    def all_loaded(self) -> list[ServedModel]:
         """The served versions of all models, newest first."""
         return [model for versions in self._models.values() for model in versions.values()]
 
@@ -478,14 +486,14 @@ class ModelRepository:
 
     def _open_chosen(
         self, loader: VersionLoader, folder: ModelFolder, each_alone: bool, digests: Mapping[str, str] | None
-    ) -> tuple[dict[int, LoadedModel], Sequence[int], bool]:
+    ) -> tuple[dict[int, ServedModel], Sequence[int], bool]:
         """Open the files of the versions to serve that do not serve yet; see ``_serve``.
 
         Returns:
             what was opened, the versions to serve, and whether none is broken.
         """
         serving = self._models.get(folder.name, {})
-        opened: dict[int, LoadedModel] = {}
+        opened: dict[int, ServedModel] = {}
         tried: set[int] = set()
         broken: set[int] = set()  # the policy chooses among the others
         is_whole = True
@@ -523,7 +531,7 @@ class ModelRepository:
         self._states.clear(name, 0)
         return folder
 
-    def _drop_after_peers(self, loader: VersionLoader, leaving: Sequence[LoadedModel], *, erase: bool) -> None:
+    def _drop_after_peers(self, loader: VersionLoader, leaving: Sequence[ServedModel], *, erase: bool) -> None:
         followed = False
         try:
             self._lead()
@@ -539,7 +547,7 @@ class ModelRepository:
         number: int,
         broken: Collection[int],
         digests: Mapping[str, str] | None,
-    ) -> LoadedModel | None:
+    ) -> ServedModel | None:
         """Open the files that a version's folder has now; None if they are those that serve."""
         serving = self._models.get(folder.name, {})
         path, held = folder.versions.get(number), serving.get(number)
@@ -575,7 +583,7 @@ class ModelRepository:
         devices: Sequence[Device],
         stamp: Stamp | None,
         progress: Progress | None = None,
-    ) -> LoadedModel:
+    ) -> ServedModel:
         """Open a version whose files had this stamp before they were read.
 
         Other processes may serve this version from the same stores, and must not get rows of other files. All files are
@@ -640,7 +648,7 @@ class ModelRepository:
             self._states.note_fault(config.name, config.version, err)
             self._source.tried(config.name, failed=True)
 
-    def _switch(self, name: str, opened: Sequence[LoadedModel], leaving: Sequence[LoadedModel]) -> None:
+    def _switch(self, name: str, opened: Sequence[ServedModel], leaving: Sequence[ServedModel]) -> None:
         """Answer new requests from the versions that were opened, and no more from those that leave."""
         versions = {model.config.version: model for model in opened}
         versions |= {number: one for number, one in self._models.get(name, {}).items() if one not in leaving}

@@ -41,7 +41,7 @@ def ps_json(model, folder, tiers=None, **said):
 
 
 def caches(repository):
-    return repository.session("dcn")._caches
+    return repository.session("dcn")._lookups
 
 
 class TestHugectrCalls:
@@ -122,7 +122,7 @@ class TestLoadModel:
             expected = [plain.predict(*one) for one in requests(model, 3)]
 
         with load_model(model.config_file, engine="numpy", device=device.name) as session:
-            assert [cache.device for cache in session._caches] == [device]
+            assert [cache.device for cache in session._lookups] == [device]
             for one, answer in zip(requests(model, 3), expected, strict=True):
                 assert session.predict(*one).tobytes() == answer.tobytes()
 
@@ -171,10 +171,10 @@ class TestRepository:
         with ModelRepository(file, engine="numpy", device="runner") as repository:
             repository.load()
             session = repository.session("dcn")
-            assert [cache.device.name for cache in session._caches] == ["runner", "runner:1"]
+            assert [cache.device.name for cache in session._lookups] == ["runner", "runner:1"]
             for one in requests(model, 2):
                 batch = read_batch(session.config, *one)
-                first, second = (cache.lookup_pooled(batch) for cache in session._caches)
+                first, second = (cache.lookup_pooled(batch) for cache in session._lookups)
                 assert [of.tobytes() for of in first.embeddings] == [of.tobytes() for of in second.embeddings]
             devices = {dict(one.labels).get("device") for one in repository.readings()}
 
@@ -191,7 +191,7 @@ class TestRepository:
             batch = read_batch(session.config, [[0.0, 0.0]], [key], [0, 1, 1, 1, 0, 0, 0])
             repository._loader.server.insert(session.config.full_name(session.config.tables[0]), np.array([key]), new)
 
-            for cache in session._caches:
+            for cache in session._lookups:
                 assert cache.lookup_pooled(batch).embeddings[0][0, 0].tolist() == [3.0] * 4
 
     def test_a_model_that_wants_no_cache_has_none(self, model, tmp_path):

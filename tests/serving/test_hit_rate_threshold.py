@@ -24,7 +24,7 @@ def rows_held(device, write_model, tmp_path):
             for places in (FIRST, SECOND, THIRD):
                 keys = np.array([known[place] for place in places])
                 session.predict(np.zeros((1, 2), dtype=np.float32), keys, np.arange(keys.size + 1, dtype=np.int32))
-                (cached,) = session._caches
+                (cached,) = session._lookups
                 held.append({known.index(key) for key in cached._caches[0].cache.dump()[0].tolist()})
         return held
 

@@ -35,7 +35,7 @@ from serving.model.sparse_model import SparseModel
 from serving.model.version_writer import triton_config
 from serving.parameter_server import ParameterServer
 from serving.repository import ModelRepository
-from serving.repository.loaded_model import DRAIN_TIMEOUT_S
+from serving.repository.served_model import DRAIN_TIMEOUT_S
 from serving.storage import RocksDbStore
 from tests.serving.ordinary_rights import ordinary_rights
 from tests.serving.ps_files import listed, write_ps
@@ -617,7 +617,8 @@ class TestReplacedFiles:
         repository = opened(folder)
         version = SECOND.write(folder, "tiny", 2)
         monkeypatch.setattr(
-            "serving.repository.loader.warm_up", lambda _: (version / "dense.model").write_bytes(b"1234")
+            "serving.repository.served_model.ServedNetwork.warm_up",
+            lambda _: (version / "dense.model").write_bytes(b"1234"),
         )
 
         with pytest.raises(ModelFileError, match="2: a file was changed while the version was loaded"):
@@ -781,7 +782,7 @@ class TestPolling:
         repository = opened(folder, control="poll", poll_s=3600)
         SECOND.write(folder, "tiny", 2)
         with monkeypatch.context() as broken:
-            broken.setattr("serving.repository.loader.warm_up", raise_full)
+            broken.setattr("serving.repository.served_model.ServedNetwork.warm_up", raise_full)
             repository.poll()
         assert versions_that_answer(repository) == (1,)
 
@@ -797,12 +798,12 @@ class TestPolling:
         SECOND.write(folder, "tiny", 2)
         SECOND.write(folder, "z", 1)
 
-        def warm_up(session):
-            if session.config.name == "tiny":
+        def warm_up(model):
+            if model.name == "tiny":
                 raise MemoryError
 
         with monkeypatch.context() as full:
-            full.setattr("serving.repository.loader.warm_up", warm_up)
+            full.setattr("serving.repository.served_model.ServedNetwork.warm_up", warm_up)
             repository.poll()
 
         assert versions_that_answer(repository) == (1,)

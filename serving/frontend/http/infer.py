@@ -1,8 +1,9 @@
 """Predict requests over HTTP, from the bytes of a body to the bytes of an answer, without the web framework."""
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,7 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serving.errors import RequestError
 from serving.frontend.access import Access
 from serving.frontend.access_log import Headers
+from serving.frontend.batcher import Batcher
 from serving.frontend.endpoint import PredictEndpoint
+from serving.frontend.exchange import Exchange
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.body import (
     IDENTITY,
@@ -25,7 +28,6 @@ from serving.frontend.http.body import (
 from serving.frontend.http.connection import connection_of
 from serving.frontend.http.edge import MODEL, Edge, wrong_method
 from serving.frontend.http.headers import headers_of
-from serving.frontend.served_model import PredictModel, ServedModel
 from serving.frontend.tokens import INFER
 from serving.metrics import RequestMetrics
 from serving.protocol.bounds import Bounds
@@ -33,6 +35,8 @@ from serving.protocol.infer import InferDecoder, encode_infer
 from serving.protocol.request import SHARED_MEMORY_REGION, InferRequest
 from serving.protocol.samples import decode_samples, encode_predictions
 from serving.protocol.shared_memory import SharedMemory
+from serving.repository import ServedModel
+from serving.repository.served_model import ServedNetwork
 
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
@@ -71,20 +75,18 @@ class Decoders:
         return decoder
 
 
-class HttpExchange(ABC):
-    """A request body in some form; see ``Exchange``."""
+class HttpExchange(Exchange):
+    """A request body in some form."""
+
+    written: Answer
 
     def __init__(self, body: bytes, headers: dict[bytes, bytes], max_bytes: int, decoders: Decoders) -> None:
         """Take a body that may be compressed."""
+        super().__init__()
         self._body = body
         self._headers = headers
         self._max_bytes = max_bytes
         self._decoders = decoders
-
-    @property
-    def timeout_us(self) -> int:
-        """See ``Exchange``."""
-        return 0
 
     @property
     def size_bytes(self) -> int | None:
@@ -154,7 +156,7 @@ class SamplesExchange(HttpExchange):
     """``{"samples": [...]}``."""
 
     def _read(self, model: ServedModel, body: bytes) -> Any:
-        if not isinstance(model, PredictModel):
+        if not isinstance(model, ServedNetwork):
             path = f"/v2/models/{model.name}/infer"
             raise RequestError(f"model {model.name!r} has no dense network; ask {path} for rows")
         return decode_samples(body, model.config, self._decoders.bounds)
@@ -191,31 +193,34 @@ class HttpEndpoint:
         self._metrics.started()
         path = scope["path_params"]
         name, version = path["model"], path.get("version", "")
-        scope[MODEL] = self._endpoint.model(name, version).name
+        batcher = self._endpoint.find(name, version)
+        scope[MODEL] = batcher.model.name
         headers = headers_of(scope)
-        self._check_load(scope, headers, name, version)
+        self._check_load(scope, headers, batcher)
         body = await read_body(receive, headers, self._limits, self._arriving)
         # Counted from here on, so a client that sends slowly does not use up the limit.
         exchange = form(body, headers, self._limits.max_body_bytes, self._decoders)
-        return await self._endpoint.run(name, version, exchange.size_bytes, exchange, _timeout_of(headers))
+        exchange.deadline_s = _deadline_of(headers)
+        await self._endpoint.run(batcher, version, exchange.size_bytes, exchange)
+        return exchange.written
 
-    def _check_load(self, scope: Scope, headers: dict[bytes, bytes], name: str, version: str) -> None:
+    def _check_load(self, scope: Scope, headers: dict[bytes, bytes], batcher: Batcher) -> None:
         """Refuse a request at once, because a refusal need not wait for the body."""
         connection = connection_of(scope)
         declared = headers.get(b"content-length", b"")
         is_known = declared.isdigit() and len(declared) < 19 and encoding_of(headers) == IDENTITY
         backlog = connection.open_connections.backlog if connection else 0
-        self._endpoint.check_load(name, version, backlog, int(declared) if is_known else None)
+        self._endpoint.check_load(batcher, backlog, int(declared) if is_known else None)
 
 
-def _timeout_of(headers: dict[bytes, bytes]) -> float | None:
-    """Return how many seconds a proxy, such as KServe's Envoy, waits for the answer; None if it does not say."""
+def _deadline_of(headers: dict[bytes, bytes]) -> float | None:
+    """Return until when a proxy, such as KServe's Envoy, waits for the answer; None if it does not say."""
     value = headers.get(_TIMEOUT_MS)
     if value is None:
         return None
     if not value.isdigit() or len(value) > 10:
         raise RequestError(f"{_TIMEOUT_MS.decode()}: expected whole milliseconds, got {value[:32].decode('latin-1')!r}")
-    return int(value) / 1000
+    return perf_counter() + int(value) / 1000
 
 
 class InferPath:

@@ -1,16 +1,24 @@
 """The class that Triton's Python backend loads from ``model.py``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from kernels.errors import HotrowError
+from serving.config import read_repository, with_shared_ram
 from serving.errors import ConfigError, RequestError
-from serving.frontend.served_model import batches
+from serving.frontend.exchange import Exchange, answer_together
 from serving.frontend.triton.metrics import TritonMetrics
-from serving.frontend.triton.opening import open_model, read_settings
+from serving.frontend.triton.settings import SOURCE, Settings, read_settings
+from serving.lookup import open_devices, warn_of_idle_caches
+from serving.metrics import MetricSample
+from serving.opening import open_model
+from serving.parameter_server import ParameterServer
+from serving.parameter_server.counters import table_samples
+from serving.repository.served_model import ServedModel, served_model
 
 
 class TritonPythonModel:
@@ -29,66 +37,92 @@ class TritonPythonModel:
         self._triton: Any = import_module("triton_python_backend_utils")
         _check_numpy(self._triton)
         settings = read_settings(args)
-        self._opened = open_model(settings)
-        try:
-            self._metrics = TritonMetrics(self._triton, self._opened.readings)
-        except BaseException:
-            self._opened.close()
-            raise
+        with ExitStack() as opened:
+            server, self._model = _open(settings, opened)
+            self._metrics = TritonMetrics(self._triton, lambda: _readings(server, self._model))
+            self._close = opened.pop_all().close
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer the requests in as few lookups as possible. A bad request does not affect the others."""
-        responses: dict[int, Any] = {}
-        questions: dict[int, Any] = {}
-        for place, request in enumerate(requests):
-            try:
-                questions[place] = self._read(request)
-            except HotrowError as err:
-                responses[place] = self._error(err)
-        model = self._opened.model
-        most = model.config.max_batchsize if model.can_merge else 1
-        for batch in batches(questions, lambda place: model.samples(questions[place]), most):
-            answers = self._answer([questions[place] for place in batch])
-            responses.update(zip(batch, answers, strict=True))
+        exchanges = [_TritonExchange(self._triton, request) for request in requests]
+        answer_together(self._model, exchanges, self._model.config.max_batchsize)
         self._metrics.send_if_due()
-        return [responses[place] for place in range(len(requests))]
+        return [one.written if one.error is None else self._error(one.take_error()) for one in exchanges]
 
     def finalize(self) -> None:
         """Close the model and release its tiers, caches and metrics."""
         try:
             self._metrics.close()
         finally:
-            self._opened.close()
+            self._close()
 
-    def _read(self, request: Any) -> Any:
+    def _error(self, error: Exception) -> Any:
+        if not isinstance(error, HotrowError):
+            raise error
+        kind = self._triton.TritonError
+        code = kind.INVALID_ARG if isinstance(error, RequestError) else kind.UNAVAILABLE
+        return self._triton.InferenceResponse(error=kind(str(error), code))
+
+
+class _TritonExchange(Exchange):
+    """A request of Triton."""
+
+    def __init__(self, triton: Any, request: Any) -> None:
+        super().__init__()
+        self._triton = triton
+        self._request = request
+
+    def read(self, model: ServedModel) -> Any:
         inputs = {}
-        for spec in self._opened.model.signature.inputs:
-            tensor = self._triton.get_input_tensor_by_name(request, spec.name)
+        for spec in model.signature.inputs:
+            tensor = self._triton.get_input_tensor_by_name(self._request, spec.name)
             if tensor is not None:
                 inputs[spec.name] = tensor.as_numpy()
             elif not spec.optional:
                 raise RequestError(f"inputs: missing {spec.name!r}")
-        return self._opened.model.read(inputs)
+        return model.read(inputs)
 
-    def _answer(self, questions: list[Any]) -> list[Any]:
-        """Answer questions together. If that fails, answer each alone, so that only the faulty requests fail."""
-        try:
-            answers = self._opened.model.answer(questions)
-        except HotrowError as err:
-            if len(questions) == 1:
-                return [self._error(err)]
-            return [response for one in questions for response in self._answer([one])]
-        return [self._response(answer) for answer in answers]
-
-    def _response(self, answer: Any) -> Any:
-        outputs, _ = self._opened.model.outputs(answer)
+    def write(self, model: ServedModel, answer: Any) -> Any:
+        outputs, _ = model.outputs(answer)
         tensors = [self._triton.Tensor(name, array) for name, array in outputs.items()]
         return self._triton.InferenceResponse(output_tensors=tensors)
 
-    def _error(self, error: HotrowError) -> Any:
-        kind = self._triton.TritonError
-        code = kind.INVALID_ARG if isinstance(error, RequestError) else kind.UNAVAILABLE
-        return self._triton.InferenceResponse(error=kind(str(error), code))
+
+def _open(settings: Settings, opened: ExitStack) -> tuple[ParameterServer, ServedModel]:
+    """Open a model with the tiers of its repository; ``opened`` closes both.
+
+    Raises:
+        HotrowError: the model cannot be opened; see ``load_model``.
+    """
+    if not settings.directory.is_dir():
+        raise ConfigError(str(settings.directory), "", "no such version directory")
+    ps = read_repository(settings.directory)
+    if settings.instances > 1:
+        if ps.persistent_db.type == "rocks_db" and not ps.persistent_db.read_only:
+            reason = (
+                f"{settings.instances} instances, but one process writes to RocksDB. Use one instance, or fill the "
+                "database with `hotrow load` and set read_only in persistent_db of ps.json"
+            )
+            raise ConfigError(SOURCE, "instance_group", reason)
+        ps = with_shared_ram(ps, str(settings.directory.resolve()))
+    (config,) = ps.models
+    runtime = settings.runtime
+    if config.graph_file is None and runtime.engine != "auto":
+        reason = f"{runtime.engine}, but the model has no dense network"
+        raise ConfigError(SOURCE, "parameters: engine", reason)
+    devices = open_devices(runtime.device, config.gpu_cache.devices)  # first, because loading tables may take long
+    warn_of_idle_caches([(config, devices)])
+    server = opened.enter_context(ParameterServer.from_config(ps))
+    held = server.model(config.name)  # with the names of its tables
+    session = open_model(server, held, devices, runtime)
+    opened.callback(session.close)
+    return server, served_model(session)
+
+
+def _readings(server: ParameterServer, model: ServedModel) -> Iterator[MetricSample]:
+    for name, counters in server.counters().items():
+        yield from table_samples(name, counters, server.stores)
+    yield from model.session.readings()
 
 
 def _check_numpy(triton: Any) -> None:

@@ -14,7 +14,7 @@ from benchmarks.tiny_model import TinyModel, flatten
 from serving.batch import read_batch
 from serving.errors import DeadlineError, OverloadedError, RequestError, StoreError
 from serving.frontend.batcher import Batcher, Batching
-from serving.frontend.served_model import Stopwatch, served_model
+from serving.frontend.exchange import Exchange
 from serving.repository import ModelRepository
 from tests.serving.ps_files import KEYS, write_lookup_model
 
@@ -44,12 +44,16 @@ class Doubler:
         return [[2 * number for number in question] for question in questions]
 
 
-class Numbers:
+class Numbers(Exchange):
     """An exchange of lists of numbers."""
 
-    def __init__(self, numbers, timeout_us=0):
+    timeout_us = 0
+
+    def __init__(self, numbers, timeout_us=0, deadline_s=None):
+        super().__init__()
         self.numbers = numbers
         self.timeout_us = timeout_us
+        self.deadline_s = deadline_s
 
     def read(self, _model):
         if self.numbers is None:
@@ -80,12 +84,11 @@ def ask_all(pool, model, requests, threads=1, release_after=None, **batching):
     return asyncio.run(exchange())
 
 
-async def ask(batcher, request, deadline_s=None):
-    watch = Stopwatch()
-    watch.note()
-    written, _ = await batcher.answer(request if isinstance(request, Numbers) else Numbers(request), watch, deadline_s)
-    assert len(watch.times_ns) == 5
-    return written
+async def ask(batcher, request):
+    exchange = request if isinstance(request, Numbers) else Numbers(request)
+    await batcher.answer(exchange)
+    assert len(exchange.times_ns) == 5
+    return exchange.written
 
 
 def test_requests_that_wait_for_a_thread_are_answered_as_one_batch(pool):
@@ -102,23 +105,20 @@ def test_a_batch_is_counted_even_if_its_first_request_cannot_be_written(pool):
         def write(self, _model, answer):
             raise RequestError("the shared memory is full")
 
-    model, watches = Doubler(), [Stopwatch() for _ in range(3)]
+    model, exchanges = Doubler(), [Numbers([1]), Unwritable([2, 3]), Numbers([4])]
 
     async def ask_in_turn():
         batcher = Batcher(model, pool, 1, Batching())
-        asked = []
-        for exchange, watch in zip((Numbers([1]), Unwritable([2, 3]), Numbers([4])), watches, strict=True):
-            watch.note()
-            asked.append(asyncio.ensure_future(batcher.answer(exchange, watch, None)))
+        asked = [asyncio.ensure_future(batcher.answer(exchange)) for exchange in exchanges]
         await asyncio.sleep(0)
         model.may_answer.set()
         return await asyncio.gather(*asked, return_exceptions=True)
 
-    _, failed, (written, _) = asyncio.run(ask_in_turn())
+    _, failed, _ = asyncio.run(ask_in_turn())
 
-    assert (str(failed), written) == ("the shared memory is full", "[8]")
+    assert (str(failed), exchanges[2].written) == ("the shared memory is full", "[8]")
     assert model.batches == [[1], [2, 1]]
-    assert [watch.batch_samples for watch in watches] == [1, 0, 3]
+    assert [exchange.batch_samples for exchange in exchanges] == [1, 0, 3]
 
 
 def test_idle_threads_share_the_queue(pool):
@@ -179,7 +179,7 @@ def test_a_request_whose_deadline_has_passed_is_not_answered(pool):
     async def exchange():
         batcher = Batcher(model, pool, 1, Batching())
         first = asyncio.ensure_future(ask(batcher, [1]))
-        late = asyncio.ensure_future(ask(batcher, [2], deadline_s=0.0))
+        late = asyncio.ensure_future(ask(batcher, Numbers([2], deadline_s=0.0)))
         short = asyncio.ensure_future(ask(batcher, Numbers([3], timeout_us=1)))
         patient = asyncio.ensure_future(ask(batcher, Numbers([4], timeout_us=10**9)))
         await asyncio.sleep(0.01)
@@ -321,7 +321,7 @@ def test_batches_of_a_model_are_predicted_together_as_if_alone(tmp_path, device)
 def test_lookups_are_answered_together_as_if_alone(tmp_path, device):
     with ModelRepository(write_lookup_model(tmp_path), device=device) as repository:
         repository.load()
-        model = served_model(repository.loaded("hps_wdl").session)
+        model = repository.loaded("hps_wdl")
         unknown = max(KEYS) + 1
         texts = ([KEYS[:2], []], [[], []], [[unknown, KEYS[1]], [unknown]], [KEYS, KEYS])
         questions = [[np.array(keys, np.int64) for keys in text] for text in texts]

@@ -18,7 +18,6 @@ from benchmarks.tiny_model import TinyModel
 from kernels.errors import HotrowError
 from serving.frontend.codes import codes_of
 from serving.frontend.http.infer import Decoders, InferExchange, SamplesExchange
-from serving.frontend.served_model import served_model
 from serving.protocol.bounds import Bounds
 from serving.protocol.messages import decode_message, encode_message
 from serving.protocol.shared_memory import SharedMemory
@@ -123,8 +122,8 @@ def models(tmp_path_factory):
         first.load()
         second.load()
         yield {
-            "tiny": served_model(first.loaded("tiny").session),
-            "hps_wdl": served_model(second.loaded("hps_wdl").session),
+            "tiny": first.loaded("tiny"),
+            "hps_wdl": second.loaded("hps_wdl"),
         }
 
 

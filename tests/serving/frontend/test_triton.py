@@ -16,11 +16,11 @@ from benchmarks.tiny_model import TinyModel, flatten
 from serving import LookupSession, load_model
 from serving.config import read_repository, with_shared_ram
 from serving.errors import ConfigError, ModelFileError, RequestError, StoreError
-from serving.frontend.served_model import served_model
 from serving.frontend.triton import TritonPythonModel
 from serving.frontend.triton.metrics import TritonMetrics
 from serving.metrics import Histogram, MetricSample
 from serving.model.sparse_file import write_sparse_directory
+from serving.repository.served_model import served_model
 from serving.session import InferenceSession
 from tests.serving.ps_files import write_ps
 from tests.serving.table_names import with_digests
@@ -284,7 +284,7 @@ def test_a_request_that_spoils_a_common_prediction_fails_alone(tmp_path, opened,
 def test_requests_whose_samples_would_affect_each_other_are_predicted_alone(tmp_path, opened, monkeypatch):
     tiny = TinyModel()
     model = opened(tiny.write(tmp_path))
-    monkeypatch.setattr(model._opened.model, "can_merge", False)  # as for a graph that mixes samples
+    monkeypatch.setattr(model._model, "can_merge", False)  # as for a graph that mixes samples
     counts = predictions_of(monkeypatch)
 
     model.execute([request(tiny, samples)[0] for samples in (3, 2)])
@@ -313,7 +313,7 @@ def test_the_kind_of_the_instance_chooses_the_device_unless_a_parameter_does(
     tmp_path, opened, monkeypatch, kind, parameters, device
 ):
     asked = []
-    monkeypatch.setattr("serving.frontend.triton.opening.open_devices", lambda name, listed: asked.append(name) or ())
+    monkeypatch.setattr("serving.frontend.triton.model.open_devices", lambda name, listed: asked.append(name) or ())
 
     opened(TinyModel().write(tmp_path), kind=kind, **parameters)
 
@@ -324,7 +324,7 @@ def test_the_kind_of_the_instance_chooses_the_device_unless_a_parameter_does(
 def test_a_parameter_chooses_the_engine(tmp_path, opened, engine):
     model = opened(TinyModel().write(tmp_path), engine=engine, threads="2", EXECUTION_ENV_PATH="/env")
 
-    assert model._opened.model._session.engine == engine
+    assert model._model.session.engine == engine
 
 
 @pytest.mark.parametrize(

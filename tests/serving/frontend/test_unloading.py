@@ -61,3 +61,30 @@ def test_each_client_gets_the_right_answer_or_404(repository, end):
         if response.status_code == 200:
             expected = TinyModel(rows=100).probabilities([[1, 2, 3]], [keys])
             np.testing.assert_allclose(response.json()["predictions"], expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("has_next", [True, False], ids=["swap", "unload"])
+def test_a_request_whose_version_goes_before_its_body_has_come_gets_the_next_version_or_404(tmp_path, has_next):
+    old, new = TinyModel(seed=1), TinyModel(seed=2)
+    old.write(tmp_path, version=1)
+    with ModelRepository(tmp_path, control="explicit", startup=["tiny"]) as repository:
+        repository.load()
+        new.write(tmp_path, version=2)
+        end = repository.load_model if has_next else repository.unload_model
+
+        async def body():
+            yield b'{"samples": [{"dense": [1, 2, 3], '
+            await asyncio.to_thread(end, "tiny")
+            yield b'"keys": [[1], [2], [3]]}]}'
+
+        async def exchange():
+            app = create_app(FrontEnd(repository, Settings()))
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+                return await client.post("/predict/tiny", content=body())
+
+        response = asyncio.run(exchange())
+
+    assert response.status_code == (200 if has_next else 404)
+    if has_next:
+        expected = new.probabilities([[1, 2, 3]], [[[1], [2], [3]]])
+        np.testing.assert_allclose(response.json()["predictions"], expected, atol=2e-6)

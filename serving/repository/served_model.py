@@ -1,51 +1,39 @@
-"""One loaded model as the requests of every protocol see it."""
+"""One version of a model as the requests of every protocol see it, and its end."""
 
+import logging
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter_ns
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import Batch
+from kernels.errors import HotrowError
+from serving.background import InFlightCounter
+from serving.batch import Batch, read_batch
 from serving.config import ModelConfig
+from serving.errors import RequestError, UnknownModelError
 from serving.lookup import LookupResult
-from serving.lookup_model import LookupModelSession
 from serving.metrics import ModelStatistics
-from serving.parameter_server.health import ModelHealth
+from serving.model.manifest import Stamp
 from serving.protocol import ctr, lookup
 from serving.protocol.tensors import Array, Signature
 from serving.routes import Prediction
-from serving.session import InferenceSession
+from serving.session import InferenceSession, LookupOnlySession, ModelSession
 
-_T = TypeVar("_T")
-_T_co = TypeVar("_T_co", covariant=True)
+logger = logging.getLogger("hotrow.repository")
+
+#: How long a swap waits for the requests of an old version. A longer request drops the version itself when it ends.
+DRAIN_TIMEOUT_S = 30.0
+
 Outputs = tuple[dict[str, Array], dict[str, int]]
 
 
-@dataclass(slots=True)
-class Stopwatch:
-    """When a request passed the stages of ``ModelStatistics``.
-
-    Attributes:
-        times_ns: when it arrived, and when each stage ended.
-        samples: its batch size, once it is known.
-        batch_samples: the size of the batch that it was the first request of; 0 if it was not the first.
-    """
-
-    times_ns: list[int] = field(default_factory=list)
-    samples: int = 0
-    batch_samples: int = 0
-
-    def note(self) -> None:
-        """Note that the request has arrived, or that a stage has ended."""
-        self.times_ns.append(perf_counter_ns())
-
-
 class ServedModel(ABC):
-    """One loaded model as requests see it. Requests may come from any thread.
+    """One version of a model that answers requests. Any thread may use it.
 
     A request is read into a question, the question is answered, and the answer becomes the request's outputs.
 
@@ -53,23 +41,60 @@ class ServedModel(ABC):
         name: the model's name.
         version: the version that is served.
         config: the model.
+        session: answers the questions.
         signature: the tensors of its requests and answers.
         statistics: how long its requests took.
+        stamp: of its files when they were read; None: they are not looked at again.
         can_merge: whether the questions of several requests may be answered together.
         never_waits: an answer waits for no disk, network, GPU or other process.
     """
 
     can_merge = True
-    never_waits = False
 
-    def __init__(self, config: ModelConfig, signature: Signature, health: ModelHealth) -> None:
-        """Describe a model; ``health`` counts its requests."""
-        self.name = config.name
-        self.version = str(config.version)
-        self.config = config
+    def __init__(self, session: ModelSession, signature: Signature) -> None:
+        """Take a session, which ``close`` closes."""
+        self.config = session.config
+        self.name = self.config.name
+        self.version = str(self.config.version)
+        self.session = session
         self.signature = signature
         self.statistics = ModelStatistics()
-        self._health = health
+        self.stamp: Stamp | None = None
+        self.never_waits = session.never_waits
+        self._health = session.health
+        # No reference to this object: the cycle would keep the model in memory until the garbage collector runs.
+        self._calls = InFlightCounter(partial(_was_dropped, session.config))
+        self._lock = threading.Lock()  # guards the two fields below
+        self._releases: list[Callable[[], None]] = [session.close]
+        self._is_closed = False
+
+    def begin(self) -> None:
+        """Keep the version loaded until ``end``; UnknownModelError if it is being dropped."""
+        self._calls.begin()
+
+    def end(self) -> None:
+        """Let the version go that ``begin`` has kept."""
+        self._calls.end()
+
+    def on_close(self, release: Callable[[], None]) -> None:
+        """Call ``release`` after the session is closed; now, if a swap has closed it already."""
+        with self._lock:
+            if not self._is_closed:
+                self._releases.append(release)
+                return
+        release()
+
+    def close(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Wait for the requests in flight, and close the session."""
+        if not self._calls.close(self._release, timeout_s):
+            logger.warning("model %s version %s: requests take longer than %g s", self.name, self.version, timeout_s)
+
+    def _release(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        with ExitStack() as releases:  # calls every release, also after one of them fails
+            for release in reversed(self._releases):
+                releases.callback(release)
 
     def answer(self, questions: Sequence[Any]) -> Sequence[Any]:
         """Answer one question, or several together if ``can_merge``.
@@ -87,6 +112,10 @@ class ServedModel(ABC):
             raise
         self._health.succeeded(len(questions))
         return answers
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Answer a request without keys, so that the first request does not wait for code to be compiled."""
 
     @abstractmethod
     def read(self, inputs: dict[str, Array]) -> Any:
@@ -121,15 +150,22 @@ class ServedModel(ABC):
         """Return the model's configuration as Triton's ``ModelConfig``."""
 
 
-class PredictModel(ServedModel):
+class ServedNetwork(ServedModel):
     """A model with a dense network: batches in, probabilities out."""
+
+    session: InferenceSession
 
     def __init__(self, session: InferenceSession) -> None:
         """Serve ``session``."""
-        super().__init__(session.config, ctr.signature_of(session.config), session.health)
-        self._session = session
+        super().__init__(session, ctr.signature_of(session.config))
         self.can_merge = not session.graph.mixes_samples
-        self.never_waits = session.never_waits
+
+    def warm_up(self) -> None:
+        """See ``ServedModel.warm_up``."""
+        slots = sum(table.slots for table in self.config.tables)
+        dense, keys = np.zeros((1, self.config.dense_dim), np.float32), np.empty(0, np.int64)
+        with suppress(RequestError):  # a network may refuse so few samples, or have no finite answer to zeros
+            self.session.predict_batch(read_batch(self.config, dense, keys, np.zeros(slots + 1, np.int32)))
 
     def read(self, inputs: dict[str, Array]) -> Batch:
         """See ``ServedModel.read``."""
@@ -149,8 +185,8 @@ class PredictModel(ServedModel):
 
     def _answer(self, questions: Sequence[Batch]) -> Sequence[Prediction]:
         if len(questions) == 1:
-            return [self._session.predict_batch(questions[0])]
-        return self._session.predict_batches(questions)
+            return [self.session.predict_batch(questions[0])]
+        return self.session.predict_batches(questions)
 
     def outputs(self, answer: Prediction) -> Outputs:
         """See ``ServedModel.outputs``."""
@@ -161,14 +197,18 @@ class PredictModel(ServedModel):
         return ctr.triton_config(self.name, self.config)
 
 
-class LookupModel(ServedModel):
+class ServedTables(ServedModel):
     """A model without a dense network: keys in, rows out."""
 
-    def __init__(self, session: LookupModelSession) -> None:
+    session: LookupOnlySession
+
+    def __init__(self, session: LookupOnlySession) -> None:
         """Serve ``session``."""
-        super().__init__(session.config, lookup.signature_of(session.config), session.health)
-        self._session = session
-        self.never_waits = session.never_waits
+        super().__init__(session, lookup.signature_of(session.config))
+
+    def warm_up(self) -> None:
+        """See ``ServedModel.warm_up``."""
+        self.session.lookup([np.empty(0, np.int64)] * len(self.config.tables))
 
     def read(self, inputs: dict[str, Array]) -> Sequence[NDArray[np.int64]]:
         """See ``ServedModel.read``."""
@@ -188,8 +228,8 @@ class LookupModel(ServedModel):
 
     def _answer(self, questions: Sequence[Sequence[NDArray[np.int64]]]) -> Sequence[LookupResult]:
         if len(questions) == 1:
-            return [self._session.lookup(questions[0])]
-        return self._session.lookup_together(questions)
+            return [self.session.lookup(questions[0])]
+        return self.session.lookup_together(questions)
 
     def outputs(self, answer: LookupResult) -> Outputs:
         """See ``ServedModel.outputs``."""
@@ -200,38 +240,10 @@ class LookupModel(ServedModel):
         return lookup.triton_config(self.name, self.config)
 
 
-def served_model(session: InferenceSession | LookupModelSession) -> ServedModel:
+def served_model(session: InferenceSession | LookupOnlySession) -> ServedModel:
     """Return the model of a session."""
-    return LookupModel(session) if isinstance(session, LookupModelSession) else PredictModel(session)
+    return ServedTables(session) if isinstance(session, LookupOnlySession) else ServedNetwork(session)
 
 
-def batches(requests: Iterable[_T], samples: Callable[[_T], int], max_samples: int) -> Iterator[list[_T]]:
-    """Divide requests into batches of neighbours with at most ``max_samples`` samples; a larger request is alone."""
-    batch: list[_T] = []
-    total = 0
-    for one in requests:
-        if batch and total + samples(one) > max_samples:
-            yield batch
-            batch, total = [], 0
-        batch.append(one)
-        total += samples(one)
-    if batch:
-        yield batch
-
-
-class Exchange(Protocol[_T_co]):
-    """One request in the form of its protocol. Both methods run in the same thread, one after the other."""
-
-    @property
-    def timeout_us(self) -> int:
-        """Once the request was read: how many microseconds it may wait for its turn; 0: as long as it takes."""
-
-    def read(self, model: ServedModel) -> Any:
-        """Decode and check the request, and return the question.
-
-        Raises:
-            RequestError: the request cannot be answered.
-        """
-
-    def write(self, model: ServedModel, answer: Any) -> _T_co:
-        """Encode the answer."""
+def _was_dropped(config: ModelConfig) -> HotrowError:
+    return UnknownModelError(f"version {config.version} of model {config.name!r} was unloaded")

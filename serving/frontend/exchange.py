@@ -1,0 +1,177 @@
+"""One request of any protocol from its arrival to its written answer: the steps that all front ends share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.config import ModelConfig
+from serving.errors import DeadlineError
+from serving.repository import ServedModel
+
+Record = Callable[[ModelConfig, Sequence[NDArray[np.int64]]], None]
+
+#: Merging requests with larger answers saves no time.
+_LARGE_ANSWER_FLOATS = 1 << 18
+
+
+class Exchange(ABC):
+    """One request in the form of its protocol, and its answer. A protocol defines ``read`` and ``write``.
+
+    Attributes:
+        times_ns: when it arrived, and when each stage of ``ModelStatistics`` ended.
+        samples: its batch size, once it is known.
+        batch_samples: the size of the batch that it was the first request of; 0 if it was not the first.
+        deadline_s: when its client gives up, by ``perf_counter``; None: never.
+        record: records its keys of each table; None: they are not recorded.
+        question: what ``read`` returned.
+        written: what ``write`` returned.
+        error: why ``answer_together`` could not answer it.
+    """
+
+    samples = batch_samples = 0
+    deadline_s: float | None = None
+    record: Record | None = None
+    question: Any = None
+    written: Any = None
+    error: Exception | None = None
+
+    def __init__(self) -> None:
+        """Note the arrival."""
+        self.times_ns = [perf_counter_ns()]
+
+    @property
+    def timeout_us(self) -> int:
+        """Once the request was read: how many microseconds it may wait for its turn; 0: as long as it takes."""
+        return 0
+
+    @abstractmethod
+    def read(self, model: ServedModel) -> Any:
+        """Decode and check the request, and return the question.
+
+        Raises:
+            RequestError: the request cannot be answered.
+        """
+
+    @abstractmethod
+    def write(self, model: ServedModel, answer: Any) -> Any:
+        """Encode the answer."""
+
+    def note(self) -> None:
+        """Note that a stage has ended."""
+        self.times_ns.append(perf_counter_ns())
+
+    def take_error(self) -> Any:
+        """Return the error and forget it.
+
+        The error's traceback leads to this request. If the request led to the error as well, both would stay in memory
+        until a garbage collection.
+        """
+        error, self.error = self.error, None
+        return error
+
+
+def answer_alone(model: ServedModel, exchange: Exchange) -> None:
+    """Read a request, answer it and write its answer.
+
+    Raises:
+        HotrowError: see ``ServedModel`` and ``Exchange``.
+    """
+    exchange.note()
+    _read(model, exchange)
+    _answer(model, exchange)
+
+
+def answer_together(model: ServedModel, exchanges: Sequence[Exchange], max_samples: int) -> None:
+    """Answer requests in as few batches as possible; each gets what ``write`` returned, or its error.
+
+    Every request is read and written on its own, so a bad request fails alone. If a batch fails as a whole, each of its
+    requests is answered alone.
+
+    Args:
+        model: answers them.
+        exchanges: the requests.
+        max_samples: maximum samples of a batch.
+    """
+    for one in exchanges:
+        one.note()
+        try:
+            _read_in_time(model, one)
+        except Exception as err:  # noqa: BLE001  # the front end answers it or logs it
+            one.error = err
+    read = [one for one in exchanges if one.error is None]
+    for batch in _batches(model, read, max_samples if model.can_merge else 1):
+        _answer_batch(model, batch)
+
+
+def _read(model: ServedModel, exchange: Exchange) -> None:
+    exchange.question = question = exchange.read(model)
+    if exchange.record is not None:
+        exchange.record(model.config, model.keys(question))
+    exchange.samples = model.samples(question)
+    exchange.note()
+
+
+def _read_in_time(model: ServedModel, exchange: Exchange) -> None:
+    arrived_ns, began_ns = exchange.times_ns
+    if exchange.deadline_s is not None and began_ns / 1e9 > exchange.deadline_s:
+        raise DeadlineError("the request's time was over before a thread was free")
+    _read(model, exchange)
+    timeout_s, waited_s = exchange.timeout_us / 1e6, (began_ns - arrived_ns) / 1e9
+    if timeout_s and waited_s > timeout_s:
+        raise DeadlineError(f"the request waited {waited_s:.3f} s, but its timeout is {timeout_s:g} s")
+
+
+def _batches(model: ServedModel, exchanges: Iterable[Exchange], max_samples: int) -> Iterator[list[Exchange]]:
+    """Divide requests into batches of neighbours with at most ``max_samples`` samples.
+
+    A larger request has a batch of its own, and so has a request with a large answer, because batches take memory.
+    """
+    batch: list[Exchange] = []
+    total = 0
+    for one in exchanges:
+        is_large = model.answer_floats(one.question) > _LARGE_ANSWER_FLOATS
+        samples = max_samples if is_large else one.samples
+        if batch and total + samples > max_samples:
+            yield batch
+            batch, total = [], 0
+        batch.append(one)
+        total += samples
+    if batch:
+        yield batch
+
+
+def _answer_batch(model: ServedModel, batch: Sequence[Exchange]) -> None:
+    answers: Sequence[Any] | None = None
+    if len(batch) > 1:
+        with suppress(Exception):  # one of the requests may be the reason, so each is answered alone
+            answers = model.answer([one.question for one in batch])
+    ended_ns = perf_counter_ns()
+    for place, one in enumerate(batch):
+        try:
+            if answers is None:
+                _answer(model, one)
+            else:
+                one.times_ns.append(ended_ns)
+                _write(model, one, answers[place])
+        except Exception as err:  # noqa: BLE001  # the front end answers it or logs it
+            one.error = err
+    if answers is not None:
+        first = next((one for one in batch if one.error is None), batch[0])  # a failed request counts no batch
+        first.batch_samples = sum(one.samples for one in batch)
+
+
+def _answer(model: ServedModel, exchange: Exchange) -> None:
+    exchange.batch_samples = exchange.samples
+    (answer,) = model.answer([exchange.question])
+    exchange.note()
+    _write(model, exchange, answer)
+
+
+def _write(model: ServedModel, exchange: Exchange, answer: Any) -> None:
+    exchange.written = exchange.write(model, answer)
+    exchange.note()
