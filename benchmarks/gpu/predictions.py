@@ -28,6 +28,7 @@ def measure(device, sizes):
     from benchmarks.families import FAMILIES
     from benchmarks.predict import write_model
     from serving import load_model
+    from serving.opening import Runtime
     from serving.repository import ModelRepository
 
     family = FAMILIES[FAMILY]
@@ -36,7 +37,7 @@ def measure(device, sizes):
         with load_model(folder, device="cpu") as on_cpu:
             for name, kind in CACHES.items():
                 file = _configured(Path(folder), kind, max(sizes.predicted_samples))
-                with ModelRepository(file, device=device.name) as repository:
+                with ModelRepository(file, Runtime(device=device.name)) as repository:
                     repository.load()
                     ours = repository.session(FAMILY)
                     for samples in sizes.predicted_samples:

@@ -407,6 +407,7 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
     from serving.frontend.tokens import Tokens
     from serving.frontend.version import server_version
     from serving.frontend.workers import WorkerServer
+    from serving.opening import Runtime
     from serving.repository import ModelRepository
 
     if place is not None:
@@ -416,12 +417,10 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
     certificate, key = options.ssl_certfile, options.ssl_keyfile or options.ssl_certfile
     tls = None if certificate is None else Tls(certificate, key, options.ssl_ca_certs)
     tokens = None if options.tokens is None else Tokens(options.tokens, options.max_inflight_per_token)
+    runtime = Runtime(options.engine, calibration=options.calibration, tolerance=tolerance, device=options.device)
     repository = ModelRepository(
         options.repository,
-        options.engine,
-        calibration=options.calibration,
-        tolerance=tolerance,
-        device=options.device,
+        runtime,
         control=options.model_control_mode,
         poll_s=options.repository_poll_secs,
         startup=options.load_model,

@@ -26,8 +26,6 @@ from serving.background import PeriodicWorker, giving_way
 from serving.calibration import refuse_shared_calibration
 from serving.config import ModelConfig, ModelFolder, ParameterServerConfig, VersionPolicy
 from serving.config.control import ControlMode
-from serving.dense.calibration import DEFAULT_TOLERANCE
-from serving.dense.network import Engine
 from serving.errors import (
     ConfigError,
     DeviceMemoryError,
@@ -91,11 +89,7 @@ class ModelRepository:
     def __init__(
         self,
         path: str | Path,
-        engine: Engine = "auto",
-        threads: int = 1,
-        calibration: str | Path | None = None,
-        tolerance: float = DEFAULT_TOLERANCE,
-        device: str = "cpu",
+        runtime: Runtime | None = None,
         control: ControlMode = "none",
         poll_s: float = 15.0,
         startup: Sequence[str] = (),
@@ -105,12 +99,7 @@ class ModelRepository:
 
         Args:
             path: the repository's folder, a ``ps.json``, a v3.0 inference JSON or the folder of one model.
-            engine: what runs dense networks.
-            threads: how many threads work on one dense network call.
-            calibration: the samples on which the engine int8 is measured, for a repository of one model; None: each
-                model has a file of its own.
-            tolerance: the largest error of a probability that the engine int8 may have on these samples.
-            device: where embeddings are cached; see ``serving.lookup.open_devices``.
+            runtime: how its models run; None: the defaults. Only a repository of one model may have a ``calibration``.
             control: ``"none"``: the models of the start are served until the end. ``"poll"``: changes of the folder
                 are followed. ``"explicit"``: ``load_model`` and ``unload_model`` decide.
             poll_s: time between two looks at the folder.
@@ -119,7 +108,7 @@ class ModelRepository:
         """
         self.control = control
         self._source = ModelSource(path, control, startup)
-        self._runtime = Runtime(engine, threads, calibration, tolerance, device)
+        self._runtime = runtime or Runtime()
         self._poll_s = poll_s
         self._peers = peers
         self._loader: VersionLoader | None = None

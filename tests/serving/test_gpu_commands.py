@@ -9,6 +9,7 @@ from benchmarks.tiny_model import TinyModel
 from serving.cli.main import main
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
+from serving.opening import Runtime
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.serving.test_gpu_serving import ps_json
@@ -99,7 +100,7 @@ def test_check_warns_of_keys_that_a_cache_as_large_as_its_table_never_holds(mode
 def test_the_metrics_page_shows_the_caches(tmp_path):
     TinyModel().write(tmp_path)
 
-    with ModelRepository(tmp_path, device="runner") as repository:
+    with ModelRepository(tmp_path, Runtime(device="runner")) as repository:
         repository.load()
         client = Client(create_app(FrontEnd(repository)))
         answer = client.post("/predict/tiny", {"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], []]}]})
@@ -118,6 +119,6 @@ def test_the_engine_int8_is_measured_on_rows_of_the_tiers(model, tmp_path):
     np.savez(tmp_path / "calibration.npz", **request)
     options = {"engine": "int8", "calibration": tmp_path / "calibration.npz", "tolerance": 0.5, "device": "runner"}
 
-    with ModelRepository(ps_json(model, tmp_path, **said), **options) as repository:
+    with ModelRepository(ps_json(model, tmp_path, **said), Runtime(**options)) as repository:
         repository.load()
         assert repository.session("dcn").quantization.samples == 100

@@ -14,7 +14,7 @@ from serving.errors import ConfigError, DeviceMemoryError
 from serving.hugectr import CreateEmbeddingCache, CreateParameterServer, InferenceSession
 from serving.lookup import LookupSession
 from serving.lookup.cached_lookup import CachedLookup
-from serving.opening import load_model
+from serving.opening import Runtime, load_model
 from serving.parameter_server import ParameterServer
 from serving.repository import ModelRepository
 from serving.storage import MemoryStore
@@ -150,12 +150,12 @@ class TestRepository:
     def test_a_ps_json_says_what_caches_are_like(self, device, model, tmp_path):
         said = {"gpucacheper": 0.25, "embedding_cache_type": "uvm", "hit_rate_threshold": 0.5}
         plain, cached = ps_json(model, tmp_path, gpucache=False), tmp_path / "cached"
-        with ModelRepository(plain, engine="numpy") as repository:
+        with ModelRepository(plain, Runtime("numpy")) as repository:
             repository.load()
             expected = [repository.session("dcn").predict(*one) for one in requests(model, 3)]
 
         cached.mkdir()
-        with ModelRepository(ps_json(model, cached, **said), engine="numpy", device=device.name) as repository:
+        with ModelRepository(ps_json(model, cached, **said), Runtime("numpy", device=device.name)) as repository:
             repository.load()
             for one, answer in zip(requests(model, 3), expected, strict=True):
                 assert repository.session("dcn").predict(*one).tobytes() == answer.tobytes()
@@ -168,7 +168,7 @@ class TestRepository:
     def test_each_gpu_of_the_list_has_caches_and_all_answer_alike(self, model, tmp_path):
         file = ps_json(model, tmp_path, deployed_device_list=[0, 1], gpucacheper=1.0)
 
-        with ModelRepository(file, engine="numpy", device="runner") as repository:
+        with ModelRepository(file, Runtime("numpy", device="runner")) as repository:
             repository.load()
             session = repository.session("dcn")
             assert [cache.device.name for cache in session._lookups] == ["runner", "runner:1"]
@@ -184,7 +184,7 @@ class TestRepository:
         file = ps_json(model, tmp_path, deployed_device_list=[0, 1], gpucacheper=1.0)
         new = np.full((1, 4), 3.0, dtype=np.float32)
 
-        with ModelRepository(file, engine="numpy", device="runner") as repository:
+        with ModelRepository(file, Runtime("numpy", device="runner")) as repository:
             repository.load()
             session = repository.session("dcn")
             key = next(iter(model.tables[0]))
@@ -197,12 +197,15 @@ class TestRepository:
     def test_a_model_that_wants_no_cache_has_none(self, model, tmp_path):
         file = ps_json(model, tmp_path, gpucache=False)
 
-        with ModelRepository(file, engine="numpy", device="runner") as repository:
+        with ModelRepository(file, Runtime("numpy", device="runner")) as repository:
             repository.load()
             assert not any(isinstance(cache, CachedLookup) for cache in caches(repository))
 
     def test_the_memory_of_caches_is_logged_before_it_is_taken(self, model, tmp_path, caplog):
-        with caplog.at_level(logging.INFO), ModelRepository(ps_json(model, tmp_path), device="runner") as repository:
+        with (
+            caplog.at_level(logging.INFO),
+            ModelRepository(ps_json(model, tmp_path), Runtime(device="runner")) as repository,
+        ):
             repository.load()
 
         assert "model dcn: caches on runner take 0.0 MiB of " in caplog.text
@@ -212,7 +215,7 @@ class TestRepository:
         monkeypatch.setattr(open_device("runner"), "memory", lambda: (10, 100))
 
         with (
-            ModelRepository(ps_json(model, tmp_path), device="runner") as repository,
+            ModelRepository(ps_json(model, tmp_path), Runtime(device="runner")) as repository,
             pytest.raises(DeviceMemoryError, match=r"the dynamic caches of model .* 10 are free"),
         ):
             repository.load()
@@ -222,7 +225,7 @@ class TestRepository:
         monkeypatch.setattr(open_device("runner"), "memory", lambda: (60 << 20, 100 << 20))  # cuBLAS alone takes 2 x 32
 
         with (
-            ModelRepository(ps_json(model, tmp_path), device="runner") as repository,
+            ModelRepository(ps_json(model, tmp_path), Runtime(device="runner")) as repository,
             pytest.raises(
                 DeviceMemoryError, match=r"the dense network of model .* with 2 worker buffers, but 62,914,560 are"
             ),
@@ -235,7 +238,7 @@ class TestRepository:
         with pytest.raises(DeviceUnavailableError, match="cuda:99"):
             load_model(model.config_file, device="cuda:99")
         with (
-            ModelRepository(ps_json(model, tmp_path), device="cuda:99") as repository,
+            ModelRepository(ps_json(model, tmp_path), Runtime(device="cuda:99")) as repository,
             pytest.raises(DeviceUnavailableError, match="cuda:99"),
         ):
             repository.load()
@@ -258,7 +261,7 @@ def test_a_uint32_model_is_served_through_lines_of_32_bit_keys_where_ps_json_say
         expected = [session.predict(*one) for one in requests(model, 3)]
 
     file = ps_json(model, tmp_path, embedding_cache_key_bits=32, gpucacheper=1.0)
-    with ModelRepository(file, device=device.name, engine="numpy") as repository:
+    with ModelRepository(file, Runtime("numpy", device=device.name)) as repository:
         repository.load()
         session = repository.session("dcn")
         (lookup,) = caches(repository)
@@ -277,7 +280,7 @@ class TestDenseNetworkOnTheDevice:
         with load_model(model.config_file, engine="numpy") as session:
             expected = [session.predict(*one) for one in asked]
 
-        with ModelRepository(file, device=device.name) as repository:
+        with ModelRepository(file, Runtime(device=device.name)) as repository:
             repository.load()
             session = repository.session("dcn")
             assert session.engine == device.name.partition(":")[0]
@@ -288,7 +291,7 @@ class TestDenseNetworkOnTheDevice:
     def test_rows_that_were_missing_are_in_the_answer(self, device, model, tmp_path):
         empty = ps_json(model, tmp_path, init_ec=False, gpucacheper=1.0)
 
-        with ModelRepository(empty, device=device.name) as repository:
+        with ModelRepository(empty, Runtime(device=device.name)) as repository:
             repository.load()
             session = repository.session("dcn")
             for dense, keys, row_ptrs in requests(model, 3):
@@ -298,7 +301,7 @@ class TestDenseNetworkOnTheDevice:
     def test_many_threads_have_workspaces_of_their_own(self, device, model, tmp_path):
         file = ps_json(model, tmp_path, gpucacheper=1.0, num_of_worker_buffer_in_pool=2, init_ec=False)
 
-        with ModelRepository(file, device=device.name) as repository:
+        with ModelRepository(file, Runtime(device=device.name)) as repository:
             repository.load()
             session = repository.session("dcn")
             asked = list(requests(model, 6))
@@ -314,7 +317,9 @@ class TestDenseNetworkOnTheDevice:
         with load_model(model.config_file, engine="numpy") as session:
             expected = session.predict(*one)
 
-        with ModelRepository(ps_json(model, tmp_path, use_mixed_precision=True), device=device.name) as repository:
+        with ModelRepository(
+            ps_json(model, tmp_path, use_mixed_precision=True), Runtime(device=device.name)
+        ) as repository:
             repository.load()
             answer = repository.session("dcn").predict(*one)
 
@@ -335,7 +340,7 @@ class TestDenseNetworkOnTheDevice:
         with load_model(model.config_file, engine="numpy") as session:
             expected = session.predict(*one)
 
-        with ModelRepository(ps_json(model, tmp_path, **said), device=device.name) as repository:
+        with ModelRepository(ps_json(model, tmp_path, **said), Runtime(device=device.name)) as repository:
             repository.load()
             answer = repository.session("dcn").predict(*one)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from serving.opening import Runtime
 from serving.repository import ModelRepository
 from tests.serving.ps_files import listed, write_ps
 
@@ -17,7 +18,7 @@ def rows_held(device, write_model, tmp_path):
 
     def serve(**said):
         file = write_ps(tmp_path, [listed(model.config_file, gpucacheper=1.0, init_ec=False, **said)])
-        with ModelRepository(file, engine="numpy", device=device.name) as repository:
+        with ModelRepository(file, Runtime("numpy", device=device.name)) as repository:
             repository.load()
             session = repository.session("dcn")
             held = []

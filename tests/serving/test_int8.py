@@ -16,6 +16,7 @@ from serving.calibration import look_up_calibration
 from serving.cli.main import main
 from serving.config import read_model_directory
 from serving.errors import ConfigError, MissingExtraError, ModelFileError
+from serving.opening import Runtime
 from serving.repository import ModelRepository
 
 onnx = pytest.importorskip("onnx")
@@ -355,7 +356,7 @@ def test_a_repository_calibrates_each_model_with_its_own_file(write_version, tmp
         model, directory = write_version(f"models/{name}/1", seed=len(name))
         write_calibration(directory / "calibration.npz", model)
 
-    with ModelRepository(tmp_path / "models", engine="int8", tolerance=TOLERANCE) as repository:
+    with ModelRepository(tmp_path / "models", Runtime("int8", tolerance=TOLERANCE)) as repository:
         repository.load()
 
         assert [session.engine for session in repository.models().values()] == ["int8", "int8"]
@@ -367,7 +368,7 @@ def test_one_calibration_for_several_models_is_refused(write_version, tmp_path):
         model, _ = write_version(f"models/{name}/1")
     file = write_calibration(tmp_path / "mine.npz", model)
 
-    repository = ModelRepository(tmp_path / "models", engine="int8", calibration=file)
+    repository = ModelRepository(tmp_path / "models", Runtime("int8", calibration=file))
     with pytest.raises(ConfigError, match=r"mine\.npz: is one file for 2 models: put a calibration\.npz next to"):
         repository.load()
     assert main(["check", str(tmp_path / "models"), "--engine", "int8", "--calibration", str(file)]) == 1

@@ -12,6 +12,7 @@ from benchmarks.tiny_model import TinyModel, flatten
 from kernels.errors import DeviceUnavailableError
 from serving.errors import ConfigError, ModelFileError, UnknownModelError
 from serving.lookup import devices
+from serving.opening import Runtime
 from serving.repository import ModelRepository
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.table_names import with_digests
@@ -23,7 +24,7 @@ def loaded():
     opened = []
 
     def load(path, **options):
-        opened.append(ModelRepository(path, **options))
+        opened.append(ModelRepository(path, Runtime(**options)))
         opened[-1].load()
         return opened[-1]
 

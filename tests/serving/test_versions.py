@@ -33,6 +33,7 @@ from serving.frontend.front_end import FrontEnd
 from serving.model.graph import read_graph
 from serving.model.sparse_model import SparseModel
 from serving.model.version_writer import triton_config
+from serving.opening import Runtime
 from serving.parameter_server import ParameterServer
 from serving.repository import ModelRepository
 from serving.repository.served_model import DRAIN_TIMEOUT_S
@@ -58,7 +59,7 @@ def opened():
     repositories = []
 
     def load(path, control="explicit", startup=("*",), progress=None, **options):
-        repositories.append(ModelRepository(path, control=control, startup=startup, engine="numpy", **options))
+        repositories.append(ModelRepository(path, Runtime("numpy"), control=control, startup=startup, **options))
         repositories[-1].load(progress)
         return repositories[-1]
 

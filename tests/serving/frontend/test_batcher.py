@@ -15,6 +15,7 @@ from serving.batch import read_batch
 from serving.errors import DeadlineError, OverloadedError, RequestError, StoreError
 from serving.frontend.batcher import Batcher, Batching
 from serving.frontend.exchange import Exchange
+from serving.opening import Runtime
 from serving.repository import ModelRepository
 from tests.serving.ps_files import KEYS, write_lookup_model
 
@@ -300,7 +301,7 @@ def test_batches_of_a_model_are_predicted_together_as_if_alone(tmp_path, device)
     model = TinyModel()
     model.write(tmp_path)
     rng = np.random.default_rng(0)
-    with ModelRepository(tmp_path, engine="numpy", device=device) as repository:
+    with ModelRepository(tmp_path, Runtime("numpy", device=device)) as repository:
         repository.load()
         session = repository.session("tiny")
         batches, expected = [], []
@@ -319,7 +320,7 @@ def test_batches_of_a_model_are_predicted_together_as_if_alone(tmp_path, device)
 
 @pytest.mark.parametrize("device", ["cpu", "runner"])
 def test_lookups_are_answered_together_as_if_alone(tmp_path, device):
-    with ModelRepository(write_lookup_model(tmp_path), device=device) as repository:
+    with ModelRepository(write_lookup_model(tmp_path), Runtime(device=device)) as repository:
         repository.load()
         model = repository.loaded("hps_wdl")
         unknown = max(KEYS) + 1

@@ -13,6 +13,7 @@ from benchmarks.tiny_model import TinyModel
 from serving.errors import StoreError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
+from serving.opening import Runtime
 from serving.repository import ModelRepository
 from serving.storage.rocksdb.table import RocksDbTable
 from tests.serving.frontend.app_client import Client
@@ -67,7 +68,7 @@ class Metrics:
 def serving(folder, tiers, device="cpu", **ps):
     MODEL.write(folder, "ctr", 3)
     write_ps(folder, **tiers, **ps)
-    with ModelRepository(folder, device=device) as repository:
+    with ModelRepository(folder, Runtime(device=device)) as repository:
         repository.load()
         yield Client(create_app(FrontEnd(repository)))
 
@@ -250,7 +251,7 @@ def test_keys_of_requests_that_fail_are_not_counted_and_the_calls_of_the_tiers_a
 
 def test_in_the_asynchronous_mode_keys_that_come_later_are_defaulted(tmp_path):
     cache = {"gpucache": True, "embedding_cache_mode": "asynchronous", "hit_rate_threshold": 0.0, "init_ec": False}
-    with ModelRepository(write_lookup_model(tmp_path, cache), device="runner") as repository:
+    with ModelRepository(write_lookup_model(tmp_path, cache), Runtime(device="runner")) as repository:
         repository.load()
         client = Client(create_app(FrontEnd(repository)))
         tensors = [

@@ -13,6 +13,7 @@ from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.lookup import LookupSession
 from serving.lookup.cached_lookup import CachedLookup
+from serving.opening import Runtime
 from serving.parameter_server import health
 from serving.parameter_server import models as served_models
 from serving.repository import ModelRepository
@@ -280,7 +281,7 @@ def test_a_missing_model_is_neither_ready_nor_unready(clients):
 def test_a_model_without_a_network_answers_as_its_cache_allows(tmp_path, disk, caplog, device, code, state, follows):
     cache = {"gpucache": True, "embedding_cache_mode": "asynchronous", "hit_rate_threshold": 0.0, "init_ec": False}
     tiers = {"volatile_db": {"type": "disabled"}, "persistent_db": {"type": "rocks_db", "path": "db", "num_threads": 1}}
-    with ModelRepository(write_lookup_model(tmp_path, cache, **tiers), device=device) as repository:
+    with ModelRepository(write_lookup_model(tmp_path, cache, **tiers), Runtime(device=device)) as repository:
         repository.load()
         client = Client(create_app(FrontEnd(repository)))
         disk |= {"hps_wdl.embedding_table1", "hps_wdl.embedding_table2"}
@@ -324,7 +325,7 @@ def test_a_model_whose_device_failed_is_not_ready(clients, monkeypatch):
 def test_a_model_that_has_lost_one_of_its_devices_is_degraded(tmp_path, monkeypatch):
     failed = set()
     with ModelRepository(
-        write_lookup_model(tmp_path, {"gpucache": True, "deployed_device_list": [0, 1]}), device="runner"
+        write_lookup_model(tmp_path, {"gpucache": True, "deployed_device_list": [0, 1]}), Runtime(device="runner")
     ) as repository:
         repository.load()
         client = Client(create_app(FrontEnd(repository)))

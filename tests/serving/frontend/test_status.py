@@ -9,6 +9,7 @@ from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.frontend.status import merged_status
+from serving.opening import Runtime
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import write_lookup_model, write_ps
@@ -136,7 +137,7 @@ def test_uptime_grows_from_one_reading_to_the_next(client):
 
 def test_a_gpu_cache_is_the_first_tier_and_its_hits_count_as_keys(tmp_path):
     TinyModel().write(tmp_path, "ctr", 3)
-    with ModelRepository(tmp_path, device="runner") as repository:
+    with ModelRepository(tmp_path, Runtime(device="runner")) as repository:
         repository.load()
         client = Client(create_app(FrontEnd(repository)))
         for _ in range(4):

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.http.app import create_app
+from serving.opening import Runtime
 from serving.repository import ModelRepository
 
 KEYS = [[[1], [2], [3]], [[900], [2, 5], [3]], [[7], [], [2000]]]
@@ -25,7 +26,7 @@ ENDS = {
 def repository(tmp_path, device):
     TinyModel(rows=100).write(tmp_path)
     (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True}))
-    with ModelRepository(tmp_path, device=device.name) as repository:
+    with ModelRepository(tmp_path, Runtime(device=device.name)) as repository:
         repository.load()
         yield repository
 

@@ -6,6 +6,7 @@ import pytest
 from benchmarks.redis_servers import free_port
 from serving.cli.main import main
 from serving.errors import StoreError
+from serving.opening import Runtime
 from serving.parameter_server import ParameterServer
 from serving.repository import ModelRepository
 from tests.serving.ps_files import listed, write_ps
@@ -160,7 +161,7 @@ def test_while_a_redis_with_nothing_behind_it_is_down_only_what_ram_holds_is_ans
 
 
 def test_a_repository_is_served_from_three_tiers(redis_server, model, write):
-    with ModelRepository(write(redis_server.port), engine="numpy") as repository:
+    with ModelRepository(write(redis_server.port), Runtime("numpy")) as repository:
         repository.load()
         assert "tiers memory, redis, rocksdb" in list(repository.describe())
         dense, bags = model.draw_request(np.random.default_rng(1), 5)
