@@ -80,13 +80,13 @@ def model(folder, tables, rows):
 def opened(config):
     """The model with a cache on the free GPU, and without one."""
     from kernels.device import open_device  # finds the stub
-    from serving.lookup.cached_lookup import CachedLookup
+    from serving.lookup.cached_session import CachedLookupSession
     from serving.routes import DeviceRoute
 
     with ParameterServer([MemoryStore()]) as server:
         server.load_model(config)
         device = open_device("cuda:0")
-        lookup = CachedLookup(server, config, device)
+        lookup = CachedLookupSession(server, config, device)
         try:
             [work] = lookup._workspaces._idle
             reports = Reports(work.pooling._missing)
@@ -121,7 +121,7 @@ class FreeNetwork:
         return self._answer[: len(dense)]
 
     def workspace(self, lookup, max_samples, in_one):
-        from serving.dense.device_workspace import NetworkWorkspace
+        from serving.dense.network_workspace import NetworkWorkspace
 
         return NetworkWorkspace(self, lookup, max_samples, in_one)
 

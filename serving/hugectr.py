@@ -113,7 +113,7 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
         return LookupSession(parameter_server, config, cuda_dev_id)
     if device not in ("cuda", "runner"):
         raise ConfigError(source, "device", f"expected cuda or runner, got {device!r}")
-    from serving.lookup.cached_lookup import CachedLookup  # only a device needs it
+    from serving.lookup.cached_session import CachedLookupSession  # only a device needs it
 
     try:
         (opened,) = open_devices(f"{device}:{cuda_dev_id}", ())
@@ -121,7 +121,7 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
         advice = "use_gpu_embedding_cache=False looks rows up without a GPU"
         raise DeviceUnavailableError(f"{source}: use_gpu_embedding_cache: {err}; {advice}") from err
     settings = config.gpu_cache.model_copy(update={"wanted": True, "size_ratio": float(cache_size_percentage)})
-    return CachedLookup(parameter_server, config.model_copy(update={"gpu_cache": settings}), opened, cuda_dev_id)
+    return CachedLookupSession(parameter_server, config.model_copy(update={"gpu_cache": settings}), opened, cuda_dev_id)
 
 
 def _check_switch(source: str, argument: str, value: object) -> None:

@@ -22,8 +22,8 @@ from serving.storage.store import Mask
 
 if TYPE_CHECKING:
     from serving.dense.device_network import DeviceNetwork
-    from serving.dense.device_workspace import NetworkWorkspace
-    from serving.lookup.cached_lookup import CachedLookup
+    from serving.dense.network_workspace import NetworkWorkspace
+    from serving.lookup.cached_session import CachedLookupSession
     from serving.lookup.device_workspace import DeviceWorkspace
 
 
@@ -86,7 +86,7 @@ class DeviceRoute:
     missing, the tiers are asked, and another upload and launch complete the vectors before the network runs.
     """
 
-    def __init__(self, lookup: "CachedLookup", network: "DeviceNetwork") -> None:
+    def __init__(self, lookup: "CachedLookupSession", network: "DeviceNetwork") -> None:
         """Join a lookup and a network of the same model on the same device."""
         self._lookup = lookup
         self._network = network
@@ -135,12 +135,12 @@ def open_routes(
 
 
 def _device_routes(config: ModelConfig, lookups: Sequence[LookupSession]) -> tuple[Graph, "DeviceNetwork", list[Route]]:
-    from serving.lookup.cached_lookup import CachedLookup  # only a device needs it
+    from serving.lookup.cached_session import CachedLookupSession  # only a device needs it
 
     _check_memory(config, lookups)
     said = config.gpu_network
     routes: list[Route] = []
-    for lookup in (one for one in lookups if isinstance(one, CachedLookup)):
+    for lookup in (one for one in lookups if isinstance(one, CachedLookupSession)):
         graph, network = open_device_dense(*config.network_files(), lookup.device, said.precision, said.captures_graphs)
         routes.append(DeviceRoute(lookup, network))
     return graph, network, routes

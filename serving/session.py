@@ -71,8 +71,8 @@ class ModelSession:
     def close(self) -> None:
         """Release what was opened for this session. Closing twice is allowed.
 
-        With GPU caches, requests in flight are answered first (see ``CachedLookup.close``). Without GPU caches, they
-        may fail with UnknownModelError. All later requests fail with it.
+        With GPU caches, requests in flight are answered first; see ``CachedLookupSession.close``. Without GPU caches,
+        they may fail with UnknownModelError. All later requests fail with it.
         """
         with ExitStack() as releases:  # calls every release, also after one of them fails
             while self._releases:

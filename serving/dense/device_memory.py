@@ -3,7 +3,7 @@
 from math import prod
 
 from kernels.cublas import WORKSPACE_BYTES
-from serving.dense.device_workspace import class_sizes
+from serving.dense.network_workspace import class_sizes
 from serving.model.records import Graph, Samples, Shape
 
 

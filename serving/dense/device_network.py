@@ -7,8 +7,8 @@ import numpy as np
 from kernels.device import Array, Device, Stream
 from serving.dense.calibration import Quantization
 from serving.dense.device_arithmetic import FIRST_INFINITE_HALF, DeviceArithmetic, Precision, check_precision
-from serving.dense.device_workspace import Lookup, NetworkWorkspace
 from serving.dense.network import input_tensors, run_graph
+from serving.dense.network_workspace import Lookup, NetworkWorkspace
 from serving.errors import ConfigError
 from serving.model.dense_file import Weights, check_weights
 from serving.model.records import Graph

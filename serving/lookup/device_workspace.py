@@ -11,7 +11,7 @@ from gpu_cache.bag_layout import aligned
 from gpu_cache.cache_group import CacheGroup
 from gpu_cache.workspace import Workspace
 from kernels.device import Stream
-from serving.dense.device_workspace import NetworkWorkspace
+from serving.dense.network_workspace import NetworkWorkspace
 from serving.lookup.cache_plan import SINGLE_KEYS
 
 

@@ -88,7 +88,7 @@ def warn_of_idle_caches(models: Iterable[tuple[ModelConfig, Sequence[Device]]]) 
 
 
 def open_lookups(server: ParameterServer, config: ModelConfig, devices: Sequence[Device]) -> tuple[LookupSession, ...]:
-    """Open one lookup with caches per device, or none if one of them fails; see ``CachedLookup`` for the errors.
+    """Open one lookup with caches per device, or none if one of them fails; see ``CachedLookupSession`` for the errors.
 
     Without devices, or if the configuration wants no cache, there is one lookup that reads the tiers alone.
     """
@@ -96,14 +96,14 @@ def open_lookups(server: ParameterServer, config: ModelConfig, devices: Sequence
         return (LookupSession(server, config),)
     # Imported here, because only a device needs the kernels.
     from serving.lookup.cache_plan import describe_caches, plan_caches
-    from serving.lookup.cached_lookup import CachedLookup
+    from serving.lookup.cached_session import CachedLookupSession
 
     for line in describe_caches(config.name, plan_caches(config), devices):
         logger.info("%s", line)
     refreshing = threading.Semaphore(config.gpu_cache.refresher_buffers)
     with ExitStack() as opened:
         lookups = [
-            opened.enter_context(closing(CachedLookup(server, config, device, refreshing=refreshing)))
+            opened.enter_context(closing(CachedLookupSession(server, config, device, refreshing=refreshing)))
             for device in devices
         ]
         opened.pop_all()

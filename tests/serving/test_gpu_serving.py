@@ -13,7 +13,7 @@ from serving.config import read_inference_config
 from serving.errors import ConfigError, DeviceMemoryError
 from serving.hugectr import CreateEmbeddingCache, CreateParameterServer, InferenceSession
 from serving.lookup import LookupSession
-from serving.lookup.cached_lookup import CachedLookup
+from serving.lookup.cached_session import CachedLookupSession
 from serving.opening import Runtime, load_model
 from serving.parameter_server import ParameterServer
 from serving.repository import ModelRepository
@@ -57,7 +57,7 @@ class TestHugectrCalls:
         session = InferenceSession(model.config_file, 0, cache, engine="numpy")
         expected = InferenceSession(model.config_file, 0, plain, engine="numpy")
 
-        assert isinstance(cache, CachedLookup)
+        assert isinstance(cache, CachedLookupSession)
         assert cache.plans[0].capacity.rows == 30  # half of 50, in lines of 15
         assert (cache.config.gpu_cache.fill, cache.config.gpu_cache.hit_rate_threshold) == ("below_threshold", 0.5)
         for dense, keys, row_ptrs in requests(model, 4):
@@ -199,7 +199,7 @@ class TestRepository:
 
         with ModelRepository(file, Runtime("numpy", device="runner")) as repository:
             repository.load()
-            assert not any(isinstance(cache, CachedLookup) for cache in caches(repository))
+            assert not any(isinstance(cache, CachedLookupSession) for cache in caches(repository))
 
     def test_the_memory_of_caches_is_logged_before_it_is_taken(self, model, tmp_path, caplog):
         with (

@@ -11,7 +11,7 @@ from tests.serving.test_ps_keys import READ, ROWS
 
 HERE = Path(__file__).parent
 FILES, GPUS = "frontend/test_hugectr_files.py", "test_gpu_serving.py"
-CACHES, REFRESH = "lookup/test_cached_lookup.py", "lookup/test_refresh_and_fill.py"
+CACHES, REFRESH = "lookup/test_cached_session.py", "lookup/test_refresh_and_fill.py"
 LOADING, SHARED = "parameter_server/test_loading.py", "storage/test_shared_memory_store.py"
 REDIS, SECURITY = "storage/test_redis_store.py", "storage/test_redis_security.py"
 LISTED = (FILES, "test_the_models_that_a_ps_json_lists_are_served")

@@ -6,7 +6,7 @@ import pytest
 from serving.config import read_inference_config
 from serving.errors import ConfigError, UnknownModelError
 from serving.lookup import LookupSession
-from serving.lookup.cached_lookup import CachedLookup
+from serving.lookup.cached_session import CachedLookupSession
 from serving.parameter_server import ParameterServer
 from serving.routes import LeastBusy
 from serving.session import InferenceSession
@@ -83,7 +83,7 @@ def test_a_session_of_several_lookups_uses_them_all(caches, monkeypatch):
 def test_a_session_continues_with_its_open_caches(caches, device):
     lookups, model = caches
     config, server = lookups[0].config, lookups[0].server
-    cached = [CachedLookup(server, config, device) for _ in range(2)]
+    cached = [CachedLookupSession(server, config, device) for _ in range(2)]
     session = InferenceSession(model.config_file, 0, cached)
     dense, bags = model.draw_request(np.random.default_rng(0), 3)
     keys, _, row_ptrs = model.flatten(bags)

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class GivenRows:
-    """A ``serving.dense.device_workspace.Lookup``: its launch copies rows from page-locked memory."""
+    """A ``serving.dense.network_workspace.Lookup``: its launch copies rows from page-locked memory."""
 
     def __init__(self, device, graph, max_samples):
         self.stream = device.stream()

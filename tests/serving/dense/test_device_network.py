@@ -11,9 +11,9 @@ import pytest
 from kernels.errors import KernelError
 from serving.dense.device_memory import network_bytes
 from serving.dense.device_network import open_device_network
-from serving.dense.device_workspace import CLASS_SAMPLES, class_sizes
 from serving.dense.files import open_device_dense
 from serving.dense.network import NumpyNetwork, run_graph
+from serving.dense.network_workspace import CLASS_SAMPLES, class_sizes
 from serving.errors import ConfigError
 from serving.model.graph import parse_graph, read_graph
 from tests.serving.dense.given_rows import GivenRows, Served

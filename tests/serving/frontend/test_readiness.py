@@ -12,7 +12,7 @@ from serving.errors import StoreError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.lookup import LookupSession
-from serving.lookup.cached_lookup import CachedLookup
+from serving.lookup.cached_session import CachedLookupSession
 from serving.opening import Runtime
 from serving.parameter_server import health
 from serving.parameter_server import models as served_models
@@ -330,7 +330,7 @@ def test_a_model_that_has_lost_one_of_its_devices_is_degraded(tmp_path, monkeypa
         repository.load()
         client = Client(create_app(FrontEnd(repository)))
         works = property(lambda lookup: lookup.device.name not in failed)
-        monkeypatch.setattr(CachedLookup, "is_answering", works)
+        monkeypatch.setattr(CachedLookupSession, "is_answering", works)
 
         assert states(client) == ("ready", "READY", "")
         failed |= {"runner:1"}

@@ -7,7 +7,7 @@ import numpy as np
 
 from serving.batch import Batch, TableKeys
 from serving.config import GpuCacheConfig, ModelConfig, TableConfig
-from serving.lookup.cached_lookup import CachedLookup
+from serving.lookup.cached_session import CachedLookupSession
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore
@@ -84,7 +84,7 @@ def served(config, *stores):
 @contextmanager
 def cached(server, config, device):
     """Open the model's caches."""
-    lookup = CachedLookup(server, config, device)
+    lookup = CachedLookupSession(server, config, device)
     try:
         yield lookup
     finally:

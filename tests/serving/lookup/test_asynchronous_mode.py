@@ -7,7 +7,7 @@ import pytest
 
 from serving.lookup import LookupSession
 from tests.serving.lookup.cached import Sketch, cached, request, same, served, write_model
-from tests.serving.lookup.test_cached_lookup import counted, first_table, held
+from tests.serving.lookup.test_cached_session import counted, first_table, held
 from tests.serving.small_server import DictStore
 
 TWO_TABLES = (Sketch(4, slots=1, default_value=0.5), Sketch(4, slots=1))

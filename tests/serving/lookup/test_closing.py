@@ -9,10 +9,10 @@ import pytest
 
 from gpu_cache.errors import CacheClosedError
 from serving.errors import UnknownModelError
-from serving.lookup import LookupSession, cached_lookup
-from serving.lookup.cached_lookup import CachedLookup
+from serving.lookup import LookupSession, cached_session
+from serving.lookup.cached_session import CachedLookupSession
 from tests.serving.lookup.cached import Sketch, request, same, served, with_cache, write_model
-from tests.serving.lookup.test_cached_lookup import first_table
+from tests.serving.lookup.test_cached_session import first_table
 from tests.serving.small_server import DictStore
 
 WAIT_S = 30
@@ -57,7 +57,7 @@ def server(config, store):
 
 @pytest.fixture
 def lookup(server, config, device):
-    lookup = CachedLookup(server, config, device)
+    lookup = CachedLookupSession(server, config, device)
     yield lookup
     lookup.close()
 
@@ -118,7 +118,7 @@ def wait_until(holds):
 def test_a_request_that_hangs_does_not_block_closing_and_keeps_its_memory(
     server, config, store, lookup, pool, monkeypatch, caplog
 ):
-    monkeypatch.setattr(cached_lookup, "_LONGEST_CLOSE_S", 0.01)
+    monkeypatch.setattr(cached_session, "_LONGEST_CLOSE_S", 0.01)
     batch = first_table(config, KEYS)
     expected = LookupSession(server, config).lookup_pooled(batch)
     store.pause()
@@ -138,8 +138,8 @@ def test_a_request_that_hangs_does_not_block_closing_and_keeps_its_memory(
 def test_an_insertion_that_hangs_does_not_block_closing_and_keeps_its_memory(
     server, config, store, device, monkeypatch
 ):
-    monkeypatch.setattr(cached_lookup, "_LONGEST_CLOSE_S", 0.01)
-    lookup = CachedLookup(server, with_cache(config, mode="asynchronous", hit_rate_threshold=0.0), device)
+    monkeypatch.setattr(cached_session, "_LONGEST_CLOSE_S", 0.01)
+    lookup = CachedLookupSession(server, with_cache(config, mode="asynchronous", hit_rate_threshold=0.0), device)
     store.pause()
     assert lookup.lookup_pooled(first_table(config, KEYS)).defaulted_keys == KEYS.size
     assert store.is_asked.wait(WAIT_S)
@@ -152,7 +152,7 @@ def test_an_insertion_that_hangs_does_not_block_closing_and_keeps_its_memory(
 
 
 def test_closing_ends_a_refresh_early(config, store, server, device, pool):
-    lookup = CachedLookup(server, with_cache(config, refresh_ratio=0.1, fills_at_start=True), device)
+    lookup = CachedLookupSession(server, with_cache(config, refresh_ratio=0.1, fills_at_start=True), device)
     store.pause()
     refreshing = pool.submit(lookup.refresh)
     assert store.is_asked.wait(WAIT_S)
@@ -211,7 +211,7 @@ def test_while_a_model_ends_every_request_is_answered_correctly_or_refused(confi
     with served(config) as server:
         expected = [LookupSession(server, config).lookup_pooled(batch) for batch in batches]
         rows = server.lookup("m.t0", KEYS)[0]
-        lookup = CachedLookup(server, config, device)
+        lookup = CachedLookupSession(server, config, device)
         asking = [pool.submit(ask, of) for of in range(3)]
         using = [
             pool.submit(use, call)

@@ -9,7 +9,7 @@ from serving.lookup import LookupSession
 from serving.lookup.cache_plan import plan_caches
 from serving.model.sparse_file import write_sparse_directory
 from tests.serving.lookup.cached import Sketch, cached, request, same, served, with_cache, write_model
-from tests.serving.lookup.test_cached_lookup import counted, first_table, held
+from tests.serving.lookup.test_cached_session import counted, first_table, held
 
 LARGEST = 2**32 - 1
 LARGEST_HELD = LARGEST - 2

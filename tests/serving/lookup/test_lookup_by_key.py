@@ -9,7 +9,7 @@ from serving.lookup.cache_plan import SINGLE_KEYS
 from serving.lookup.key_parts import parts_of
 from tests.gpu_cache.bags import scheduled
 from tests.serving.lookup.cached import UNKNOWN_KEYS, Sketch, cached, request, same, served, with_cache, write_model
-from tests.serving.lookup.test_cached_lookup import counted, held
+from tests.serving.lookup.test_cached_session import counted, held
 from tests.serving.lookup.test_device_health import no_memory_left
 
 

@@ -11,13 +11,13 @@ from gpu_cache.errors import CacheFullError
 from serving.errors import ConfigError, DeviceMemoryError, StoreError
 from serving.lookup import LookupSession, cache_plan, open_lookups
 from serving.lookup.cache_plan import buffers_memory, caches_memory, check_memory, describe_caches, plan_caches
-from serving.lookup.cached_lookup import CachedLookup
+from serving.lookup.cached_session import CachedLookupSession
 from serving.lookup.first_keys import first_keys
 from serving.model.sparse_rows import row_dtype
 from serving.parameter_server import FirstRows, ParameterServer, TierSettings
 from serving.storage import MemoryStore
 from tests.serving.lookup.cached import Sketch, cached, request, same, served, with_cache, write_model
-from tests.serving.lookup.test_cached_lookup import counted, first_table, held
+from tests.serving.lookup.test_cached_session import counted, first_table, held
 from tests.serving.small_server import DictStore
 
 ONE_TABLE = (Sketch(4, slots=1),)
@@ -266,7 +266,7 @@ def test_the_number_of_devices_refreshed_at_a_time_is_limited(device, config):
     done = threading.Event()
 
     with served(config) as server:
-        lookup = CachedLookup(server, config, device, refreshing=turns)
+        lookup = CachedLookupSession(server, config, device, refreshing=turns)
         with turns:
             refreshing = threading.Thread(target=lambda: (lookup.refresh(), done.set()))
             refreshing.start()
@@ -281,7 +281,7 @@ def test_caches_without_a_row_are_refused(device, config):
         served(config) as server,
         pytest.raises(ConfigError, match=r"gpucacheper \(cache_size_percentage\) 0: a cache has at least one row"),
     ):
-        CachedLookup(server, with_cache(config, size_ratio=0.0), device)
+        CachedLookupSession(server, with_cache(config, size_ratio=0.0), device)
 
 
 class SmallDevice:
@@ -301,7 +301,7 @@ class SmallDevice:
 def test_caches_that_do_not_fit_the_device_are_refused_with_their_bytes(config, kind, advice):
     free_bytes = buffers_memory(config).device_bytes
     with served(config) as server, pytest.raises(DeviceMemoryError) as caught:
-        CachedLookup(server, with_cache(config, kind=kind), SmallDevice(free_bytes))
+        CachedLookupSession(server, with_cache(config, kind=kind), SmallDevice(free_bytes))
 
     assert f"cuda:9: the {kind} caches of model 'm' take " in str(caught.value)
     assert f"for 2 worker buffers of max_batch_size 16, but {free_bytes:,} are free" in str(caught.value)

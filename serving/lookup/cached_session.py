@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_CLOSE_S = 30.0  # closing must not wait for a tier that hangs; its requests keep their memory until they end
 
 
-class CachedLookup(LookupSession):
+class CachedLookupSession(LookupSession):
     """One model's view of a parameter server through caches on one device. May be used from any thread.
 
     Attributes:
