@@ -289,7 +289,7 @@ class EmbeddingCache:
     def dump(self, with_rows: bool = False) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:
         """Read out the keys of the cache, and perhaps their rows, a few lines at a time.
 
-        A key that is added or erased meanwhile may be returned or not. Every other key is returned once.
+        A key that is added or erased during the call may be returned or not. Every other key is returned once.
 
         Returns:
             keys int64[V], in no particular order, and their rows float32[V, D], or None without ``with_rows``.

@@ -141,7 +141,7 @@ class HostTable(_host.HostTable):
 
     It evicts until at most ``target_rows`` are left, or fewer if the call needs more room. The order among equal rows
     is undefined. Every policy except ``"evict_random"`` takes one more byte per row and spare row, and reads write to
-    it. To choose rows, the inserting call scans the table; reads continue meanwhile.
+    it. To choose rows, the inserting call scans the table; reads go on.
 
     Args:
         dim: embedding_vec_size, 1 to 65,536.
@@ -174,8 +174,8 @@ class HostTable(_host.HostTable):
     def items(self, batch_rows: int = 65536) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
         """Iterate over the table in no particular order.
 
-        A key that is in the table all the time is returned exactly once. A key that is added or evicted meanwhile may
-        be returned or not, and a key that is evicted and inserted again may be returned twice.
+        A key that is in the table all the time is returned exactly once. A key that is added or evicted during the
+        call may be returned or not, and a key that is evicted and inserted again may be returned twice.
 
         Args:
             batch_rows: the most rows per step; at least 1.

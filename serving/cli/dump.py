@@ -16,7 +16,7 @@ def add_parser(commands: Any) -> None:
         "dump",
         help="write all rows of a table to a file",
         description="Write all rows of a table to a file. The rows come from the last tier, which holds every row. "
-        "Redis and RocksDB may be in use meanwhile. Without Redis and RocksDB the rows come from the model's file, "
+        "Redis and RocksDB may be in use. Without Redis and RocksDB the rows come from the model's file, "
         "because the RAM of other processes cannot be read.",
     )
     add_table_arguments(parser)

@@ -76,7 +76,7 @@ class StandardError(io.TextIOBase):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        begin = b""  # ends the line of which the last write wrote a part
+        begin = b""  # ends the line that the last write began
         while True:
             with self._change:
                 while not self._waiting and not self._is_ending:

@@ -112,7 +112,7 @@ class ModelCopies:
     """Copies of all tables of one model, read and stored in one call. Every method may be called from any thread."""
 
     def __init__(self, tables: Sequence[TableCopies]) -> None:
-        """Take at least one table; each goes on listening for itself."""
+        """Take at least one table. Each still listens to its own changes."""
         self._held = [one.held for one in tables]
         self._lookup = tables[0].lookup
 

@@ -98,7 +98,8 @@ class TierLookup:
     ) -> tuple[list[Vectors], Mask]:
         """Look up rows of several tables: float32[N, D] of each, and which keys were found, table after table.
 
-        One call asks the first tier for all tables. A table of which it missed a key is then looked up on its own.
+        One call asks the first tier for all tables. If it missed a key of a table, that table is then looked up on its
+        own.
 
         Args:
             held: the tables.

@@ -202,7 +202,7 @@ class ParameterServer:
             float32[N, D], absent keys with the table's default value, and found: bool[N].
 
         Raises:
-            UnknownModelError: no loaded model has this table, or it was unloaded meanwhile.
+            UnknownModelError: no loaded model has this table, or it was unloaded during the lookup.
             RequestError: a key is one of the four reserved int64 values.
             StoreError: a key was not found, and the truth did not answer.
         """
@@ -253,7 +253,7 @@ class ParameterServer:
             float32[R, D], an empty bag as zeros, and found: bool[N].
 
         Raises:
-            UnknownModelError: no loaded model has this table, or it was unloaded meanwhile.
+            UnknownModelError: no loaded model has this table, or it was unloaded during the lookup.
             RequestError: ``row_ptrs`` is no array of one dimension, or ``weights`` is not float32[N].
             TypeError: ``keys`` or ``row_ptrs`` is of another type.
             ValueError: ``row_ptrs`` do not go from 0 to N without falling, or there is no such combiner.

@@ -28,7 +28,7 @@ def batches_of(parts: Iterable[Samples], batch_size: int, *, keeps_rest: bool) -
 
 
 def read_ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the same items, and make the next one in a thread meanwhile."""
+    """Yield the same items, and make the next one in a thread."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
     try:
         following = thread.submit(next, items, None)

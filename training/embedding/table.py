@@ -134,7 +134,7 @@ class EmbeddingTable:
             yield part.keys, vectors
 
     def dump(self, since: int = -1) -> Iterator[TableRows]:
-        """Yield copies of the rows, part by part. Training must not go on meanwhile.
+        """Yield copies of the rows, part by part. Training must not go on before the last part.
 
         The rows are in the order of their first appearance. With ``max_rows``, the row that was read least recently is
         the first.

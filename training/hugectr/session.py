@@ -171,7 +171,7 @@ class Session:
         """Do nothing: tables grow, so no table overflows."""
 
     def copy_weights_for_evaluation(self) -> None:
-        """Make the dense weights of now those of the evaluation. Rows of tables are always those of now."""
+        """Evaluate with the present dense weights from now on. Rows of tables are always the present rows."""
         self._evaluation_weights = self._model.dense_weights()
 
     def eval(self) -> bool:

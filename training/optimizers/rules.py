@@ -313,7 +313,7 @@ class FtrlRule(UpdateRule):
 def update_rows(
     rule: UpdateRule, update_type: UpdateType, move: Move, rows: torch.Tensor, last_steps: torch.Tensor
 ) -> None:
-    """Update a table in one step of which only some rows have a gradient.
+    """Update a table in one step; only some rows have a gradient.
 
     "Local" changes these rows only. "Global" also moves the other rows, as their states say. "LazyGlobal" makes up for
     the skipped steps of a row at its next update. The three are the same for rules that do not move a row without a

@@ -248,7 +248,7 @@ class TrainCtx:
         return (dense, sparse), targets[0] if len(targets) == 1 else targets
 
     def on_after_backward(self, scale: float, batch_idx: int) -> bool:
-        """Send back the gradients of the prepared batch. The embedding servers apply them meanwhile.
+        """Send back the gradients of the prepared batch. The embedding servers apply them in the background.
 
         Args:
             scale: the loss was multiplied by this number.

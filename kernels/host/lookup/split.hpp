@@ -12,7 +12,7 @@ namespace hotrow {
 
 // What a split reads and writes. T tables; table t has slots[t] slots in each of B samples.
 //
-// The arguments are read in place, and another thread may write to them meanwhile. So addresses are computed only from
+// The arguments are read in place, and another thread may write to them then. So addresses are computed only from
 // out_row_ptrs, which are checked after they are written.
 template <class Offset>
 struct Split {

@@ -1,4 +1,4 @@
-// Reads of a mapped file that another process may truncate meanwhile.
+// Reads of a mapped file that another process may truncate during the read.
 //
 // A read beyond a file's end, or a read that the disk fails, raises SIGBUS, which by default ends the process.
 // `read_mapped` runs a reader under a handler. After a fault inside the mapping, the handler leaves the reader with a

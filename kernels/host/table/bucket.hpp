@@ -19,7 +19,7 @@
 // A reader inside an epoch (epochs.hpp) that reads a row number holds that row: it will not be handed out again
 // before the reader leaves. So if `rows` shows the same number before and after `keys` showed the key, the slot
 // belonged to that key in between and the row is the key's (see row_of). A reader repeats the check only if a writer
-// changed this slot meanwhile, and a writer can make at most as many such changes as there are spare rows.
+// changed this slot since, and a writer can make at most as many such changes as there are spare rows.
 //
 // The loads and stores that this rests on are seq_cst: the epoch argument needs "I announced myself, then I read the
 // slot" and "I changed the slot, then I looked for readers" to be ordered, which acquire and release do not give.
@@ -59,7 +59,7 @@ struct alignas(64) Bucket {
     }
   }
 
-  // As above, but also kNoRow if a writer changed the slot meanwhile.
+  // As above, but also kNoRow if a writer changed the slot since.
   uint32_t row_at_one_look(int64_t key, int slot) const {
     const uint32_t row = rows[slot].load(std::memory_order_seq_cst);
     if (__builtin_expect(keys[slot].load(std::memory_order_seq_cst) != key, 0)) return kNoRow;

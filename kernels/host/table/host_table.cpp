@@ -72,7 +72,7 @@ void HostTable::prefetch_buckets(const int64_t* keys, size_t n) const {
   for (size_t i = 0; i < n; ++i) __builtin_prefetch(index.buckets + index.home(keys[i]), 0, 2);
 }
 
-// No stay is needed: a row that is handed out again meanwhile is fetched for nothing.
+// No stay is needed: a row that is handed out again is fetched for nothing.
 void HostTable::prefetch_rows(const int64_t* keys, size_t n) const {
   const TableView table = view();
   const size_t bytes = row_bytes(row_type_, dim_);

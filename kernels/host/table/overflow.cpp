@@ -84,7 +84,7 @@ void HostTable::evict_random(int64_t count, const RowNumbers& kept) {
   }
 }
 
-// Readers change stamps meanwhile. If a sweep finds fewer small stamps than were counted, the stamps are counted again.
+// Readers change stamps during a sweep. If a sweep finds fewer small stamps than were counted, the stamps are counted again.
 void HostTable::evict_by_stamp(int64_t count, const RowNumbers& kept) {
   constexpr int kExactSweeps = 3;
   int64_t left = count;

@@ -69,7 +69,7 @@ struct StampsView {
   void touch(uint32_t row) {
     if (row == kNoRow) return;
     const uint8_t held = stamps[row].load(std::memory_order_relaxed);
-    if (held == kNoStamp) return;  // a writer removed the row from the index meanwhile
+    if (held == kNoStamp) return;  // a writer has removed the row from the index
     const uint8_t next = counts ? counted(held) : now;
     if (next != held) stamps[row].store(next, std::memory_order_relaxed);
   }

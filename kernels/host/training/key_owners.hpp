@@ -17,7 +17,7 @@ struct OwnedKeys {
   std::vector<int64_t> firsts;  // of each of `keys`, its first place in the batch
 };
 
-// keys[n], of which process `key mod processes`, or process `owner` if it is not -1, owns the row. Without `distinct`,
+// keys[n]. Process `key mod processes`, or process `owner` if it is not -1, owns the row of a key. Without `distinct`,
 // every key of the batch is kept. Throws std::bad_alloc.
 inline OwnedKeys keys_by_owner(const int64_t* keys, size_t n, int64_t processes, int64_t owner, bool distinct) {
   // An open hash table of distinct keys and their positions, at most half full.

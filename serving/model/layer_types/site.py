@@ -87,7 +87,7 @@ class LayerType:
 
 
 def inner(shape: Shape) -> tuple[int, ...]:
-    """Return the dimensions after the first, none of which counts samples."""
+    """Return the dimensions after the first; no other dimension counts samples."""
     return tuple(size for size in shape[1:] if not isinstance(size, Samples))
 
 

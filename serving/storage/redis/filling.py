@@ -163,7 +163,7 @@ class Filling:
     def _take_unknown_rows(self, truth: Truth, plan: _Plan) -> None:
         """Have the truth take the rows that only Redis has, which Hotrow did not load.
 
-        Then the partitions can be dropped and filled like others. So a row that a process writes meanwhile is never
+        Then the partitions can be dropped and filled like others. So a row that a process writes then is never
         overwritten by an older row.
         """
         if not plan.over:

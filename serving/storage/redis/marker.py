@@ -19,7 +19,7 @@ _FIELDS = frozenset(
 # Arguments of one call inside a script: Lua has room for some 8,000.
 WORDS_PER_CALL = 4000
 
-# Put rows into a partition while the lease is held, except rows whose keys were removed meanwhile. The reply is 1, or 0
+# Put rows into a partition while the lease is held, except rows whose keys were removed since. The reply is 1, or 0
 # if the lease is gone.
 FILL = f"""
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
@@ -39,7 +39,7 @@ end
 return 1
 """
 # Write the marker and give the lease back. With loading names, the rows gathered there take the partition's place.
-# Without, a ``changed`` that another process has set meanwhile stays. Sent twice, it does the same as once.
+# Without, a ``changed`` that another process has set since stays. Sent twice, it does the same as once.
 FINISH = """
 local values, times, marker, lease, removed, loading_values, loading_times = unpack(KEYS)
 if redis.call('HGET', marker, 'generation') == ARGV[1] then return 1 end

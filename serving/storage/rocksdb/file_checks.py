@@ -83,7 +83,7 @@ def check_logs(store: str, path: Path) -> None:
 
 @contextmanager
 def damaged_logs_named(store: str, path: Path) -> Iterator[None]:
-    """Name the logs of the database at ``path`` in the error of an opening that one of them fails."""
+    """If a damaged log makes an opening fail, name the logs of the database at ``path`` in the error."""
     try:
         yield
     except Exception as err:  # rocksdict raises plain Exception

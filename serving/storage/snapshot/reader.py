@@ -140,7 +140,7 @@ class SnapshotReader:
     def warm_up(self) -> None:
         """Read the whole file into memory, and check its index; stops when the reader is closed.
 
-        Use it for files that fit into memory. Lookups run meanwhile, and are faster afterwards: see docs/storage.md.
+        Use it for files that fit into memory. Lookups go on, and are faster afterwards: see docs/storage.md.
         """
         self._open().warm_up(lambda: self._snapshot is None)
 

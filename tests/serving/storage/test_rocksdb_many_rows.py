@@ -45,7 +45,7 @@ def test_ten_million_rows_of_a_bulk_load_are_read_back_also_after_reopening(tmp_
 
 
 def check_samples(store):
-    """A hundredth of the rows, the first and the last ones among them, and as many keys beside them that are none."""
+    """A hundredth of the keys, with the first and the last, and as many neighbours that are in no row."""
     places = np.random.default_rng(1).integers(0, ROWS, ROWS // 100)
     places[:4] = [0, 1, ROWS - 2, ROWS - 1]
     keys = keys_at(places)
