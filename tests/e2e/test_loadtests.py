@@ -82,7 +82,6 @@ def test_failed_requests_fail_the_command_and_are_in_the_report(repository, serv
         (["--address", "127.0.0.1:1", "--samples", "0"], "expected a whole number from 1 to 1048576, got '0'"),
         (["--address", "127.0.0.1:1", "--users", "0"], "expected at least 1 user, got --users 0"),
         (["--scenario", "calm"], "invalid choice: 'calm'"),
-        (["--protocol", "quic"], "invalid choice: 'quic'"),
     ],
 )
 def test_a_wrong_option_is_refused_before_any_load(repository, tmp_path, options, message):

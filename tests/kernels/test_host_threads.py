@@ -104,8 +104,8 @@ def test_items_during_writes_returns_each_lasting_key_once(table):
 
 
 def test_more_readers_than_one_block_of_slots_can_read():
-    table = HostTable(DIM, 100_000)
-    keys = np.arange(100_000)
+    table = HostTable(DIM, 20_000)
+    keys = np.arange(20_000)
     table.insert(keys, rows_of(keys, 1))
     together = threading.Barrier(100)
 
