@@ -14,14 +14,14 @@ from benchmarks.tiny_model import TinyModel
 DEADLINE_S = 60
 HANGING = """
 import sys, time
-from serving.repository import loader
-warm_up = loader.warm_up
-def hang(session):
-    if session.config.name == "hangs":
+from serving.repository.served_model import ServedNetwork
+warm_up = ServedNetwork.warm_up
+def hang(model):
+    if model.name == "hangs":
         print("hangs", flush=True)
         time.sleep(1000)
-    warm_up(session)
-loader.warm_up = hang
+    warm_up(model)
+ServedNetwork.warm_up = hang
 from serving.cli.entry import run
 sys.exit(run(["serve", *sys.argv[1:]]))
 """
