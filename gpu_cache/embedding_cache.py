@@ -354,6 +354,11 @@ class EmbeddingCache:
             del self._table
             free_unused()
 
+    def __repr__(self) -> str:
+        """Return the capacity, the form of the rows and the device."""
+        rows = f"{self.capacity.rows:,} rows of {self.layout.dim}, {self.layout.row_dtype}"
+        return f"EmbeddingCache({rows}, {self.device.name})"
+
     def __enter__(self) -> Self:
         """Return the cache; the end of the block closes it."""
         return self

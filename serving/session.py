@@ -251,6 +251,10 @@ class InferenceSession(ModelSession):
         for cache in self._lookups:
             cache.refresh()
 
+    def __repr__(self) -> str:
+        """Return the model and what runs its dense network."""
+        return f"InferenceSession({self.config.summary}; {self.engine})"
+
 
 def check_runtime(source: str, engine: Any, threads: Any) -> None:
     """Check how the dense network will run, before anything is loaded; ConfigError names ``source``."""

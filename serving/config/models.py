@@ -89,6 +89,12 @@ class ModelConfig(Record):
         return f"{self.name}@{self.table_tag}.{table.name}" if self.table_tag else self.hps_name(table)
 
     @property
+    def summary(self) -> str:
+        """The name, the version and the slots, for people."""
+        slots = (table.name if table.slots == 1 else f"{table.name} x {table.slots}" for table in self.tables)
+        return f"{self.name!r}{f' version {self.version}' if self.version else ''}, slots {', '.join(slots)}"
+
+    @property
     def short_digest(self) -> str:
         """The first digits of ``digest``, for the names of tables and for metrics."""
         return self.digest[:8]

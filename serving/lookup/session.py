@@ -59,6 +59,10 @@ class LookupSession:
         self._pooled = server.pooled_tables(config)
         self._tables = tuple((table, config.full_name(table)) for table in config.tables)
 
+    def __repr__(self) -> str:
+        """Return the model."""
+        return f"{type(self).__name__}({self.config.summary})"
+
     def lookup_pooled(self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None = None) -> LookupResult:
         """Look up and pool all keys of ``batch``, which ``read_batch`` made for this model.
 

@@ -70,6 +70,11 @@ class ParameterServer:
         self._lookup = TierLookup(self._promoter)
         self._served = ServedModels(self._tiers)
 
+    def __repr__(self) -> str:
+        """Return the tiers and the models."""
+        tiers = ", ".join(store.name for store in self.stores)
+        return f"ParameterServer({tiers}; {'; '.join(model.summary for model in self.models()) or 'no models'})"
+
     @classmethod
     def from_config(cls, config: str | Path | ParameterServerConfig) -> Self:
         """Open the stores of a ``ps.json`` and load the models it lists.

@@ -228,6 +228,12 @@ def test_a_call_without_keys_does_nothing(make_cache, form):
     assert cache.dump(with_rows=True)[1].shape == (0, 4)
 
 
+def test_a_cache_shows_its_capacity(make_cache, device):
+    cache = make_cache(capacity_rows=600)
+
+    assert repr(cache) == f"EmbeddingCache({cache.capacity.rows} rows of 4, fp32, {device.name})"
+
+
 def test_a_dropped_cache_waits_for_its_queued_work(device):
     cache, keys = EmbeddingCache(4, 100, device=device), np.arange(100, dtype=np.int64)
     stream = cache.stream

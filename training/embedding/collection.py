@@ -87,6 +87,14 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             self.register_parameter(f"table_{number}", TableParameter(table))
         self._parameter_of = dict(zip(self.tables, self.parameters(), strict=True))
 
+    def extra_repr(self) -> str:
+        """Return a line per table: PyTorch puts it into the module's repr."""
+        lines = []
+        for name, table in self.tables.items():
+            features = ", ".join(feature for feature, read in self._table_of.items() if read == name)
+            lines.append(f"({name}): {len(table):,} rows of {table.config.dim}, {table.config.combiner} of {features}")
+        return "\n".join(lines)
+
     def forward(self, features: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Look up and combine bags.
 

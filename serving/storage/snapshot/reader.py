@@ -46,6 +46,11 @@ class SnapshotReader:
         except MemoryError as err:
             raise StoreError("snapshot", table, f"the system refused the memory to open {file}") from err
 
+    def __repr__(self) -> str:
+        """Return the shape, or whether it is closed."""
+        what = f"{self.rows:,} rows of {self.dim}, {self.row_dtype}" if self._snapshot is not None else "closed"
+        return f"SnapshotReader({what})"
+
     @property
     def rows(self) -> int:
         """V."""
