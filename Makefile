@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo loadtest test test-fast test-long test-numpy1 test-triton test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
+.PHONY: help demo wheel loadtest test test-fast test-long test-numpy1 test-triton test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -109,6 +109,7 @@ format: $(VENV)/.lint ## format and fix the sources with ruff
 	@$(BIN)/ruff format .
 
 bench: $(VENV)/.test ## all CPU benchmarks and their table; TRITON=python also measures Triton; results go to benchmarks/results/
+	@$(PIP) --no-build-isolation --no-deps -e . -C cmake.define.HOTROW_LTO=true
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
 	@$(BIN)/python -m benchmarks.servers $(if $(TRITON),--triton $(TRITON)) --json benchmarks/results/servers.json
 	@$(BIN)/python -m benchmarks.table
@@ -119,8 +120,11 @@ bench-quick: $(VENV)/.test ## the same on small inputs, without writing results
 bench-gpu: gpu $(GPU_READY) ## check and then time the GPU cache on a GPU; results go to benchmarks/results/
 	@$(GPU_PYTHON) -m benchmarks.gpu --json benchmarks/results/gpu_cache.json
 
+wheel: tools ## build a wheel and an sdist in dist/, and try both in clean environments; PYTHON=python3.12 takes another Python
+	@.ci/wheel $(PYTHON) -c $(CURDIR)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
 clean: ## remove the environments and everything built
-	rm -rf $(VENV) $(VENV)-numpy1 build demo_output loadtest_report .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-numpy1 build dist demo_output loadtest_report .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # One clear line for each thing that a fresh machine may not have.
 .PHONY: tools

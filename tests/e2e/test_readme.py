@@ -199,12 +199,31 @@ def test_the_readmes_figures_are_in_the_table_of_all_results():
 )
 def test_every_link_has_a_target(name):
     file = ROOT / "docs" / name if name in PAGES else ROOT / name
-    for target in re.findall(r"\]\(([^)\s]+)\)", file.read_text()):
+    inline_or_defined = r"\]\(([^)\s]+)\)|^\[(\S+)\]: "
+    for target in map("".join, re.findall(inline_or_defined, file.read_text(), flags=re.MULTILINE)):
         path, _, anchor = target.partition("#")
         if "://" not in target:
             found = file.parent / path if path else file
             assert found.exists(), target
             assert not anchor or anchor in anchors(found), target
+
+
+def test_the_readmes_links_work_on_a_package_index():
+    """Its relative targets are labels, which the last lines define. See also ``test_every_link_has_a_target``."""
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", README, flags=re.DOTALL | re.MULTILINE)
+    inline = re.findall(r"\]\(([^)\s]+)\)", prose)
+    defined = dict(re.findall(r"^\[(\S+)\]: (\S+)$", prose, flags=re.MULTILINE))
+    used = {label for label in re.findall(r"\[([^\[\]\s]+)\](?![(\[:])", prose)}
+
+    assert all("://" in target or target.startswith("#") for target in inline)
+    assert used == defined.keys()
+    for label, url in defined.items():
+        base = (
+            "raw.githubusercontent.com/hotrow/hotrow/main"
+            if label.endswith("svg")
+            else "github.com/hotrow/hotrow/blob/main"
+        )
+        assert url == f"https://{base}/{label}"
 
 
 def anchors(file):
