@@ -153,7 +153,7 @@ $(BIN)/python: | tools
 # The build tools come first: the extension then builds in this environment, and rebuilds take seconds.
 $(VENV)/.build: $(BUILD_INPUTS) | $(BIN)/python
 	@echo "installing the build tools"
-	@$(PIP) scikit-build-core nanobind cmake ninja
+	@$(PIP) scikit-build-core hatch-fancy-pypi-readme nanobind cmake ninja
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.build
@@ -185,7 +185,7 @@ $(VENV)/.nvrtc: $(VENV)/.build
 $(VENV)-numpy1/.done: $(BUILD_INPUTS) | tools
 	@$(PYTHON) -m venv $(VENV)-numpy1
 	@grep -v '^numpy==' constraints.txt > $(VENV)-numpy1/constraints.txt
-	@$(VENV)-numpy1/bin/python -m pip install -q -c $(VENV)-numpy1/constraints.txt 'numpy==1.26.4' pydantic array-api-compat orjson pytest pytest-timeout hypothesis scikit-build-core nanobind cmake ninja
+	@$(VENV)-numpy1/bin/python -m pip install -q -c $(VENV)-numpy1/constraints.txt 'numpy==1.26.4' pydantic array-api-compat orjson pytest pytest-timeout hypothesis scikit-build-core hatch-fancy-pypi-readme nanobind cmake ninja
 	@$(VENV)-numpy1/bin/python -m pip install -q --no-build-isolation --no-deps -e .
 	@touch $@
 
