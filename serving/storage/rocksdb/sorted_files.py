@@ -2,7 +2,7 @@
 
 rocksdict holds Python's global lock for each row and for the end of each file. So a server that wrote the files of a
 large table itself would let requests wait for seconds. The second Python reads rows from its standard input: their
-number as int64, the keys as int64 and the encoded values, again and again. A zero ends the rows. Without the zero no
+number as int64, the keys as int64 and the encoded values, again and again. The number -1 ends the rows. Without it no
 file counts, because the process that sends the rows may have been killed.
 """
 
@@ -36,7 +36,7 @@ APART_BYTES = 8 * 2**20
 # Python's global lock is held while a piece of so many rows is converted.
 PIECE_ROWS = 2048
 
-_READY = "ready\n"
+_READY, _END = "ready\n", -1
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def _write_apart(folder: Path, key_bytes: int, value_bytes: int, rows: Iterable[
             for keys, values in rows:
                 for block in (np.array([keys.size]), keys, values):
                     second.stdin.write(np.ascontiguousarray(block).data)
-            second.stdin.write(np.zeros(1, np.int64).data)
+            second.stdin.write(np.array([_END]).data)
             second.stdin.flush()
         said, fault = second.communicate()
     if second.returncode:
@@ -168,7 +168,7 @@ def write_received(key_bytes: int, value_bytes: int, file_bytes: int) -> None:
 
 
 def _received(stream: IO[bytes], value_bytes: int) -> Iterator[tuple[Keys, Values]]:
-    while rows := int(np.frombuffer(_exactly(stream, 8), np.int64)[0]):
+    while (rows := int(np.frombuffer(_exactly(stream, 8), np.int64)[0])) != _END:
         keys = np.frombuffer(_exactly(stream, 8 * rows), np.int64)
         yield keys, np.frombuffer(_exactly(stream, value_bytes * rows), np.uint8).reshape(rows, value_bytes)
 

@@ -70,6 +70,7 @@ def test_a_second_python_writes_many_rows_and_of_equal_keys_the_last_wins(store,
 
     def batches():
         yield keys[:10], rows_of(keys[:10] + 7)
+        yield keys[:0], rows_of(keys[:0])
         yield from batches_of(keys)
 
     table.load(batches(), Marker("digest"), keep=False)
