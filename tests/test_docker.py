@@ -208,7 +208,7 @@ def test_the_images_of_cpu_and_gpu_differ_in_the_gpu_only():
 def test_the_build_context_has_what_the_wheel_is_built_from():
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    needed = {"pyproject.toml", "CMakeLists.txt", "constraints.txt", project["project"]["readme"]}
+    needed = {"pyproject.toml", "CMakeLists.txt", "constraints.txt", "README.md"}
 
     assert kept == needed | set(project["project"]["license-files"]) | set(
         project["tool"]["scikit-build"]["wheel"]["packages"]

@@ -414,10 +414,19 @@ NOT_JSON = {
     "null": (lambda b: b"null", ""),
     "an unknown key": (lambda b: b.replace(b"{", b'{"colour": 1, ', 1), "colour: unknown key"),
 }
+#: A manifest may have members of a later release.
+MAY_HAVE_MORE = "manifest.json"
 
 
-@pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize(("edit", "message"), NOT_JSON.values(), ids=NOT_JSON.keys())
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        pytest.param(name, *fault, id=f"{title}-{name}")
+        for title, fault in NOT_JSON.items()
+        for name in READERS
+        if (title, name) != ("an unknown key", MAY_HAVE_MORE)
+    ],
+)
 def test_a_file_that_is_not_strict_json_is_refused_and_named(version, name, edit, message):
     write_ps(version)
     if name != "manifest.json":
