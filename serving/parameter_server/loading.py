@@ -68,7 +68,7 @@ def load_tables(
     for table, source in loads:
         for one in table.tiers:
             if one.tier.is_volatile:
-                one.stored.open(source.model.rows)
+                giving_way(partial(one.stored.open, source.model.rows))
     if last.is_volatile and last.settings.is_initialized:
         check_room(last.name, {table.name: table.truth.stored.capacity_rows for table, _ in loads}, sources)
     unreachable: set[Tier] = set()

@@ -4,6 +4,7 @@
 
 #if defined(__linux__)
 #include <linux/mempolicy.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -30,6 +31,14 @@ void spread_over_nodes(std::byte*, size_t) {}
 #endif
 
 }  // namespace
+
+bool gives_way() {
+#if defined(__linux__)
+  return getpriority(PRIO_PROCESS, 0) > getpriority(PRIO_PROCESS, getpid());  // 0 is the calling thread
+#else
+  return false;
+#endif
+}
 
 void prepare_pages(std::byte* data, size_t bytes) {
 #ifdef MADV_HUGEPAGE

@@ -14,10 +14,15 @@ constexpr size_t kHugePage = size_t{2} << 20;
 // Choose the pages of a mapping that has none yet. The system may refuse; any page works.
 void prepare_pages(std::byte* data, size_t bytes);
 
-// Call work(data, bytes) for each part of the memory, from several threads if there is much of it.
+// Whether the calling thread has a lower priority than the process: it gives way to threads that answer requests.
+bool gives_way();
+
+// Call work(data, bytes) for each part of the memory, from several threads if there is much of it. A thread that gives
+// way works alone: the pool's threads have the priority of lookups, and lookups need them.
 template <class Work>
 void for_parts(std::byte* data, size_t bytes, const Work& work) {
   constexpr size_t kPart = size_t{64} << 20;
+  if (gives_way()) return work(data, bytes);
   CorePool::shared().run((bytes + kPart - 1) / kPart, [&](size_t part) {
     work(data + part * kPart, std::min(kPart, bytes - part * kPart));
   });
