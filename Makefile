@@ -109,7 +109,6 @@ format: $(VENV)/.lint ## format and fix the sources with ruff
 	@$(BIN)/ruff format .
 
 bench: $(VENV)/.test ## all CPU benchmarks and their table; TRITON=python also measures Triton; results go to benchmarks/results/
-	@$(PIP) --no-build-isolation --no-deps -e . -C cmake.define.HOTROW_LTO=true
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
 	@$(BIN)/python -m benchmarks.servers $(if $(TRITON),--triton $(TRITON)) --json benchmarks/results/servers.json
 	@$(BIN)/python -m benchmarks.table

@@ -67,8 +67,9 @@ def open_model(
         if config.graph_file is None:
             session = LookupOnlySession(lookups)
         else:
-            said = (runtime.engine, runtime.threads, runtime.calibration, runtime.tolerance)
-            session = InferenceSession(config, 0, lookups, *said)
+            session = InferenceSession(
+                config, 0, lookups, runtime.engine, runtime.threads, runtime.calibration, runtime.tolerance
+            )
         session.on_close(opened.pop_all().close)
     return session
 

@@ -33,7 +33,7 @@ class ModelSession:
 
     Attributes:
         config: the model.
-        health: the outages of the model, and how its requests ended; who serves requests notes it there.
+        health: the outages of the model, and how its requests ended, which front ends report.
     """
 
     def __init__(self, config: ModelConfig, lookups: Sequence[LookupSession]) -> None:
@@ -126,7 +126,7 @@ class InferenceSession(ModelSession):
             ``"runner"`` on the device of the caches.
         quantization: the error that the engine int8 measured when it was opened; None for other engines.
         embedding_cache: looks up its embeddings; the first embedding cache if there are several.
-        health: the outages of the model, and how its requests ended; who serves requests notes it there.
+        health: the outages of the model, and how its requests ended, which front ends report.
     """
 
     def __init__(

@@ -54,8 +54,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     words = sys.argv[1:] if arguments is None else arguments
     chosen = words[0] if words else ""
-    for module in [_COMMANDS[chosen]] if chosen in _COMMANDS else [] if chosen == "--version" else _COMMANDS.values():
-        import_module(module).add_parser(commands)
+    for name, module in _COMMANDS.items():
+        if chosen == name or chosen not in (*_COMMANDS, "--version"):
+            import_module(module).add_parser(commands)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         called = commands.choices[options.command] if options.command else parser

@@ -24,7 +24,7 @@ NOT_KEPT = ("LOG*", "LOCK", "OPTIONS-*")
 
 
 def ps_document(redis_port):
-    """RAM in front of nothing: Redis, and RocksDB as the source of truth."""
+    """Redis as a cache in front of RocksDB."""
     redis = {"type": "redis_cluster", "address": f"127.0.0.1:{redis_port}", "num_partitions": 5}
     rocks = {"type": "rocks_db", "path": "rows"}
     return {"supportlonglong": True, "models": [], "volatile_db": redis, "persistent_db": rocks}
