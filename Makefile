@@ -63,7 +63,7 @@ test-fast: $(VENV)/.test ## the tests without the slow ones
 	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu and not triton"
 
 test-long: $(VENV)/.test ## the tests that take minutes each; results go to benchmarks/results/
-	@$(BIN)/python -m benchmarks.long_tests --json benchmarks/results/test_long.json
+	@$(BIN)/python -m tests.tools.long_tests --json benchmarks/results/test_long.json
 	@$(MAKE) mutants
 
 test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without the heavy extras
@@ -92,8 +92,8 @@ test-kernels-asan: $(VENV)/.test ## all kernels in the fixed order, under Addres
 	  $(BIN)/python -m pytest -q $(OVER_CORES) -m "$(ON_RUNNER) and not slow" $(KERNEL_TESTS)
 
 mutants: $(VENV)/.test ## plant faults in the kernels: the tests must notice 4 of 5 hand-picked faults, and 9 of 10 drawn faults
-	@$(BIN)/python -m benchmarks.mutants --json benchmarks/results/mutants.json
-	@$(BIN)/python -m benchmarks.mutants --drawn $(DRAWN_FAULTS) --json benchmarks/results/drawn_mutants.json
+	@$(BIN)/python -m tests.tools.mutants --json benchmarks/results/mutants.json
+	@$(BIN)/python -m tests.tools.mutants --drawn $(DRAWN_FAULTS) --json benchmarks/results/drawn_mutants.json
 
 test-gpu: gpu $(GPU_READY) gpu-python ## the tests that need a GPU; fails without a GPU, skips only tests of real data
 	@HOTROW_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS)

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.one_table import TABLE, raw_keys, raw_rows, table_model, tiers_file, vectors_from, write_table
-from benchmarks.redis_servers import RedisServers
 from benchmarks.report import Record, parse_arguments, publish, take_turns
 from serving.parameter_server import ParameterServer
+from tests.tools.redis_servers import RedisServers
 
 DIM = 32
 PARTITIONS = 16

@@ -20,7 +20,7 @@ from benchmarks import triton_server
 from benchmarks.http_client import answer_of, compile_client, measure, port_in_url, request_of, running
 from benchmarks.perf_analyzer import PerfAnalyzer, write_inputs
 from benchmarks.report import Record, parse_arguments, publish
-from benchmarks.tiny_model import TinyModel, flatten
+from tests.tools.tiny_model import TinyModel, flatten
 
 SAMPLES, SLOTS, DENSE = 64, 26, 13
 WORKERS, CONCURRENCY = (1, 2), (1, 4, 8, 16)

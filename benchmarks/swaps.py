@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.http_client import compile_client, measure, port_in_url, request_of, running
 from benchmarks.report import Record, parse_arguments, publish
-from benchmarks.tiny_model import TinyModel, flatten
+from tests.tools.tiny_model import TinyModel, flatten
 
 SAMPLES, SHARE_OF_PEAK = 64, 1 / 3
 TIERS = {

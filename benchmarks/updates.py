@@ -16,10 +16,10 @@ import numpy as np
 import rocksdict
 
 from benchmarks.one_table import TABLE, raw_keys, raw_rows, table_model, tiers_file, vectors_from, write_table
-from benchmarks.redis_servers import RedisServer
 from benchmarks.report import Record, parse_arguments, publish, take_turns
 from benchmarks.rocksdb_peer import peer_options
 from serving.parameter_server import ParameterServer
+from tests.tools.redis_servers import RedisServer
 
 DIM, PARTITIONS = 32, 16
 #: Calls per round, by rows of one call.

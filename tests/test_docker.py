@@ -17,9 +17,9 @@ import promql_parser
 import pytest
 import yaml
 
-from benchmarks.redis_servers import RedisServer, free_port, server_binary, wait_until
-from benchmarks.tiny_model import TinyModel
 from serving.cli.serve import VARIABLES
+from tests.tools.redis_servers import RedisServer, free_port, server_binary, wait_until
+from tests.tools.tiny_model import TinyModel
 
 ROOT = Path(__file__).parents[1]
 DOCKER = ROOT / "docker"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tiny_model import TinyModel
+from tests.tools.tiny_model import TinyModel
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120

@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import flatten
 from serving.cli.main import main
+from tests.tools.tiny_model import flatten
 
 pytest.importorskip("onnx")
 pytest.importorskip("ndonnx")

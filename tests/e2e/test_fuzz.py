@@ -16,8 +16,8 @@ from tritonclient.grpc import service_pb2
 
 from benchmarks.http_client import request_of
 from benchmarks.scale import field_bytes
-from benchmarks.tiny_model import TinyModel, flatten
 from tests.e2e.conftest import serving
+from tests.tools.tiny_model import TinyModel, flatten
 
 MODEL = TinyModel(rows=50)
 MIB = 2**20

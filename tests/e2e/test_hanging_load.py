@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from benchmarks.tiny_model import TinyModel
+from tests.tools.tiny_model import TinyModel
 
 DEADLINE_S = 60
 HANGING = """

@@ -9,8 +9,8 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.tiny_model import TinyModel
 from tests.e2e.kserve_requests import inputs_of, request_of
+from tests.tools.tiny_model import TinyModel
 
 MODELS = {version: TinyModel(seed=version) for version in (1, 2)}
 

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.http
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.tiny_model import TinyModel, flatten
+from tests.tools.tiny_model import TinyModel, flatten
 
 # A float32 logistic regression against float64 by hand.
 TOLERANCE = 2e-6

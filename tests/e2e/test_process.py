@@ -20,12 +20,12 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from benchmarks.tiny_model import TinyModel
 from serving.config import read_model_directory
 from serving.planner import read_trace
 from tests.e2e.kserve_requests import inputs_of, request_of
 from tests.serving.ps_files import write_ps
 from tests.serving.table_names import full_name
+from tests.tools.tiny_model import TinyModel
 
 DEADLINE_S = 60
 

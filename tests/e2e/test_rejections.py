@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import flatten
+from tests.tools.tiny_model import flatten
 
 INFER = "/v2/models/tiny/infer"
 

@@ -20,13 +20,13 @@ import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
 from benchmarks import perf_analyzer, triton_server
-from benchmarks.tiny_model import TinyModel
 from serving.config import read_repository, with_shared_ram
 from serving.dense.files import read_onnx
 from serving.model.sparse_file import write_sparse_directory
 from tests.e2e.conftest import serving
 from tests.e2e.kserve_requests import inputs_of, request_of
 from tests.serving.table_names import with_digests
+from tests.tools.tiny_model import TinyModel
 
 pytestmark = pytest.mark.triton
 

@@ -21,11 +21,11 @@ import tritonclient.http
 import tritonclient.utils.shared_memory as system_memory
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.tiny_model import TinyModel
 from serving.config import shared_ram_name
 from tests.e2e.conftest import ROOT, serving
 from tests.e2e.kserve_requests import inputs_of, request_of
 from tests.serving.table_names import with_digests
+from tests.tools.tiny_model import TinyModel
 
 DEADLINE_S = 120
 # A busy machine must not make these tests fail.

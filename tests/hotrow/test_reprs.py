@@ -3,8 +3,8 @@
 import numpy as np
 
 import hotrow
-from benchmarks.tiny_model import TinyModel
 from kernels.snapshot import write_snapshot
+from tests.tools.tiny_model import TinyModel
 
 
 def test_a_session_shows_its_model_and_its_engine(tmp_path):

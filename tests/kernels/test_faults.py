@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks import mutants
-from benchmarks.drawn_faults import launch_edits
-from benchmarks.mutants import CUDA, ROOT, copy_sources, drawn_faults, read_faults
+from tests.tools import mutants
+from tests.tools.drawn_faults import launch_edits
+from tests.tools.mutants import CUDA, ROOT, copy_sources, drawn_faults, read_faults
 
 FAULTS = read_faults()
 

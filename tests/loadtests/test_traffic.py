@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from loadtests.checks import choose_model, refuse_remote
 from loadtests.scenarios import SCENARIOS
 from loadtests.traffic import Traffic
 from serving.batch import read_batch
 from serving.config import read_repository
 from serving.errors import ModelFileError, ServingError
+from tests.tools.tiny_model import TinyModel
 
 
 def config_of(model, folder):

@@ -17,7 +17,6 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from benchmarks.http_client import request_of
-from benchmarks.tiny_model import TinyModel, flatten
 from kernels.errors import HotrowError
 from serving.config import read_model_directory, read_ps_config
 from serving.config.version_policy import read_triton_config
@@ -32,6 +31,7 @@ from serving.protocol.messages import decode_message
 from serving.protocol.samples import decode_samples
 from serving.protocol.shared_memory import SharedMemory
 from tests.proof.mutations import change_body, change_bytes, change_json, change_message
+from tests.tools.tiny_model import TinyModel, flatten
 
 CORPUS = Path(__file__).with_name("corpus")
 MODEL = TinyModel(rows=50)

@@ -34,11 +34,11 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from benchmarks.redis_servers import RedisServer, free_port, wait_until
-from benchmarks.tiny_model import TinyModel
 from serving.model.sparse_file import write_sparse_directory
 from tests.e2e.kserve_requests import DATATYPES, request_of
 from tests.serving.storage import soak
+from tests.tools.redis_servers import RedisServer, free_port, wait_until
+from tests.tools.tiny_model import TinyModel
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120

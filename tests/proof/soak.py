@@ -15,10 +15,10 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
-from benchmarks.redis_servers import RedisServer
 from tests.proof.decoders import REQUESTS, corpus_of
 from tests.proof.hostile import MIB, resident_bytes
 from tests.proof.kills import CLOSED, DEADLINE_S, NAME, Releases, Server, Traffic
+from tests.tools.redis_servers import RedisServer
 
 #: What may grow from the second quarter of the time to the last quarter.
 MOST_GROWTH = {"bytes": 16 * MIB, "descriptors": 8, "threads": 4}

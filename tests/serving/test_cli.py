@@ -9,12 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from kernels.host import round_rows
 from serving.cli.main import main
 from serving.model.manifest import write_manifest
 from serving.model.sparse_file import write_sparse_directory
 from tests.serving.ps_files import listed, write_ps
+from tests.tools.tiny_model import TinyModel
 
 
 def test_the_version_is_printed(capsys):

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from serving.cli.main import main
 from serving.repository import ModelRepository
 from serving.storage import RocksDbStore
+from tests.tools.tiny_model import TinyModel
 
 
 @pytest.fixture

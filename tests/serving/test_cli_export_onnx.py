@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel, flatten
 from serving import load_model
 from serving.batch import read_batch
 from serving.cli.main import main
+from tests.tools.tiny_model import TinyModel, flatten
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")

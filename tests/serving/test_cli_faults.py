@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from serving.cli.main import main
 from tests.serving.ps_files import listed, write_ps
+from tests.tools.tiny_model import TinyModel
 
 
 def checked(capsys, *arguments):

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from benchmarks.tiny_model import TinyModel
+from tests.tools.tiny_model import TinyModel
 
 HOTROW = [sys.executable, "-m", "serving.cli.entry"]
 

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from serving.cli.main import main
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
@@ -13,6 +12,7 @@ from serving.opening import Runtime
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.serving.test_gpu_serving import ps_json
+from tests.tools.tiny_model import TinyModel
 
 
 def test_a_gpu_that_is_not_there_is_named_and_nothing_is_served(tmp_path, capfd):

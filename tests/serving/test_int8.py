@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tiny_model import TinyModel, flatten
 from serving import CreateEmbeddingCache, CreateParameterServer, InferenceSession, load_model
 from serving.calibration import look_up_calibration
 from serving.cli.main import main
@@ -18,6 +17,7 @@ from serving.config import read_model_directory
 from serving.errors import ConfigError, MissingExtraError, ModelFileError
 from serving.opening import Runtime
 from serving.repository import ModelRepository
+from tests.tools.tiny_model import TinyModel, flatten
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from kernels.host import round_rows
 from serving import ParameterServer, load_model
 from serving.errors import ConfigError, ModelFileError, StoreFullError, UnknownModelError
 from serving.storage import MemoryStore
 from tests.serving.ps_files import write_ps
+from tests.tools.tiny_model import TinyModel
 
 # Float32 against float64 through two layers of at most 40 inputs.
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}

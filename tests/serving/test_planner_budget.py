@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tiny_model import TinyModel
 from gpu_cache.layout import Layout
 from kernels.host import HostTable
 from serving import ParameterServer
@@ -27,6 +26,7 @@ from serving.planner.policies import POLICIES
 from serving.storage import MemoryStore, RocksDbStore
 from serving.storage.marker import Marker
 from serving.storage.store import TableSpec
+from tests.tools.tiny_model import TinyModel
 
 
 def table(name, places, rows, dim=16):

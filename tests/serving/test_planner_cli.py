@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from serving import ParameterServer
 from serving.cli.main import main
 from serving.cli.numbers import memory_size
 from serving.config import read_model_directory, read_ps_config
 from tests.serving.ps_files import listed, write_ps
+from tests.tools.tiny_model import TinyModel
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "planning.md").read_text()

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tiny_model import TinyModel, flatten
 from serving.config import read_model_directory
 from serving.errors import TraceError
 from serving.planner import read_trace
 from serving.planner import trace as trace_module
+from tests.tools.tiny_model import TinyModel, flatten
 
 TWO_TABLES = TinyModel()  # user with one slot, item with two
 

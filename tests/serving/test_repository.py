@@ -8,7 +8,6 @@ import uuid
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel, flatten
 from kernels.errors import DeviceUnavailableError
 from serving.errors import ConfigError, ModelFileError, UnknownModelError
 from serving.lookup import devices
@@ -16,6 +15,7 @@ from serving.opening import Runtime
 from serving.repository import ModelRepository
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.table_names import with_digests
+from tests.tools.tiny_model import TinyModel, flatten
 
 
 @pytest.fixture

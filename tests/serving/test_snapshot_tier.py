@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from kernels.host import round_rows
 from serving.cli.main import main
 from serving.config import read_ps_config, read_repository
@@ -21,6 +20,7 @@ from tests.serving.ordinary_rights import ordinary_rights
 from tests.serving.ps_files import write_ps
 from tests.serving.refusals import why_serving_refuses
 from tests.serving.table_names import with_digests
+from tests.tools.tiny_model import TinyModel
 
 MODEL = TinyModel(rows=500)
 

@@ -18,7 +18,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel, flatten
 from serving.config import VersionPolicy, policy_from, read_model_directory
 from serving.errors import (
     ConfigError,
@@ -40,6 +39,7 @@ from serving.repository.served_model import DRAIN_TIMEOUT_S
 from serving.storage import RocksDbStore
 from tests.serving.ordinary_rights import ordinary_rights
 from tests.serving.ps_files import listed, write_ps
+from tests.tools.tiny_model import TinyModel, flatten
 
 DEADLINE_S = 60
 FIRST, SECOND = TinyModel(seed=1), TinyModel(seed=2)

@@ -10,7 +10,6 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2
 
-from benchmarks.tiny_model import TinyModel
 from serving.cli.main import main
 from serving.errors import ConfigError, ForbiddenError, OverloadedError, UnauthenticatedError, UnknownRouteError
 from serving.frontend.access import ANY, CONTROL, INFER, METRICS, OPEN, Access, method_needs, path_needs
@@ -19,6 +18,7 @@ from serving.frontend.http.app import create_app
 from serving.frontend.tokens import SCOPES, Tokens
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
+from tests.tools.tiny_model import TinyModel
 
 PATHS = {
     OPEN: ["/", "/v2/health/live", "/v2/health/ready"],

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tiny_model import TinyModel, flatten
 from serving.batch import read_batch
 from serving.errors import DeadlineError, OverloadedError, RequestError, StoreError
 from serving.frontend.batcher import Batcher, Batching
@@ -18,6 +17,7 @@ from serving.frontend.exchange import Exchange
 from serving.opening import Runtime
 from serving.repository import ModelRepository
 from tests.serving.ps_files import KEYS, write_lookup_model
+from tests.tools.tiny_model import TinyModel, flatten
 
 DEADLINE_S = 60
 

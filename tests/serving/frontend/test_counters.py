@@ -8,8 +8,6 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.redis_servers import wait_until
-from benchmarks.tiny_model import TinyModel
 from serving.errors import StoreError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
@@ -18,6 +16,8 @@ from serving.repository import ModelRepository
 from serving.storage.rocksdb.table import RocksDbTable
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import DEEP, KEYS, write_lookup_model, write_ps
+from tests.tools.redis_servers import wait_until
+from tests.tools.tiny_model import TinyModel
 
 MODEL = TinyModel(tables={"user": 1, "item": 2}, rows=200, max_batchsize=8)
 TABLES = ("user", "item")

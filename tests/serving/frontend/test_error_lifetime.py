@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 import serving
-from benchmarks.tiny_model import TinyModel
 from serving.errors import DeadlineError, OverloadedError, StoreError, StoreTimeoutError
 from serving.frontend.batcher import Batching
 from serving.frontend.front_end import FrontEnd, Settings
@@ -27,6 +26,7 @@ from serving.session import InferenceSession
 from serving.storage.memory import MemoryTable
 from serving.storage.rocksdb.table import RocksDbTable
 from tests.serving.ps_files import write_ps
+from tests.tools.tiny_model import TinyModel
 
 PREDICT, INFER = "/predict/tiny", "/v2/models/tiny/infer"
 SAMPLES = {"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], []]}]}

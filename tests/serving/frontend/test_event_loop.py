@@ -11,13 +11,13 @@ import numpy as np
 import orjson
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from serving.frontend import runner
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
 from serving.session import InferenceSession
 from tests.serving.ps_files import write_ps
+from tests.tools.tiny_model import TinyModel
 
 SAMPLES = {"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], []]}]}
 RAM = {"volatile_db": {"type": "hash_map"}}

@@ -16,7 +16,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from benchmarks.tiny_model import TinyModel
 from serving.frontend.batcher import Batching
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.grpc import GrpcServer
@@ -27,6 +26,7 @@ from serving.repository import ModelRepository
 from serving.session import InferenceSession
 from tests.e2e.kserve_requests import DATATYPES, request_of
 from tests.serving.frontend.raw_http2 import INFER, PING, RST_STREAM, STREAM, RawClient, message_of
+from tests.tools.tiny_model import TinyModel
 
 MIB = 1 << 20
 _ENHANCE_YOUR_CALM = 11

@@ -8,12 +8,12 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
 from serving.storage.rocksdb.table import RocksDbTable
 from tests.serving.ps_files import write_ps
+from tests.tools.tiny_model import TinyModel
 
 WAIT_S = 60
 HOT, COLD = [[1], [2], [3]], [[900], [2], [3]]  # user keys below 100 are in RAM, and so are item keys

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from benchmarks.tiny_model import TinyModel
 from kernels.errors import HotrowError
 from serving.frontend.codes import codes_of
 from serving.frontend.http.infer import Decoders, InferExchange, SamplesExchange
@@ -23,6 +22,7 @@ from serving.protocol.messages import decode_message, encode_message
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ModelRepository
 from tests.serving.ps_files import write_lookup_model
+from tests.tools.tiny_model import TinyModel
 
 BOUNDS = Bounds(max_tensor_bytes=1 << 20, max_answer_bytes=1 << 20)
 INTEGERS = st.sampled_from(

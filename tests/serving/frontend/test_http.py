@@ -11,7 +11,6 @@ import threading
 import httpx
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from kernels.errors import HotrowError, ReservedKeyError
 from serving import errors
 from serving.frontend.codes import CODES, codes_of
@@ -21,6 +20,7 @@ from serving.frontend.limits import Limits
 from serving.model.names import MODEL_NAME
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
+from tests.tools.tiny_model import TinyModel
 
 SAMPLES = {"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], []]}]}
 INFER = {

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel, flatten
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import listed, write_ps
+from tests.tools.tiny_model import TinyModel, flatten
 
 
 @pytest.fixture

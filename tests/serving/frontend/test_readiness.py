@@ -7,7 +7,6 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.tiny_model import TinyModel
 from serving.errors import StoreError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
@@ -20,6 +19,7 @@ from serving.repository import ModelRepository
 from serving.storage.rocksdb.table import RocksDbTable
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import write_lookup_model, write_ps
+from tests.tools.tiny_model import TinyModel
 
 SAMPLE = {"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], [3]]}]}
 COLD = {"samples": [{"dense": [1, 2, 3], "keys": [[900], [900], [900]]}]}

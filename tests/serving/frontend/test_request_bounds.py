@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.http.app import create_app
 from serving.frontend.limits import Limits
@@ -18,6 +17,7 @@ from serving.repository import ModelRepository
 from serving.session import InferenceSession
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import KEYS, write_lookup_model
+from tests.tools.tiny_model import TinyModel
 
 ROUTES = [
     "/predict/tiny",

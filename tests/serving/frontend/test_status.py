@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.frontend.status import merged_status
@@ -13,6 +12,7 @@ from serving.opening import Runtime
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import write_lookup_model, write_ps
+from tests.tools.tiny_model import TinyModel
 
 UNKNOWN_KEY = 5000  # the tables have the keys 0 to 999
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel, flatten
 from serving import LookupSession, load_model
 from serving.config import read_repository, with_shared_ram
 from serving.errors import ConfigError, ModelFileError, RequestError, StoreError
@@ -24,6 +23,7 @@ from serving.repository.served_model import served_model
 from serving.session import InferenceSession
 from tests.serving.ps_files import write_ps
 from tests.serving.table_names import with_digests
+from tests.tools.tiny_model import TinyModel, flatten
 
 
 class Tensor:

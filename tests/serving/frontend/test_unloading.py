@@ -8,11 +8,11 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.http.app import create_app
 from serving.opening import Runtime
 from serving.repository import ModelRepository
+from tests.tools.tiny_model import TinyModel
 
 KEYS = [[[1], [2], [3]], [[900], [2, 5], [3]], [[7], [], [2000]]]
 ENDS = {

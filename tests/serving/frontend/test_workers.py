@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from serving.errors import RequestError, StoreError, UnknownModelError, WorkerError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.workers import Siblings, WorkerPlace, WorkerServer
 from serving.metrics import Metrics, RequestMetrics, merged_page
 from serving.repository import ModelRepository
+from tests.tools.tiny_model import TinyModel
 
 
 @pytest.fixture

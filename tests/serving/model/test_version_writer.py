@@ -3,11 +3,11 @@ import json
 
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from serving.errors import ConfigError, OutputError
 from serving.model.graph import parse_graph
 from serving.model.manifest import verify_manifest
 from serving.model.version_writer import check_output, write_version
+from tests.tools.tiny_model import TinyModel
 
 
 def graph_of(model):

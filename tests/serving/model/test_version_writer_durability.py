@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.tiny_model import TinyModel
 from kernels.errors import HotrowError
 from serving.errors import OutputError
 from serving.model.graph import parse_graph
 from serving.model.manifest import verify_manifest
 from serving.model.sparse_file import write_sparse_directory
 from serving.model.version_writer import write_version
+from tests.tools.tiny_model import TinyModel
 
 GRAPH = parse_graph(TinyModel().graph(), "graph.json")
 
@@ -145,7 +145,7 @@ WRITE_FOR_EVER = """
 import sys
 from pathlib import Path
 import numpy as np
-from benchmarks.tiny_model import TinyModel
+from tests.tools.tiny_model import TinyModel
 from serving.model.graph import parse_graph
 from serving.model.sparse_file import write_sparse_directory
 from serving.model.version_writer import write_version

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.redis_servers import wait_until
 from serving.config import read_inference_config
 from serving.errors import RequestError, StoreError, StoreFullError, StoreUnreachableError, UnknownModelError
 from serving.parameter_server import FirstRows, ParameterServer, TierSettings, models, tier_table
@@ -28,6 +27,7 @@ from tests.serving.small_server import (
     serve,
     write_model,
 )
+from tests.tools.redis_servers import wait_until
 
 
 def looked_up(server, *keys):

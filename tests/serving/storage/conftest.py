@@ -2,13 +2,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.redis_servers import RedisServer, RedisServers, server_binary
 from serving.parameter_server import health, tier_table
 from serving.parameter_server import models as served_models
 from tests.serving import small_server
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.storage.redis_stores import OPENED, PATIENT
 from tests.serving.storage.tiers import STORES
+from tests.tools.redis_servers import RedisServer, RedisServers, server_binary
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.redis_servers import DEADLINE_S, SLOTS, wait_until
 from serving.config import RedisConfig
 from serving.errors import ServingError, StoreError
 from serving.storage import RedisStore, RocksDbStore
 from tests.serving.small_server import KEYS, ROWS, UNKNOWN, held_by, rows_of, serve
 from tests.serving.storage.redis_stores import OPENED, open_store
+from tests.tools.redis_servers import DEADLINE_S, SLOTS, wait_until
 
 TABLE = "m.t"
 STARTS, ENDS = "tier redis does not answer, model 'm'", "tier redis answers again, model 'm'"

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from benchmarks.redis_servers import wait_until
 from serving.config import RedisConfig
 from serving.storage import Marker, RedisStore, TableSpec
+from tests.tools.redis_servers import wait_until
 
 SPEC = TableSpec("model.table", 4)
 KEYS = np.arange(1000)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.redis_servers import wait_until
 from benchmarks.scale import anonymous_bytes
 from serving.config import RedisConfig, RedisOverflow
 from serving.parameter_server import ParameterServer
@@ -20,6 +19,7 @@ from serving.storage import MemoryStore, RedisStore, RocksDbStore
 from serving.storage.rocksdb import engine as rocksdb_engine
 from tests.serving.small_server import errors_of, model_of
 from tests.serving.storage.redis_stores import evicted_rows
+from tests.tools.redis_servers import wait_until
 
 TABLE, DIM = "m.t", 16
 KEYS, FILE_ROWS = 40_000, 30_000  # the other keys are new ones

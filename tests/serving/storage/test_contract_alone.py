@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import RedisServer
 from serving.errors import StoreError
 from serving.storage.hps_layout import mix
 from serving.storage.redis.commands import Partition
@@ -11,6 +10,7 @@ from serving.storage.redis.table import RedisTable
 from tests.serving.small_server import KEYS, UNKNOWN, held_by, rows_of, write_model
 from tests.serving.storage.contract import PARTITIONS, TABLE, Server, redis_of, serve, serve_in_front
 from tests.serving.storage.redis_stores import said
+from tests.tools.redis_servers import RedisServer
 
 PLACES = dict(zip((*KEYS, *UNKNOWN), mix(np.array([*KEYS, *UNKNOWN])) % np.uint64(PARTITIONS), strict=True))
 LOST = PLACES[KEYS[0]]  # the partition that is lost

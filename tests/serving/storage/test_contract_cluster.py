@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from redis.crc import key_slot
 
-from benchmarks.redis_servers import SLOTS, wait_until
 from serving.errors import StoreUnreachableError
 from serving.parameter_server import models as served_models
 from serving.storage import Marker, TableSpec
@@ -12,6 +11,7 @@ from serving.storage.redis.commands import Partition
 from tests.serving.small_server import KEYS, ROWS, held_by
 from tests.serving.storage.contract import PARTITIONS, TABLE, move_slot, nodes_of, redis_of, serve_in_front
 from tests.serving.storage.redis_stores import IMPATIENT, wait_for_master
+from tests.tools.redis_servers import SLOTS, wait_until
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import RedisServer, free_port, wait_until
 from serving.errors import StoreError, StoreUnreachableError
 from serving.parameter_server import ParameterServer, TierSettings
 from serving.parameter_server import models as served_models
@@ -24,6 +23,7 @@ from tests.serving.storage.contract import (
     serve_in_front,
 )
 from tests.serving.storage.redis_stores import assert_served, said
+from tests.tools.redis_servers import RedisServer, free_port, wait_until
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

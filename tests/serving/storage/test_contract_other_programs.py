@@ -5,7 +5,6 @@ import struct
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import wait_until
 from serving.cli.main import main
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer, TierSettings
@@ -23,6 +22,7 @@ from tests.serving.storage.contract import (
     serve_in_front,
 )
 from tests.serving.storage.redis_stores import IMPATIENT
+from tests.tools.redis_servers import wait_until
 
 OTHERS = {777: [5.0] * 3, -5: [6.0] * 3}  # the files do not have these keys
 OLD = {3: [4.0] * 3}  # and they have another row for this key

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
-from benchmarks.redis_servers import RedisServer, wait_until
 from serving.config import RedisOverflow
 from serving.errors import StoreError
 from serving.parameter_server import models as served_models
@@ -32,6 +31,7 @@ from tests.serving.storage.contract import (
 )
 from tests.serving.storage.redis_stores import IMPATIENT, said
 from tests.serving.storage.tiers import QUICK_FOLDER
+from tests.tools.redis_servers import RedisServer, wait_until
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 AGAIN = f"tier redis was refilled, table {TABLE!r}"

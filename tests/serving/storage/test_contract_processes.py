@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import RedisServer, wait_until
 from serving.parameter_server import models as served_models
 from serving.storage import RocksDbStore
 from tests.serving.small_server import KEYS, UNKNOWN, held_by, rows_of, write_model
@@ -20,6 +19,7 @@ from tests.serving.storage.contract import (
     serve,
     serve_in_front,
 )
+from tests.tools.redis_servers import RedisServer, wait_until
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 MINE, YOURS = [*KEYS[::2], 777], [*KEYS[1::2], -5]

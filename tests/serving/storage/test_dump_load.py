@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tiny_model import TinyModel
 from kernels.host import round_rows
 from serving import dump_table, load_table
 from serving.cli.main import main
@@ -28,6 +27,7 @@ from serving.storage.marker import Marker
 from serving.storage.redis.table import RedisTable
 from serving.storage.rocksdb.engine import import_rocksdict, table_options
 from tests.serving.table_names import full_name
+from tests.tools.tiny_model import TinyModel
 
 MODEL = TinyModel(rows=300)
 USER, ITEM = full_name(MODEL, "user"), full_name(MODEL, "item")

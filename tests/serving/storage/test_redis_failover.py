@@ -10,10 +10,10 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import RedisServer, wait_until
 from serving.errors import StoreError
 from serving.storage.redis.states import PartitionStates
 from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, Truth, open_store
+from tests.tools.redis_servers import RedisServer, wait_until
 
 KEY, OTHER_KEYS = 3, [key for key in range(KEYS.size) if key != 3]
 

@@ -14,7 +14,6 @@ import pytest
 from redis.crc import key_slot
 from redis.exceptions import RedisClusterException, ResponseError, TryAgainError
 
-from benchmarks.redis_servers import wait_until
 from serving.config import RedisConfig
 from serving.errors import StoreError, StoreTimeoutError
 from serving.storage import RedisStore
@@ -22,6 +21,7 @@ from serving.storage.redis import nodes as redis_nodes
 from serving.storage.redis.commands import Partition
 from serving.storage.redis.nodes import Reply
 from tests.serving.storage.redis_stores import IMPATIENT, KEYS, ROWS, SPEC, fetch, loaded_store, open_store
+from tests.tools.redis_servers import wait_until
 
 
 @contextmanager

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import wait_until
 from serving.errors import StoreUnreachableError
 from serving.storage.redis import marker as scripts
 from tests.serving.storage.redis_stores import KEYS, SPEC, Truth, fetch, found_in, open_store
+from tests.tools.redis_servers import wait_until
 
 PARTITIONS = 16
 FILLINGS = {

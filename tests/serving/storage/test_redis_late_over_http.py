@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import wait_until
-from benchmarks.tiny_model import TinyModel
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import write_ps
+from tests.tools.redis_servers import wait_until
+from tests.tools.tiny_model import TinyModel
 
 SAMPLE = {"dense": [1, 2, 3], "keys": [[1], [2], [999, 5000]]}
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from redis.crc import key_slot
 
-from benchmarks.redis_servers import wait_until
 from serving.errors import StoreError, StoreTimeoutError
 from serving.storage import Marker, TableSpec
 from serving.storage.redis.commands import Partition
 from tests.serving.small_server import KEYS, ROWS, DurableDictStore, errors_of, rows_of, serve, write_model
 from tests.serving.storage.contract import FILE, TABLE, moving, nodes_of
 from tests.serving.storage.redis_stores import IMPATIENT, Truth, open_store
+from tests.tools.redis_servers import wait_until
 
 SEVEN = np.full((1, 3), 7.0, dtype=np.float32)
 

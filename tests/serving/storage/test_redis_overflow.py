@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import wait_until
 from serving.config import RedisOverflow
 from serving.errors import StoreError
 from serving.storage import Marker, TableSpec
@@ -14,6 +13,7 @@ from serving.storage.hps_layout import mix
 from serving.storage.redis import overflow as redis_overflow
 from serving.storage.redis import store as redis_store
 from tests.serving.storage.redis_stores import SPEC, evicted_rows, open_store
+from tests.tools.redis_servers import wait_until
 
 PARTITIONS = 8
 MARGIN = 50

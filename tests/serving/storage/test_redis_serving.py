@@ -6,7 +6,6 @@ import logging
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import wait_until
 from serving.config import RedisConfig, RedisOverflow
 from serving.errors import ConfigError, StoreError
 from serving.parameter_server import ParameterServer
@@ -16,6 +15,7 @@ from serving.storage.redis import nodes as redis_nodes
 from serving.storage.redis.table import RedisTable
 from tests.serving.small_server import errors_of
 from tests.serving.storage.redis_stores import IMPATIENT, assert_served, evicted_rows, said
+from tests.tools.redis_servers import wait_until
 
 
 def test_redis_answers_before_rocksdb_and_holds_every_row(redis_server, model, ps_file):

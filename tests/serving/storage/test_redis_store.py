@@ -9,13 +9,13 @@ import threading
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import free_port
 from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError
 from serving.storage import Marker, RedisStore, TableSpec
 from serving.storage.hps_layout import mix
 from serving.storage.redis.nodes import RedisNodes
 from tests.serving.storage.redis_stores import KEYS, OPENED, ROWS, SPEC, loaded_store, open_store
+from tests.tools.redis_servers import free_port
 
 TABLE, DIM = SPEC.name, SPEC.dim
 PARTITIONS = 16

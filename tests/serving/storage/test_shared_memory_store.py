@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import wait_until
 from kernels.errors import SharedMemoryError
 from kernels.host import HostTable
 from kernels.shared import SharedTable
@@ -24,6 +23,7 @@ from serving.storage.rocksdb.table import RocksDbTable
 from serving.storage.shared.folder import SHARED_MEMORY
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.small_server import KEYS, NEW, DictStore, DurableDictStore, held_by, rows_of, serve, write_model
+from tests.tools.redis_servers import wait_until
 
 SPEC = TableSpec("m.t", 4)
 ROWS = {key: np.full(4, key, dtype=np.float32) for key in range(100)}

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from redis import Redis
 
-from benchmarks.redis_servers import RedisServer, wait_until
 from serving.model.sparse_file import write_sparse_directory
 from tests.serving.storage import soak
 from tests.serving.storage.tiers import QUICK_FOLDER
+from tests.tools.redis_servers import RedisServer, wait_until
 
 MIB = 2**20
 DEADLINE_S = 120

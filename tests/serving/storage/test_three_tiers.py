@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from benchmarks.redis_servers import free_port
 from serving.cli.main import main
 from serving.errors import StoreError
 from serving.opening import Runtime
@@ -11,6 +10,7 @@ from serving.parameter_server import ParameterServer
 from serving.repository import ModelRepository
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.storage.redis_stores import PATIENT, assert_served
+from tests.tools.redis_servers import free_port
 
 UNKNOWN = 10**9
 RAM = {"type": "hash_map", "capacity_rows_per_table": {"dcn.table0": 60, "dcn.table1": 20}}

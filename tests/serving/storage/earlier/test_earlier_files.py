@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import serving
-from benchmarks.tiny_model import TinyModel, flatten
 from serving.config.model_directory import read_model_directory
 from serving.parameter_server import ParameterServer
 from serving.storage import Marker, open_snapshot
 from tests.serving.storage.earlier.write import NEW_KEY, ps_document
+from tests.tools.tiny_model import TinyModel, flatten
 
 FILES = Path(__file__).parent / "files"
 ROWS = json.loads((FILES / "rows.json").read_text(encoding="utf-8"))

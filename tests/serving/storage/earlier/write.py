@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.redis_servers import RedisServer
-from benchmarks.tiny_model import TinyModel
 from serving.config.model_directory import read_model_directory
 from serving.model.snapshot_model import write_snapshot_file
 from serving.model.sparse_file import open_sparse
 from serving.parameter_server import ParameterServer
+from tests.tools.redis_servers import RedisServer
+from tests.tools.tiny_model import TinyModel
 
 NEW_KEY = 1000
 NOT_KEPT = ("LOG*", "LOCK", "OPTIONS-*")

@@ -17,7 +17,7 @@ ThreadSanitizer. A fault is also caught if the tests take far longer than withou
 its file, until the first failure; hypothesis does not shrink examples. The score is the share of caught faults.
 A fault that no longer applies or does not compile is an error.
 
-``--drawn N`` tries N faults of ``benchmarks.drawn_faults`` instead. After the tests of its file, such a fault runs all
+``--drawn N`` tries N faults of ``tests.tools.drawn_faults`` instead. After the tests of its file, such a fault runs all
 tests of the kernels and of the GPU cache. A fault that nobody can notice is listed with the reason in
 tests/kernels/cuda/unnoticeable_faults.toml. Such a fault does not count, nor does one that the compiler refuses.
 """
@@ -36,10 +36,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.drawn_faults import PLAIN_ATOMICS, draw
 from benchmarks.report import hardware, versions
+from tests.tools.drawn_faults import PLAIN_ATOMICS, draw
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 CUDA, GPU_CACHE = Path("kernels/cuda"), Path("gpu_cache")
 FAULTS = ROOT / "tests/kernels/cuda/faults"
 UNNOTICEABLE = FAULTS.parent / "unnoticeable_faults.toml"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.redis_servers import server_binary
 from benchmarks.report import hardware, versions
+from tests.tools.redis_servers import server_binary
 
 
 class Recorder:
