@@ -193,7 +193,8 @@ def report(samples: Samples, probabilities: np.ndarray, latencies_ms: np.ndarray
     print(f"defaulted_keys {defaulted_keys:,} of {samples.bags.keys.size:,}: training did not see these keys")
     p50, p99 = np.percentile(latencies_ms, [50, 99])
     size = -(-len(samples) // len(latencies_ms))
-    print(f"latency p50 {p50:.2f} ms, p99 {p99:.2f} ms, over {len(latencies_ms)} requests of {size} samples one by one")
+    count = len(latencies_ms)
+    print(f"latency p50 {p50:.2f} ms, p99 {p99:.2f} ms, over {count} requests of {size} samples, one at a time")
 
 
 if __name__ == "__main__":
