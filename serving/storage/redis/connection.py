@@ -21,6 +21,9 @@ from serving.config import RedisTlsConfig
 
 _ASKS_FOR_TLS = "if the server has no TLS, remove enable_tls from the volatile_db of the ps.json"
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
+# What Redis 6, and Redis 7 and later, write around the reason of a command that failed in a script.
+_SCRIPT_BEFORE = re.compile(r"ERR Error running script \(call to f_\w+\): (?:@?user_script: ?\d+: -?)*")
+_SCRIPT_AFTER = re.compile(r" script: \w+, on @\w+:\d+\.?$")
 # SO_LINGER, struct linger of socket(7): on, for 0 s.
 NO_LINGERING = struct.pack("ii", 1, 0)
 
@@ -48,11 +51,8 @@ class RowParser(_HiredisParser):
 
     @classmethod
     def parse_error(cls, response: str) -> Exception:
-        """The exception for an error reply, with the server's text, but without what a command sent.
-
-        A server that does not know a command, such as HELLO with a password, repeats its arguments.
-        """
-        response = _ARGUMENTS.sub("", response)
+        """The exception for an error reply, with the server's reason: see ``reason_of_reply``."""
+        response = reason_of_reply(response)
         error: Exception = super().parse_error(response)
         error.args = (response,)
         return error
@@ -268,6 +268,14 @@ def _naming(*files: Path | None) -> Iterator[None]:
         yield
     except OSError as err:
         raise OSError(f"{', '.join(str(file) for file in files if file)}: {reason_of(err)}") from err
+
+
+def reason_of_reply(reply: str) -> str:
+    """The reason in an error reply, without what the command sent, and without the place in a script and its hash.
+
+    A server that does not know a command, such as HELLO with a password, repeats its arguments.
+    """
+    return _SCRIPT_AFTER.sub("", _SCRIPT_BEFORE.sub("", _ARGUMENTS.sub("", reply)))
 
 
 def reason_of(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MovedError, NoPermissionError
+from redis.exceptions import MovedError, NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from serving.config import RedisConfig
@@ -185,6 +185,25 @@ def test_a_user_who_may_not_ask_for_the_identity_learns_which_right_is_missing()
 
     with pytest.raises(NoPermissionError, match=r"NOPERM.*'info'.*the right \+info"):
         connected([], refusal)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("ERR Error running script (call to f_18cb): @user_script:1: WRONGTYPE Not a hash", "WRONGTYPE Not a hash"),
+        ("ERR Error running script (call to f_18cb): @user_script:1: @user_script: 1: -OOM No room.", "OOM No room."),
+        ("ERR Error running script (call to f_18cb): @user_script:1: user_script:1: bad argument", "bad argument"),
+        ("OOM No room. script: 18cb, on @user_script:3.", "OOM No room."),
+        ("WRONGTYPE Not a hash script: 18cb, on @user_script:3.", "WRONGTYPE Not a hash"),
+        ("OOM No room.", "OOM No room."),
+    ],
+)
+def test_the_error_of_a_script_is_the_servers_reason_alone(reply, reason):
+    connection, _ = connected([f"-{reply}\r\n".encode()])
+    with pytest.raises(ResponseError) as refused:
+        connection.read_response()
+
+    assert str(refused.value) == reason
 
 
 def test_a_connection_that_redis_py_opens_again_learns_the_new_identity():

@@ -229,6 +229,18 @@ class TestLoading:
         assert (fetch(store, range(10))[0] == rows_of(range(10))).all()
         assert not names(client, "loading")
 
+    def test_an_error_in_a_script_begins_with_the_servers_reason(self, redis_server, store, client):
+        load(store, range(10))
+        client.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(StoreError) as full:
+                store.tables[TABLE].insert(np.array([11]), rows_of([11]))
+        finally:
+            client.config_set("maxmemory", 0)
+
+        reason = f"127.0.0.1:{redis_server.port}: OOM command not allowed when used memory > 'maxmemory'."
+        assert full.value.reason == reason
+
     def test_redis_forgets_in_time_what_a_killed_load_gathered(self, store, client):
         def batches():
             yield np.arange(200), rows_of(range(200))
