@@ -26,6 +26,7 @@ from serving.model.data_files import list_data_files
 from serving.model.regular_file import wrong_kind
 from serving.model.slot_sizes import slot_ranges
 from serving.model.strict_json import Fields, read_json
+from training.data.csv_faults import first_fault, with_line
 from training.data.file_list import read_file_list
 from training.errors import DataError
 from training.samples import Bags, Samples
@@ -95,6 +96,7 @@ def read_csv(
     """Yield the samples of a CSV file with a header, of several, or of all ``.csv`` and ``.csv.gz`` files of a folder.
 
     A file whose name ends in ``.gz``, ``.zst``, ``.bz2``, ``.lz4`` or ``.br`` is decompressed. See ``read_parquet``.
+    A message names the line, counted from 1, in place of the row.
     """
     import_pyarrow()
     for file in files_of(path, CSV_SUFFIXES):
@@ -249,17 +251,25 @@ def _read_csv_file(
     types = {name: pa.float32() for name in (*columns.labels, *columns.dense)}
     types |= {name: pa.int64() for name in columns.slots}
     read = pa.csv.ReadOptions(block_size=_READ_BYTES)
-    convert = pa.csv.ConvertOptions(column_types=types, include_columns=_distinct(columns))
+    options = pa.csv.ConvertOptions(column_types=types, include_columns=_distinct(columns))
+
+    def damaged(path: Path, err: Exception) -> DataError:
+        try:
+            return first_fault(pa, path, types) or _damaged(path, err)
+        except OSError:  # such as a compressed file that is cut short
+            return _damaged(path, err)
+
     try:
         with pa.csv.open_csv(path, read) as file:
             _check_names(path, columns, file.schema.names)
         # once more, because the types of other columns are guessed from the first rows, and a guess may be wrong
-        file = pa.csv.open_csv(path, read, convert_options=convert)
-    except (pa.ArrowException, OSError) as err:
-        raise _damaged(path, err) from err
-    with file:
-        convert = _Converter(pa, path, columns, slot_sizes)
-        yield from _cut(map(convert, _checked(pa, path, file, _damaged)), batch_size)
+        with pa.csv.open_csv(path, read, convert_options=options) as file:
+            convert = _Converter(pa, path, columns, slot_sizes)
+            yield from _cut(map(convert, _checked(pa, path, file, damaged)), batch_size)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as err:
+        raise damaged(path, err) from err
+    except DataError as err:
+        raise (err if err.line or not err.column else with_line(pa, err)) from err.__cause__
 
 
 def _distinct(columns: ColumnMap) -> list[str]:

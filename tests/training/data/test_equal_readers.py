@@ -147,8 +147,11 @@ def test_a_column_of_numbers_without_any_value_is_refused_in_both_formats(tmp_pa
     pq.write_table(pa.table({"click": [1, 0], "price": pa.nulls(2), "user": [7, 8]}), tmp_path / "a.parquet")
     (tmp_path / "a.csv").write_text("click,price,user\n1,,7\n0,,8\n", encoding="utf-8")
 
-    for file, read in (("a.parquet", read_parquet), ("a.csv", read_csv)):
-        with pytest.raises(DataError, match=rf"{file} column price record 0: expected a number, found null"):
+    for file, read, place in (
+        ("a.parquet", read_parquet, "column price record 0"),
+        ("a.csv", read_csv, "line 2 column price"),
+    ):
+        with pytest.raises(DataError, match=rf"{file} {place}: expected a number, found null"):
             list(read(tmp_path / file, columns))
 
 

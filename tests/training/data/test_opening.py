@@ -121,7 +121,7 @@ def test_a_column_map_names_columns(tmp_path, opened, samples, document):
 
     for suffix in ("parquet", "csv"):
         same(opened(tmp_path / suffix, columns=columns), samples)
-    with pytest.raises(DataError, match=r"0.csv column label: missing"):
+    with pytest.raises(DataError, match=r"0.csv line 1 column label: missing"):
         opened(tmp_path / "csv")
 
     for change, message in (
