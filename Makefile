@@ -19,7 +19,7 @@ ARGS ?=
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # The tests that run without PyTorch, RocksDB and the web framework.
-NUMPY1_TESTS := tests/kernels $(addprefix tests/serving/,dense model test_batch.py test_config_inference.py test_config_model_directory.py)
+NUMPY1_TESTS := tests/kernels $(addprefix tests/serving/,dense model test_batch.py config/test_inference.py config/test_model_directory.py)
 # The tests of the kernels and of the GPU cache; `make test` runs them too.
 KERNEL_TESTS := $(wildcard tests/kernels/cuda tests/gpu_cache)
 RACE_TESTS := $(wildcard $(addprefix tests/,$(addprefix kernels/cuda/,test_query.py test_writes.py test_team.py) \
@@ -27,7 +27,7 @@ RACE_TESTS := $(wildcard $(addprefix tests/,$(addprefix kernels/cuda/,test_query
   test_insertion.py test_absent_keys.py)))
 ON_RUNNER := not gpu and not long
 # Tests of code on devices: if the code forgets to wait for a late stream, they fail.
-DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup test_gpu_serving.py test_device_route.py dense/test_device_network.py))
+DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup dense/test_device_network.py))
 # Tests wait for servers a quarter of the time, so two cores have work for three processes. Each process starts its own
 # Redis servers, so more than four would not help.
 OVER_CORES := -n $(shell nproc | awk '{print ($$1 < 3 ? int($$1 * 3 / 2) : 4)}') --dist worksteal

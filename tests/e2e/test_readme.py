@@ -27,7 +27,7 @@ OWN_TESTS = {
     "gpu_cache.md": "tests/gpu_cache/test_package.py",
     "importing.md": "tests/e2e/test_importing.py",
     "models.md": "tests/training/model/test_families.py",
-    "planning.md": "tests/serving/test_planner_cli.py",
+    "planning.md": "tests/serving/planner/test_command.py",
     "sok.md": "tests/training/sok/test_document.py",
     "triton.md": "tests/e2e/test_triton.py",
 }

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from serving.cli.main import main
-from tests.serving.status_server import status, status_server, times
+from tests.serving.cli.status_server import status, status_server, times
 
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")

@@ -9,7 +9,7 @@ import pytest
 
 from serving.cli.main import main
 from serving.frontend.version import server_version
-from tests.serving.status_server import status, status_server, tier
+from tests.serving.cli.status_server import status, status_server, tier
 
 
 def stopped_after(monkeypatch, readings):

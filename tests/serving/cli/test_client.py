@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from serving.cli.main import main
-from tests.serving.status_server import status, status_server
+from tests.serving.cli.status_server import status, status_server
 
 GRPC_SETTINGS = b"\x00\x00\x1e\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00d"
 ELSEWHERE = "a server with TLS needs https://, and gRPC has another port"

@@ -11,7 +11,7 @@ from serving.frontend.http.app import create_app
 from serving.opening import Runtime
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
-from tests.serving.test_gpu_serving import ps_json
+from tests.serving.lookup.test_gpu_serving import ps_json
 from tests.tools.tiny_model import TinyModel
 
 

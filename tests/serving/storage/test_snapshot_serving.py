@@ -16,9 +16,9 @@ from serving.model.snapshot_model import write_snapshot_file
 from serving.model.sparse_file import open_sparse, write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore, RocksDbStore, SnapshotStore, open_snapshot
+from tests.serving.cli.refusals import why_serving_refuses
 from tests.serving.ordinary_rights import ordinary_rights
 from tests.serving.ps_files import write_ps
-from tests.serving.refusals import why_serving_refuses
 from tests.serving.table_names import with_digests
 from tests.tools.tiny_model import TinyModel
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.tools.tiny_model import TinyModel
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # Python asks this finder first for every module. At the named module it sends SIGINT.
 PROGRAM = """

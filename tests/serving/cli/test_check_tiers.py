@@ -8,8 +8,8 @@ import pytest
 
 from kernels.host import HostTable
 from serving.cli.main import main
+from tests.serving.cli.refusals import why_serving_refuses
 from tests.serving.ps_files import write_ps
-from tests.serving.refusals import why_serving_refuses
 from tests.serving.table_names import with_digests
 from tests.tools.redis_servers import RedisServer, free_port
 from tests.tools.tiny_model import TinyModel

@@ -152,7 +152,7 @@ def test_hotrow_check_reports_keys_without_effect(write, capsys):
 
 
 def test_the_documentation_has_the_table():
-    documentation = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    documentation = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
 
     for row in TABLE:
         keys = ", ".join(f"`{row.clause}.{key}`" if row.clause else f"`{key}`" for key in row.keys)

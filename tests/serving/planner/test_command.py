@@ -18,7 +18,7 @@ from serving.config import read_model_directory, read_ps_config
 from tests.serving.ps_files import listed, write_ps
 from tests.tools.tiny_model import TinyModel
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs" / "planning.md").read_text()
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from serving.parameter_server import ParameterServer
+from tests.serving.config.test_ps_keys import READ, ROWS
 from tests.serving.ps_files import listed, write_ps
-from tests.serving.test_ps_keys import READ, ROWS
 
-HERE = Path(__file__).parent
-FILES, GPUS = "frontend/test_hugectr_files.py", "test_gpu_serving.py"
+HERE = Path(__file__).parents[1]
+FILES, GPUS = "frontend/test_hugectr_files.py", "lookup/test_gpu_serving.py"
 CACHES, REFRESH = "lookup/test_cached_session.py", "lookup/test_refresh_and_fill.py"
 LOADING, SHARED = "parameter_server/test_loading.py", "storage/test_shared_memory_store.py"
 REDIS, SECURITY = "storage/test_redis_store.py", "storage/test_redis_security.py"
@@ -19,11 +19,11 @@ TIERS = (FILES, "test_the_tiers_that_a_ps_json_names_hold_the_rows")
 DISABLED = (LOADING, "test_a_disabled_tier_is_not_opened")
 HALF = (GPUS, "test_half_precision_is_near")
 SEEN = {
-    ("", "supportlonglong"): ("test_repository.py", "test_a_folder_whose_key_type_contradicts_ps_json"),
+    ("", "supportlonglong"): ("repository/test_repository.py", "test_a_folder_whose_key_type_contradicts_ps_json"),
     ("", "models"): LISTED,
     ("", "volatile_db"): DISABLED,
     ("", "persistent_db"): TIERS,
-    ("models", "model"): ("test_ps_key_effects.py", "test_rows_are_looked_up_by_the_names_that_the_file_gives"),
+    ("models", "model"): ("config/test_ps_key_effects.py", "test_rows_are_looked_up_by_the_names_that_the_file_gives"),
     ("models", "sparse_files"): LISTED,
     ("models", "dense_file"): LISTED,
     ("models", "network_file"): LISTED,
@@ -31,7 +31,7 @@ SEEN = {
     ("models", "gpucache"): (GPUS, "test_a_model_that_wants_no_cache_has_none"),
     ("models", "gpucacheper"): (GPUS, "test_a_ps_json_says_what_caches_are_like"),
     ("models", "hit_rate_threshold"): (
-        "test_hit_rate_threshold.py",
+        "lookup/test_hit_rate_threshold.py",
         "test_an_exact_cache_is_given_what_it_lacked_where_its_hit_rate_was_below",
     ),
     ("models", "num_of_worker_buffer_in_pool"): (GPUS, "test_many_threads_have_workspaces_of_their_own"),
@@ -55,7 +55,7 @@ SEEN = {
     ("models", "refresh_delay"): (REFRESH, "test_a_refresh_delay_alone_starts_one_refresh"),
     ("models", "refresh_interval"): (REFRESH, "test_the_refresh_interval_starts_refreshes"),
     ("models", "embedding_table_names"): (
-        "test_ps_key_effects.py",
+        "config/test_ps_key_effects.py",
         "test_rows_are_looked_up_by_the_names_that_the_file_gives",
     ),
     ("models", "use_static_table"): (
@@ -111,7 +111,7 @@ SEEN = {
     ),
     ("persistent_db", "type"): TIERS,
     ("persistent_db", "path"): TIERS,
-    ("persistent_db", "read_only"): ("test_check_tiers.py", "test_a_read_only_database_must_exist"),
+    ("persistent_db", "read_only"): ("cli/test_check_tiers.py", "test_a_read_only_database_must_exist"),
     ("persistent_db", "initialize_after_startup"): (LOADING, "test_a_database_is_served_as_it_is_and_fills_memory"),
 }
 # These keys change how the database works, but no answer and no file on the disk.

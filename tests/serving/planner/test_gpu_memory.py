@@ -21,7 +21,7 @@ from serving.parameter_server import ParameterServer
 from serving.parameter_server.table_files import open_table_file
 from serving.planner import plan_tables, table_sizes
 from serving.storage import MemoryStore
-from tests.serving.test_gpu_serving import ps_json
+from tests.serving.lookup.test_gpu_serving import ps_json
 
 EVERY_KIND = [
     {},

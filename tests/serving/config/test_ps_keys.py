@@ -14,7 +14,7 @@ from serving.config.ps import ModelClause, PsDocument, UpdateSourceClause
 from serving.config.tiers import HashMapConfig, PersistentDbConfig
 from serving.errors import ConfigError
 
-DOCUMENTATION = Path(__file__).parents[2] / "docs" / "configuration.md"
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 # ``test_ps_key_effects.py`` names the test that sees the effect of each key.
 READ, SAME = "the configuration differs by it", "it agrees with what is so without it"
