@@ -1,5 +1,7 @@
 """Predictions while another model of 1 GB loads, and while it is dropped, against the same server at rest.
 
+The limit of the machine is in the same rounds: another process of lowest priority reads the files into new memory.
+
 Requests of 64 samples arrive at a third of the rate that one connection reaches. A latency counts from the time at
 which the request was due, so a server that stands still shows in every request that waits. Tiers: RAM, and a cache in
 RAM in front of RocksDB.
@@ -8,6 +10,8 @@ RAM in front of RocksDB.
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -24,6 +28,12 @@ TIERS = {
     "RAM": {"type": "hash_map"},
     "RocksDB": {"type": "hash_map", "capacity_rows": 100_000},
 }
+#: A process that reads files into memory, as the model's load does.
+READ_FILES = """
+import os, pathlib, sys
+os.nice(19)
+rows = [file.read_bytes() for file in pathlib.Path(sys.argv[1]).rglob("*") if file.is_file()]
+"""
 
 
 class Paced:
@@ -79,6 +89,13 @@ def ask(port, act):
     return began_s, time.monotonic()
 
 
+def read_files(folder):
+    """Read the large model's files in another process; return when that began and ended."""
+    began_s = time.monotonic()
+    subprocess.run([sys.executable, "-c", READ_FILES, folder / "models" / "large"], check=True)
+    return began_s, time.monotonic()
+
+
 def compare(client, folder, request_file, tiers, rounds, rest_s):
     """Records of one configuration of tiers."""
     ps = {"supportlonglong": True, "models": [], "volatile_db": TIERS[tiers]}
@@ -86,7 +103,7 @@ def compare(client, folder, request_file, tiers, rounds, rest_s):
         ps["persistent_db"] = {"type": "rocks_db", "path": str(folder / "rows")}
     (folder / "models" / "ps.json").write_text(json.dumps(ps), encoding="utf-8")
     options = ("--device", "cpu", "--model-control-mode", "explicit", "--load-model", "small")
-    pairs = {"load": [], "drop": []}
+    pairs = {"read": [], "load": [], "drop": []}
     with running(
         ["serving.cli.main", "serve", str(folder / "models"), "--http-port", "0", *options], port_in_url
     ) as port:
@@ -95,11 +112,13 @@ def compare(client, folder, request_file, tiers, rounds, rest_s):
             for _ in range(rounds):
                 began_s = time.monotonic()
                 time.sleep(rest_s)
-                loading, dropping = ask(port, "load"), None
+                reading = read_files(folder)
+                loading = ask(port, "load")
                 time.sleep(rest_s)
                 dropping = ask(port, "unload")
                 time.sleep(rest_s / 2)  # memory is given back after the answer, too
                 rest = paced.p99_us(began_s, began_s + rest_s)
+                pairs["read"].append((paced.p99_us(*reading), rest))
                 pairs["load"].append((paced.p99_us(*loading), rest))
                 pairs["drop"].append((paced.p99_us(dropping[0], time.monotonic() - 0.1), rest))
     params = {"tiers": tiers, "requests_per_s": round(peak * SHARE_OF_PEAK)}
