@@ -1,4 +1,4 @@
-"""Logs once if a model answers most keys with default vectors."""
+"""Logs once if a model answers most keys with default values."""
 
 import logging
 import threading
@@ -35,7 +35,7 @@ class DefaultsWatch:
             self._has_warned = True
             keys, defaulted_keys = self._keys, self._defaulted_keys
         _log.warning(
-            "model %r: %s of its first %s keys were answered with default vectors, most of them in table %r; are the "
+            "model %r: %s of its first %s keys were answered with default values, most of them in table %r; are the "
             "keys hashed or encoded as in training?",
             *(self._config.name, f"{defaulted_keys:,}", f"{keys:,}", self._worst_table()),
         )

@@ -167,7 +167,7 @@ class OverloadedError(ServingError):
 
 
 class DeadlineError(ServingError):
-    """The time that the client gives a request was over before its answer was begun."""
+    """The client's time limit passed before the server began to answer."""
 
 
 def nearest(name: object, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:

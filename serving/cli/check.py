@@ -75,7 +75,7 @@ def check(options: argparse.Namespace) -> int:
         print(f"hotrow check: warning: {line}", file=sys.stderr)
     print(f"total {'':<28} {_mib(total_bytes):>16}")
     if options.connect:
-        print(*(answers or ["--connect has nothing to ask: no tier is Redis"]), sep="\n")
+        print(*(answers or ["--connect has no effect: no tier is Redis"]), sep="\n")
     limit = _limit(config.volatile_db)
     if limit:
         print(f"this is the total with every row in RAM; {limit}")

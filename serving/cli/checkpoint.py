@@ -18,7 +18,7 @@ def add_parser(commands: Any) -> None:
         help="copy the database of a persistent_db",
         description="Copy the RocksDB database into a new folder. On the same file system the files are hard links, "
         "and the copy takes milliseconds. No other process may have the database open for writing. A process that has "
-        "it open can call RocksDbStore.checkpoint. The first server of the copy refills its caches.",
+        "it open can call RocksDbStore.checkpoint. The first server that opens the copy refills its caches.",
     )
     parser.add_argument("ps", type=Path, metavar="PS_JSON", help="the tiers: a ps.json or a repository")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the copy; must not exist yet")

@@ -47,7 +47,7 @@ def predict(options: argparse.Namespace) -> int:
         print(*probabilities)
     if defaulted_keys:
         what = "1 key is" if defaulted_keys == 1 else f"{defaulted_keys} keys are"
-        print(f"hotrow predict: {what} unknown to the model: default vectors were used", file=sys.stderr)
+        print(f"hotrow predict: {what} unknown to the model: default values were used", file=sys.stderr)
     return 0
 
 

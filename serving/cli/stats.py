@@ -66,13 +66,13 @@ def _read(client: Client) -> Document:
     if code == HTTPStatus.FORBIDDEN:
         raise RequestError(f"{client.server}: {message_in(answer, reason)}")
     if code != HTTPStatus.OK:
-        raise _stranger(client, f"GET /status gave {code} {reason}")
+        raise _stranger(client, f"GET /status returned {code} {reason}")
     try:
         document = json.loads(answer)
     except ValueError as err:
-        raise _stranger(client, "GET /status gave no JSON") from err
+        raise _stranger(client, "GET /status did not return JSON") from err
     if not isinstance(document, dict) or document.get("server") != "hotrow":
-        raise _stranger(client, "GET /status gave other JSON")
+        raise _stranger(client, "GET /status returned other JSON")
     return document
 
 

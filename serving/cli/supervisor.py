@@ -123,7 +123,7 @@ class Supervisor:
     async def _serve(self) -> int:
         """Start the workers and keep them running, or return the exit code of a worker that does not start at first."""
         first, *others = self._workers
-        _log.info("%d workers: each has its own GPU caches, and RAM caches unless they have every row", len(others) + 1)
+        _log.info("%d workers: each has its own GPU caches, and its own RAM unless it holds every row", len(others) + 1)
         if not await first.start():
             return first.exit_code
         if not all(await asyncio.gather(*(worker.start() for worker in others))):
@@ -153,7 +153,7 @@ class Supervisor:
         _log.info("SIGHUP: restarting the workers one after the other")
         for number, worker in enumerate(self._workers):
             if not await worker.restart(rereads=self._rereads and not number):
-                _log.error("the restart ends here: worker %d did not come up; the others continue unchanged", number)
+                _log.error("the restart ends here: worker %d did not start; the others continue unchanged", number)
                 return
         _log.info("all workers were restarted")
 

@@ -72,7 +72,7 @@ class Batcher:
         wait_s = self._unanswered * self._pace_s / self._threads
         if wait_s > self._max_wait_s and self._unanswered >= self._threads:
             raise OverloadedError(
-                f"{self._unanswered} requests are before this request, which would wait {wait_s * 1000:.0f} ms; "
+                f"this request would wait {wait_s * 1000:.0f} ms, with {self._unanswered} ahead of it; "
                 f"the server accepts {self._max_wait_s * 1000:g} ms"
             )
 

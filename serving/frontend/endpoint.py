@@ -75,7 +75,7 @@ class PredictEndpoint:
         Raises:
             OverloadedError: see ``check_load``.
             MemoryError: the server has too little free memory.
-            DeadlineError: the request's time was over before it began.
+            DeadlineError: the request's time limit passed before the request began.
             UnknownModelError: this model or this version is not served any more.
         """
         self._check_in_flight()

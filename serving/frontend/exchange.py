@@ -119,7 +119,7 @@ def _read(model: ServedModel, exchange: Exchange) -> None:
 def _read_in_time(model: ServedModel, exchange: Exchange) -> None:
     arrived_ns, began_ns = exchange.times_ns
     if exchange.deadline_s is not None and began_ns / 1e9 > exchange.deadline_s:
-        raise DeadlineError("the request's time was over before a thread was free")
+        raise DeadlineError("the request's time limit passed before a thread was free")
     _read(model, exchange)
     timeout_s, waited_s = exchange.timeout_us / 1e6, (began_ns - arrived_ns) / 1e9
     if timeout_s and waited_s > timeout_s:

@@ -339,7 +339,7 @@ class OpenCalls:
         if excess_bytes <= 0:
             return
         reason = (
-            f"unfinished messages take more than {limits.max_arriving_bytes:,} bytes, and this client has most of them"
+            f"unfinished messages take more than {limits.max_arriving_bytes:,} bytes, and this client holds the most"
         )
         for connection in _by_client({one: held_bytes[one] for one in self._used if held_bytes[one]}):
             reads = connection.reads()
@@ -367,15 +367,15 @@ class OpenCalls:
                 self._cut(sockets, connection.client, f"its client took no answer for {limits.answer_timeout_s:g} s")
             stuck[connection] += call.unread_bytes
         if stuck and self._unread_bytes > limits.max_unread_bytes:
-            reason = f"unread answers take more than {limits.max_unread_bytes:,} bytes, and its client has most of them"
+            reason = f"unread answers take more than {limits.max_unread_bytes:,} bytes, and its client holds the most"
             self._cut(sockets, _by_client(stuck)[0].client, reason)
 
     def _bound_calls(self) -> None:
-        """While there are too many calls, end the longest wait of the client with most waiting calls."""
+        """While there are too many calls, end the longest wait of the client with the most waiting calls."""
         excess = self._calls - self._limits.max_calls
         if excess <= 0:
             return
-        reason = f"more than {self._limits.max_calls:,} calls are open, and this client has most of those that wait"
+        reason = f"more than {self._limits.max_calls:,} calls are open, and this client has the most waiting calls"
         waits: defaultdict[str | _Connection, list[tuple[float, int, Call]]] = defaultdict(list)
         for connection in self._connections.values():
             for call, since_s in connection.waiting.items():

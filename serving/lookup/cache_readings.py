@@ -20,7 +20,7 @@ def cache_readings(stats: CacheStats, labels: Labels) -> Iterator[MetricSample]:
     )
     yield MetricSample(
         "hotrow_gpu_cache_hit_ratio",
-        "Part of all hits and misses so far that were hits.",
+        "Hit rate of a GPU cache since startup.",
         labels,
         stats.hit_ratio,
         True,
@@ -67,7 +67,7 @@ def insertion_readings(late_keys: int, dropped_keys: int, labels: Labels) -> Ite
     """Return the samples of one model's asynchronous mode on one device."""
     yield MetricSample(
         "hotrow_gpu_cache_late_keys",
-        "Keys answered with the default vector although a tier may hold them: their rows were inserted later.",
+        "Keys answered with the default value although a tier may hold them: their rows were inserted later.",
         labels,
         late_keys,
     )

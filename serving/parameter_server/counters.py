@@ -230,7 +230,7 @@ def table_samples(name: str, counters: TableCounters, stores: Sequence[Store] = 
     )
     yield MetricSample(
         "hotrow_defaulted_keys",
-        "Keys answered with the default vector: no tier holds them, or their rows are inserted later.",
+        "Keys answered with the default value: no tier holds them, or their rows are inserted later.",
         labels,
         counters.defaulted_keys,
     )
@@ -243,7 +243,7 @@ def _tier_samples(tier: TierCounters, labels: Labels) -> Iterator[MetricSample]:
     misses = tier.asked_keys - tier.hits
     yield MetricSample("hotrow_tier_misses", "Keys that a tier was asked for and does not hold.", labels, misses)
     yield MetricSample(
-        "hotrow_tier_hit_ratio", "Part of all keys so far that a tier held.", labels, tier.hit_ratio, is_gauge=True
+        "hotrow_tier_hit_ratio", "Hit rate of a tier since startup.", labels, tier.hit_ratio, is_gauge=True
     )
     help_text = "1 while a tier answers, 0 from a call that it did not answer until it answers again."
     yield MetricSample("hotrow_tier_up", help_text, labels, int(tier.is_up), is_gauge=True)
@@ -252,15 +252,13 @@ def _tier_samples(tier: TierCounters, labels: Labels) -> Iterator[MetricSample]:
     yield MetricSample("hotrow_tier_errors", "Calls that a tier did not answer.", labels, tier.errors)
     yield MetricSample("hotrow_tier_timeouts", "Calls that a tier's time budget ended.", labels, tier.timeouts)
     yield MetricSample(
-        "hotrow_tier_promoted_rows", "Rows of slower tiers copied into this one.", labels, tier.promoted_rows
+        "hotrow_tier_promoted_rows", "Rows of slower tiers that were copied into this tier.", labels, tier.promoted_rows
     )
     yield MetricSample(
         "hotrow_tier_dropped_promotions",
-        "Rows of slower tiers that were not copied into this one: no room, changed meanwhile, or too many waiting.",
+        "Rows of slower tiers that were not copied into this tier: it was full, they changed, or too many waited.",
         labels,
         tier.dropped_promotions,
     )
-    yield MetricSample(
-        "hotrow_tier_refills", "Times that a tier was given back rows that it had lost.", labels, tier.refills
-    )
+    yield MetricSample("hotrow_tier_refills", "Times that a tier was refilled.", labels, tier.refills)
     yield MetricSample("hotrow_tier_fetch_seconds", "Time of a tier's answer to one call.", labels, tier.fetch_times)

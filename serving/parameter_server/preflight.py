@@ -27,7 +27,7 @@ from serving.storage.snapshot.store import is_served_as_it_is, require_snapshot
 
 
 def check_tiers(ps: ParameterServerConfig, faults: list[HotrowError], *, full: bool = False) -> list[str]:
-    """Find what ``ParameterServer`` would raise, in its words, without taking memory or making a database.
+    """Find what ``ParameterServer`` would raise, with the same messages, without taking memory or making a database.
 
     Args:
         ps: the tiers, and the models in the order in which they would be loaded.

@@ -18,7 +18,7 @@ class TierSettings:
     """What a configuration says of a tier in addition to its store.
 
     Attributes:
-        timeout_ms: most time that a lookup waits for the tier; None: no limit.
+        timeout_ms: maximum time that a lookup waits for the tier; None: no limit.
         is_initialized: models' files are loaded into the tier; False: it keeps what it has. RAM then starts empty, and
             a store that outlives the process must have the tables.
         first_rows: which rows of the files a partial cache gets first.
@@ -57,7 +57,7 @@ class Tier:
         return not isinstance(self.store, LastingStore) and not self.store.reads_model_files
 
     def watch(self, tables: Sequence["TierTable"], *, is_beat: bool) -> None:
-        """Ask again for silent tables of this tier, and at a beat for one more table in turn. Nothing is counted.
+        """Probe the silent tables of this tier and, if ``is_beat``, one more table in turn. Probes are not counted.
 
         So outages begin and end without requests. A tier that cannot be reached is asked once.
         """

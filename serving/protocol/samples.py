@@ -67,7 +67,7 @@ PREDICTIONS_SCHEMA: dict[str, Any] = {
         },
         "defaulted_keys": {
             "type": "integer",
-            "description": "number of keys that no tier holds and that got the default vector",
+            "description": "number of keys that no tier holds and that got the default value",
         },
         "model_version": {"type": "string"},
     },

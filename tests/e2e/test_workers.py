@@ -396,7 +396,7 @@ def test_a_broken_new_version_ends_a_restart_and_the_server_goes_on(start, folde
 
     with Load(served, "http") as load:
         served.process.send_signal(signal.SIGHUP)
-        until(lambda: "the restart ends here: worker 0 did not come up" in served.log.read_text())
+        until(lambda: "the restart ends here: worker 0 did not start" in served.log.read_text())
         until(lambda: starts_of(served, 0) == 2)
 
     assert load.failures == []

@@ -1,4 +1,4 @@
-"""A model that answers most keys with default vectors is reported once in the log."""
+"""A model that answers most keys with default values is reported once in the log."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def ask(session, unknown=(0, 0), known=(0, 0), times=1):
 
 
 def warnings_in(caplog):
-    return [record.getMessage() for record in caplog.records if "default vectors" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "default values" in record.getMessage()]
 
 
 def test_a_model_whose_keys_are_mostly_unknown_is_reported_once(session, caplog):
@@ -34,7 +34,7 @@ def test_a_model_whose_keys_are_mostly_unknown_is_reported_once(session, caplog)
     assert warnings_in(caplog) == []  # 999 keys
     ask(session, unknown=(1, 0), times=5_000)
     [warning] = warnings_in(caplog)
-    assert "model 'model': 640 of its first 1,000 keys were answered with default vectors, most of them in" in warning
+    assert "model 'model': 640 of its first 1,000 keys were answered with default values, most of them in" in warning
     assert "table 'table1'; are the keys hashed or encoded as in training?" in warning
 
 

@@ -175,7 +175,7 @@ class Session:
         self._evaluation_weights = self._model.dense_weights()
 
     def eval(self) -> bool:
-        """Predict the next evaluation batch for ``get_eval_metrics``. A key without a row has the default vector.
+        """Predict the next evaluation batch for ``get_eval_metrics``. A key without a row has the default value.
 
         In epoch mode the last batch may be smaller.
 

@@ -32,7 +32,7 @@ class SolverParser:
         i64_input_key: whether keys are int64; otherwise they are uint32.
         use_algorithm_search: whether HugeCTR would search cuBLAS's algorithms.
         use_cuda_graph: whether HugeCTR would use CUDA graphs.
-        repeat_dataset: whether the data repeats for ever (non-epoch mode) or ends (epoch mode).
+        repeat_dataset: whether the data repeats forever (non-epoch mode) or ends (epoch mode).
 
     Raises:
         ConfigError: a setting has another type or is out of range.

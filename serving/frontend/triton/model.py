@@ -100,8 +100,8 @@ def _open(settings: Settings, opened: ExitStack) -> tuple[ParameterServer, Serve
     if settings.instances > 1:
         if ps.persistent_db.type == "rocks_db" and not ps.persistent_db.read_only:
             reason = (
-                f"{settings.instances} instances, but one process writes to RocksDB. Use one instance, or fill the "
-                "database with `hotrow load` and set read_only in persistent_db of ps.json"
+                f"{settings.instances} instances, but only one process can write to RocksDB. Use one instance, or fill "
+                "the database with `hotrow load` and set read_only in persistent_db of ps.json"
             )
             raise ConfigError(SOURCE, "instance_group", reason)
         ps = with_shared_ram(ps, str(settings.directory.resolve()))

@@ -1,6 +1,6 @@
 """Checks of the files of a RocksDB database that RocksDB does not check.
 
-RocksDB waits for ever for the writer of a pipe, and reads an endless device until the process is out of memory.
+RocksDB waits forever for the writer of a pipe, and reads an endless device until the process is out of memory.
 RocksDB treats a MANIFEST that was cut short as one whose last entry was being written. It opens an older state and
 removes the files that the shorter list does not name: the newest rows.
 RocksDB treats a damaged log as one whose last write was cut short. ``tolerate_corrupted_tail_records`` limits this to

@@ -217,7 +217,7 @@ def test_connect_says_that_redis_answers(repository, tmp_path, request, capsys):
 def test_connect_says_that_no_tier_is_redis(repository, capsys):
     assert main(["check", "--connect", str(repository(volatile_db={"type": "hash_map"}))]) == 0
 
-    assert "\n--connect has nothing to ask: no tier is Redis\n" in capsys.readouterr().out
+    assert "\n--connect has no effect: no tier is Redis\n" in capsys.readouterr().out
 
 
 def test_an_existing_database_stays_unchanged(repository, tmp_path):

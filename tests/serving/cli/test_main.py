@@ -370,8 +370,8 @@ class TestPredict:
         ("defaulted_keys", "expected"),
         [
             (0, ""),
-            (1, "hotrow predict: 1 key is unknown to the model: default vectors were used\n"),
-            (7, "hotrow predict: 7 keys are unknown to the model: default vectors were used\n"),
+            (1, "hotrow predict: 1 key is unknown to the model: default values were used\n"),
+            (7, "hotrow predict: 7 keys are unknown to the model: default values were used\n"),
         ],
     )
     def test_predictions_go_to_stdout_and_unknown_keys_to_stderr(

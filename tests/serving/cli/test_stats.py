@@ -199,10 +199,10 @@ def test_a_tier_that_does_not_answer_is_shown_with_its_errors_and_the_reason(cap
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        pytest.param(b"<html>", "GET /status gave no JSON", id="a page"),
-        pytest.param(b"\xff\xfe\x00", "GET /status gave no JSON", id="bytes"),
-        pytest.param([1], "GET /status gave other JSON", id="a list"),
-        pytest.param({"status": "ok"}, "GET /status gave other JSON", id="another server's status"),
+        pytest.param(b"<html>", "GET /status did not return JSON", id="a page"),
+        pytest.param(b"\xff\xfe\x00", "GET /status did not return JSON", id="bytes"),
+        pytest.param([1], "GET /status returned other JSON", id="a list"),
+        pytest.param({"status": "ok"}, "GET /status returned other JSON", id="another server's status"),
     ],
 )
 def test_another_server_is_reported(capsys, answer, reason):
@@ -217,7 +217,7 @@ def test_a_server_without_a_status_is_reported(capsys):
     with status_server(status()) as server:
         assert main(["stats", f"{server.url}/elsewhere"]) == 1
 
-    assert "not a Hotrow server, or an older one: GET /status gave 404" in capsys.readouterr().err
+    assert "not a Hotrow server, or an older one: GET /status returned 404" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_a_request_that_would_wait_too_long_is_refused_at_once(pool):
         model.may_answer.clear()
         accepted = asyncio.ensure_future(ask(batcher, [2]))
         await asyncio.sleep(0)
-        with pytest.raises(OverloadedError, match=r"1 requests are before this request, which would wait \d+ ms; the"):
+        with pytest.raises(OverloadedError, match=r"this request would wait \d+ ms, with 1 ahead of it; the"):
             await ask(batcher, [3])
         model.may_answer.set()
         assert await accepted == "[4]"

@@ -407,8 +407,8 @@ def test_several_instances_that_would_write_to_rocksdb_are_refused_with_the_sett
         opened(directory, instances=2)
 
     assert str(caught.value) == (
-        "config.pbtxt: instance_group: 2 instances, but one process writes to RocksDB. Use one instance, or fill the "
-        "database with `hotrow load` and set read_only in persistent_db of ps.json"
+        "config.pbtxt: instance_group: 2 instances, but only one process can write to RocksDB. Use one instance, or "
+        "fill the database with `hotrow load` and set read_only in persistent_db of ps.json"
     )
     assert not (tmp_path / "rows").exists()
 
