@@ -50,7 +50,7 @@ class EmbeddingCache:
     Queries take no lock on the device and do not wait for rows to be written. Writes follow each other, whatever their
     streams. A write first locks its slots. Then its stream waits for the queries queued so far. Then the write fills
     rows and keys. Queries queued later begin when the slots are locked or the keys erased. So every row that a query
-    returns is whole, and belongs to its key. Keys whose slots are being written are missed meanwhile, also in an
+    returns is whole, and belongs to its key. Keys whose slots are being written are missed until then, also in an
     ``update``.
 
     Kinds:

@@ -43,7 +43,7 @@ class Workspace:
     the launch, but not for work that the caller has queued on the stream after it. If another stream reads the rows,
     let it wait for this stream. Missing rows hold the table's default value until ``complete`` runs. Skip ``complete``
     if default values are acceptable. Fetched rows are kept for the request, so the loop ends even if the caches evict
-    keys meanwhile. After ``lookup`` the loop has at most one round.
+    keys in between. After ``lookup`` the loop has at most one round.
 
     ``pool`` is ``load``, which queues the upload, then ``launch``. ``lookup`` is ``load_keys``, then ``launch``. A CUDA
     graph may take the place of ``launch`` for bags. It captures ``queue`` and the work that reads the rows and the

@@ -121,7 +121,7 @@ def _on_gpus(part: str, taken: Memory) -> str:
 
 
 def _limit(tier: VolatileDbConfig | DisabledConfig) -> str:
-    """Return a line about a fastest tier that does not keep every row in RAM, else an empty text."""
+    """Return a line about the fastest tier, or an empty text if it keeps every row in RAM."""
     if isinstance(tier, DisabledConfig):
         return "volatile_db is disabled, and tables take no memory"
     if tier.type == "snapshot":

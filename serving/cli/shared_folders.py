@@ -70,7 +70,7 @@ def sockets_folder() -> Iterator[tuple[Path, int]]:
 
 
 def remove_abandoned_sockets() -> None:
-    """Remove the sockets' folders of this user's servers all of whose processes were killed."""
+    """Remove the sockets' folders of this user's servers whose processes were all killed."""
     for folder in SHARED_MEMORY.glob(f"{_SOCKETS}*"):
         with suppress(OSError):
             if not _is_own(folder):

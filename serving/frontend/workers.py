@@ -9,7 +9,7 @@ answers the others on a Unix socket in a folder of this user. Calls and answers 
     statistics, model, version    the worker's statistics
     adopt, changes                make the changes of clients, see ``Control.adopt``
     changes                       what clients have changed, for a worker that starts
-    load, model, parameters       to worker 0: a client's request, and ``unload`` likewise
+    load, model, parameters       to worker 0: a client's request; ``unload`` is the same
     renew, model                  to worker 0: serve the files that the model's folder has now
 
 A starting worker serves the versions that another worker serves. A lock on the file ``joining`` keeps it from missing a
@@ -166,7 +166,7 @@ class Siblings:
         """See ``Peers.follow``. A worker that is not running follows when it starts.
 
         Raises:
-            WorkerError: a worker could not follow; the others follow all the same.
+            WorkerError: a worker could not follow; the others still follow.
         """
         with self._swapping():
             self._call_others("follow", versions)

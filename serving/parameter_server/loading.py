@@ -126,7 +126,7 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
 
     Args:
         store: its name.
-        room: the most rows it takes, by table; None if it has no limit.
+        room: how many rows it takes, by table; None if it has no limit.
         sources: the tables.
 
     Raises:

@@ -45,7 +45,7 @@ class Table:
         caches: ``tiers`` without the last.
         truth: the last of ``tiers``.
         is_written: this process has changed rows of the table; guarded by the clock's lock.
-        is_uncertain: the truth failed in the middle of a change, so caches may differ from it; guarded likewise.
+        is_uncertain: the truth failed in the middle of a change, so caches may differ from it; the same lock guards it.
         removed_keys: keys that were removed since the load, while a cache has not been filled yet; None: none waits.
     """
 

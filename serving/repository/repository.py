@@ -4,7 +4,7 @@ A version's life::
 
     absent -> loading -> serving -> draining -> dropped
                  |
-              failed: the versions that serve go on serving, and ``index`` has the reason
+              failed: the versions that serve keep serving, and ``index`` has the reason
 
 A swap loads the new version next to the old version, switches all new requests to it at once, waits for the requests
 of the old version and drops it. New files of a version are a new version, with the same number: a version is known by
@@ -127,7 +127,7 @@ class ModelRepository:
         return self._source.path
 
     def load(self, progress: Progress | None = None) -> None:
-        """Load the models of the start, or no model if one of them is broken; in the mode ``"poll"`` the others.
+        """Load the models of the start, or none if one is broken. The mode ``"poll"`` leaves out broken models.
 
         Args:
             progress: see ``ParameterServer.load_model``.
@@ -178,7 +178,7 @@ class ModelRepository:
     def load_model(self, name: str, policy: VersionPolicy | None = None) -> None:
         """Serve the versions of a model that its folder has now.
 
-        A version whose files are still those that serve goes on serving. Other versions are loaded next to those that
+        A version whose files have not changed keeps serving. Other versions are loaded next to those that
         serve. If one of them is broken, nothing changes.
 
         Args:
@@ -199,7 +199,7 @@ class ModelRepository:
             self._serve(name, policy)
 
     def renew(self, name: str) -> None:
-        """Serve the versions of a model that serve now, from the files that its folder has now, in every process.
+        """In every process, serve the same versions of a model from the files that its folder has now.
 
         A process that starts needs the files of the versions that the others serve. It calls this in the process that
         leads if other files have taken their place.
@@ -454,7 +454,7 @@ class ModelRepository:
         Args:
             name: the model.
             policy: see ``load_model``.
-            each_alone: a broken version does not keep the others from being served; the policy chooses among these.
+            each_alone: a broken version does not keep others from being served; the policy chooses among the others.
             digests: the files that the versions must have; None: any.
 
         Returns:
@@ -497,7 +497,7 @@ class ModelRepository:
                     self._states.note_fault(folder.name, number, err, serves=number in serving)
                     if not each_alone:
                         raise
-                    if number not in serving:  # otherwise the files that were loaded before go on serving
+                    if number not in serving:  # otherwise the files that were loaded before keep serving
                         broken.add(number)
                 else:
                     self._states.clear(folder.name, number)
@@ -638,7 +638,7 @@ class ModelRepository:
             self._source.tried(config.name, failed=True)
 
     def _switch(self, name: str, opened: Sequence[ServedModel], leaving: Sequence[ServedModel]) -> None:
-        """Answer new requests from the versions that were opened, and no more from those that leave."""
+        """Answer new requests from the opened versions, and no longer from the versions that leave."""
         versions = {model.config.version: model for model in opened}
         versions |= {number: one for number, one in self._models.get(name, {}).items() if one not in leaving}
         for model in opened:

@@ -99,7 +99,7 @@ class ServedModel(ABC):
     def answer(self, questions: Sequence[Any]) -> Sequence[Any]:
         """Answer one question, or several together if ``can_merge``.
 
-        If several questions have no answer, answer each alone. Only then it counts as failed.
+        If several questions get no answer, answer each alone. Only a question that fails alone counts as failed.
 
         Raises:
             HotrowError: no question has an answer; one of the questions may be the reason.

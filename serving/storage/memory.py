@@ -42,13 +42,13 @@ class MemoryStore(Store):
         """Set the budget.
 
         Args:
-            capacity_rows: most rows over all tables.
-            capacity_bytes: most bytes over all tables, keys and spare rows included.
-            capacity_rows_per_table: most rows of each named table, by full name; 0 keeps no row of it in RAM.
-            capacity_rows_of_each_table: most rows of every table.
+            capacity_rows: maximum rows of all tables together.
+            capacity_bytes: maximum bytes of all tables together, keys and spare rows included.
+            capacity_rows_per_table: maximum rows of each named table, by full name; 0 keeps no row of it in RAM.
+            capacity_rows_of_each_table: maximum rows of every table.
                 At most one of the four bounds may be given. Without a bound, a table gets its rows and headroom.
             overflow_policy: which rows a full table evicts for new keys, see ``HostTable``; None: it evicts no rows.
-            overflow_resolution_target: the part of its bound that a table keeps in an overflow, above 0 and at most 1.
+            overflow_resolution_target: the fraction of its bound that remains after an overflow, above 0, at most 1.
             is_backed: a slower tier holds every row, so an evicted row is not lost; for the log only.
 
         Raises:

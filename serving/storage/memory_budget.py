@@ -129,7 +129,7 @@ class MemoryBudget:
         return HostTable.memory_bytes(spec.dim, rows, spec.row_dtype, self.overflow_policy) if rows else 0
 
     def _rows_within(self, cost: int, spec: TableSpec) -> int:
-        """Return the most rows of a table that take at most ``cost``."""
+        """Return how many rows of a table fit into ``cost``."""
         if self.capacity_bytes is None:
             return max(cost, 0)
         return rows_within(cost, spec.dim, spec.row_dtype, self.overflow_policy)
@@ -138,7 +138,7 @@ class MemoryBudget:
 def rows_within(
     size_bytes: int, dim: int, row_dtype: RowDtype = "fp32", overflow_policy: OverflowPolicy | None = None
 ) -> int:
-    """Return the most rows of ``dim`` columns that fit a host table of ``size_bytes``."""
+    """Return how many rows of ``dim`` columns fit into a host table of ``size_bytes``."""
     fits, too_many = 0, min(max(size_bytes, 0) // dim + 1, MOST_ROWS + 1)  # no row takes less than a byte per column
     while too_many - fits > 1:
         middle = (fits + too_many) // 2

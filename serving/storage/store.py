@@ -69,7 +69,7 @@ class Truth(Protocol):
 class StoreTable(ABC):
     """One table in one store. Every method may be called from any thread.
 
-    A new table asks nobody and is not open. It is opened by ``open`` or by a method of a subclass. While it is not
+    A new table contacts no tier and is not open. It is opened by ``open`` or by a method of a subclass. While it is not
     open, or after ``close``, the calls that read or write rows raise StoreError.
 
     Attributes:
@@ -78,7 +78,7 @@ class StoreTable(ABC):
     """
 
     def __init__(self, store: "Store", spec: TableSpec) -> None:
-        """Ask nobody."""
+        """Contact no tier."""
         self.store = store
         self.spec = spec
 
@@ -97,7 +97,7 @@ class StoreTable(ABC):
         """Make the table ready for use. A store that does not have the table creates it empty.
 
         Args:
-            rows: the table should have room for so many rows. A store that does not preallocate ignores it. A store
+            rows: the table should have room for this many rows. A store that does not preallocate ignores it. A store
                 that has less room left gives what it has; see ``capacity_rows``.
 
         Raises:
@@ -258,7 +258,7 @@ class LastingTable(StoreTable):
         """
 
     def serve_as_cache(self, truth: Truth, *, keeps_rows: bool = False) -> None:
-        """Make the table a cache of ``truth``; asks nobody.
+        """Make the table a cache of ``truth``; contacts no tier.
 
         Before ``fill`` it holds no rows. With ``keeps_rows`` it is never filled: ``open`` follows, and the table keeps
         what it has.
@@ -297,12 +297,12 @@ class LastingTable(StoreTable):
 
     @property
     def is_whole(self) -> bool:
-        """Whether no part of the table is known to be invalid; asks nobody."""
+        """Whether no part of the table is known to be invalid; contacts no tier."""
         return True
 
 
 class Change(NamedTuple, Generic[AnyTable]):
-    """A change of one table: of its name at the door, of a table of the parameter server, or of a ``StoreTable``.
+    """A change of one table, which is given as a name, as a parameter server's table, or as a ``StoreTable``.
 
     Attributes:
         table: the table.
@@ -361,7 +361,7 @@ class Store(ABC):
         return self._tables
 
     def table(self, spec: TableSpec) -> StoreTable:
-        """Return the open table of this name and spec, or a new table that is not open; asks nobody.
+        """Return the open table of this name and spec, or a new table that is not open; contacts no tier.
 
         Raises:
             StoreError: the store is closed, or cannot hold rows of this row type.
@@ -376,7 +376,7 @@ class Store(ABC):
 
     @abstractmethod
     def erase(self, table: str) -> None:
-        """Close a table if it is open, and remove all its rows, also a file that was made of it.
+        """Close a table if it is open, and remove all its rows, also a file that was made from it.
 
         The model's own file stays. An unknown table is no error.
 

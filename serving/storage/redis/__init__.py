@@ -31,9 +31,9 @@ and never an answer of defaults. Changes name the marker's generation, and Redis
 An invalid partition is bypassed and refilled from the truth. A process that has written to the table refills the
 partition itself. Other processes may use another process's refill. The lease lets one process refill at a time, and a
 thread renews the lease. The process drops the old rows, adds rows whose keys are absent, and writes the marker. Writers
-continue meanwhile. Their rows are newer than the truth's, and adding never overwrites them. A key that is removed
-meanwhile is noted and not added again. While a partition is being filled, its marker has only ``filling``. Rows under
-such a marker are Hotrow's: the next start drops them.
+continue during the refill. Their rows are newer than the truth's, and adding never overwrites them. A key that is
+removed during the refill is noted and not added again. While a partition is being filled, its marker has only
+``filling``. Rows under such a marker are Hotrow's: the next start drops them.
 """
 
 from serving.storage.redis.store import RedisStore

@@ -118,7 +118,7 @@ class Overflow:
     def _ranks(self, one: Partition) -> dict[bytes, int]:
         """Uses, or time, of every key that has a row; a key without a record goes first.
 
-        What is known of keys without a row is forgotten: a read that was written down after the row was evicted.
+        Records of keys without a row are dropped: such a read was recorded after the row was evicted.
         """
         known: dict[bytes, int] = {}
         cursor = -1

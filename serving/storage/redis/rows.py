@@ -83,7 +83,7 @@ class RedisRows:
     """
 
     def __init__(self, spec: TableSpec, row_dtype: RowDtype | None, max_batch_size: int) -> None:
-        """Take the table, the form (see ``RowCodec``) and the most keys of one round of commands."""
+        """Take the table, the form (see ``RowCodec``) and the maximum keys of one round of commands."""
         self.spec = spec
         self.codec = RowCodec(STORE_NAME, spec, row_dtype)
         self._max_batch_size = max_batch_size

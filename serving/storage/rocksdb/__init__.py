@@ -17,8 +17,8 @@ Who may do what:
 - A write returns when it is on the disk: write batches of at most ``max_batch_size`` rows, each whole or absent, then
   one fsync of the log. Flags of a marker go into the log without an fsync of their own, before the rows.
 - A load either replaces a table or keeps the rows that are there. It first writes sorted files next to the database.
-  Then it takes the marker away, ingests the files as one act, and writes the new marker. Killed in between, the table
-  has no marker, and the next load repairs it.
+  Then it takes the marker away, ingests the files as one act, and writes the new marker. After a kill in between,
+  the table has no marker, and the next load repairs it.
 - A load over rows without a marker, such as HPS's, keeps every row that the files do not have. It logs this once.
 - A checkpoint is a database. Its markers name no current cache, so a process that serves it refills its caches.
 - A damaged marker, log, MANIFEST or block is an error that names the table or the file.

@@ -53,7 +53,7 @@ class Database:
         Args:
             path: the database's folder.
             num_threads: background threads.
-            read_only: open the database as it is now, next to a process that writes; else create it if it is absent.
+            read_only: open the database as it is now, next to a process that writes; False: create it if absent.
 
         Raises:
             MissingExtraError: rocksdict is not installed.
@@ -156,11 +156,11 @@ class Database:
     def read_ahead(self, wait: bool) -> None:
         """Have the system read the files ahead, so that first reads do not wait for the disk.
 
-        A load leaves most of its pages on the disk only. Pages in memory are skipped, a GiB in some 30 milliseconds.
+        A load leaves most of its pages on the disk only. Pages in memory are skipped, a GiB in about 30 milliseconds.
         At most half of the memory is filled.
 
         Args:
-            wait: return when the files are in memory; else when reading has begun.
+            wait: return when the files are in memory, otherwise when reading has begun.
         """
         left = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         for file in self._handle.live_files():

@@ -20,7 +20,7 @@ BLOOM_BITS_PER_KEY = 10
 BLOCK_BYTES = 1024
 # Memory of inserted rows before they become files: of one table, and of all tables.
 MEMTABLE_BYTES, MEMTABLES_BYTES = 32 * 2**20, 256 * 2**20
-# Every opening reads the log of those rows at some 125 MiB/s with Python's global lock held, and followers open often.
+# Every opening reads the log of those rows at about 125 MiB/s with Python's global lock held, and followers open often.
 LOG_BYTES = 64 * 2**20
 # A bloom filter over whole keys takes this part of a memtable; reads of keys that are not in the memtable skip it.
 MEMTABLE_BLOOM_RATIO = 0.02

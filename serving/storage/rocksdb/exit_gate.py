@@ -28,7 +28,7 @@ class ExitGate:
         self._ending_thread: int | None = None
 
     def call(self, function: Callable[[A], T], argument: A) -> T:
-        """Return ``function(argument)``; adds some 0.1 us.
+        """Return ``function(argument)``; adds about 0.1 us.
 
         Raises:
             SystemExit: Python is ending. It ends the thread silently, and releases the thread's locks, so that the

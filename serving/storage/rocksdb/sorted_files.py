@@ -31,9 +31,9 @@ from serving.storage.store import Batches, Keys, TableSpec
 logger = logging.getLogger(__name__)
 
 FILE_BYTES = 256 * 2**20
-# Writing so many bytes takes some 30 ms. A second Python starts in some 300 ms.
+# Writing this many bytes takes about 30 ms. A second Python starts in about 300 ms.
 APART_BYTES = 8 * 2**20
-# Python's global lock is held while a piece of so many rows is converted.
+# Python's global lock is held while a piece of this many rows is converted.
 PIECE_ROWS = 2048
 
 _READY, _END = "ready\n", -1

@@ -50,12 +50,11 @@ class RocksDbStore(LastingStore):
             path: the database's folder.
             read_only: open the database next to a process that writes.
             num_threads: background threads.
-            max_batch_size: most keys of one read or write batch, at most ``MOST_ROCKSDB_BATCH_ROWS``. A call with more
-                keys is made in several batches.
+            max_batch_size: maximum keys of one read or write batch, at most ``MOST_ROCKSDB_BATCH_ROWS``. Larger calls
+                take several batches.
             row_dtype: keep rows in this row type, which must be the table's; None keeps float32.
             warm_up: have the system read the files ahead after opening and after a load.
-            catch_up_interval_ms: with ``read_only``: see new writes as often as this; None: see the database as it is
-                now.
+            catch_up_interval_ms: with ``read_only``: see new writes this often; None: see the database as it is now.
 
         Raises:
             MissingExtraError: rocksdict is not installed.

@@ -82,7 +82,7 @@ class SharedMemoryStore(LastingStore):
 
         Args:
             shared_name: the folder's name in /dev/shm; processes with the same name share.
-            capacity_bytes: most memory of all tables together.
+            capacity_bytes: maximum memory of all tables together.
             auto_remove: the last process to leave removes the tables.
             wait_ms: how long to wait for a table that another process fills.
             folder: a file system in memory, instead of /dev/shm.

@@ -66,7 +66,7 @@ class SnapshotStore(Store):
 
         Args:
             folder: where snapshots are made; None: every model file must be a snapshot.
-            overlay_capacity_rows: most rows of each table that can be changed, at least 0; None: a sixteenth of the
+            overlay_capacity_rows: maximum changed rows of each table, at least 0; None: a sixteenth of the
                 table's.
             warm_up: after ``serve_file``, read files of up to half the available memory in the background.
 
