@@ -54,12 +54,10 @@ class Parameter:
     Args:
         name: as declared.
         dtype: of a value; None for a pointer.
-        is_read_only: a pointer to const: the kernel does not write there.
     """
 
     name: str
     dtype: np.dtype[np.generic] | None
-    is_read_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ def _parameter(path: Path, kernel: str, declared: str) -> Parameter:
     words = re.sub(r"__restrict__|\b__grid_constant__\b", " ", declared).replace("*", " * ").split()
     name = words[-1]
     if "*" in words:
-        return Parameter(name, None, is_read_only="const" in words[: words.index("*")])
+        return Parameter(name, None)
     spelled = " ".join(word for word in words[:-1] if word != "const")
     if spelled not in SCALARS:
         raise KernelError(

@@ -127,36 +127,26 @@ class PeriodicWorker:
         Args:
             name: the thread's name, also for log lines.
             work: runs again and again. The first of several failures is logged, and so is the first success after them.
-            interval_s: from the start of one run to the start of the next; infinite to run only after ``wake``.
+            interval_s: from the start of one run to the start of the next; infinite if nothing follows the first run.
             first_after_s: time until the first run; None: the interval.
         """
         self._name = name
         self._work = work
         self._interval_s = interval_s
         self._first_after_s = interval_s if first_after_s is None else first_after_s
-        self._is_failing = self._is_closed = False
-        self._woken = threading.Event()
+        self._is_failing = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def wake(self) -> None:
-        """Run the work now, or once more if it is running."""
-        self._woken.set()
-
     def close(self, timeout_s: float | None = None) -> None:
         """Stop after the current run and wait for the thread, at most ``timeout_s``. Closing twice is allowed."""
-        self._is_closed = True
-        self._woken.set()
+        self._closed.set()
         _join(self._thread, timeout_s)
 
     def _run(self) -> None:
         due_s = monotonic() + self._first_after_s
-        while True:
-            pause_s = max(due_s - monotonic(), _SHORTEST_PAUSE_S)
-            self._woken.wait(None if pause_s == inf else min(pause_s, threading.TIMEOUT_MAX))
-            self._woken.clear()
-            if self._is_closed:
-                return
+        while not self._closed.wait(min(max(due_s - monotonic(), _SHORTEST_PAUSE_S), threading.TIMEOUT_MAX)):
             due_s = monotonic() + self._interval_s
             self._run_once()
 
@@ -164,11 +154,11 @@ class PeriodicWorker:
         try:
             self._work()
         except HotrowError as err:
-            if not self._is_failing and not self._is_closed:
+            if not self._is_failing and not self._closed.is_set():
                 logger.warning("%s failed: %s", self._name, err)
             self._is_failing = True
         except Exception:  # the top of a thread
-            if not self._is_failing and not self._is_closed:
+            if not self._is_failing and not self._closed.is_set():
                 logger.exception("%s failed", self._name)
             self._is_failing = True
         else:

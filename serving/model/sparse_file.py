@@ -27,9 +27,9 @@ from serving.model.mapped_file import map_file
 from serving.model.snapshot_model import SnapshotModel, is_snapshot
 from serving.model.sparse_model import SparseModel
 from serving.model.sparse_rows import KeyType, RowLayout, row_dtype
-from serving.model.sparse_writer import write_sparse_directory, write_sparse_file
+from serving.model.sparse_writer import write_sparse_directory
 
-__all__ = ["KeyType", "RowLayout", "SparseModel", "open_sparse", "write_sparse_directory", "write_sparse_file"]
+__all__ = ["KeyType", "RowLayout", "SparseModel", "open_sparse", "write_sparse_directory"]
 
 
 def open_sparse(

@@ -74,7 +74,7 @@ def fault_of_values(keys: Keys, vectors: Vectors) -> str | None:
     return f"the row of key {keys[row]} has values that are NaN or infinite"
 
 
-def check_rows(path: Path, keys: Keys, vectors: Vectors, key_type: KeyType) -> None:
+def check_rows(path: Path, keys: Keys, vectors: Vectors) -> None:
     """Raise ModelFileError unless these are int64[N] and float32[N, D], N at least 1, with valid unique keys."""
     if keys.ndim != 1 or keys.dtype != np.int64:
         raise ModelFileError(path, f"expected keys int64[N], got {keys.dtype} {list(keys.shape)}")
@@ -84,4 +84,4 @@ def check_rows(path: Path, keys: Keys, vectors: Vectors, key_type: KeyType) -> N
         raise ModelFileError(
             path, f"expected as many vectors as keys, at least one; got {keys.size} keys, {vectors.shape[0]} vectors"
         )
-    refuse_repeated_keys(path, keys, key_type)
+    refuse_repeated_keys(path, keys, "I64")

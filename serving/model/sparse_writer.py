@@ -1,4 +1,4 @@
-"""Write sparse models. ``serving.model.sparse_file`` describes the two formats."""
+"""Write sparse models in the directory format, which ``serving.model.sparse_file`` describes."""
 
 import errno
 import shutil
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ModelFileError, OutputError
-from serving.model.atomic import atomic_directory, atomic_write
+from serving.model.atomic import atomic_directory
 from serving.model.names import TABLE_NAME
-from serving.model.sparse_rows import Keys, KeyType, Vectors, check_rows, row_dtype
+from serving.model.sparse_rows import Keys, Vectors, check_rows
 
 #: The files that the folder of a table may have.
 TABLE_FILES = ("key", "emb_vector", "slot_id", "meta")
@@ -24,7 +24,6 @@ def write_sparse_directory(
     keys: Keys,
     vectors: Vectors,
     slot_ids: NDArray[np.uint64] | None = None,
-    meta: NDArray[np.int64] | None = None,
 ) -> None:
     """Write a table in the directory format, and replace an existing table as a whole.
 
@@ -33,12 +32,14 @@ def write_sparse_directory(
             the disk refuses.
     """
     path = Path(path)
-    check_rows(path, keys, vectors, "I64")
+    check_rows(path, keys, vectors)
     columns: list[tuple[str, NDArray[Any], str]] = [("key", keys, "<i8"), ("emb_vector", vectors, "<f4")]
     if slot_ids is not None:
-        columns.append(_checked_column(path, "slot_id", slot_ids, "<u8", keys.size))
-    if meta is not None:
-        columns.append(_checked_column(path, "meta", meta, "<i8", keys.size))
+        if slot_ids.shape != keys.shape or slot_ids.dtype != np.uint64:
+            raise ModelFileError(
+                path, f"slot_id: expected uint64[{keys.size}], got {slot_ids.dtype} {list(slot_ids.shape)}"
+            )
+        columns.append(("slot_id", slot_ids, "<u8"))
     try:
         if path.is_dir():
             _require_table(path)
@@ -101,45 +102,3 @@ def _require_table(folder: Path) -> None:
     strange = next((file for file in files if file.name not in TABLE_FILES or file.is_dir()), None)
     if strange is not None:
         raise OSError(errno.ENOTEMPTY, f"{strange} is no file of a table, and would be erased")
-
-
-def write_sparse_file(
-    path: str | Path,
-    keys: Keys,
-    vectors: Vectors,
-    key_type: KeyType,
-    slot_ids: NDArray[np.uint64] | None = None,
-) -> None:
-    """Write a table in the single-file format, and replace an existing file at once.
-
-    With ``slot_ids``, uint64[V], the rows are those of a localized embedding.
-
-    Raises:
-        ModelFileError: the arrays do not fit each other, a key is not allowed, or the disk refuses.
-    """
-    path = Path(path)
-    check_rows(path, keys, vectors, key_type)
-    if slot_ids is not None:
-        _checked_column(path, "slot_id", slot_ids, "<u8", keys.size)
-    row = row_dtype(vectors.shape[1], key_type, "distributed" if slot_ids is None else "localized")
-    try:
-        with atomic_write(path) as file:
-            for begin in range(0, keys.size, _CHUNK_ROWS):
-                part = slice(begin, begin + _CHUNK_ROWS)
-                rows = np.empty(keys[part].size, dtype=row)
-                rows["key"], rows["vector"] = keys[part], vectors[part]
-                if slot_ids is not None:
-                    rows["slot_id"] = slot_ids[part]
-                file.write(rows.data)
-    except OSError as err:
-        raise ModelFileError(path, f"cannot be written: {err.strerror}") from err
-
-
-def _checked_column(
-    path: Path, name: str, column: NDArray[Any], dtype: str, rows: int
-) -> tuple[str, NDArray[Any], str]:
-    if column.shape != (rows,) or column.dtype != np.dtype(dtype):
-        raise ModelFileError(
-            path, f"{name}: expected {np.dtype(dtype)}[{rows}], got {column.dtype} {list(column.shape)}"
-        )
-    return name, column, dtype

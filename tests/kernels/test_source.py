@@ -44,9 +44,9 @@ def test_pointers_and_values_are_distinguished(read):
     )
 
     assert source.parameters("probe") == (
-        Parameter("tables", None, is_read_only=True),
+        Parameter("tables", None),
         Parameter("out", None),
-        Parameter("keys", None, is_read_only=True),
+        Parameter("keys", None),
         Parameter("count", np.dtype("u4")),
         Parameter("first", np.dtype("i8")),
         Parameter("seed", np.dtype("u8")),

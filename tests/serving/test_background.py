@@ -138,24 +138,12 @@ def test_an_infinite_interval_allows_one_first_run():
     assert runs.count == 1
 
 
-def test_a_periodic_worker_runs_when_it_is_woken():
-    runs = Runs()
-    worker = PeriodicWorker("test clock", runs, inf)
-
-    for count in (1, 2):
-        worker.wake()
-        assert runs.reach(count)
-
-    worker.close()
-
-
 def test_closing_a_periodic_worker_joins_its_thread_and_is_allowed_twice():
     runs = Runs()
     worker = PeriodicWorker("test clock", runs, LONG_S)
 
     worker.close()
     worker.close()
-    worker.wake()
 
     assert runs.count == 0
     assert "test clock" not in [thread.name for thread in threading.enumerate()]

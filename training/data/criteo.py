@@ -59,12 +59,6 @@ def encode_rows(rows: Sequence[Sequence[str | None]]) -> tuple[NDArray[np.float3
     return samples.dense, samples.bags.keys.reshape(-1, SLOTS)
 
 
-def encode_row(row: Sequence[str | None]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Turn one raw row into float32[13] and int64[26]. See ``encode_rows``."""
-    dense, keys = encode_rows([row])
-    return dense[0], keys[0]
-
-
 def encode_counts(counts: NDArray[np.float64]) -> NDArray[np.float32]:
     """Turn counts, NaN if missing, into dense features of the same shape."""
     return np.log1p(np.maximum(np.nan_to_num(counts, nan=0.0), 0.0)).astype(np.float32)

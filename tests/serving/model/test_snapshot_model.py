@@ -8,7 +8,8 @@ import pytest
 from kernels.host import round_rows
 from serving.errors import ModelFileError
 from serving.model.snapshot_model import is_snapshot, write_snapshot_file
-from serving.model.sparse_file import open_sparse, write_sparse_directory, write_sparse_file
+from serving.model.sparse_file import open_sparse, write_sparse_directory
+from tests.serving.model.single_file import write_single_file
 
 KEYS = np.array([7, -3, 2**40, 0, 2**63 - 3], dtype=np.int64)
 VECTORS = np.arange(10, dtype=np.float32).reshape(5, 2) / 7
@@ -53,8 +54,8 @@ def test_rows_of_a_narrow_snapshot_are_the_rounded_values(snapshot):
 
 
 def test_the_first_row_of_a_repeated_key_in_a_single_file_counts(tmp_path):
-    write_sparse_file(tmp_path / "one", KEYS, VECTORS, "I64")
-    write_sparse_file(tmp_path / "two", KEYS, VECTORS + 1, "I64")
+    write_single_file(tmp_path / "one", KEYS, VECTORS)
+    write_single_file(tmp_path / "two", KEYS, VECTORS + 1)
     (tmp_path / "f").write_bytes((tmp_path / "one").read_bytes() + (tmp_path / "two").read_bytes())
 
     written = write_snapshot_file(tmp_path / "t.snapshot", open_sparse(tmp_path / "f", 2), "fp32", SOURCE)

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from serving.errors import ModelFileError, OutputError
 from serving.model.manifest import write_manifest
-from serving.model.sparse_file import open_sparse, write_sparse_directory, write_sparse_file
+from serving.model.sparse_file import open_sparse, write_sparse_directory
 from serving.model.sparse_writer import write_table_folders
+from tests.serving.model.single_file import write_single_file
 from tests.serving.ordinary_rights import ordinary_rights
 
 RESERVED = [-(2**63), -(2**63) + 1, 2**63 - 2, 2**63 - 1]
@@ -57,14 +58,14 @@ def test_a_single_file_gives_back_what_was_written(tmp_path_factory, table, wide
     path = tmp_path_factory.mktemp("sparse") / "0_sparse_10.model"
     key_type, row_layout = "I64" if wide else "I32", "localized" if localized else "distributed"
 
-    write_sparse_file(path, keys, vectors, key_type, np.zeros(keys.size, np.uint64) if localized else None)
+    write_single_file(path, keys, vectors, key_type, np.zeros(keys.size, np.uint64) if localized else None)
     model = open_sparse(path, vectors.shape[1], key_type, row_layout)
 
     assert rows_of(model, batch_rows) == list(zip(keys.tolist(), vectors.tolist(), strict=True))
 
 
 def test_batches_are_new_plain_arrays(tmp_path):
-    write_sparse_file(tmp_path / "f", KEYS, VECTORS, "I64")
+    write_single_file(tmp_path / "f", KEYS, VECTORS)
     write_sparse_directory(tmp_path / "d", KEYS, VECTORS)
 
     for name in ("f", "d"):
@@ -78,15 +79,12 @@ def test_batches_are_new_plain_arrays(tmp_path):
 
 
 def test_a_directory_is_one_file_per_column(tmp_path):
-    slot_ids, meta = np.array([1, 0, 2], np.uint64), np.array([7, 8, 9], np.int64)
-
-    write_sparse_directory(tmp_path / "d", KEYS, VECTORS, slot_ids, meta)
+    write_sparse_directory(tmp_path / "d", KEYS, VECTORS, np.array([1, 0, 2], np.uint64))
 
     assert {path.name: path.read_bytes() for path in (tmp_path / "d").iterdir()} == {
         "key": struct.pack("<3q", 5, -3, 2**40),
         "emb_vector": struct.pack("<6f", 0, 1, 2, 3, 4, 5),
         "slot_id": struct.pack("<3Q", 1, 0, 2),
-        "meta": struct.pack("<3q", 7, 8, 9),
     }
     assert len(rows_of(open_sparse(tmp_path / "d", 2))) == 3
 
@@ -106,46 +104,36 @@ def test_a_single_file_is_packed_rows(tmp_path, key_type, row_layout, row):
     (tmp_path / "by_hand").write_bytes(by_hand)
 
     read = rows_of(open_sparse(tmp_path / "by_hand", 2, key_type, row_layout))
-    write_sparse_file(
-        tmp_path / "written",
-        np.array([3, 2**32 - 1]),
-        np.array([[0.5, 1.5], [2.5, 3.5]], np.float32),
-        key_type,
-        np.array([6, 6], np.uint64) if slots else None,
-    )
 
     assert read == [(3, [0.5, 1.5]), (2**32 - 1, [2.5, 3.5])]
-    assert (tmp_path / "written").read_bytes() == by_hand
 
 
 def test_rows_beyond_one_chunk_are_written_too(tmp_path):
     keys = np.arange(65_536 * 2 + 3, dtype=np.int64)
     vectors = keys.astype(np.float32)[:, None]
 
-    write_sparse_file(tmp_path / "f", keys, vectors, "I32")
     write_sparse_directory(tmp_path / "d", keys, vectors)
 
-    for name in ("f", "d"):
-        (read_keys, read_vectors), *rest = open_sparse(tmp_path / name, 1, "I32").batches(10**6)
-        assert not rest
-        assert np.array_equal(read_keys, keys)
-        assert np.array_equal(read_vectors, vectors)
+    (read_keys, read_vectors), *rest = open_sparse(tmp_path / "d", 1, "I32").batches(10**6)
+    assert not rest
+    assert np.array_equal(read_keys, keys)
+    assert np.array_equal(read_vectors, vectors)
 
 
 def test_writing_again_replaces_the_whole_model(tmp_path):
-    write_sparse_directory(tmp_path / "d", KEYS, VECTORS, meta=KEYS)
+    write_sparse_directory(tmp_path / "d", KEYS, VECTORS)
+    (tmp_path / "d" / "meta").write_bytes(KEYS.tobytes())
     write_sparse_directory(tmp_path / "d", KEYS[:1], VECTORS[:1])
-    write_sparse_file(tmp_path / "f", KEYS, VECTORS, "I64")
-    write_sparse_file(tmp_path / "f", KEYS[:1], VECTORS[:1], "I64")
 
-    assert rows_of(open_sparse(tmp_path / "d", 2)) == rows_of(open_sparse(tmp_path / "f", 2)) == [(5, [0.0, 1.0])]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "f"]
+    assert rows_of(open_sparse(tmp_path / "d", 2)) == [(5, [0.0, 1.0])]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["d", "emb_vector", "key"]
 
 
 @pytest.mark.parametrize("name", ["key", "emb_vector", "slot_id", "meta"])
 @pytest.mark.parametrize("change", [-8, -4, -1, 1, 4, 8])
 def test_a_directorys_columns_of_other_lengths_are_refused(tmp_path, name, change):
-    write_sparse_directory(tmp_path / "d", KEYS, VECTORS, KEYS.astype(np.uint64), KEYS)
+    write_sparse_directory(tmp_path / "d", KEYS, VECTORS, KEYS.astype(np.uint64))
+    (tmp_path / "d" / "meta").write_bytes(KEYS.tobytes())
     content = (tmp_path / "d" / name).read_bytes()
     (tmp_path / "d" / name).write_bytes(content[:change] if change < 0 else content + b"\0" * change)
 
@@ -185,7 +173,7 @@ def test_a_directory_without_a_column_is_refused(tmp_path, name):
 
 @pytest.mark.parametrize("change", range(1, 16))
 def test_a_truncated_single_file_is_refused(tmp_path, change):
-    write_sparse_file(tmp_path / "f", KEYS, VECTORS, "I64")
+    write_single_file(tmp_path / "f", KEYS, VECTORS)
     (tmp_path / "f").write_bytes((tmp_path / "f").read_bytes()[:-change])
 
     with pytest.raises(ModelFileError, match=r"expected a multiple of 16 bytes \(I64 keys, distributed rows, 2 floats"):
@@ -206,7 +194,7 @@ def test_the_message_says_which_layout_would_fit(tmp_path, written, opened, mess
     key_type, localized, dim = written
     keys = np.arange(1, 8, dtype=np.int64)
     slot_ids = np.zeros(7, np.uint64) if localized else None
-    write_sparse_file(tmp_path / "f", keys, np.zeros((7, dim), np.float32), key_type, slot_ids)
+    write_single_file(tmp_path / "f", keys, np.zeros((7, dim), np.float32), key_type, slot_ids)
 
     with pytest.raises(ModelFileError, match=re.escape(message)):
         open_sparse(tmp_path / "f", opened[2], opened[0], opened[1])
@@ -251,8 +239,6 @@ def test_a_reserved_key_is_refused_by_readers_and_writers(tmp_path, key):
     with pytest.raises(ModelFileError, match=f"d/key: {message}"):
         open_sparse(tmp_path / "d", 1).batches(10)
     with pytest.raises(ModelFileError, match=message):
-        write_sparse_file(tmp_path / "g", np.array([3, key]), VECTORS[:2], "I64")
-    with pytest.raises(ModelFileError, match=message):
         write_sparse_directory(tmp_path / "e", np.array([3, key]), VECTORS[:2])
 
 
@@ -264,8 +250,6 @@ def test_a_key_beyond_uint32_is_refused_for_a_uint32_model(tmp_path, key):
 
     with pytest.raises(ModelFileError, match=message):
         open_sparse(tmp_path / "d", 2, "I32").batches(10)
-    with pytest.raises(ModelFileError, match=message):
-        write_sparse_file(tmp_path / "f", keys, VECTORS[:2], "I32")
 
 
 def test_a_repeated_key_in_a_directory_is_refused(tmp_path):
@@ -313,12 +297,8 @@ def test_an_empty_batch_size_is_refused(tmp_path, batch_rows):
     ],
 )
 def test_rows_that_are_not_a_table_are_not_written(tmp_path, keys, vectors, message):
-    for write in (
-        lambda: write_sparse_directory(tmp_path / "d", keys, vectors),
-        lambda: write_sparse_file(tmp_path / "f", keys, vectors, "I64"),
-    ):
-        with pytest.raises(ModelFileError, match=re.escape(message)):
-            write()
+    with pytest.raises(ModelFileError, match=re.escape(message)):
+        write_sparse_directory(tmp_path / "d", keys, vectors)
 
     assert not list(tmp_path.iterdir())
 
@@ -326,21 +306,12 @@ def test_rows_that_are_not_a_table_are_not_written(tmp_path, keys, vectors, mess
 @pytest.mark.parametrize("slot_ids", [np.zeros(2, np.uint64), np.zeros(3, np.int64)])
 def test_slot_ids_that_do_not_fit_are_not_written(tmp_path, slot_ids):
     with pytest.raises(ModelFileError, match=r"slot_id: expected uint64\[3\]"):
-        write_sparse_file(tmp_path / "f", KEYS, VECTORS, "I64", slot_ids)
-    with pytest.raises(ModelFileError, match=r"slot_id: expected uint64\[3\]"):
         write_sparse_directory(tmp_path / "d", KEYS, VECTORS, slot_ids)
-
-
-def test_meta_that_does_not_fit_is_not_written(tmp_path):
-    with pytest.raises(ModelFileError, match=r"meta: expected int64\[3\], got int64 \[2\]"):
-        write_sparse_directory(tmp_path / "d", KEYS, VECTORS, meta=KEYS[:2])
 
 
 def test_a_disk_that_refuses_writes_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"")
 
-    with pytest.raises(ModelFileError, match="file/f: cannot be written: Not a directory"):
-        write_sparse_file(tmp_path / "file" / "f", KEYS, VECTORS, "I64")
     with pytest.raises(ModelFileError, match="file: cannot be written: Not a directory"):
         write_sparse_directory(tmp_path / "file", KEYS, VECTORS)
 
@@ -351,7 +322,7 @@ def test_the_digest_names_the_content(tmp_path, single_file):
         path = tmp_path / name / "t"
         path.parent.mkdir()
         if single_file:
-            write_sparse_file(path, KEYS, vectors, "I64")
+            write_single_file(path, KEYS, vectors)
         else:
             write_sparse_directory(path, KEYS, vectors)
         if with_manifest:
@@ -366,19 +337,19 @@ def test_the_digest_names_the_content(tmp_path, single_file):
 
 
 def test_the_digest_is_taken_from_the_manifest_unless_the_size_differs(tmp_path):
-    write_sparse_file(tmp_path / "f", KEYS, VECTORS, "I64")
+    write_single_file(tmp_path / "f", KEYS, VECTORS)
     write_manifest(tmp_path, "dcn", 1)
     digest = open_sparse(tmp_path / "f", 2).digest()
 
-    write_sparse_file(tmp_path / "f", KEYS, VECTORS + 1, "I64")
+    write_single_file(tmp_path / "f", KEYS, VECTORS + 1)
     assert open_sparse(tmp_path / "f", 2).digest() == digest  # only `verify_manifest` finds the change
 
-    write_sparse_file(tmp_path / "f", KEYS[:2], VECTORS[:2], "I64")
+    write_single_file(tmp_path / "f", KEYS[:2], VECTORS[:2])
     assert open_sparse(tmp_path / "f", 2).digest() != digest
 
 
 def test_equal_bytes_read_as_another_table_have_another_digest(tmp_path):
-    write_sparse_file(tmp_path / "f", KEYS, np.zeros((3, 4), np.float32), "I64")
+    write_single_file(tmp_path / "f", KEYS, np.zeros((3, 4), np.float32))
 
     digests = {open_sparse(tmp_path / "f", 4).digest(), open_sparse(tmp_path / "f", 2, "I64", "localized").digest()}
 
@@ -431,7 +402,7 @@ def test_a_folder_that_cannot_be_entered_is_named(tmp_path, mode):
 
 
 def test_an_unreadable_single_file_is_named(tmp_path):
-    write_sparse_file(tmp_path / "t", KEYS, VECTORS, "I64", None)
+    write_single_file(tmp_path / "t", KEYS, VECTORS)
     (tmp_path / "t").chmod(0)
 
     with ordinary_rights(), pytest.raises(ModelFileError, match="t: cannot be read: Permission denied"):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.data.criteo import COLUMNS, encode_row, encode_rows, parse_lines, write_lines
+from training.data.criteo import COLUMNS, encode_rows, parse_lines, write_lines
 from training.data.criteo_reader import read_criteo
 from training.errors import DataError
 from training.samples import Bags, Samples
@@ -34,11 +34,11 @@ def write(path, text):
 
 
 def test_a_row_is_encoded_as_documented():
-    dense, keys = encode_row(ROW)
+    dense, keys = encode_rows([ROW])
 
     expected_dense, expected_keys = plain_encoding(ROW)
-    np.testing.assert_array_equal(dense, expected_dense)
-    assert keys.tolist() == expected_keys
+    np.testing.assert_array_equal(dense, [expected_dense])
+    assert keys.tolist() == [expected_keys]
 
 
 COUNT_TEXT = st.one_of(
@@ -69,8 +69,7 @@ def test_rows_are_encoded_like_single_values(rows):
 
 
 def test_no_key_occurs_in_two_slots_and_none_is_reserved():
-    _, lowest = encode_row([""] * 13 + ["00000000"] * 26)
-    _, highest = encode_row([""] * 39)
+    _, (lowest, highest) = encode_rows([[""] * 13 + ["00000000"] * 26, [""] * 39])
 
     assert (lowest[1:] > highest[:-1]).all()
     assert lowest[0] > 0
@@ -78,9 +77,9 @@ def test_no_key_occurs_in_two_slots_and_none_is_reserved():
 
 
 def test_missing_values_may_be_none_and_rows_may_be_empty():
-    dense, keys = encode_row([None] * 39)
-    assert dense.tolist() == [0.0] * 13
-    assert keys.tolist() == [slot * 2**40 + 2**32 for slot in range(1, 27)]
+    dense, keys = encode_rows([[None] * 39])
+    assert dense.tolist() == [[0.0] * 13]
+    assert keys.tolist() == [[slot * 2**40 + 2**32 for slot in range(1, 27)]]
 
     dense, keys = encode_rows([])
     assert dense.shape == (0, 13)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import ModelFileError
-from serving.model.sparse_file import open_sparse, write_sparse_directory, write_sparse_file
+from serving.model.sparse_file import open_sparse, write_sparse_directory
+from tests.serving.model.single_file import write_single_file
 from training import embedding_plugin as plugin
 from training.embedding_plugin.plugin import found
 
@@ -95,7 +96,7 @@ def test_the_single_file_of_the_plugin_of_hugectr_is_read(tmp_path, embedding_ty
     name = create(embedding_type=embedding_type)
     keys, vectors = np.array([7, 2**31 + 5]), np.arange(6, dtype=np.float32).reshape(2, DIM)
     slot_ids = np.array([1, 0], np.uint64) if embedding_type == "localized" else None
-    write_sparse_file(tmp_path / "rows", keys, vectors, "I32" if key_type == "uint32" else "I64", slot_ids)
+    write_single_file(tmp_path / "rows", keys, vectors, "I32" if key_type == "uint32" else "I64", slot_ids)
 
     plugin.restore(name, tmp_path / "rows")
 
