@@ -86,12 +86,13 @@ class OpenConnections:
 
     def _cut_excess(self) -> None:
         """Cut the connections that wait longest for their clients, if all that wait hold too many bytes."""
-        excess_bytes = sum(one.held_bytes for one in self._unread) - self.limits.max_unread_bytes
+        limit = self.limits.max_unread_bytes
+        excess_bytes = sum(one.held_bytes for one in self._unread) - limit
         while excess_bytes > 0 and len(self._unread) > 1:  # a single answer is as large as max_answer_bytes allows
             longest_waiting = next(iter(self._unread))
             del self._unread[longest_waiting]
             excess_bytes -= longest_waiting.held_bytes
-            longest_waiting.abort("connections that wait for their clients hold too many bytes together")
+            longest_waiting.abort(f"unread answers take more than {limit:,} bytes, and it has waited longest")
 
     def _check(self) -> None:
         self._cut_excess()
