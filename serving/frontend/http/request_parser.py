@@ -80,8 +80,8 @@ class RequestParser:
         # Bytes since a head was complete or a piece of a body was found: an unfinished head, trailers or chunk
         # extensions. httptools keeps these bytes, so they need a bound.
         self._unfinished_bytes = 0
-        self._body_bytes = 0  # bytes that the body still has; 0 if it has no length
-        self._is_chunked = False
+        self._has_head = False  # the head is complete, and the request is not
+        self._body_bytes = 0  # of a request with a head: bytes that the body still has; 0 if it has no length
         self._tail = b""  # the last bytes, if a blank line may have begun in them
 
     def close(self) -> None:
@@ -99,15 +99,16 @@ class RequestParser:
         Raises:
             RefusedBytesError: the parser cannot go on.
         """
-        end = begin + self._body_bytes if self._body_bytes else self._after_blank_line(data, begin)
+        is_of_known_length = self._has_head and self._body_bytes > 0
+        end = begin + self._body_bytes if is_of_known_length else self._after_blank_line(data, begin)
         piece = memoryview(data)[begin:end]
         size_bytes = len(piece)
-        if self._body_bytes:
+        if is_of_known_length:
             self._body_bytes -= size_bytes
         else:
             self.structure_bytes += size_bytes
             self._unfinished_bytes += size_bytes
-            if self._unfinished_bytes > MAX_HEAD_BYTES and not self._is_chunked:
+            if self._unfinished_bytes > MAX_HEAD_BYTES and not self._has_head:
                 raise _too_large("head")
         try:
             self._parser.feed_data(piece)
@@ -158,7 +159,8 @@ class RequestParser:
         """See httptools' callbacks."""
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._has_head = self._expects_continue = self._is_chunked = False
+        self._body_bytes = 0
+        self._expects_continue = False
 
     def on_url(self, url: bytes) -> None:
         """See httptools' callbacks."""
@@ -180,7 +182,6 @@ class RequestParser:
                 raise RefusedBytesError(501, f"Transfer-Encoding: expected chunked, got {came!r}")
             if self._parser.get_http_version() == "1.0":  # whose proxies may not know chunks (RFC 9112, 6.1)
                 raise RefusedBytesError(400, "Transfer-Encoding: expected HTTP/1.1, got HTTP/1.0")
-            self._is_chunked = True
         elif name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
 
@@ -188,7 +189,6 @@ class RequestParser:
         """See httptools' callbacks."""
         parser = self._parser
         if parser.should_upgrade():
-            self._body_bytes = 0
             return
         self._has_head = True
         self._unfinished_bytes = 0
@@ -213,8 +213,8 @@ class RequestParser:
     def on_message_complete(self) -> None:
         """See httptools' callbacks."""
         if self._has_head:
+            self._has_head = False
             self._unfinished_bytes = 0
-            self._is_chunked = False
             self._tail = b""
             self._events.on_end()
 

@@ -106,6 +106,8 @@ ENDLESS = [
     pytest.param(b"GET / HTTP/1.1\r\nHost: " + b"x" * (2 * MAX_HEAD_BYTES), id="a header"),
     pytest.param(b"GET /" + b"x" * (2 * MAX_HEAD_BYTES), id="a URL"),
     pytest.param(b"\r\n" * MAX_HEAD_BYTES, id="empty lines"),
+    pytest.param(b"POST / HTTP/1.1\r\nContent-Length: 999999\r\nA: " + b"x" * (2 * MAX_HEAD_BYTES), id="with a length"),
+    pytest.param(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nA: " + b"x" * (2 * MAX_HEAD_BYTES), id="of chunks"),
 ]
 
 

@@ -71,6 +71,7 @@ def requests(draw):
     else:
         body = b""
     before = draw(st.sampled_from([b"", b"\r\n"]))
+    lines = draw(st.permutations(lines))
     head = before + b"POST /p HTTP/1.1\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
     return head + sent, ("POST", b"/p", found, body)
 
@@ -84,6 +85,8 @@ def test_requests_are_found_one_by_one_however_the_bytes_are_divided(sent, data)
 
     assert parse(*pieces) == [expected for _, expected in sent]
     assert parse(*(bytes([one]) for one in whole)) == [expected for _, expected in sent]
+    for cut in range(len(whole)):
+        assert parse(whole[:cut], whole[cut:]) == [expected for _, expected in sent]
 
 
 def test_trailers_are_not_headers():
