@@ -95,11 +95,12 @@ class OpenConnections:
             longest_waiting.abort(f"unread answers take more than {limit:,} bytes, and it has waited longest")
 
     def _check(self) -> None:
-        self._cut_excess()
         loop = asyncio.get_running_loop()
+        # First, so that no error below ends the time limits.
+        self._timer = loop.call_later(self._interval_s, self._check) if self._connections else None
+        self._cut_excess()
         for connection in tuple(self._connections):
             connection.check_time(loop.time())
-        self._timer = loop.call_later(self._interval_s, self._check) if self._connections else None
 
 
 class Connection(asyncio.Protocol):
@@ -420,9 +421,11 @@ class Connection(asyncio.Protocol):
 
 def _kernel_bytes(transport: asyncio.Transport) -> int:
     """Return how many bytes the kernel keeps until the client has received them."""
+    socket = transport.get_extra_info("socket")
+    if socket is None:  # uvloop's TLS, after the connection is lost
+        return 0
     with suppress(OSError):
-        descriptor = transport.get_extra_info("socket").fileno()
-        size_bytes: int = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0]
+        size_bytes: int = struct.unpack("i", fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
         return size_bytes
     return 0
 

@@ -483,6 +483,41 @@ def test_a_client_that_does_not_read_its_answer_is_cut_under_tls_too(tls):
     assert served(lambda address: asyncio.to_thread(client, address), large_answer, limits, tls[0]) < SIZE
 
 
+class WithoutSocket(asyncio.Transport):
+    """The transport of a client that does not read; it has lost its socket, as uvloop's TLS may."""
+
+    def __init__(self):
+        super().__init__()
+        self.aborted = asyncio.Event()
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        pass
+
+    def get_write_buffer_size(self):
+        return 1
+
+    def is_closing(self):
+        return False
+
+    def abort(self):
+        self.aborted.set()
+
+
+def test_a_connection_without_a_socket_does_not_end_the_time_limits_of_others():
+    async def run():
+        open_connections = OpenConnections(Limits(answer_timeout_s=0.01))
+        transports = [WithoutSocket() for _ in range(3)]
+        connections = [Connection(echo, ServerState(), {}, open_connections) for _ in transports]
+        for connection, transport in zip(connections, transports, strict=True):
+            connection.connection_made(transport)
+        async with asyncio.timeout(DEADLINE_S):
+            for connection, transport in zip(connections, transports, strict=True):
+                await transport.aborted.wait()
+                connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
 def test_a_tls_handshake_has_a_time_limit(tls):
     def client(address):
         with socket.create_connection(address, DEADLINE_S) as one:
