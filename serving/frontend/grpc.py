@@ -7,7 +7,6 @@ The server runs on the event loop of the HTTP server, and shares its limits, its
 import asyncio
 import logging
 import resource
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -156,8 +155,7 @@ class _ByName:
 
 def _affordable_connections() -> int:
     """Return how many connections leave enough file descriptors for everything else."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors // 4
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
 
 def _options(limits: Limits, most_message_bytes: int, shares_port: bool) -> list[tuple[str, int]]:

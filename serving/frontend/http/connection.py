@@ -11,6 +11,8 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Scope
+
+# uvicorn documents neither module, so pyproject.toml allows only the versions of uvicorn that were tested.
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
@@ -46,6 +48,7 @@ class OpenConnections:
     Attributes:
         limits: of each connection, and of all.
         backlog: how many requests have arrived and not begun.
+        is_draining: whether connections close after their next answer, because the server is about to stop.
         warn: logs what happens to connections; see ``RareWarnings``.
     """
 
@@ -53,6 +56,7 @@ class OpenConnections:
         """Begin without connections."""
         self.limits = limits
         self.backlog = 0
+        self.is_draining = False
         self.warn = RareWarnings(_log).warn
         self._connections: set[Connection] = set()
         self._unread: dict[Connection, None] = {}  # with answers that wait for clients, the longest wait first
@@ -112,6 +116,10 @@ class Connection(asyncio.Protocol):
 
     A client that closes its sending side still gets its answers, except over TLS. For an incomplete body it gets an
     error.
+
+    Attributes:
+        is_writable: whether the client takes what is sent.
+        open_connections: all connections of the event loop.
     """
 
     def __init__(
@@ -212,7 +220,7 @@ class Connection(asyncio.Protocol):
             "state": self._app_state.copy(),
             _CONNECTION: self,
         }
-        keeps_alive = head.keeps_alive and not self._is_stopping
+        keeps_alive = head.keeps_alive and not self._is_stopping and not self.open_connections.is_draining
         self._request = request = Request(self, scope, keeps_alive, head.expects_continue)
         task = self._loop.create_task(request.run(self._app))
         self._server.tasks.add(task)
@@ -234,36 +242,35 @@ class Connection(asyncio.Protocol):
         elif not request.has_begun:
             self.open_connections.backlog += 1
 
-    # What a request calls, see ``Carrier``
+    # What a request calls
 
     @property
     def default_headers(self) -> Sequence[Header]:
-        """See ``Carrier``."""
+        """The headers that every answer has."""
         return self._server.default_headers
 
     def begun(self, request: Request) -> None:
-        """See ``Carrier``."""
+        """The application has begun to answer ``request``."""
         if request.is_whole:
             self.open_connections.backlog -= 1
 
     def write(self, data: bytes | memoryview) -> None:
-        """See ``Carrier``."""
+        """Send ``data``."""
         if self._transport is not None and not self._transport.is_closing():  # uvloop raises if the client has reset it
             self._transport.write(data)
 
     async def writable(self) -> None:
-        """See ``Carrier``."""
+        """Wait until the client has taken what was sent before, or has gone."""
         while not self.is_writable:
             self._drained = self._loop.create_future()
             await self._drained
 
     def taken(self) -> None:
-        """See ``Carrier``."""
+        """The application has taken the body as far as it has arrived."""
         self._parse()
 
     def answered(self, request: Request) -> None:
-        """See ``Carrier``."""
-        self._server.total_requests += 1
+        """The answer to ``request`` is written."""
         self._since = self._loop.time()
         if request.is_whole:
             self._finish(request)
@@ -271,7 +278,7 @@ class Connection(asyncio.Protocol):
             self._rest(1)  # for the rest of its body
 
     def cut(self) -> None:
-        """See ``Carrier``."""
+        """Close the connection, for example because an answer cannot be completed."""
         if self._transport is not None:
             self._transport.close()
 

@@ -4,10 +4,13 @@ import asyncio
 import http
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import orjson
 from starlette.types import ASGIApp, Message, Scope
+
+if TYPE_CHECKING:
+    from serving.frontend.http.connection import Connection
 
 #: Key of an ``http.disconnect``: the client closed its sending side before the body was complete, and still reads.
 CUT_SHORT = "hotrow.cut_short"
@@ -41,35 +44,6 @@ def _head(status: int, headers: Sequence[Header], more: list[bytes]) -> bytes:
     return head
 
 
-class Carrier(Protocol):
-    """What a request needs of its connection."""
-
-    #: Whether the client takes what is sent.
-    is_writable: bool
-
-    @property
-    def default_headers(self) -> Sequence[Header]:
-        """The headers that every answer has."""
-
-    def begun(self, request: "Request") -> None:
-        """The application has begun to answer ``request``."""
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Send ``data``."""
-
-    async def writable(self) -> None:
-        """Wait until the client has taken what was sent before, or has gone."""
-
-    def taken(self) -> None:
-        """The application has taken the body as far as it has arrived."""
-
-    def answered(self, request: "Request") -> None:
-        """The answer to ``request`` is written."""
-
-    def cut(self) -> None:
-        """Close the connection, because an answer cannot be completed."""
-
-
 class Request:
     """One request and its answer, as ASGI sees them.
 
@@ -84,13 +58,13 @@ class Request:
         unsent_bytes: size of the answer that waits here, because the client does not take it.
     """
 
-    def __init__(self, carrier: Carrier, scope: Scope, keeps_alive: bool, expects_continue: bool) -> None:
+    def __init__(self, connection: "Connection", scope: Scope, keeps_alive: bool, expects_continue: bool) -> None:
         """Answer the request that ``scope`` describes, to a client that may expect ``100 Continue``."""
         self.scope = scope
         self.keeps_alive = keeps_alive
         self.has_begun = self.is_whole = self.is_answered = self.has_answer = False
         self.waiting_bytes = self.unsent_bytes = 0
-        self._carrier = carrier
+        self._connection = connection
         self._expects_continue = expects_continue
         self._body: list[bytes] = []
         self._is_taken = False  # the application knows that the body is whole
@@ -102,7 +76,7 @@ class Request:
     async def run(self, app: ASGIApp) -> None:
         """Let ``app`` answer."""
         self.has_begun = True
-        self._carrier.begun(self)
+        self._connection.begun(self)
         try:
             await app(self.scope, self.receive, self.send)
         except asyncio.CancelledError:
@@ -111,8 +85,8 @@ class Request:
             _log.exception("%s %s failed", self.scope["method"], self.scope["path"])
         if not self.is_answered and not self._is_lost:
             if not self.has_answer:
-                self._carrier.write(error_bytes(500, "internal error; see the server's log"))
-            self._carrier.cut()
+                self._connection.write(error_bytes(500, "internal error; see the server's log"))
+            self._connection.cut()
 
     # What the connection calls
 
@@ -144,7 +118,7 @@ class Request:
         """See ASGI's receive."""
         if self._expects_continue and not (self._body or self.is_whole or self.has_answer):
             self._expects_continue = False
-            self._carrier.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self._body or (self.is_whole and not self._is_taken)):
             if self._end is not None or self.is_answered:
                 return self._end or {"type": "http.disconnect"}
@@ -155,13 +129,13 @@ class Request:
         self.waiting_bytes = 0
         self._is_taken = self.is_whole
         if not self.is_whole:
-            self._carrier.taken()
+            self._connection.taken()
         return {"type": "http.request", "body": body, "more_body": not self._is_taken}
 
     async def send(self, message: Message) -> None:
         """See ASGI's send. The head is sent with the first piece of the body."""
-        if not self._carrier.is_writable:
-            await self._carrier.writable()
+        if not self._connection.is_writable:
+            await self._connection.writable()
         if self._is_lost:
             return
         if message["type"] == "http.response.start" and self._start is None:
@@ -172,14 +146,14 @@ class Request:
         body, is_last = message.get("body", b""), not message.get("more_body", False)
         parts = self._parts(self._start, body, is_last)
         if sum(map(len, parts)) <= _MOST_COPIED_BYTES:
-            self._carrier.write(b"".join(parts))
+            self._connection.write(b"".join(parts))
         else:
             await self._send_in_pieces(parts)
         if is_last and not self._is_lost:
             self.is_answered = True
             self._body.clear()
             self._wake()
-            self._carrier.answered(self)
+            self._connection.answered(self)
 
     async def _send_in_pieces(self, parts: list[bytes]) -> None:
         self.unsent_bytes = sum(map(len, parts))
@@ -187,12 +161,12 @@ class Request:
             view = memoryview(part)
             for begin in range(0, len(part), _PIECE_BYTES):
                 piece = view[begin : begin + _PIECE_BYTES]
-                if not self._carrier.is_writable:
-                    await self._carrier.writable()
+                if not self._connection.is_writable:
+                    await self._connection.writable()
                 if self._is_lost:
                     return
                 self.unsent_bytes -= len(piece)
-                self._carrier.write(piece)
+                self._connection.write(piece)
 
     def _parts(self, start: Message, body: bytes, is_last: bool) -> list[bytes]:
         """Return what to send for a piece of the answer's body."""
@@ -233,7 +207,7 @@ class Request:
         self.keeps_alive = self.keeps_alive and not says_close
         if not self.keeps_alive and not says_close:
             more.append(b"connection: close\r\n")
-        return _head(start["status"], [*self._carrier.default_headers, *headers], more)
+        return _head(start["status"], [*self._connection.default_headers, *headers], more)
 
     @property
     def _is_lost(self) -> bool:

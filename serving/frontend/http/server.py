@@ -14,7 +14,7 @@ from typing import Protocol
 
 import uvicorn
 import uvloop
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from serving.errors import ConfigError
 from serving.frontend.http.acceptor import Acceptor
@@ -107,28 +107,6 @@ def url_of(listener: socket.socket, has_tls: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-class Draining:
-    """ASGI middleware that announces the end of every connection once the server is about to stop."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        """Pass every request to ``app``."""
-        self._app = app
-        self.has_begun = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the ASGI specification."""
-        if not self.has_begun or scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_last(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-            await send(message)
-
-        await self._app(scope, receive, send_last)
-
-
 class Server(uvicorn.Server):
     """uvicorn's start and stop, with connections of our own.
 
@@ -146,20 +124,18 @@ class Server(uvicorn.Server):
         stopping: Callable[[int], None] | None = None,
     ) -> None:
         """Serve ``app``; see ``run``."""
-        self._limits = limits or Limits()
+        self._open_connections = OpenConnections(limits or Limits())
         self._stopping = stopping
-        self._draining = Draining(app)
         self._tls = tls
         self._ready = ready
         self._shares_listener = shares_listener
         self.stop_began_s = math.inf
-        super().__init__(uvicorn_config(self._draining, stop_timeout_s))
+        super().__init__(uvicorn_config(app, stop_timeout_s))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server.startup``; connections are accepted here, because uvicorn's bound is not enough."""
         await super().startup(sockets=[])
-        app, state = self.config.loaded_app, self.lifespan.state
-        open_connections = OpenConnections(self._limits)
+        app, state, open_connections = self.config.loaded_app, self.lifespan.state, self._open_connections
 
         def connection() -> Connection:
             return Connection(app, self.server_state, state, open_connections)
@@ -172,7 +148,7 @@ class Server(uvicorn.Server):
         """See ``uvicorn.Server.shutdown``; waits first, because idle connections may have a request on its way."""
         began = self.stop_began_s = time.monotonic()
         _log.info("stopping: new connections are refused, and requests that have arrived are answered")
-        self._draining.has_begun = True
+        self._open_connections.is_draining = True
         if self._shares_listener:  # a connection that another process accepts is not cut below
             for listening in self.servers:
                 listening.close()
