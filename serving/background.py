@@ -5,12 +5,11 @@ All threads are daemons, so a call that hangs never keeps the process alive.
 
 import logging
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from time import monotonic
 from typing import TypeVar
@@ -27,14 +26,31 @@ LEAST_PRIORITY = 19
 T = TypeVar("T")
 
 
-def giving_way(work: Callable[[], T]) -> T:
-    """Run ``work`` in a thread that other threads run before, and return what it returns.
+class _Caller(threading.local):
+    is_next_to_requests = False
 
-    So requests do not wait for a processor while a version loads. A server loads before it serves in the main thread.
-    There ``work`` runs as it is. The system gives a thread that ``work`` starts the same low priority, for as long as
-    that thread lives.
+
+_caller = _Caller()
+
+
+@contextmanager
+def next_to_requests() -> Iterator[None]:
+    """While the block runs, work that this thread passes to ``giving_way`` gives way."""
+    before, _caller.is_next_to_requests = _caller.is_next_to_requests, True
+    try:
+        yield
+    finally:
+        _caller.is_next_to_requests = before
+
+
+def giving_way(work: Callable[[], T]) -> T:
+    """Run ``work`` and return what it returns; in a block of ``next_to_requests``, other threads run before it.
+
+    So requests do not wait for a processor while a version loads. Before the first requests, loads take the whole
+    machine. Work that gives way has a thread of its own, because a thread may not raise its priority again. The system
+    gives the threads and processes that ``work`` starts the same low priority.
     """
-    if sys.platform != "linux" or threading.current_thread() is threading.main_thread():
+    if not _caller.is_next_to_requests:
         return work()
     future: Future[T] = Future()
     threading.Thread(target=_run_giving_way, args=(work, future), name="hotrow-load", daemon=True).start()
@@ -45,8 +61,9 @@ def giving_way(work: Callable[[], T]) -> T:
 
 
 def _run_giving_way(work: Callable[[], T], future: Future[T]) -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)  # of this thread alone
     try:
+        with suppress(OSError):  # a container may forbid the call
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)  # of this thread alone
         future.set_result(work())
     except BaseException as err:  # noqa: BLE001 - the thread's top; the waiting caller gets it
         future.set_exception(err)

@@ -22,7 +22,7 @@ from typing import Protocol, Self
 
 from kernels.device import Device
 from kernels.errors import HotrowError
-from serving.background import PeriodicWorker, giving_way
+from serving.background import PeriodicWorker, giving_way, next_to_requests
 from serving.calibration import refuse_shared_calibration
 from serving.config import ModelConfig, ModelFolder, ParameterServerConfig, VersionPolicy
 from serving.config.control import ControlMode
@@ -163,7 +163,7 @@ class ModelRepository:
                     stamp = self._source.start_stamp(config)
                     self._switch(config.name, [self._open(loader, config, of_model, stamp, progress)], ())
             if self.control == "poll" and self._leads:
-                self.poll()  # loads what the start has left out
+                self._poll()  # loads what the start has left out
             try:
                 self._lead()
             except WorkerError as err:  # the other processes may still read the old rows
@@ -192,7 +192,7 @@ class ModelRepository:
             ConfigError, ModelFileError, StoreError, DeviceUnavailableError, DeviceMemoryError: see ``load``.
         """
         self._check_explicit()
-        with self._lock:
+        with self._lock, next_to_requests():
             # Each call logs its failure.
             self._states.log_again(name)
             self._source.look()
@@ -207,7 +207,7 @@ class ModelRepository:
         Raises:
             HotrowError: see ``load_model``; nothing has changed.
         """
-        with self._lock:
+        with self._lock, next_to_requests():
             if name in self._models and self._source.can_change:
                 logger.warning("model %s: its files have changed, so all workers swap to them", name)
                 self._serve(name, VersionPolicy.of_versions(self._models[name]))
@@ -244,24 +244,27 @@ class ModelRepository:
         A version that fails does not affect other versions. Its first failure is logged. It is tried again when its
         files change, and from time to time if they do not.
         """
-        with self._lock:
-            if self._loader is None or not self._source.can_change:
+        with self._lock, next_to_requests():
+            self._poll()
+
+    def _poll(self) -> None:
+        if self._loader is None or not self._source.can_change:
+            return
+        for name in self._source.due():
+            if self._is_ending.is_set():
                 return
-            for name in self._source.due():
-                if self._is_ending.is_set():
-                    return
-                try:
-                    is_served = self._serve(name, None, each_alone=True)
-                except WorkerError as err:  # the worker may follow at the next look
-                    self._states.note_fault(name, 0, err)
-                    self._source.tried(name, failed=True, soon=True)
-                except HotrowError:
-                    self._source.tried(name, failed=True)
-                else:
-                    self._source.tried(name, failed=not is_served)
-            for name in self._models.keys() - self._source.names:
-                self._unload(name)
-            self._states.keep_models(self._source.names)
+            try:
+                is_served = self._serve(name, None, each_alone=True)
+            except WorkerError as err:  # the worker may follow at the next look
+                self._states.note_fault(name, 0, err)
+                self._source.tried(name, failed=True, soon=True)
+            except HotrowError:
+                self._source.tried(name, failed=True)
+            else:
+                self._source.tried(name, failed=not is_served)
+        for name in self._models.keys() - self._source.names:
+            self._unload(name)
+        self._states.keep_models(self._source.names)
 
     def follow(self, versions: Versions) -> None:
         """Serve these versions, which the process that leads has loaded, and no others.
@@ -269,7 +272,7 @@ class ModelRepository:
         Raises:
             HotrowError: a version cannot be loaded; see ``load``.
         """
-        with self._lock:
+        with self._lock, next_to_requests():
             if self._loader is None or not self._source.can_change:
                 return
             for store in self._loader.server.stores:

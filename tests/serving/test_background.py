@@ -8,7 +8,14 @@ from math import inf
 
 import pytest
 
-from serving.background import LEAST_PRIORITY, InFlightCounter, PeriodicWorker, QueueWorker, giving_way
+from serving.background import (
+    LEAST_PRIORITY,
+    InFlightCounter,
+    PeriodicWorker,
+    QueueWorker,
+    giving_way,
+    next_to_requests,
+)
 from serving.errors import StoreError, UnknownModelError
 
 WAIT_S = 30
@@ -248,22 +255,27 @@ def own_priority():
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-def test_work_that_gives_way_has_a_low_priority_and_leaves_that_of_its_caller_alone():
-    works = (own_priority, lambda: giving_way(own_priority), own_priority)
-    with ThreadPoolExecutor(1) as caller:
-        before, during, after = (caller.submit(work).result(WAIT_S) for work in works)
+def test_work_next_to_requests_has_a_low_priority_and_leaves_that_of_its_caller_alone():
+    before = own_priority()
+    with next_to_requests():
+        during, own = giving_way(own_priority), own_priority()
 
     assert during == LEAST_PRIORITY
-    assert before == after < LEAST_PRIORITY
+    assert before == own == own_priority() == giving_way(own_priority) < LEAST_PRIORITY
 
 
-def test_in_the_main_thread_work_that_gives_way_runs_as_it_is():
-    assert giving_way(threading.current_thread) is threading.main_thread()
+def test_work_runs_even_if_the_system_forbids_to_change_priorities(monkeypatch):
+    def forbid(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", forbid)
+    with next_to_requests():
+        assert giving_way(own_priority) == own_priority()
 
 
 def test_an_error_of_work_that_gives_way_reaches_its_caller():
     def fail():
         raise StoreError("memory", "model.table", "no room")
 
-    with ThreadPoolExecutor(1) as caller, pytest.raises(StoreError, match="no room"):
-        caller.submit(giving_way, fail).result(WAIT_S)
+    with next_to_requests(), pytest.raises(StoreError, match="no room"):
+        giving_way(fail)

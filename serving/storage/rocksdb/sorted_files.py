@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from serving.background import LEAST_PRIORITY, giving_way
+from serving.background import giving_way
 from serving.storage.hps_layout import key_list
 from serving.storage.rocksdb.engine import import_rocksdict, table_options
 from serving.storage.rocksdb.sort import RowSorter, Values
@@ -157,7 +157,6 @@ def _last_line(said: bytes) -> str:
 def write_received(key_bytes: int, value_bytes: int, file_bytes: int) -> None:
     """Be the second Python: write the rows of the standard input to files in the current folder."""
     import_rocksdict()
-    os.nice(LEAST_PRIORITY)
     sys.stdout.write(_READY)
     sys.stdout.flush()
     try:

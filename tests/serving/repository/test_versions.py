@@ -340,6 +340,18 @@ class TestExplicitMode:
 
         assert errors == [LoadEndedError] * 10
 
+    def test_only_loads_after_the_start_give_way_to_requests(self, folder, opened, monkeypatch):
+        lowered = []
+        monkeypatch.setattr(os, "setpriority", lambda *_: lowered.append(threading.current_thread()))
+        repository = opened(folder, startup=["*"])
+        assert not lowered
+
+        SECOND.write(folder, "tiny", 2)
+        repository.load_model("tiny")
+
+        assert lowered
+        assert threading.current_thread() not in lowered
+
     def test_an_unload_that_never_ran_does_not_let_a_later_unload_succeed(self, folder, opened):
         repository = opened(folder, startup=())
         add_endless_file(folder / "tiny" / "1")
