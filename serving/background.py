@@ -185,15 +185,19 @@ class PeriodicWorker:
 
 
 class InFlightCounter:
-    """Counts calls that use a resource, and releases the resource after the last of them."""
+    """Counts calls that use a resource, and releases the resource after the last of them.
+
+    A call that ends never waits for the release. It may end on an event loop, and a release may wait for a lock.
+    """
 
     def __init__(self, closed_error: Callable[[], HotrowError]) -> None:
         """Start at zero; ``closed_error`` makes the error for calls after ``close``."""
         self._closed_error = closed_error
-        self._condition = threading.Condition(threading.Lock())  # guards the fields below
+        self._condition = threading.Condition(threading.Lock())  # guards the two fields below
         self._calls = 0
-        self._is_closed = self._is_released = False
-        self._release: Callable[[], None] | None = None  # for the last call to run, once `close` gave up waiting
+        self._is_closed = False
+        self._releasing = threading.Lock()  # held by a release, and guards the field below
+        self._is_released = False
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -212,37 +216,46 @@ class InFlightCounter:
             self._calls += 1
 
     def end(self) -> None:
-        """Uncount a call; the last call after ``close`` gave up waiting releases the resource."""
+        """Uncount a call."""
         with self._condition:
             self._calls -= 1
-            if not self._is_closed:
-                return
-            self._condition.notify_all()
-            if self._calls or self._release is None:
-                return
-            self._is_released = True
-        self._release()
+            if self._is_closed:
+                self._condition.notify_all()
 
     def close(self, release: Callable[[], None], timeout_s: float) -> bool:
-        """Refuse new calls, and run ``release`` once after the last call in flight.
+        """Refuse new calls, and run ``release`` after the last call in flight, unless an earlier ``close`` does.
 
         Args:
-            release: runs here if all calls end within ``timeout_s``, otherwise in the thread of the last call.
+            release: runs here if all calls end within ``timeout_s``, otherwise in a thread of its own.
             timeout_s: how long to wait for the calls.
 
         Returns:
             whether all calls have ended.
         """
+        all_ended = self._wait(timeout_s)
+        if all_ended:
+            self._release_once(release)
+        else:
+            threading.Thread(target=self._release_later, args=(release,), name="hotrow-release", daemon=True).start()
+        return all_ended
+
+    def _wait(self, timeout_s: float | None) -> bool:
         with self._condition:
             self._is_closed = True
-            all_ended = self._condition.wait_for(lambda: not self._calls, timeout_s)
-            if not all_ended:
-                self._release = release
-            runs_here = all_ended and not self._is_released
-            self._is_released |= all_ended
-        if runs_here:
-            release()
-        return all_ended
+            return self._condition.wait_for(lambda: not self._calls, timeout_s)
+
+    def _release_later(self, release: Callable[[], None]) -> None:
+        self._wait(None)
+        try:
+            self._release_once(release)
+        except Exception:  # the top of a thread
+            logger.exception("a release failed")
+
+    def _release_once(self, release: Callable[[], None]) -> None:
+        with self._releasing:
+            is_released, self._is_released = self._is_released, True
+            if not is_released:
+                release()
 
 
 def _join(thread: threading.Thread | None, timeout_s: float | None) -> None:

@@ -26,7 +26,7 @@ from serving.session import InferenceSession, LookupOnlySession, ModelSession
 
 logger = logging.getLogger("hotrow.repository")
 
-#: How long a swap waits for the requests of an old version. A longer request drops the version itself when it ends.
+#: How long a swap waits for the requests of an old version. After a longer request, a thread drops the version.
 DRAIN_TIMEOUT_S = 30.0
 
 Outputs = tuple[dict[str, Array], dict[str, int]]
@@ -92,9 +92,10 @@ class ServedModel(ABC):
     def _release(self) -> None:
         with self._lock:
             self._is_closed = True
-        with ExitStack() as releases:  # calls every release, also after one of them fails
-            for release in reversed(self._releases):
-                releases.callback(release)
+            releases, self._releases = self._releases, []  # a release may lead back here, which would be a cycle
+        with ExitStack() as stack:  # calls every release, also after one of them fails
+            for release in reversed(releases):
+                stack.callback(release)
 
     def answer(self, questions: Sequence[Any]) -> Sequence[Any]:
         """Answer one question, or several together if ``can_merge``.

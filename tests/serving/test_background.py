@@ -223,17 +223,36 @@ def test_a_counter_closed_twice_releases_once(calls):
     assert released == [1]
 
 
-def test_of_two_closing_threads_the_one_that_gave_up_releases_and_the_other_does_not(calls, pool):
+def test_of_two_closing_threads_one_releases(calls, pool):
     released = []
     with calls.call():
-        patient = pool.submit(calls.close, lambda: released.append("patient"), WAIT_S)
-        while not calls._is_closed:
-            threading.Event().wait(0.001)
-        assert not calls.close(lambda: released.append("impatient"), 0.0)
+        patient = pool.submit(calls.close, lambda: released.append(1), WAIT_S)
+        assert not calls.close(lambda: released.append(1), 0.0)
         assert released == []
 
     assert patient.result(WAIT_S)
-    assert released == ["impatient"]
+    assert calls.close(lambda: released.append(1), WAIT_S)
+    assert released == [1]
+
+
+def test_a_call_that_ends_late_does_not_wait_for_the_release(calls):
+    may_release, has_released = threading.Event(), threading.Event()
+    with calls.call():
+        assert not calls.close(lambda: has_released.set() if may_release.wait(WAIT_S) else None, 0.0)
+    assert not has_released.is_set()
+    may_release.set()
+
+    assert has_released.wait(WAIT_S)
+
+
+def test_a_release_that_fails_late_is_logged(calls, caplog):
+    with calls.call():
+        assert not calls.close(lambda: 1 / 0, 0.0)
+    for thread in threading.enumerate():
+        if thread.name == "hotrow-release":
+            thread.join(WAIT_S)
+
+    assert caplog.messages == ["a release failed"]
 
 
 def test_closing_again_after_an_interrupted_close_releases(calls, monkeypatch):

@@ -572,13 +572,15 @@ class TestReplacedFiles:
 
     def test_nothing_of_a_dropped_version_waits_for_the_garbage_collector(self, folder, opened):
         repository = opened(folder)
-        old = weakref.ref(repository.session("tiny"))
+        old = weakref.ref(repository.loaded("tiny")), weakref.ref(repository.session("tiny"))
         replace(folder, SECOND)
 
         gc.disable()
         try:
-            repository.load_model("tiny")
-            assert old() is None
+            with closing(FrontEnd(repository)) as front:
+                front.endpoint.find("tiny")
+                repository.load_model("tiny")
+                assert [one() for one in old] == [None, None]
         finally:
             gc.enable()
 
