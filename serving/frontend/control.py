@@ -83,7 +83,12 @@ class Control:
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
         """Whether requests for a model can succeed; raises UnknownModelError if it is not served."""
-        return self._repository.readiness(model, version).is_ready
+        return self._repository.readiness(self._repository.loaded(model, version)).is_ready
+
+    def is_model_ready_if_served(self, model: str, version: str = "") -> bool | None:
+        """See ``is_model_ready``; None if the model is not served. Cheap for any name."""
+        served = self._repository.find(model, version)
+        return None if served is None else self._repository.readiness(served).is_ready
 
     def server(self) -> Document:
         """The server's name, version and extensions."""

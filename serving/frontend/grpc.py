@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from kernels.errors import HotrowError
-from serving.errors import ConfigError, UnknownModelError
+from serving.errors import ConfigError
 from serving.frontend.access import Access
 from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
 from serving.frontend.client_texts import message_of
@@ -49,6 +49,12 @@ _CONNECTION_AGE_S = 10.0
 _HAND_OVER_S = 1.2 * _CONNECTION_AGE_S  # gRPC varies the age by a tenth
 #: Room for the bytes around a message's tensors.
 _ENVELOPE_BYTES = 64 << 10
+#: The health of a service that is ready, that is not ready, and that is not known.
+_STATUSES = {
+    True: health_pb2.HealthCheckResponse.SERVING,
+    False: health_pb2.HealthCheckResponse.NOT_SERVING,
+    None: health_pb2.HealthCheckResponse.SERVICE_UNKNOWN,
+}
 _LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 
 
@@ -295,11 +301,8 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     @_call
     def ModelReady(self, request: Any) -> Any:
-        try:
-            is_ready = self._control.is_model_ready(request.name, request.version)
-        except UnknownModelError:  # as in Triton
-            is_ready = False
-        return service_pb2.ModelReadyResponse(ready=is_ready)
+        is_ready = self._control.is_model_ready_if_served(request.name, request.version)
+        return service_pb2.ModelReadyResponse(ready=is_ready or False)  # an unknown model is not ready, as in Triton
 
     @_call
     def ServerMetadata(self, _request: Any) -> Any:
@@ -413,7 +416,9 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     @_call
     def Check(self, request: Any) -> Any:
-        return health_pb2.HealthCheckResponse(status=self._status_of(request.service))
+        service = request.service
+        is_ready = self._control.is_model_ready(service) if service else self._control.is_ready()
+        return health_pb2.HealthCheckResponse(status=_STATUSES[is_ready])
 
     async def Watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:
         """Send the status now and whenever it changes. The calls share the look-ups, because there may be many."""
@@ -453,14 +458,7 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def _watched_status(self, service: str) -> Any:
         if self._is_stopping:
             return health_pb2.HealthCheckResponse.NOT_SERVING
-        try:
-            return self._status_of(service)
-        except UnknownModelError:
-            return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-
-    def _status_of(self, service: str) -> Any:
-        is_ready = self._control.is_model_ready(service) if service else self._control.is_ready()
-        return health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        return _STATUSES[self._control.is_model_ready_if_served(service) if service else self._control.is_ready()]
 
 
 class _InferExchange(Exchange):

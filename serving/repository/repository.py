@@ -313,20 +313,25 @@ class ModelRepository:
 
         ``version`` is text that a client wrote, empty for the newest version.
         """
+        model = self.find(name, version)
+        if model is not None:
+            return model
         versions = self._models.get(name)
         if versions is None:
             raise self._unknown(name)
-        if not version:
-            return next(iter(versions.values()))
-        for number, model in versions.items():
-            if version == str(number):
-                return model
         there = ", ".join(map(str, versions))
         raise UnknownModelError(
             f"no version {version[:20]!r} of model {name!r} is served; there is version {there}"
             if len(versions) == 1
             else f"no version {version[:20]!r} of model {name!r} is served; there are versions {there}"
         )
+
+    def find(self, name: str, version: str = "") -> ServedModel | None:
+        """See ``loaded``; None if this model or this version is not served, without a search for similar names."""
+        versions = self._models.get(name, {})
+        if not version:
+            return next(iter(versions.values()), None)
+        return next((model for number, model in versions.items() if version == str(number)), None)
 
     def begin(self, model: ServedModel, version: str) -> ServedModel:
         """Return a version that stays loaded until the caller calls its ``end``.
@@ -353,16 +358,21 @@ class ModelRepository:
         finally:
             model.end()
 
-    def readiness(self, name: str, version: str = "") -> Readiness:
+    def readiness(self, model: ServedModel) -> Readiness:
         """Whether requests for a served model can succeed, by what is known of tiers and GPUs; never waits."""
-        return self._readiness(self.loaded(name, version))
+        failed = f"{' and '.join(model.session.failed_devices)} failed"
+        if not model.session.is_answering:
+            return Readiness("not ready", failed)
+        readiness = model.session.health.readiness()
+        is_degraded = bool(model.session.failed_devices) and readiness.state == "ready"
+        return Readiness("degraded", failed) if is_degraded else readiness
 
     def readiness_of_all(self) -> Readiness:
         """The worst readiness of the newest versions; a server without models is ready to load them."""
         if self._loader is None:
             return Readiness("not ready", "the repository is closed")
         newest = [next(iter(versions.values())) for versions in self._models.values()]
-        return worst(self._readiness(model) for model in newest)
+        return worst(self.readiness(model) for model in newest)
 
     def index(self) -> list[ModelState]:
         """The models and versions with their states, also those that are not served, by name and version."""
@@ -371,7 +381,7 @@ class ModelRepository:
         states |= self._states.now()
         for name, versions in self._models.items():
             for number, model in versions.items():
-                readiness = self._readiness(model)
+                readiness = self.readiness(model)
                 state = "READY" if readiness.is_ready else "UNAVAILABLE"
                 reason = readiness.reason or self._states.fault(name, number)
                 states[name, number] = ModelState.of((name, number), state, reason, model.config.digest)
@@ -412,14 +422,6 @@ class ModelRepository:
     def __exit__(self, *_exception: object) -> None:
         """See ``close``."""
         self.close()
-
-    def _readiness(self, model: ServedModel) -> Readiness:
-        failed = f"{' and '.join(model.session.failed_devices)} failed"
-        if not model.session.is_answering:
-            return Readiness("not ready", failed)
-        readiness = model.session.health.readiness()
-        is_degraded = bool(model.session.failed_devices) and readiness.state == "ready"
-        return Readiness("degraded", failed) if is_degraded else readiness
 
     def all_loaded(self) -> list[ServedModel]:
         """The served versions of all models, newest first."""

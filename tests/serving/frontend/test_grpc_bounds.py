@@ -441,6 +441,17 @@ def field_five(content):
     return bytes([0x2A, size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14]) + content
 
 
+def test_a_watch_of_an_unknown_service_searches_no_similar_names(serve, monkeypatch):
+    def fail(*_arguments, **_options):
+        raise AssertionError("each second, this would take the event loop's time")
+
+    monkeypatch.setattr("serving.errors.get_close_matches", fail)
+    with grpc.insecure_channel(serve()) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="tinny"), timeout=20)
+
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
 class TestMessages:
     @pytest.mark.parametrize("part", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x22\x00", b"\x08\x01", b"\x42\x00"])
     @pytest.mark.parametrize("depth", [0, 1, 2])
