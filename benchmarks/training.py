@@ -101,7 +101,7 @@ def compare(rows, rounds, batches):
     before = memory_bytes()
     for first in range(0, rows, 100_000):  # every key has its row before the clock runs
         keys = np.arange(first, min(rows, first + 100_000))
-        look_up_bags([ours.tables[0].native], [keys], [None], ["sum"], [None], [1], trains=True)
+        look_up_bags([ours.tables[0].native], [keys], [None], ["sum"], [None], [1], trains=[True])
     memory = [memory_bytes() - before]
     torch.manual_seed(0)
     before = memory_bytes()

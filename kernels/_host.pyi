@@ -511,7 +511,7 @@ def look_up_bags(
     combiners: Sequence[str],
     weights: Sequence[npt.NDArray[np.float32] | None],
     slots: Sequence[int | npt.NDArray[np.int64]],
-    trains: bool,
+    trains: Sequence[bool],
 ) -> list[tuple[BagLookup, npt.NDArray[np.float32]]]:
     """Find the rows of several lookups, and pool them, in one call without the GIL.
 
@@ -522,7 +522,7 @@ def look_up_bags(
         combiners: of each lookup; see ``HostTable.fetch_pooled``.
         weights: of each lookup, float32[N] or None; see ``HostTable.fetch_pooled``.
         slots: S of each lookup: bag r is slot ``r % S`` of its sample. Or the slot of each key, int64[N].
-        trains: keys are counted and get rows. Otherwise tables do not change.
+        trains: of each lookup: keys are counted and get rows. Otherwise the table does not change.
 
     Returns:
         of each lookup what the functions below need, and the pooled bags float32[R, D]. An absent key counts as a
@@ -543,6 +543,23 @@ def sum_row_gradients(
 
     Returns:
         of each lookup int64[U], the distinct keys with a row, in the order of their rows, and float32[U, D].
+    """
+
+def merge_gradients(
+    lookups: Sequence[BagLookup], gradients: Sequence[npt.NDArray[np.float32]]
+) -> tuple[BagLookup, npt.NDArray[np.float32]]:
+    """Sum the gradients of each row over all lookups of one table.
+
+    Args:
+        lookups: of the table, all as ``look_up_bags`` returned them, or all as this function did.
+        gradients: of the pooled bags of each lookup, float32[R, D].
+
+    Returns:
+        a lookup of the U distinct rows, one per bag, and the sums float32[U, D]. ``update_tables`` takes both.
+
+    Raises:
+        ValueError: there is no lookup, lookups are of both kinds, or a gradient has another shape.
+        TypeError: lookups are of an array, or of several tables.
     """
 
 def array_gradients(

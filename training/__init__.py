@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from training.embedding import EmbeddingBagCollection, EmbeddingBagConfig
+    from training.embedding import EmbeddingBagCollection, EmbeddingBagConfig, clip_grad_norm_
 
-__all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig"]
+__all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "clip_grad_norm_"]
 
 
 def __getattr__(name: str) -> Any:

@@ -61,6 +61,27 @@ class Processes:
         """Whether this process reports and writes for all."""
         return self.rank == 0
 
+    def require_joined(self, what: str) -> None:
+        """Refuse to train rows in this process alone while ``torch.distributed`` runs several.
+
+        Raises:
+            RuntimeError: no process group was given, although there are several processes.
+        """
+        if self.group is None and dist.is_initialized() and dist.get_world_size() > 1:
+            came = f"none in a training of {dist.get_world_size()} processes, each of which would train rows of its own"
+            expected = "process_group=torch.distributed.group.WORLD, or a group of this process alone"
+            raise RuntimeError(f"{what}: expected {expected}, got {came}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":
+        """Return the same processes."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuse to pickle what another process could not use."""
+        if self.group is not None:
+            raise TypeError("tables with a process_group cannot be pickled: save their state_dict()")
+        return Processes, ()
+
     def share_of(self, items: int) -> slice:
         """Return the consecutive items out of so many that are this process's; there may be none."""
         return slice(items * self.rank // self.size, items * (self.rank + 1) // self.size)

@@ -84,7 +84,7 @@ def test_a_snapshot_without_a_seed_opens(tmp_path):
 
 
 def train_on(keys):
-    look_up_bags([TrainingTable("t", 1)], [keys], [None], ["sum"], [None], [1], True)
+    look_up_bags([TrainingTable("t", 1)], [keys], [None], ["sum"], [None], [1], [True])
 
 
 # Each takes a second; without a seed, minutes.

@@ -25,7 +25,7 @@ def array(keys):
 
 def look_up(table, keys, trains=True):
     """Look keys up as bags of one key each, and return their vectors."""
-    [(_, vectors)] = look_up_bags([table], [array(keys)], [None], ["sum"], [None], [1], trains)
+    [(_, vectors)] = look_up_bags([table], [array(keys)], [None], ["sum"], [None], [1], [trains])
     return vectors
 
 
@@ -133,7 +133,7 @@ def test_lookups_of_one_call_do_not_replace_each_others_rows():
     one, other = (
         pooled
         for _, pooled in look_up_bags(
-            [table] * 2, [array([7]), array([1, 2])], [None] * 2, ["sum"] * 2, [None] * 2, [1, 1], True
+            [table] * 2, [array([7]), array([1, 2])], [None] * 2, ["sum"] * 2, [None] * 2, [1, 1], [True] * 2
         )
     )
 
@@ -238,7 +238,7 @@ import numpy as np
 from kernels.host import TrainingTable, look_up_bags
 table, keys = TrainingTable("t", 64), np.arange(50_000)
 def look_up():
-    return look_up_bags([table], [keys], [None], ["sum"], [None], [1], True)[0][1]
+    return look_up_bags([table], [keys], [None], ["sum"], [None], [1], [True])[0][1]
 before = look_up()
 pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (30 << 20),) * 2)
@@ -261,9 +261,9 @@ def test_a_row_keeps_the_slot_in_which_its_key_was_first_seen():
     table = TrainingTable("t", 2)
     row_ptrs = array([0, 2, 2, 3, 4, 6, 6])  # two samples of three slots
 
-    look_up_bags([table], [array([9, 5, 5, 6, 7, 9])], [row_ptrs], ["sum"], [None], [3], True)
-    look_up_bags([table], [array([8, 9])], [None], ["sum"], [None], [2], True)
-    look_up_bags([table], [array([8, 4])], [None], ["sum"], [None], [array([7, 5])], True)
+    look_up_bags([table], [array([9, 5, 5, 6, 7, 9])], [row_ptrs], ["sum"], [None], [3], [True])
+    look_up_bags([table], [array([8, 9])], [None], ["sum"], [None], [2], [True])
+    look_up_bags([table], [array([8, 4])], [None], ["sum"], [None], [array([7, 5])], [True])
 
     keys, _, _, slots = table.read(table.changed_rows())
     assert dict(zip(keys.tolist(), slots.tolist(), strict=True)) == {9: 0, 5: 0, 6: 0, 7: 1, 8: 0, 4: 5}

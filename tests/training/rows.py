@@ -6,4 +6,4 @@ from training.embedding.lookups import LocalLookups
 
 def make_rows(table, bags):
     """Give every key of ``Bags`` a row, as a training step does."""
-    LocalLookups([table], [read_feature("keys", bags)], trains=True)
+    LocalLookups([table], [read_feature("keys", bags)], trains=[True])

@@ -11,8 +11,9 @@ import torch
 from training.deeprec.lookup import require_norm
 from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.config import Combiner, Constant, EmbeddingBagConfig, Initializer, Normal
-from training.embedding.gradients import PooledBags, TableParameter
+from training.embedding.gradients import PooledBags
 from training.embedding.lookups import LocalLookups
+from training.embedding.parameter import TableParameter, sinks_of
 from training.embedding.table import EmbeddingTable
 from training.sparse_tensor import read_ids
 
@@ -164,17 +165,14 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Embedding
     rows = {column.key: one.shape[0] for column, one in zip(columns, bags, strict=True)}
     if len(set(rows.values())) > 1:
         raise ValueError(f"features: expected the same number of rows in each, got {rows}")
-    trains = columns[0].training and torch.is_grad_enabled()
+    parameters = [column.parameter for column in columns]
+    trains = [column.training and torch.is_grad_enabled() and column.parameter.requires_grad for column in columns]
+    if any(trains):
+        parameters[0].processes.require_joined("feature_columns")
     lookups = LocalLookups([column.table for column in columns], bags, trains)
     devices = [one.device for one in bags]
-    if trains:
-        parameters = [column.parameter for column in columns]
-        for parameter in parameters:
-            parameter.drop()
-        vectors = PooledBags.apply(lookups, lookups.pooled, devices, *parameters, *[None] * len(columns))
-    else:
-        vectors = [torch.from_numpy(one).to(device) for one, device in zip(lookups.pooled, devices, strict=True)]
-    return torch.cat(tuple(vectors), dim=1)
+    vectors = PooledBags.apply(lookups, sinks_of(parameters), devices, *parameters, *[None] * len(columns))
+    return torch.cat(vectors, dim=1)
 
 
 def input_from_feature_columns(

@@ -218,7 +218,7 @@ class _FusedLookup(torch.autograd.Function):  # type: ignore[misc]
             [combiner] * len(parts),
             [None if of_ids is None else of_ids[part.places] for part in parts],
             [1] * len(parts),
-            trains=False,
+            trains=[False] * len(parts),
         )
         ctx.parts, ctx.lookups = parts, [lookup for lookup, _ in answers]
         ctx.save_for_backward(weights, *tensors)

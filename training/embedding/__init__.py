@@ -1,5 +1,6 @@
 """Embedding tables in training: ``EmbeddingBagCollection`` is a module of PyTorch with many of them."""
 
+from training.embedding.clipping import clip_grad_norm_
 from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.config import Constant, EmbeddingBagConfig, Normal, Uniform
 from training.embedding.table import EmbeddingTable, TableRows
@@ -12,4 +13,5 @@ __all__ = [
     "Normal",
     "TableRows",
     "Uniform",
+    "clip_grad_norm_",
 ]

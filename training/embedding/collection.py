@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 
 from training.embedding.config import EmbeddingBagConfig
 from training.embedding.exchange import OwnedTable, Sharding, SharedLookups
-from training.embedding.gradients import PooledBags, TableParameter
+from training.embedding.gradients import PooledBags, backward_pass, not_compiled
 from training.embedding.inputs import FeatureBags, read_feature
 from training.embedding.lookups import LocalLookups, Lookups
-from training.embedding.table import EmbeddingTable, TableRows
+from training.embedding.parameter import TableParameter, sinks_of
+from training.embedding.table import EmbeddingTable
 from training.embedding.table_folders import write_tables
 from training.processes import Processes
 from training.samples import Bags
@@ -36,7 +38,9 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
     and with the same set of features. A row gets the mean of its gradients in all processes, as
     ``DistributedDataParallel`` does for the other parameters. Each process saves its own rows.
 
-    In training mode with gradients enabled, ``forward`` adds rows for new keys. Evaluation changes nothing.
+    In training mode with gradients enabled, ``forward`` adds rows for new keys to tables that require gradients.
+    Evaluation adds none. As for any parameter, gradients do not depend on the mode. ``docs/embedding-tables.md`` says
+    what PyTorch's functions do with the parameters.
 
     Attributes:
         tables: the tables by name.
@@ -46,7 +50,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         self,
         tables: Mapping[str, EmbeddingBagConfig],
         *,
-        seed: int = 0,
+        seed: int | None = None,
         process_group: dist.ProcessGroup | None = None,
         sharding: Sharding = "key",
     ) -> None:
@@ -54,7 +58,8 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
 
         Args:
             tables: what each table is like, by name.
-            seed: of the first weights. The tables draw different weights.
+            seed: of the first weights. The tables draw different weights. None: the generator of PyTorch draws a seed,
+                so ``torch.manual_seed`` decides.
             process_group: the processes over which rows are spread. Its backend sends tensors of the CPU: "gloo", or
                 "cpu:gloo,cuda:nccl". None: this process has all rows.
             sharding: ``"key"``: process ``key % processes`` has the row of a key. ``"table"``: each process has whole
@@ -66,9 +71,10 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         if sharding not in get_args(Sharding):
             raise ValueError(f"sharding: expected 'key' or 'table', got {sharding!r}")
         super().__init__()
-        self._seed = seed
         self._sharding = sharding
         self._processes = Processes(process_group)
+        if seed is None:
+            seed = int(torch.randint(2**62, ()))
         self.tables: dict[str, EmbeddingTable] = {}
         for number, (name, config) in enumerate(tables.items()):
             shard = (self._processes.rank, self._processes.size)
@@ -84,8 +90,12 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
                     raise ValueError(f"feature {feature!r}: expected one table that reads it, got {both}")
                 self._table_of[feature] = name
         for number, table in enumerate(self.tables.values()):  # a table's name may have dots, a parameter's may not
-            self.register_parameter(f"table_{number}", TableParameter(table))
+            self.register_parameter(f"table_{number}", TableParameter(table, self._processes))
         self._parameter_of = dict(zip(self.tables, self.parameters(), strict=True))
+        # A state has the rows, so it needs no parameters without elements.
+        self.register_state_dict_post_hook(_drop_parameters)
+        self.register_load_state_dict_pre_hook(_ignore_parameters)
+        self.register_load_state_dict_post_hook(_miss_no_parameters)
 
     def extra_repr(self) -> str:
         """Return a line per table: PyTorch puts it into the module's repr."""
@@ -95,6 +105,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             lines.append(f"({name}): {len(table):,} rows of {table.config.dim}, {table.config.combiner} of {features}")
         return "\n".join(lines)
 
+    @not_compiled
     def forward(self, features: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Look up and combine bags.
 
@@ -118,25 +129,28 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             ValueError: a tensor has another shape; or the distinct keys are more than ``max_rows``.
             IndexError: a key is none of a table's fixed rows.
             ReservedKeyError: a key is one of the four reserved values.
+            RuntimeError: there are several processes without a ``process_group``; or ``torch.utils.checkpoint`` would
+                not make rows.
         """
         for feature in features:
             if feature not in self._table_of:
                 raise KeyError(f"no table reads the feature {feature!r}; the features are {', '.join(self._table_of)}")
         if not features:
             return {}
-        trains = self.training and torch.is_grad_enabled()
         # in the order of the tables, because the processes may pass the features in any order
         bags = {name: read_feature(name, features[name]) for name in self._table_of if name in features}
         parameters = [self._parameter_of[self._table_of[feature]] for feature in bags]
-        lookups = self._look_up([parameter.table for parameter in parameters], list(bags.values()), trains)
+        makes_rows = [self.training and torch.is_grad_enabled() and one.requires_grad for one in parameters]
+        if any(makes_rows):
+            self._processes.require_joined("EmbeddingBagCollection")
+            if backward_pass() != -1:
+                self._require_rows(parameters, list(bags.values()))
+                makes_rows = [False] * len(parameters)
+        lookups = self._look_up([one.table for one in parameters], list(bags.values()), makes_rows)
         shapes = [(*one.shape, lookup.shape[1]) for one, lookup in zip(bags.values(), lookups.pooled, strict=True)]
         devices = [one.device for one in bags.values()]
-        if trains:
-            for parameter in parameters:
-                parameter.drop()
         weights = [one.weights for one in bags.values()]
-        updated = parameters if trains else [None] * len(parameters)
-        pooled = PooledBags.apply(lookups, lookups.pooled, devices, *updated, *weights)
+        pooled = PooledBags.apply(lookups, sinks_of(parameters), devices, *parameters, *weights)
         of_bags = {feature: one.reshape(shape) for feature, one, shape in zip(bags, pooled, shapes, strict=True)}
         return {feature: of_bags[feature] for feature in features}
 
@@ -163,7 +177,22 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         owns: NDArray[np.bool_] = self.owner_of(table, keys) == self._processes.rank
         return owns
 
-    def _look_up(self, tables: Sequence[EmbeddingTable], bags: Sequence[FeatureBags], trains: bool) -> Lookups:
+    def _require_rows(self, parameters: Sequence[TableParameter], bags: Sequence[FeatureBags]) -> None:
+        """Refuse new keys in a forward pass that ``torch.utils.checkpoint`` repeats inside of a backward pass.
+
+        The first forward pass has made the rows, unless it ran without gradients as ``use_reentrant=True`` does.
+        """
+        for parameter, one in zip(parameters, bags, strict=True):
+            table = parameter.table
+            if self._processes.size > 1 or (table.native.find(one.keys) < 0).any():
+                raise RuntimeError(
+                    f"table {table.name!r}: a repeated forward pass cannot make rows: pass use_reentrant=False to "
+                    "torch.utils.checkpoint, or keep the tables out of it"
+                )
+
+    def _look_up(
+        self, tables: Sequence[EmbeddingTable], bags: Sequence[FeatureBags], trains: Sequence[bool]
+    ) -> Lookups:
         if self._processes.size == 1:
             return LocalLookups(tables, bags, trains)
         names = list(self.tables)
@@ -174,23 +203,11 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         ]
         return SharedLookups(self._processes, owned, bags, trains, divisor=self._processes.size)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "EmbeddingBagCollection":
-        """Copy the tables with all rows. Gradients are not copied."""
-        copied = type(self)(
-            {name: table.config for name, table in self.tables.items()},
-            seed=self._seed,
-            process_group=self._processes.group,
-            sharding=self._sharding,
-        )
-        copied.set_extra_state(self.get_extra_state())
-        copied.train(self.training)
-        return copied
-
     def get_extra_state(self) -> dict[str, Any]:
         """Return all rows with their states, for ``state_dict``."""
         return {
             "shard": [self._processes.rank, self._processes.size, self._sharding],
-            "tables": {name: _table_state(table) for name, table in self.tables.items()},
+            "tables": {name: table.state() for name, table in self.tables.items()},
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -207,58 +224,37 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         if state["shard"] != shard and state["shard"][1] != 1:
             raise ValueError(f"expected the rows of process {_shown(shard)}, got those of {_shown(state['shard'])}")
         for name, table in self.tables.items():
-            _check_table_state(table, tables[name])
+            table.check_state(tables[name])
         for name, table in self.tables.items():
-            mine = {part: self._owns(name, tables[name][part].numpy()) for part in ("keys", "sighted_keys")}
-            _load_table_state(table, tables[name], mine["keys"], mine["sighted_keys"])
+            table.load_state(tables[name], partial(self._owns, name))
 
 
 def pool(tables: Sequence[EmbeddingTable], features: Mapping[str, Bags]) -> dict[str, torch.Tensor]:
     """Look up and combine the bags of each feature in its own table, float32[B, S, D]. Nothing changes."""
     bags = [read_feature(feature, value) for feature, value in features.items()]
-    pooled = LocalLookups(tables, bags, trains=False).pooled
+    pooled = LocalLookups(tables, bags, [False] * len(bags)).pooled
     return {
         feature: torch.from_numpy(one).reshape(*of_feature.shape, one.shape[1])
         for feature, of_feature, one in zip(features, bags, pooled, strict=True)
     }
 
 
-def _table_state(table: EmbeddingTable) -> dict[str, Any]:
-    rows = TableRows(*table.native.read(table.native.changed_rows()))
-    keys, counts = table.native.sightings()
-    return {
-        "rule": table.rule,
-        "initial_states": list(table.initial_states),
-        "keys": torch.from_numpy(rows.keys),
-        "parts": torch.from_numpy(rows.parts),
-        "last_steps": torch.from_numpy(rows.last_steps),
-        "slot_ids": torch.from_numpy(rows.slot_ids.astype(np.int64)),
-        "sighted_keys": torch.from_numpy(keys),
-        "sightings": torch.from_numpy(counts),
-    }
-
-
-def _check_table_state(table: EmbeddingTable, state: dict[str, Any]) -> None:
-    """Refuse rows of another shape, before a table is cleared for them."""
-    parts, most = state["parts"], table.config.max_rows
-    shape = (1 + len(state["initial_states"]), table.config.dim)
-    if parts.shape[1:] != shape:
-        raise ValueError(f"table {table.name!r}: expected rows {list(shape)}, got {list(parts.shape[1:])}")
-    if most is not None and len(parts) > most:
-        raise ValueError(f"table {table.name!r}: expected at most {most} rows, got {len(parts)}")
-
-
-def _load_table_state(
-    table: EmbeddingTable, state: dict[str, Any], mine: NDArray[np.bool_], sighted_mine: NDArray[np.bool_]
-) -> None:
-    table.clear()
-    table.use_states(state["rule"], state["initial_states"])
-    names = ("keys", "parts", "last_steps", "slot_ids", "sighted_keys", "sightings")
-    keys, parts, last_steps, slot_ids, sighted, counts = (state[name].numpy() for name in names)
-    table.load(TableRows(keys, parts, last_steps, slot_ids.astype(np.uint64))[mine])
-    table.native.write_sightings(sighted[sighted_mine], counts[sighted_mine])
-
-
 def _shown(shard: Sequence[Any]) -> str:
     rank, size, sharding = shard
     return f"{rank} of {size}, by {sharding}"
+
+
+def _drop_parameters(module: EmbeddingBagCollection, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    for name, _ in module.named_parameters():
+        state.pop(prefix + name, None)
+
+
+def _ignore_parameters(module: EmbeddingBagCollection, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
+    """Ignore the parameters in a state of an earlier revision."""
+    module.names_in_state = {prefix + name for name, _ in module.named_parameters()}
+    for name in module.names_in_state:
+        state.pop(name, None)
+
+
+def _miss_no_parameters(module: EmbeddingBagCollection, keys: Any) -> None:
+    keys.missing_keys[:] = [key for key in keys.missing_keys if key not in module.names_in_state]

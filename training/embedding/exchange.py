@@ -23,7 +23,7 @@ from kernels.host import (
     weight_gradients,
 )
 from training.embedding.inputs import FeatureBags
-from training.embedding.lookups import Floats, Table, weights_of
+from training.embedding.lookups import Floats, Table, need_rows, weights_of
 from training.processes import Processes
 
 Ints = NDArray[np.int64]
@@ -93,7 +93,7 @@ class SharedLookups:
         processes: Processes,
         tables: Sequence[OwnedTable],
         bags: Sequence[FeatureBags],
-        trains: bool,
+        trains: Sequence[bool],
         divisor: int,
     ) -> None:
         """Look up the bags of each table.
@@ -102,7 +102,7 @@ class SharedLookups:
             processes: that make the lookups.
             tables: of each lookup.
             bags: of each lookup.
-            trains: keys get rows.
+            trains: of each lookup: keys get rows.
             divisor: a row's gradient is the sum over the processes, divided by this number.
         """
         self._processes = processes
@@ -112,7 +112,7 @@ class SharedLookups:
         count = len(tables)
         keys, self._received = self._exchange([request.keys for request in requests], self._sent)
         slots: Sequence[int | Ints] = [1] * count
-        if trains and any(of.table.config.keeps_slots for of in tables):
+        if any(does and of.table.config.keeps_slots for does, of in zip(trains, tables, strict=True)):
             kept = [of.table.config.keeps_slots for of in tables]
             came, _ = self._exchange([request.slots for request in requests], self._sent * kept, self._received * kept)
             slots = [numbers if keeps else 1 for numbers, keeps in zip(came, kept, strict=True)]
@@ -129,23 +129,34 @@ class SharedLookups:
             [of.table.config.combiner for of in tables],
             [weights_of(one) for one in bags],
             [1] * count,
-            False,
+            [False] * count,
         )
         self._lookups: list[BagLookup] = [lookup for lookup, _ in answers]
         self.pooled: list[Floats] = [pooled for _, pooled in answers]
+        self.gradients_need_rows = need_rows([of.table for of in tables], bags)
 
     def row_gradients(self, gradients: Sequence[Floats | None]) -> Sequence[tuple[BagLookup, Floats] | None]:
         """See ``Lookups``."""
-        used = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        if not used:
-            return [None] * len(gradients)
-        there = [gradient for gradient in gradients if gradient is not None]
-        sums = array_gradients([self._lookups[number] for number in used], there, self._divisor)
-        came, _ = self._exchange(sums, self._sent[:, used], self._received[:, used])
-        sums_of = iter(came)
+        # The losses of the processes may use different lookups. Each message has all lookups, and says which are used.
+        floats = [
+            np.zeros_like(pooled) if gradient is None else gradient
+            for pooled, gradient in zip(self.pooled, gradients, strict=True)
+        ]
+        sums = array_gradients(self._lookups, floats, self._divisor)
+        is_finite = all(np.isfinite(one.sum()) for one in sums)
+        flags = np.array([is_finite, *(gradient is not None for gradient in gradients)], np.float32)
+        one_row = np.ones((self._processes.size, 1), np.int64)
+        *came, of_processes = self._exchange(
+            [*sums, np.tile(flags, (self._processes.size, 1))],
+            np.hstack([self._sent, one_row]),
+            np.hstack([self._received, one_row]),
+        )[0]
+        if not of_processes[:, 0].all():  # so that every process's GradScaler skips the step
+            came = [np.full_like(one, np.nan) for one in came]
+        is_used: list[bool] = np.any(of_processes[:, 1:], axis=0).tolist()
         return [
-            None if gradient is None else (lookup, next(sums_of))
-            for lookup, gradient in zip(self._owned, gradients, strict=True)
+            (lookup, gradient) if used else None
+            for lookup, gradient, used in zip(self._owned, came, is_used, strict=True)
         ]
 
     def weight_gradients(self, number: int, gradient: Floats) -> Floats:

@@ -1,138 +1,185 @@
-"""From the gradient of pooled bags to the update of rows, through PyTorch's autograd.
+"""From the gradient of pooled bags to the gradients of rows, through PyTorch's autograd.
 
-Autograd knows a table as a ``TableParameter``. A backward pass leaves the gradients of the pooled bags with the
-parameter. An optimizer of ``training.optimizers`` takes them from there, and sums and applies them in one native call
-for all tables.
+Every front end looks up bags with ``PooledBags``. Its backward pass gives the gradients of rows to a receiver. The
+receiver keeps them, or turns them into gradients that PyTorch keeps. The receiver of an ``EmbeddingTable`` is a
+``TableSink``: it keeps gradients until a step takes them.
 """
 
-import math
-from collections.abc import Sequence
-from typing import Any, Self
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from numpy.typing import NDArray
 
-from kernels.host import BagLookup
+from kernels.host import BagLookup, merge_gradients, sum_row_gradients
 from training.embedding.lookups import Floats, Lookups
-from training.embedding.table import EmbeddingTable
 
-_MARK = 2.0**-60  # so small that it changes no norm of gradients, and exact in every sum and product
+Function = TypeVar("Function", bound=Callable[..., Any])
+#: Bags, and the gradient of their pooled vectors.
+RowGradient = tuple[BagLookup, Floats]
+#: Take what each lookup's rows get, None where nothing; return what PyTorch gets for each lookup's parameter.
+Receiver = Callable[[Sequence[RowGradient | None]], Sequence[torch.Tensor | None]]
 
 
-class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
-    """Stands for a table among the parameters of a module. It has one element; the rows are in ``table``.
+def not_compiled(function: Function) -> Function:
+    """Keep a function out of what ``torch.compile`` compiles.
 
-    Its ``grad`` has a mark for each gradient that a backward pass has left here. So PyTorch's functions on gradients
-    reach the table: ``zero_grad`` drops its gradients, and ``GradScaler`` and ``clip_grad_norm_`` scale them.
-
-    Attributes:
-        table: the rows.
+    ``torch.compiler.disable`` does the same, and takes more than a second to import.
     """
 
-    def __new__(cls, *arguments: Any, **named: Any) -> Self:
-        """Make a parameter with one element, which is 0."""
-        return super().__new__(cls, torch.zeros(1))  # type: ignore[no-any-return]
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*arguments, **named)
+        return function(*arguments, **named)
 
-    def __init__(self, table: EmbeddingTable) -> None:
-        """Take the rows."""
-        self.table = table
-        self._gradients: list[tuple[BagLookup, Floats]] = []  # their marks are in ``grad``
-        self._returned: list[tuple[BagLookup, Floats]] = []  # ``torch.autograd`` has their marks
-        self._marks_before = 0.0
-        self.register_post_accumulate_grad_hook(TableParameter._keep)
-
-    def add(self, lookup: BagLookup, gradient: Floats) -> torch.Tensor:
-        """Take the gradient of pooled bags in a backward pass, and return its mark."""
-        self._marks_before = self._marks()
-        self._returned.append((lookup, gradient))
-        return torch.full_like(self, _MARK if np.isfinite(gradient.sum()) else math.nan)  # ``GradScaler`` looks for NaN
-
-    def drop(self) -> None:
-        """Forget gradients that ``zero_grad`` has dropped."""
-        if not self._marks():
-            self._gradients.clear()
-            self._returned.clear()
-
-    def take(self) -> tuple[list[tuple[BagLookup, Floats]], float]:
-        """Return the gradients since the last step, and the factor by which PyTorch has scaled them. Forget them.
-
-        Raises:
-            RuntimeError: ``grad`` was set to something else than the result of one call of ``torch.autograd.grad``.
-        """
-        marks, gradients, returned = self._marks(), self._gradients, self._returned
-        self._gradients, self._returned, self.grad = [], [], None
-        if not marks:
-            return [], 1.0
-        if not gradients and marks == len(returned):
-            gradients = returned
-        if not gradients:
-            raise RuntimeError(f"table {self.table.name!r}: expected a gradient that backward() has left")
-        scale = marks / len(gradients)
-        return gradients, scale if math.isfinite(scale) else 1.0
-
-    def _marks(self) -> float:
-        return 0.0 if self.grad is None else float(self.grad) / _MARK
-
-    def _keep(self) -> None:
-        """Keep the gradients whose marks ``backward`` has just added to ``grad``."""
-        if not self._returned:  # something else has a gradient, such as ``0 * parameter.sum()``
-            return
-        if not self._marks_before:
-            self._gradients.clear()
-        added = self._marks() - self._marks_before
-        count = round(added) if math.isfinite(added) else len(self._returned)
-        self._gradients += self._returned[len(self._returned) - count :]
-        self._returned.clear()
-
-
-def _refuse_tables(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
-    """Refuse a step that would not move the rows."""
-    if getattr(optimizer, "steps_tables", False):
-        return
-    for parameter in (one for group in optimizer.param_groups for one in group["params"]):
-        if isinstance(parameter, TableParameter) and parameter.grad is not None:
-            came = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
-            raise TypeError(f"table {parameter.table.name!r}: expected an optimizer of training.optimizers, got {came}")
-
-
-register_optimizer_step_pre_hook(_refuse_tables)
+    return call  # type: ignore[return-value]
 
 
 class PooledBags(torch.autograd.Function):  # type: ignore[misc]
-    """Pooled bags as tensors whose gradients go to the parameters of their tables."""
+    """Pooled bags as tensors whose gradients go to a receiver."""
 
     @staticmethod
     def forward(
-        ctx: Any, lookups: Lookups, pooled: Sequence[Floats], devices: Sequence[torch.device], *tensors: Any
+        ctx: Any, lookups: Lookups, receiver: Receiver, devices: Sequence[torch.device], *tensors: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         """Return the bags of each lookup.
 
-        ``tensors`` are the parameters and then the weights of all lookups; None: a lookup has none.
+        Args:
+            ctx: of PyTorch.
+            lookups: have the bags.
+            receiver: gets the gradients of rows.
+            devices: of the bags of each lookup.
+            tensors: the parameter of each lookup, and then its weights. None: a lookup has none.
         """
         ctx.set_materialize_grads(False)
-        ctx.lookups = lookups
-        ctx.parameters, ctx.weights = tensors[: len(pooled)], tensors[len(pooled) :]
-        return tuple(torch.from_numpy(array).to(device) for array, device in zip(pooled, devices, strict=True))
+        ctx.lookups, ctx.receiver = lookups, receiver
+        # If a gradient depends on rows, PyTorch must notice that they have moved since.
+        count = len(devices)
+        ctx.save_for_backward(*tensors[count:], *(tensors[:count] if lookups.gradients_need_rows else ()))
+        return tuple(torch.from_numpy(array).to(device) for array, device in zip(lookups.pooled, devices, strict=True))
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        """Leave the gradients with the parameters, and return those of the weights. Bags without use have none."""
-        floats = [
-            None if gradient is None else gradient.to("cpu", torch.float32).contiguous().numpy()
-            for gradient in gradients
-        ]
+        """Give the receiver the gradients of rows, and return those of the weights. Unused bags have none."""
+        count = len(gradients)
+        weights = ctx.saved_tensors[:count]
         needs = ctx.needs_input_grad[3:]
-        marks: list[torch.Tensor | None] = [None] * len(floats)
-        if any(needs[: len(floats)]):
-            for number, of_rows in enumerate(ctx.lookups.row_gradients(floats)):
-                if needs[number] and of_rows is not None:
-                    marks[number] = ctx.parameters[number].add(*of_rows)
-        weights = [
-            torch.from_numpy(ctx.lookups.weight_gradients(number, gradient)).to(weight)
-            if weight is not None and weight.requires_grad and gradient is not None
+        floats = [None if gradient is None else to_floats(gradient) for gradient in gradients]
+        of_parameters: Sequence[torch.Tensor | None] = [None] * count
+        if any(needs[:count]):
+            of_rows = zip(ctx.lookups.row_gradients(floats), needs[:count], strict=True)
+            of_parameters = ctx.receiver([one if is_needed else None for one, is_needed in of_rows])
+        of_weights = [
+            torch.from_numpy(ctx.lookups.weight_gradients(number, gradient)).to(weights[number])
+            if is_needed and gradient is not None
             else None
-            for number, (weight, gradient) in enumerate(zip(ctx.weights, floats, strict=True))
+            for number, (gradient, is_needed) in enumerate(zip(floats, needs[count:], strict=True))
         ]
-        return None, None, None, *marks, *weights
+        return None, None, None, *of_parameters, *of_weights
+
+
+class TableSink:
+    """The gradients of a table's rows since the last step.
+
+    A step takes them as backward passes have left them. They are summed only if somebody reads the sum, which may then
+    be changed in place.
+
+    Attributes:
+        hooks: are called with the sum of each backward pass, and may return another one.
+    """
+
+    def __init__(self) -> None:
+        """Begin without gradients."""
+        self.hooks: OrderedDict[int, Callable[[torch.Tensor], torch.Tensor | None]] = OrderedDict()
+        self._arrived: dict[int, list[RowGradient]] = defaultdict(list)  # in backward passes that have not ended
+        self._kept: list[RowGradient] = []
+        self._summed: tuple[BagLookup, torch.Tensor] | None = None  # together with ``_kept`` all gradients
+
+    def __bool__(self) -> bool:
+        """Return whether there are gradients."""
+        return bool(self._kept) or self._summed is not None
+
+    def receive(self, gradient: RowGradient) -> None:
+        """Take a gradient in a backward pass. It counts once the pass gets to the parameter, see ``keep``."""
+        self._arrived[backward_pass()].append(gradient)
+
+    def keep(self) -> None:
+        """Keep what this backward pass has left. ``torch.autograd.grad`` does not call this."""
+        arrived = self._arrived.pop(backward_pass(), [])
+        if not arrived or not self.hooks:
+            self._kept += arrived
+            return
+        lookup, rows = _sum(arrived)
+        for hook in list(self.hooks.values()):
+            changed = hook(rows)
+            rows = rows if changed is None else changed
+        self.rows()
+        self._add(lookup, rows)
+
+    def rows(self) -> torch.Tensor | None:
+        """Return the sum float32[U, D] of the gradients of each row that has one. None: no row has one."""
+        if self._kept:
+            kept, self._kept = self._kept, []
+            self._add(*_sum(kept))
+        return None if self._summed is None else self._summed[1]
+
+    def replace(self, rows: torch.Tensor) -> None:
+        """Put another sum in the place of ``rows()``, of the same shape."""
+        assert self._summed is not None
+        self._summed = self._summed[0], rows
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        self._arrived.clear()
+        self._kept, self._summed = [], None
+
+    def take(self) -> list[RowGradient]:
+        """Return all gradients, and forget them."""
+        if self._summed is not None:
+            self.rows()
+        taken = self._kept if self._summed is None else [(self._summed[0], to_floats(self._summed[1]))]
+        self.clear()
+        return taken
+
+    def _add(self, lookup: BagLookup, rows: torch.Tensor) -> None:
+        if self._summed is not None:
+            lookup, rows = _sum([(one, to_floats(of_one)) for one, of_one in (self._summed, (lookup, rows))])
+        self._summed = lookup, rows
+
+
+def sparse_gradients(
+    shapes: Sequence[Sequence[int]], gradients: Sequence[RowGradient | None]
+) -> list[torch.Tensor | None]:
+    """Return each gradient as a sparse gradient of a tensor [V, D], which has its rows in ascending order."""
+    given = [one for one in gradients if one is not None]
+    sums = iter(sum_row_gradients([lookup for lookup, _ in given], [floats for _, floats in given]))
+    return [None if one is None else _sparse(*next(sums), shape) for shape, one in zip(shapes, gradients, strict=True)]
+
+
+def backward_pass() -> int:
+    """Return the number of the backward pass that this thread is in; -1: it is in none."""
+    number: int = torch._C._current_graph_task_id()  # PyTorch's register_multi_grad_hook uses it too
+    return number
+
+
+def to_floats(tensor: torch.Tensor) -> Floats:
+    """Return a tensor's numbers as float32 in RAM, without a copy if they are there."""
+    floats: Floats = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+    return floats
+
+
+def _sum(gradients: Sequence[RowGradient]) -> tuple[BagLookup, torch.Tensor]:
+    lookups, floats = zip(*gradients, strict=True)
+    lookup, sums = merge_gradients(lookups, floats)
+    return lookup, torch.from_numpy(sums)
+
+
+def _sparse(rows: NDArray[np.int64], values: Floats, shape: Sequence[int]) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        torch.from_numpy(rows)[None], torch.from_numpy(values), shape, is_coalesced=True, check_invariants=False
+    )

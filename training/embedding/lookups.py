@@ -35,14 +35,17 @@ class Lookups(Protocol):
 
     Attributes:
         pooled: float32[R, D] of each lookup.
+        gradients_need_rows: gradients depend on the rows that were read, because weights have a gradient or rows were
+            scaled to ``max_norm``.
     """
 
     pooled: list[Floats]
+    gradients_need_rows: bool
 
     def row_gradients(self, gradients: Sequence[Floats | None]) -> Sequence[tuple[BagLookup, Floats] | None]:
         """Turn the gradients of ``pooled`` into the gradients that the tables of this process get, one per lookup.
 
-        None: the loss does not depend on a lookup. It is the same in all processes.
+        None: the loss of this process, or of every process, does not depend on a lookup.
         """
 
     def weight_gradients(self, number: int, gradient: Floats) -> Floats:
@@ -52,8 +55,8 @@ class Lookups(Protocol):
 class LocalLookups:
     """Lookups in the tables of this process. See ``Lookups``."""
 
-    def __init__(self, tables: Sequence[Table], bags: Sequence[FeatureBags], trains: bool) -> None:
-        """Look up the bags of each table. With ``trains``, keys get rows."""
+    def __init__(self, tables: Sequence[Table], bags: Sequence[FeatureBags], trains: Sequence[bool]) -> None:
+        """Look up the bags of each table. Where ``trains``, keys get rows."""
         answers = look_up_bags(
             [table.native for table in tables],
             [one.keys for one in bags],
@@ -65,6 +68,7 @@ class LocalLookups:
         )
         self._lookups: list[BagLookup] = [lookup for lookup, _ in answers]
         self.pooled: list[Floats] = [pooled for _, pooled in answers]
+        self.gradients_need_rows = need_rows(tables, bags)
 
     def row_gradients(self, gradients: Sequence[Floats | None]) -> Sequence[tuple[BagLookup, Floats] | None]:
         """See ``Lookups``."""
@@ -74,6 +78,13 @@ class LocalLookups:
     def weight_gradients(self, number: int, gradient: Floats) -> Floats:
         """See ``Lookups``."""
         return weight_gradients([self._lookups[number]], [gradient])[0]
+
+
+def need_rows(tables: Sequence[Table], bags: Sequence[FeatureBags]) -> bool:
+    """Return ``Lookups.gradients_need_rows``."""
+    return any(table.config.max_norm is not None for table in tables) or any(
+        one.weights is not None and one.weights.requires_grad for one in bags
+    )
 
 
 def weights_of(bags: FeatureBags) -> Floats | None:

@@ -1,10 +1,11 @@
 """One embedding table in training: rows by key, with the states of their optimizer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kernels.host import TrainingTable
@@ -110,6 +111,56 @@ class EmbeddingTable:
             self.native.set_states(initial_states)
         self.rule = rule
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy all rows, part by part."""
+        copy = self.empty_copy()
+        for rows in self.dump():
+            copy.load(rows)
+        copy.native.write_sightings(*self.native.sightings())
+        return copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle all rows."""
+        return _unpickled, (type(self), self.name, self.config, self._seed, self._shard, self.state())
+
+    def state(self) -> dict[str, Any]:
+        """Return all rows with their states, for ``load_state``."""
+        rows = TableRows(*self.native.read(self.native.changed_rows()))
+        keys, counts = self.native.sightings()
+        return {
+            "rule": self.rule,
+            "initial_states": list(self.initial_states),
+            "keys": torch.from_numpy(rows.keys),
+            "parts": torch.from_numpy(rows.parts),
+            "last_steps": torch.from_numpy(rows.last_steps),
+            "slot_ids": torch.from_numpy(rows.slot_ids.astype(np.int64)),
+            "sighted_keys": torch.from_numpy(keys),
+            "sightings": torch.from_numpy(counts),
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse rows of another shape, before the table is cleared for them.
+
+        Raises:
+            ValueError: the state has rows of another shape, or too many.
+        """
+        parts, most = state["parts"], self.config.max_rows
+        shape = (1 + len(state["initial_states"]), self.config.dim)
+        if parts.shape[1:] != shape:
+            raise ValueError(f"table {self.name!r}: expected rows {list(shape)}, got {list(parts.shape[1:])}")
+        if most is not None and len(parts) > most:
+            raise ValueError(f"table {self.name!r}: expected at most {most} rows, got {len(parts)}")
+
+    def load_state(self, state: dict[str, Any], owns: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> None:
+        """Replace all rows by those of a state whose keys this process owns."""
+        self.clear()
+        self.use_states(state["rule"], state["initial_states"])
+        names = ("keys", "parts", "last_steps", "slot_ids", "sighted_keys", "sightings")
+        keys, parts, last_steps, slot_ids, sighted, counts = (state[name].numpy() for name in names)
+        self.load(TableRows(keys, parts, last_steps, slot_ids.astype(np.uint64))[owns(keys)])
+        mine = owns(sighted)
+        self.native.write_sightings(sighted[mine], counts[mine])
+
     def empty_copy(self) -> Self:
         """Return a table of the same kind without trained rows."""
         copy = type(self)(
@@ -169,3 +220,16 @@ class EmbeddingTable:
     def clear(self) -> None:
         """Remove all rows. Fixed rows get their first weights again."""
         self.native.clear()
+
+
+def _unpickled(
+    kind: type[EmbeddingTable],
+    name: str,
+    config: EmbeddingBagConfig,
+    seed: int,
+    shard: tuple[int, int],
+    state: dict[str, Any],
+) -> EmbeddingTable:
+    table = kind(name, config, seed=seed, shard=shard)
+    table.load_state(state, lambda keys: np.ones(keys.size, np.bool_))
+    return table

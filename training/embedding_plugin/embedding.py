@@ -116,7 +116,7 @@ class Embedding:
         config = self.table.config
         row_ptrs = None if bags.has_one_key_each else bags.row_ptrs
         [(lookup, pooled)] = look_up_bags(
-            [self.table.native], [bags.keys], [row_ptrs], [config.combiner], [None], [self.slots], is_training
+            [self.table.native], [bags.keys], [row_ptrs], [config.combiner], [None], [self.slots], [is_training]
         )
         vectors: torch.Tensor = (
             _TrainedVectors.apply(bp_trigger, pooled, self, replica, lookup)

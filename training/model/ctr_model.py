@@ -16,7 +16,7 @@ from serving.model.graph import Graph
 from training.embedding.collection import EmbeddingBagCollection, pool
 from training.embedding.config import EmbeddingBagConfig
 from training.embedding.exchange import Sharding
-from training.embedding.gradients import TableParameter
+from training.embedding.parameter import TableParameter
 from training.embedding.table import EmbeddingTable, TableRows
 from training.model.document import TableOptimizer
 from training.model.initial_weights import initial_statistics, initial_weights

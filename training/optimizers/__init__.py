@@ -11,12 +11,12 @@ row has one.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, ClassVar, get_args
 
 import torch
 
-from training.embedding.gradients import TableParameter
+from training.embedding.parameter import TableParameter
 from training.optimizers.rules import (
     AdaGradRule,
     AdamRule,
@@ -42,7 +42,6 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """
 
     rule_type: ClassVar[type[UpdateRule]]
-    steps_tables: ClassVar[bool] = True  # for the check of ``TableParameter``
 
     def __init__(
         self,
@@ -73,7 +72,6 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if update_type not in get_args(UpdateType):
             raise ValueError(f"update_type must be one of {', '.join(get_args(UpdateType))}, got {update_type!r}")
         defaults = asdict(self.rule_type(*parameters, **named))
-        self._parameters = tuple(defaults)
         self._update_type = update_type
         self._scaler = scaler
         super().__init__(params, {"lr": lr, **defaults})
@@ -97,18 +95,21 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             rule = self._rule(group)
             tables: dict[int, list[TableParameter]] = defaultdict(list)  # by step
             for weights in group["params"]:
-                if weights.grad is None:
-                    continue
                 if isinstance(weights, TableParameter):
-                    tables[self._count_step(weights)].append(weights)
-                else:
+                    if weights.sink:
+                        tables[self._count_step(weights)].append(weights)
+                elif weights.grad is not None:
                     self._update(rule, weights, group["lr"])
             for step, parameters in tables.items():
                 step_tables(parameters, rule, self._update_type, group["lr"], step, self._scaler)
         return loss
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what ``copy.deepcopy`` and ``pickle`` need."""
+        return {**super().__getstate__(), "_update_type": self._update_type, "_scaler": self._scaler}
+
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
-        return self.rule_type(**{name: group[name] for name in self._parameters})
+        return self.rule_type(**{one.name: group[one.name] for one in fields(self.rule_type)})
 
     def _count_step(self, parameter: TableParameter) -> int:
         """Return the number of this step, which begins after the last step that changed the table."""

@@ -1,11 +1,12 @@
 """One step of an optimizer on the rows of tables."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 
-from kernels.host import BagLookup, update_tables
-from training.embedding.gradients import TableParameter
-from training.embedding.lookups import Floats
+import torch
+
+from kernels.host import update_tables
+from training.embedding.gradients import RowGradient
+from training.embedding.parameter import TableParameter
 from training.optimizers.rules import UpdateRule, UpdateType
 
 
@@ -20,18 +21,18 @@ def step_tables(
     """Update the rows of tables with the gradients that their parameters hold. They must have the rule's states.
 
     Args:
-        parameters: those with a gradient change; the others stay.
+        parameters: those with a gradient change; the others stay. Their gradients are taken away.
         rule: the formula.
         update_type: what happens to rows without a gradient.
         learning_rate: of this step.
         step: counted from 1.
         scaler: gradients are divided by it.
     """
-    by_scale: dict[float, list[tuple[BagLookup, Floats]]] = defaultdict(list)
+    taken: list[RowGradient] = []
     for parameter in parameters:
-        gradients, scale = parameter.take()
-        by_scale[scale] += gradients
-    for scale, taken in by_scale.items():
-        if taken and scale:
-            lookups, floats = zip(*taken, strict=True)
-            update_tables(lookups, floats, rule.name, update_type, learning_rate, step, rule.parameters, scaler / scale)
+        if parameter.sink:
+            taken += parameter.sink.take()
+            torch.autograd.graph.increment_version(parameter)  # a backward pass that needs the old rows raises an error
+    if taken:
+        lookups, floats = zip(*taken, strict=True)
+        update_tables(lookups, floats, rule.name, update_type, learning_rate, step, rule.parameters, scaler)

@@ -98,7 +98,7 @@ class EmbeddingServer:
         return NOTHING
 
     def _move(self, table: TrainingTable, keys: Keys, gradients: Floats, optimizer: dict[str, Any]) -> None:
-        lookup, vectors = look_up_bags([table], [keys], [None], ["sum"], [None], [1], False)[0]
+        lookup, vectors = look_up_bags([table], [keys], [None], ["sum"], [None], [1], [False])[0]
         if optimizer["weight_decay"]:
             firsts = keys_by_owner(keys, 1)[3]
             gradients = gradients.copy()
@@ -140,7 +140,7 @@ class EmbeddingServer:
 
 
 def _vectors(table: TrainingTable, keys: Keys, trains: bool) -> Floats:
-    return look_up_bags([table], [keys], [None], ["sum"], [None], [1], trains)[0][1]
+    return look_up_bags([table], [keys], [None], ["sum"], [None], [1], [trains])[0][1]
 
 
 def _clip(table: TrainingTable, keys: Keys, bound: float) -> None:

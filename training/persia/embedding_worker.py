@@ -162,7 +162,7 @@ class EmbeddingWorker:
             ["sqrtn" if one.feature.has_sqrt_scaling else "sum" for one in bags],
             [None] * len(bags),
             [1] * len(bags),
-            False,
+            [False] * len(bags),
         )
         arrays: dict[str, NDArray[Any]] = {}
         for one, (lookup, pooled) in zip(bags, answers, strict=True):

@@ -1,5 +1,6 @@
 """``sok.DynamicVariable``: a table that makes a row when training first sees a key."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,8 +11,8 @@ from numpy.typing import NDArray
 
 from kernels.host import TrainingTable
 from training.embedding.config import Constant, EmbeddingBagConfig, Initializer, Uniform
-from training.embedding.gradients import TableParameter
 from training.embedding.inputs import FeatureBags
+from training.embedding.parameter import TableParameter
 from training.embedding.table import EmbeddingTable, TableRows
 from training.sok.initialize import started
 from training.sok.placement import Placement, checked_name
@@ -23,7 +24,7 @@ Floats = NDArray[np.float32]
 
 
 class DynamicVariable(TableParameter):
-    """A table whose keys are any integers. It is a parameter with one element; its rows are in ``table``.
+    """A table whose keys are any integers. It is a parameter without elements; its rows are in ``table``.
 
     An optimizer of ``training.optimizers`` must step it, and keeps its states in the rows. Those of ``torch.optim``
     raise an error. A row's gradient is the sum over all processes.
@@ -74,7 +75,7 @@ class DynamicVariable(TableParameter):
         self.placement = Placement.read(call, mode, start.processes)
         self._name = checked_name(call, name)
         config = EmbeddingBagConfig(dimension, initializer=_read_initializer(initializer))
-        super().__init__(EmbeddingTable(name or "dynamic variable", config, seed=start.next_seed()))
+        super().__init__(EmbeddingTable(name or "dynamic variable", config, seed=start.next_seed()), start.processes)
         self.requires_grad_(trainable)
 
     @property
@@ -129,7 +130,7 @@ class DynamicVariable(TableParameter):
         parts[:, 0], parts[:, 1:] = vectors, states[:, None]
         self.table.load(TableRows(keys, parts, np.zeros(len(keys), np.int64), np.zeros(len(keys), np.uint64)))
 
-    def __repr__(self) -> str:
+    def __repr__(self, **named: Any) -> str:
         """Show the rows' number, not the missing elements."""
         return f"DynamicVariable(name={self._name!r}, size={list(self.size)})"
 
@@ -141,10 +142,9 @@ class DynamicVariable(TableParameter):
         """Copy this process's rows with their states. Gradients are not copied."""
         copied = self.__new__(type(self))
         copied.placement, copied._name = self.placement, self._name
-        TableParameter.__init__(copied, self.table.empty_copy())
-        for rows in self.table.dump():
-            copied.table.load(rows)
+        TableParameter.__init__(copied, copy.deepcopy(self.table, memo), self.processes)
         copied.requires_grad_(self.requires_grad)
+        memo[id(self)] = copied
         return copied
 
 

@@ -161,5 +161,5 @@ class EmbeddingVariable(Variable):
 
 def _first_weights(keys: Ints, dim: int, initializer: Initializer, seed: int) -> Floats:
     table = TrainingTable("first weights", dim, initializer=initializer.native, seed=seed)
-    [(_, vectors)] = look_up_bags([table], [keys], [None], ["sum"], [None], [1], True)
+    [(_, vectors)] = look_up_bags([table], [keys], [None], ["sum"], [None], [1], [True])
     return vectors

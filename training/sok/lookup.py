@@ -1,17 +1,19 @@
 """``sok.lookup_sparse``: look up several variables in one native pass, and pass back their gradients in another."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
 
-from kernels.host import ArrayRows, TrainingTable, sum_row_gradients
+from kernels.host import ArrayRows, TrainingTable
 from training.embedding.config import Combiner, EmbeddingBagConfig
 from training.embedding.exchange import OwnedTable, SharedLookups
-from training.embedding.gradients import PooledBags
+from training.embedding.gradients import PooledBags, RowGradient, sparse_gradients
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import LocalLookups, Lookups
+from training.embedding.parameter import sinks_of
 from training.sok.dynamic_variable import DynamicVariable
 from training.sok.embedding_variable import EmbeddingVariable
 from training.sok.variable import Variable
@@ -65,40 +67,27 @@ def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, hotness: Any
     for combiner in how:
         if combiner not in (None, *get_args(Combiner)):
             raise ValueError(f"lookup_sparse: expected the combiner 'sum', 'mean' or 'sqrtn', got {combiner!r}")
-    frozen = [isinstance(variable, DynamicVariable) and not variable.requires_grad for variable in variables]
-    vectors: dict[int, torch.Tensor] = {}
-    for is_frozen in sorted(set(frozen)):  # one native pass makes rows in all of its tables, or in none
-        numbers = [number for number in range(count) if frozen[number] == is_frozen]
-        of_variables, of_bags = [variables[number] for number in numbers], [bags[number] for number in numbers]
-        combined = look_up(
-            of_variables, of_bags, [how[number] or "mean" for number in numbers], torch.is_grad_enabled()
-        )
-        vectors.update(zip(numbers, combined, strict=True))
-    return [vectors[number] for number in range(count)] if is_list else vectors[0]
+    how = [combiner or "mean" for combiner in how]
+    vectors = look_up(variables, bags, how, torch.is_grad_enabled())
+    return vectors if is_list else vectors[0]
 
 
 def look_up(
     variables: Sequence[AnyVariable], bags: Sequence[FeatureBags], combiners: Sequence[Combiner], trains: bool
 ) -> list[torch.Tensor]:
     """Return the combined vectors float32[R, D] of each variable's bags. With ``trains``, new keys get rows."""
-    trains = trains and any(variable.requires_grad for variable in variables)
+    does_train = [trains and variable.requires_grad for variable in variables]
     processes = variables[0].placement.processes
-    tables = [_owned(*one, trains) for one in zip(variables, combiners, strict=True)]
+    tables = [_owned(*one) for one in zip(variables, combiners, does_train, strict=True)]
     lookups: Lookups
     if processes.size == 1 and all(of.row_of is None for of in tables):
-        lookups = LocalLookups([of.table for of in tables], bags, trains)
+        lookups = LocalLookups([of.table for of in tables], bags, does_train)
     else:
-        lookups = SharedLookups(processes, tables, bags, trains, divisor=1)
-    devices = [one.device for one in bags]
-    if not torch.is_grad_enabled():
-        return [torch.from_numpy(one).to(device) for one, device in zip(lookups.pooled, devices, strict=True)]
-    weights = [one.weights for one in bags]
-    if not isinstance(variables[0], DynamicVariable):
-        return list(_PooledRows.apply(lookups, devices, *variables, *weights))
-    for variable in variables:
-        assert isinstance(variable, DynamicVariable)
-        variable.drop()
-    return list(PooledBags.apply(lookups, lookups.pooled, devices, *variables, *weights))
+        lookups = SharedLookups(processes, tables, bags, does_train, divisor=1)
+    dynamic = [variable for variable in variables if isinstance(variable, DynamicVariable)]
+    receiver = sinks_of(dynamic) if dynamic else partial(_to_sparse, [variable.shape for variable in variables])
+    devices, weights = [one.device for one in bags], [one.weights for one in bags]
+    return list(PooledBags.apply(lookups, receiver, devices, *variables, *weights))
 
 
 def require_hotness(place: str, bags: FeatureBags, name: str, most: Any) -> None:
@@ -122,37 +111,11 @@ class _Rows(NamedTuple):
     native: TrainingTable | ArrayRows
 
 
-class _PooledRows(torch.autograd.Function):  # type: ignore[misc]
-    """Combined vectors whose gradients become sparse gradients of arrays of rows."""
-
-    @staticmethod
-    def forward(ctx: Any, lookups: Lookups, devices: Sequence[torch.device], *tensors: Any) -> tuple[torch.Tensor, ...]:
-        """Return the vectors of each lookup. ``tensors`` are the variables and then the weights of all lookups."""
-        variables, ctx.weights = tensors[: len(devices)], tensors[len(devices) :]
-        ctx.lookups, ctx.shapes = lookups, [variable.shape for variable in variables]
-        ctx.save_for_backward(*variables)
-        return tuple(torch.from_numpy(one).to(device) for one, device in zip(lookups.pooled, devices, strict=True))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradients of the variables, None where this process has no rows, and those of the weights."""
-        floats = [gradient.to("cpu", torch.float32).contiguous().numpy() for gradient in gradients]
-        of_rows = sum_row_gradients(*zip(*ctx.lookups.row_gradients(floats), strict=True))
-        of_variables = [
-            torch.sparse_coo_tensor(
-                torch.from_numpy(rows)[None], torch.from_numpy(sums), shape, is_coalesced=True, check_invariants=False
-            )
-            if shape[0]
-            else None
-            for (rows, sums), shape in zip(of_rows, ctx.shapes, strict=True)
-        ]
-        of_weights: list[torch.Tensor | None] = [None] * len(floats)
-        for number, weight in enumerate(ctx.weights):
-            if weight is not None and weight.requires_grad:
-                _ = ctx.saved_tensors  # raises an error if the rows have changed since
-                of_weights[number] = torch.from_numpy(ctx.lookups.weight_gradients(number, floats[number])).to(weight)
-        return None, None, *of_variables, *of_weights
+def _to_sparse(shapes: Sequence[torch.Size], gradients: Sequence[RowGradient | None]) -> list[torch.Tensor | None]:
+    """Return the sparse gradients of arrays of rows. A process without rows has none."""
+    return [
+        sparse if sparse is not None and sparse.shape[0] else None for sparse in sparse_gradients(shapes, gradients)
+    ]
 
 
 def _owned(variable: AnyVariable, combiner: Combiner, trains: bool) -> OwnedTable:

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -75,8 +76,8 @@ class TableLocks {
 class BagLookup {
  public:
   BagLookup(nb::object source, nb::handle keys_in, nb::handle row_ptrs, const std::string& combiner, nb::handle weights,
-            nb::handle slots)
-      : source_(std::move(source)), combiner_(parse_combiner(combiner)) {
+            nb::handle slots, bool trains)
+      : source_(std::move(source)), combiner_(parse_combiner(combiner)), trains_(trains) {
     if (!nb::try_cast(source_, table_) && !nb::try_cast(source_, array_))
       throw nb::type_error(("tables: expected a TrainingTable or ArrayRows, got " +
                             std::string(nb::type_name(source_.type()).c_str()))
@@ -87,7 +88,20 @@ class BagLookup {
     });
   }
 
+  // A lookup of distinct rows, one per bag, whose gradients are of the rows as they are stored.
+  BagLookup(nb::object table, std::vector<int64_t> keys, std::vector<int64_t> rows)
+      : source_(std::move(table)),
+        keys_(std::move(keys)),
+        rows_(std::move(rows)),
+        count_(keys_.size()),
+        combiner_(Combiner::kSum),
+        is_of_rows_(true) {
+    table_ = nb::cast<TrainingTable*>(source_);
+    generation_ = table_->generation();
+  }
+
   TrainingTable* table() const { return table_; }
+  bool is_of_rows() const { return is_of_rows_; }
   size_t count() const { return count_; }
   size_t keys() const { return keys_.size(); }
   bool has_weights() const { return weights_.has_value(); }
@@ -103,6 +117,13 @@ class BagLookup {
   int64_t key(int64_t row) const { return table_ ? table_->key(row) : row; }
 
   // The methods below need the table's lock.
+  void find_rows() { trains_ ? find_or_insert() : find(); }
+  // A row that has been replaced since is absent now.
+  void refresh() {
+    if (table_ && generation_ != table_->generation()) find();
+  }
+
+ private:
   void find() {
     if (!table_) return array_->require(keys_);
     rows_.resize(keys_.size());
@@ -116,12 +137,7 @@ class BagLookup {
     table_->find_or_insert(keys_.data(), keys_.size(), slots, rows_.data());
     generation_ = table_->generation();
   }
-  // A row that has been replaced since is absent now.
-  void refresh() {
-    if (table_ && generation_ != table_->generation()) find();
-  }
 
- private:
   void take(nb::handle keys_in, nb::handle row_ptrs, nb::handle weights) {
     const Keys keys(keys_in, Keys::kLookUp);
     keys_.assign(keys.begin(), keys.begin() + keys.count());
@@ -160,6 +176,7 @@ class BagLookup {
   std::unique_ptr<int64_t[]> slot_of_key_;
   std::optional<std::vector<float>> weights_;
   uint64_t generation_ = 0;
+  bool trains_ = false, is_of_rows_ = false;
 };
 
 std::vector<TrainingTable*> tables_of(const std::vector<BagLookup*>& lookups) {
@@ -170,8 +187,7 @@ std::vector<TrainingTable*> tables_of(const std::vector<BagLookup*>& lookups) {
 
 // Find the rows of all lookups. Tables are shared between the cores, except a table with many keys, which shares its
 // own keys. Throws what a table throws, and says which lookup's.
-template <class Find>
-void find_rows(const std::vector<BagLookup*>& lookups, const Find& find) {
+void find_rows(const std::vector<BagLookup*>& lookups) {
   std::vector<std::pair<TrainingTable*, std::vector<BagLookup*>>> by_table;
   for (BagLookup* lookup : lookups) {
     const auto same = std::find_if(by_table.begin(), by_table.end(), [&](const auto& entry) {
@@ -183,7 +199,7 @@ void find_rows(const std::vector<BagLookup*>& lookups, const Find& find) {
       same->second.push_back(lookup);
   }
   const auto all_of = [&](const std::vector<BagLookup*>& of_table) {
-    for (BagLookup* lookup : of_table) with_table_errors(lookup->name(), [&] { find(*lookup); });
+    for (BagLookup* lookup : of_table) with_table_errors(lookup->name(), [&] { lookup->find_rows(); });
   };
   std::vector<const std::vector<BagLookup*>*> small;
   for (const auto& [table, of_table] : by_table) {
@@ -199,16 +215,17 @@ void find_rows(const std::vector<BagLookup*>& lookups, const Find& find) {
 
 nb::list look_up(const nb::sequence& tables, const nb::sequence& keys, const nb::sequence& row_ptrs,
                  const std::vector<std::string>& combiners, const nb::sequence& weights, const nb::sequence& slots,
-                 bool trains) {
+                 const nb::sequence& trains) {
   const size_t count = nb::len(tables);
   if (nb::len(keys) != count || nb::len(row_ptrs) != count || combiners.size() != count || nb::len(weights) != count ||
-      nb::len(slots) != count)
-    throw nb::value_error("expected keys, row_ptrs, combiners, weights and slots of the same tables");
+      nb::len(slots) != count || nb::len(trains) != count)
+    throw nb::value_error("expected keys, row_ptrs, combiners, weights, slots and trains of the same tables");
   nb::list answers;
   std::vector<BagLookup*> lookups;
   std::vector<std::unique_ptr<Array>> out;
   for (size_t t = 0; t < count; ++t) {
-    nb::object lookup = nb::cast(BagLookup(tables[t], keys[t], row_ptrs[t], combiners[t], weights[t], slots[t]));
+    nb::object lookup = nb::cast(
+        BagLookup(tables[t], keys[t], row_ptrs[t], combiners[t], weights[t], slots[t], nb::cast<bool>(trains[t])));
     lookups.push_back(nb::cast<BagLookup*>(lookup));
     nb::object pooled =
         python().empty(nb::make_tuple(lookups.back()->count(), lookups.back()->dim()), python().float32);
@@ -219,10 +236,7 @@ nb::list look_up(const nb::sequence& tables, const nb::sequence& keys, const nb:
   const TableLocks locks(tables_of(lookups));
   for (const BagLookup* lookup : lookups)
     if (lookup->table()) lookup->table()->begin_call();
-  if (trains)
-    find_rows(lookups, [](BagLookup& lookup) { lookup.find_or_insert(); });
-  else
-    find_rows(lookups, [](BagLookup& lookup) { lookup.find(); });
+  find_rows(lookups);
   std::vector<Pooling> poolings;
   for (size_t t = 0; t < count; ++t) {
     poolings.push_back({lookups[t]->view(), lookups[t]->bags(), out[t]->data<float>()});
@@ -247,12 +261,21 @@ class Gradients {
   void refresh() const {
     for (BagLookup* lookup : lookups_) lookup->refresh();
   }
-  BagGradient of(size_t number) const { return {lookups_[number]->bags(), arrays_[number]->data<const float>()}; }
+  BagGradient of(size_t number) const {
+    return {lookups_[number]->bags(), arrays_[number]->data<const float>(), lookups_[number]->is_of_rows()};
+  }
 
  private:
   std::vector<BagLookup*> lookups_;
   std::vector<std::unique_ptr<Array>> arrays_;
 };
+
+// The gradients of a table's rows as they are stored must not be added to those of its bags.
+void require_one_kind(const std::vector<BagGradient>& of_table) {
+  for (const BagGradient& one : of_table)
+    if (one.is_of_rows != of_table[0].is_of_rows)
+      throw nb::value_error("lookups: expected a table's lookups all from merge_gradients, or none of them");
+}
 
 nb::list sum_row_gradients(const nb::sequence& lookups_in, const nb::sequence& gradients_in) {
   const Gradients gradients(lookups_in, gradients_in);
@@ -285,6 +308,39 @@ nb::list sum_row_gradients(const nb::sequence& lookups_in, const nb::sequence& g
   const GilRelease release;
   sum_gradients(all);
   return answers;
+}
+
+// Of lookups of one table: a lookup of the distinct rows, and the sums of their gradients.
+nb::tuple merge_gradients(const nb::sequence& lookups_in, const nb::sequence& gradients_in) {
+  const Gradients gradients(lookups_in, gradients_in);
+  const std::vector<BagLookup*>& lookups = gradients.lookups();
+  if (lookups.empty()) throw nb::value_error("lookups: expected at least one lookup");
+  TrainingTable* table = lookups[0]->table();
+  for (const BagLookup* lookup : lookups)
+    if (!table || lookup->table() != table) throw nb::type_error("lookups: expected lookups of one TrainingTable");
+  std::unique_ptr<RowGradients> rows;
+  std::vector<int64_t> keys;
+  std::optional<TableLocks> locks;  // until the end, because rows must stay what they are
+  {
+    const GilRelease release;
+    locks.emplace(tables_of(lookups));
+    gradients.refresh();
+    std::vector<BagGradient> all;
+    for (size_t i = 0; i < lookups.size(); ++i) all.push_back(gradients.of(i));
+    require_one_kind(all);
+    rows = std::make_unique<RowGradients>(all, table->options().dim);
+    for (const int64_t row : rows->rows()) keys.push_back(table->key(row));
+  }
+  nb::object merged = nb::cast(BagLookup(lookups[0]->source(), std::move(keys), rows->rows()));
+  nb::object sums = python().empty(nb::make_tuple(rows->rows().size(), table->options().dim), python().float32);
+  const Array sums_array(sums, "sums", "float32[U, D]", Array::kWrite);
+  std::vector<uint32_t> order(rows->rows().size());
+  std::iota(order.begin(), order.end(), 0u);
+  {
+    const GilRelease release;
+    sum_gradients({{table->view(), rows.get(), std::move(order), sums_array.data<float>()}});
+  }
+  return nb::make_tuple(merged, sums);
 }
 
 // Of lookups of arrays: the gradient of every row, zeros where no key names it, divided by `divisor`.
@@ -369,6 +425,7 @@ void update_tables(const nb::sequence& lookups_in, const nb::sequence& gradients
                                 .c_str());
   gradients.refresh();
   for (size_t i = 0; i < update_of.size(); ++i) updates[update_of[i]].lookups.push_back(gradients.of(i));
+  for (const TableUpdate& one : updates) require_one_kind(one.lookups);
   update(updates, {rule, type, learning_rate, step, a, b, c, scaler});
 }
 
@@ -383,6 +440,7 @@ void bind_training(nb::module_& module) {
   module.def("look_up_bags", &look_up, nb::arg("tables"), nb::arg("keys"), nb::arg("row_ptrs"), nb::arg("combiners"),
              nb::arg("weights"), nb::arg("slots"), nb::arg("trains"));
   module.def("sum_row_gradients", &sum_row_gradients, nb::arg("lookups"), nb::arg("gradients"));
+  module.def("merge_gradients", &merge_gradients, nb::arg("lookups"), nb::arg("gradients"));
   module.def("array_gradients", &sum_array_gradients, nb::arg("lookups"), nb::arg("gradients"), nb::arg("divisor") = 1.0f);
   module.def("keys_by_owner", &owned_keys, nb::arg("keys").none(), nb::arg("processes"), nb::arg("owner") = -1,
              nb::arg("distinct") = true);

@@ -197,7 +197,8 @@ void pool(const std::vector<Pooling>& poolings) {
   in_chunks(sizes, [&](size_t number, size_t first, size_t last) { pool_bags(poolings[number], first, last); });
 }
 
-RowGradients::RowGradients(const std::vector<BagGradient>& lookups, size_t dim) : dim_(dim) {
+RowGradients::RowGradients(const std::vector<BagGradient>& lookups, size_t dim)
+    : dim_(dim), are_of_rows_(!lookups.empty() && lookups[0].is_of_rows) {
   size_t n = 0;
   for (const BagGradient& lookup : lookups) n += lookup.bags.size();
   places_.reserve(n);
@@ -214,7 +215,7 @@ RowGradients::RowGradients(const std::vector<BagGradient>& lookups, size_t dim) 
   const auto home = [&](int64_t row) {
     return static_cast<size_t>((static_cast<uint64_t>(row) + 1) * 0x9E3779B97F4A7C15u >> 32) & (size - 1);
   };
-  for (const auto& [bags, gradient] : lookups) {
+  for (const auto& [bags, gradient, is_of_rows] : lookups) {
     const size_t count = bags.size();
     for (size_t bag = 0; bag < bags.count; ++bag) {
       const float divisor = bags.divisor(bag);
@@ -245,7 +246,7 @@ void RowGradients::sum(const TrainedRows& table, size_t place, float* __restrict
     for (size_t d = 0; d < dim_; ++d) sum[d] += share * gradient[d];
     at = earlier;
   }
-  through_max_norm(table, rows_[place], sum);
+  if (!are_of_rows_) through_max_norm(table, rows_[place], sum);
 }
 
 void sum_gradients(const std::vector<RowSums>& sums) {

@@ -41,12 +41,13 @@ void pool(const std::vector<Pooling>& poolings);
 struct BagGradient {
   RowBags bags;
   const float* gradient;  // [bags.count][dim], of the pooled bags
+  bool is_of_rows = false;  // a bag is a row, and this is the gradient of the row as it is stored, before max_norm
 };
 
 // The distinct rows that some lookups of one table have read, and the sums of their gradients.
 class RowGradients {
  public:
-  // At most 2^31 - 1 row numbers. Throws std::bad_alloc.
+  // At most 2^31 - 1 row numbers. All gradients are of rows, or none is. Throws std::bad_alloc.
   explicit RowGradients(const std::vector<BagGradient>& lookups, size_t dim);
 
   // In the order of their first places.
@@ -66,6 +67,7 @@ class RowGradients {
   };
 
   size_t dim_;
+  bool are_of_rows_;
   std::vector<Place> places_;
   std::vector<int64_t> rows_;
   std::vector<int32_t> last_;  // of each distinct row, its last place

@@ -15,6 +15,7 @@ from kernels.host import (
     keys_by_owner,
     look_up_bags,
     lookup_threads,
+    merge_gradients,
     set_lookup_threads,
     sum_row_gradients,
     update_tables,
@@ -73,7 +74,7 @@ def look_up(source, bags, combiner="sum", weights=None, trains=True):
     keys, offsets = flat(bags)
     floats = None if weights is None else np.array(flat(weights)[0], np.float32)
     [answer] = look_up_bags(
-        [source], [np.array(keys, np.int64)], [np.array(offsets)], [combiner], [floats], [1], trains
+        [source], [np.array(keys, np.int64)], [np.array(offsets)], [combiner], [floats], [1], [trains]
     )
     return answer
 
@@ -122,7 +123,7 @@ def test_bags_and_their_gradients_are_those_of_pytorch(bags, combiner, dim, max_
 def test_the_gradients_of_many_rows_are_in_the_order_of_the_rows():
     rng = np.random.default_rng(0)
     table, keys = TrainingTable("t", 2), rng.permutation(3_000_000)[:200_000]
-    look_up_bags([table], [np.arange(3_000_000)], [None], ["sum"], [None], [1], True)  # key k has row k
+    look_up_bags([table], [np.arange(3_000_000)], [None], ["sum"], [None], [1], [True])  # key k has row k
     for some in (keys[:300], keys):
         lookup, _ = look_up(table, [[key] for key in some])
         gradient = np.stack([some, -some], axis=1).astype(np.float32)
@@ -227,6 +228,23 @@ def test_the_gradients_of_several_lookups_of_a_row_are_added_before_it_moves():
     assert other.read(np.arange(3))[1][:, 0, 0].tolist() == [1, 1, -1]
 
 
+@settings(deadline=None)
+@given(passes=st.lists(BAGS, min_size=1, max_size=4), combiner=COMBINERS, dim=DIMS, max_norm=NORMS)
+def test_merged_gradients_move_the_rows_as_the_gradients_do(passes, combiner, dim, max_norm):
+    one, other = (table_of(random(ROWS, dim), max_norm=max_norm) for _ in range(2))
+    floats = [random(len(bags), dim, seed=number) for number, bags in enumerate(passes)]
+    lookups = [[look_up(table, bags, combiner)[0] for bags in passes] for table in (one, other)]
+
+    update_tables(lookups[0], floats, "sgd", "Local", 0.1, 1, (0, 0, 0))
+    first = merge_gradients(lookups[1][:1], floats[:1])
+    merged = [first] if len(passes) == 1 else [first, merge_gradients(lookups[1][1:], floats[1:])]
+    lookup, sums = merge_gradients(*zip(*merged, strict=True))
+    update_tables([lookup], [sums], "sgd", "Local", 0.1, 1, (0, 0, 0))
+
+    assert len(sums) == len({row for bags in passes for bag in bags for row in bag})
+    np.testing.assert_allclose(*(table.read(np.arange(ROWS))[1] for table in (one, other)), rtol=1e-4, atol=1e-4)
+
+
 def test_a_row_that_was_replaced_since_its_lookup_does_not_move():
     table = TrainingTable("t", 1, max_rows=2, initializer=("constant", 5, 0))
     stale, _ = look_up(table, [[1], [2]])
@@ -264,7 +282,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(threads):
 
     def step():
         tables = [TrainingTable("t", 8, initial_states=[0.0, 0.0]) for _ in keys]
-        answers = look_up_bags(tables, keys, row_ptrs, ["mean", "sum"], [None] * 2, [1, 1], True)
+        answers = look_up_bags(tables, keys, row_ptrs, ["mean", "sum"], [None] * 2, [1, 1], [True] * 2)
         lookups = [lookup for lookup, _ in answers]
         sums = sum_row_gradients(lookups, gradients)
         update_tables(lookups, gradients, "adam", "Global", 0.1, 1, AdamRule().parameters)
@@ -291,9 +309,16 @@ def call(**changed):
         "combiners": ["sum"],
         "weights": [None],
         "slots": [1],
-        "trains": True,
+        "trains": [True],
     }
     return look_up_bags(**(arguments | changed))
+
+
+def mixed(function, *arguments):
+    """Call a function with a lookup and a merged lookup of one table."""
+    lookup, _ = look_up(TrainingTable("t", 2), [[1]])
+    merged, sums = merge_gradients([lookup], [NONE])
+    function([lookup, merged], [NONE, sums], *arguments)
 
 
 def update(lookup=None, gradient=None, rule="sgd", update_type="Local", step=1):
@@ -306,7 +331,11 @@ def update(lookup=None, gradient=None, rule="sgd", update_type="Local", step=1):
 @pytest.mark.parametrize(
     ("error", "use", "message"),
     [
-        (ValueError, lambda: call(keys=[]), "expected keys, row_ptrs, combiners, weights and slots of the same tables"),
+        (
+            ValueError,
+            lambda: call(keys=[]),
+            "expected keys, row_ptrs, combiners, weights, slots and trains of the same",
+        ),
         (TypeError, lambda: call(tables=[np.zeros((4, 2))]), "tables: expected a TrainingTable or ArrayRows, got"),
         (IndexError, lambda: call(keys=[KEYS + 1]), "table 'weights': expected keys from 0 to 3, got 4 at position 1"),
         (IndexError, lambda: call(keys=[KEYS - 1]), "got -1 at position 0"),
@@ -328,6 +357,19 @@ def update(lookup=None, gradient=None, rule="sgd", update_type="Local", step=1):
             ValueError,
             lambda: weight_gradients([call()[0][0]], [np.zeros((1, 2), np.float32)]),
             "lookups: expected lookups with weights",
+        ),
+        (ValueError, lambda: merge_gradients([], []), "lookups: expected at least one lookup"),
+        (TypeError, lambda: merge_gradients([call()[0][0]], [NONE]), "lookups: expected lookups of one TrainingTable"),
+        (
+            TypeError,
+            lambda: merge_gradients([look_up(TrainingTable("t", 2), [[1]])[0] for _ in "ab"], [NONE] * 2),
+            "lookups: expected lookups of one TrainingTable",
+        ),
+        (ValueError, lambda: mixed(merge_gradients), "expected a table's lookups all from merge_gradients, or none"),
+        (
+            ValueError,
+            lambda: mixed(update_tables, "sgd", "Local", 0.1, 1, (0, 0, 0)),
+            "expected a table's lookups all from merge_gradients, or none",
         ),
         (TypeError, lambda: array_gradients([look_up(TrainingTable("t", 2), [[1]])[0]], [NONE]), "of ArrayRows"),
         (ValueError, lambda: keys_by_owner(KEYS, 0), "processes: expected 1 to"),

@@ -8,11 +8,12 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from tests.training.embedding.oracle import flat
-from training import EmbeddingBagCollection, EmbeddingBagConfig
-from training.embedding import Constant
-from training.optimizers import Adam, MomentumSGD
+from training import EmbeddingBagCollection, EmbeddingBagConfig, clip_grad_norm_
+from training.embedding import Constant, Uniform
+from training.optimizers import SGD, Adam, MomentumSGD
 
 CONFIGS = {
     "plain": EmbeddingBagConfig(3),
@@ -58,9 +59,9 @@ def loss_of(pooled):
     return sum((one - 1).square().sum() for one in pooled.values()) / BATCH
 
 
-def compare(sharding, optimizer, rank, size):
+def compare(sharding, optimizer, rank, size, own_group):
     shared = EmbeddingBagCollection(CONFIGS, seed=4, process_group=dist.group.WORLD, sharding=sharding)
-    alone = EmbeddingBagCollection(CONFIGS, seed=4)
+    alone = EmbeddingBagCollection(CONFIGS, seed=4, process_group=own_group)
     steps = [optimizer(net.parameters(), lr=0.05, update_type="LazyGlobal") for net in (shared, alone)]
     rng = np.random.default_rng(0)
     for number in range(6):
@@ -101,11 +102,18 @@ def compare(sharding, optimizer, rank, size):
 def main():
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
+    own_group, _ = dist.new_subgroups(1)
     for sharding in ("key", "table"):
-        compare(sharding, Adam, rank, size)
+        compare(sharding, Adam, rank, size, own_group)
         with mock.patch.object(os, "memfd_create", side_effect=OSError):  # the way between machines
-            compare(sharding, MomentumSGD, rank, size)
+            compare(sharding, MomentumSGD, rank, size, own_group)
     with_ddp(rank)
+    for options, hook in DDP_OPTIONS:
+        with_options(rank, size, options, hook)
+    with_other_losses(rank, size)
+    with_clipping(rank, size)
+    with_a_gradient_that_is_not_finite(rank)
+    without_a_group()
     sys.stdout.write(f"rank {rank} of {size}: all equal\n")
     gc.collect()  # DistributedDataParallel refers to itself and to the group, which then would not end its threads
     dist.destroy_process_group()
@@ -128,9 +136,10 @@ def check_states(shared, alone, rank, size, sharding):
 
 
 class Net(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, initializer=Uniform(-0.05, 0.05)):  # noqa: B008
         super().__init__()
-        self.tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(4)}, process_group=dist.group.WORLD)
+        config = EmbeddingBagConfig(4, initializer=initializer)
+        self.tables = EmbeddingBagCollection({"t": config}, process_group=dist.group.WORLD)
         self.top = torch.nn.Linear(4, 1)
 
     def forward(self, keys):
@@ -151,6 +160,92 @@ def with_ddp(rank):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 3, losses
+
+
+DDP_OPTIONS = [
+    ({}, None),
+    ({"find_unused_parameters": True}, None),
+    ({"gradient_as_bucket_view": True}, None),
+    ({"static_graph": True}, None),
+    ({}, default_hooks.fp16_compress_hook),
+]
+
+
+def two_tables(names="uv"):
+    configs = {name: EmbeddingBagConfig(1, initializer=Constant(0.0)) for name in names}
+    tables = EmbeddingBagCollection(configs, process_group=dist.group.WORLD)
+    return tables, SGD(tables.parameters(), lr=1.0)
+
+
+def rows_of(tables, name):
+    return dict(zip(*(part.ravel().tolist() for part in tables.tables[name].rows()), strict=True))
+
+
+def with_options(rank, size, options, hook):
+    """The options of DistributedDataParallel change no row."""
+    model = torch.nn.parallel.DistributedDataParallel(Net(Constant(0.0)), **options)
+    torch.nn.init.ones_(model.module.top.weight)
+    if hook:
+        model.register_comm_hook(None, hook)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=False)
+        model(torch.tensor([7, 10 + rank])).sum().backward()
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.5)
+    optimizer.step()
+    for key, vector in zip(*model.module.tables.tables["t"].rows(), strict=True):
+        np.testing.assert_allclose(vector, -0.5 if key == 7 else -min(0.5, 1 / size), rtol=1e-6)
+
+
+def with_other_losses(rank, size):
+    """The losses of the processes read different tables."""
+    tables, optimizer = two_tables()
+    pooled = tables({"u": torch.arange(4), "v": torch.arange(4)})
+    (pooled["u"].sum() if rank == 0 else 10 * pooled["v"].sum()).backward()
+    optimizer.step()
+    assert set(rows_of(tables, "u").values()) <= {-1 / size}
+    np.testing.assert_allclose(list(rows_of(tables, "v").values()), -10 * (size - 1) / size, rtol=1e-6)
+
+
+def with_clipping(rank, size):
+    """A norm is that of all processes, or is refused."""
+    tables, optimizer = two_tables("u")
+    weight = torch.nn.Parameter(torch.tensor(0.0))
+    (tables({"u": torch.arange(3)})["u"].sum() + 2 * weight).backward()
+    try:
+        torch.nn.utils.clip_grad_norm_([*tables.parameters(), weight], 1.0)
+    except TypeError as err:
+        assert "training.clip_grad_norm_" in str(err)  # noqa: PT017
+    else:
+        raise AssertionError("the norm of one process was taken")
+    norm = clip_grad_norm_([*tables.parameters(), weight], 1.0)
+    optimizer.step()
+    torch.testing.assert_close(norm, torch.tensor(7.0).sqrt())
+    torch.testing.assert_close(weight.grad, 2 / norm)
+    np.testing.assert_allclose(list(rows_of(tables, "u").values()), -1 / norm.item(), rtol=1e-5)
+
+
+def with_a_gradient_that_is_not_finite(rank):
+    """Every process sees it, so every GradScaler skips the step."""
+    tables, optimizer = two_tables("u")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(tables({"u": torch.arange(8)})["u"].sum() * (np.inf if rank == 1 else 1.0)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert set(rows_of(tables, "u").values()) == {0.0}
+    assert scaler.get_scale() == 1.0
+
+
+def without_a_group():
+    """Each process would train tables of its own."""
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(1)})
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.ModuleList([tables, torch.nn.Linear(1, 1)]))
+    try:
+        model.module[0]({"t": torch.tensor([1])})
+    except RuntimeError as err:
+        assert "expected process_group=torch.distributed.group.WORLD" in str(err)  # noqa: PT017
+    else:
+        raise AssertionError("each process trains tables of its own")
 
 
 if __name__ == "__main__":

@@ -122,13 +122,13 @@ def test_a_variable_may_be_looked_up_twice_in_one_call():
     assert rows_of(one) == {3: [-10], 4: [-9]}
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.SparseAdam])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_an_optimizer_of_pytorch_is_refused(optimizer):
     one = sok.DynamicVariable(1, "1")
     sok.lookup_sparse(one, sparse([[3]])).sum().backward()
     step = optimizer([one], lr=1.0)
 
-    with pytest.raises(TypeError, match=r"expected an optimizer of training.optimizers, got torch\.optim\.\w+\."):
+    with pytest.raises(TypeError, match=r"expected an optimizer of training\.optimizers"):
         step.step()
     assert rows_of(one) == {3: [1]}
 

@@ -1,0 +1,553 @@
+"""What PyTorch programs do with parameters: tables follow each habit as parameters do, or refuse the habit by name.
+
+A habit is a function of a model and an optimizer. It runs twice: on a model whose embedding is a table, and on the same
+model in float64 whose embedding is an ``nn.EmbeddingBag``. Then all weights are equal, or the table has refused.
+"""
+
+import copy
+import gc
+import io
+import pickle
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
+
+from training import EmbeddingBagCollection, EmbeddingBagConfig, optimizers
+from training.embedding import Constant
+
+ROWS, DIM = 8, 3
+KEYS, OFFSETS = torch.tensor([1, 2, 1, 5]), torch.tensor([0, 2, 3, 4])
+OTHER_KEYS = torch.tensor([2, 5, 5, 7])
+
+
+class Table(nn.Module):
+    """The embedding as a table. It has no rows until training makes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(DIM, initializer=Constant(0.25))})
+
+    def forward(self, keys, offsets):
+        return self.tables({"t": (keys, offsets)})["t"]
+
+    def rows(self):
+        rows = np.full((ROWS, DIM), 0.25)
+        keys, vectors = self.tables.tables["t"].rows()
+        rows[keys] = vectors
+        return torch.from_numpy(rows)
+
+
+class Plain(nn.Module):
+    """The embedding as a parameter of PyTorch."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(ROWS, DIM, mode="sum", include_last_offset=True, dtype=torch.float64)
+        nn.init.constant_(self.bag.weight, 0.25)
+
+    def forward(self, keys, offsets):
+        return self.bag(keys, offsets)
+
+    def rows(self):
+        return self.bag.weight.detach().clone()
+
+
+class Model(nn.Module):
+    """An embedding and a network."""
+
+    def __init__(self, embedding, dtype):
+        super().__init__()
+        self.embedding, self.net = embedding, nn.Linear(DIM, 1, dtype=dtype)
+        with torch.no_grad():
+            self.net.weight.copy_(torch.tensor([[1.0, -2.0, 0.5]]))
+            self.net.bias.fill_(0.1)
+
+    def forward(self, keys=KEYS, offsets=OFFSETS):
+        return self.net(self.embedding(keys, offsets))
+
+
+def table_model():
+    return Model(Table(), torch.float32)
+
+
+def plain_model():
+    return Model(Plain(), torch.float64)
+
+
+def loss_of(model, factor=1.0, keys=KEYS):
+    return (model(keys) - 1).square().sum() * factor
+
+
+def one_step(model, optimizer, factor=1.0):
+    loss_of(model, factor).backward()
+    optimizer.step()
+
+
+def table_of(model):
+    """The parameter of the embedding."""
+    return next(model.embedding.parameters())
+
+
+def two_passes(model, optimizer):
+    loss_of(model).backward()
+    loss_of(model, 10, OTHER_KEYS).backward()
+    optimizer.step()
+
+
+def three_hundred_passes(model, optimizer):
+    for _ in range(300):
+        loss_of(model, 1e-3).backward()
+    optimizer.step()
+
+
+def one_graph_twice(model, optimizer):
+    loss = loss_of(model)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    optimizer.step()
+
+
+def one_table_in_two_lookups(model, optimizer):
+    (loss_of(model) + loss_of(model, 3, OTHER_KEYS)).backward()
+    optimizer.step()
+
+
+def zeroed(model, optimizer, zero):
+    loss_of(model, 5).backward()
+    zero(model, optimizer)
+    one_step(model, optimizer)
+
+
+def clipped(model, optimizer, clip):
+    loss_of(model, 100).backward()
+    clip(model.parameters())
+    optimizer.step()
+
+
+def scaled_between_passes(model, optimizer):
+    loss_of(model).backward()
+    for parameter in model.parameters():
+        parameter.grad.mul_(0.5)
+    loss_of(model, 10, OTHER_KEYS).backward()
+    optimizer.step()
+
+
+def scaled_by_an_operator(model, optimizer):
+    loss_of(model).backward()
+    for parameter in model.parameters():
+        parameter.grad *= 0.1
+    optimizer.step()
+
+
+def replaced_by_another_gradient(model, optimizer):
+    loss_of(model).backward()
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad * 0.1
+    optimizer.step()
+
+
+def hooked(model, optimizer):
+    table = table_of(model)
+    table.register_hook(lambda gradient: gradient / 4)
+    table.register_hook(lambda gradient: gradient.clamp(-0.5, 0.5))
+    removed = table.register_hook(torch.zeros_like)
+    removed.remove()
+    two_passes(model, optimizer)
+
+
+def hooked_after_accumulation(model, optimizer):
+    def halve(parameter):
+        parameter.grad.mul_(0.5)
+
+    table_of(model).register_post_accumulate_grad_hook(halve)
+    two_passes(model, optimizer)
+
+
+def scaled_for_amp(model, optimizer, factor=1.0, unscale=True):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for number in range(3):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, factor if number == 1 else 1.0)).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def frozen(model, optimizer):
+    one_step(model, optimizer)
+    table_of(model).requires_grad_(False)
+    optimizer.zero_grad()
+    one_step(model, optimizer)
+    assert not model.embedding(KEYS, OFFSETS).requires_grad
+
+
+def thawed(model, optimizer):
+    frozen(model, optimizer)
+    optimizer.zero_grad()
+    model.requires_grad_(True)
+    one_step(model, optimizer)
+
+
+def evaluated(model, optimizer):
+    one_step(model, optimizer)
+    optimizer.zero_grad()
+    model.eval()
+    one_step(model, optimizer)
+
+
+def only_the_network(model, optimizer):
+    loss_of(model, 5).backward(inputs=list(model.net.parameters()))
+    loss_of(model, 7).backward(inputs=[table_of(model)])
+    optimizer.step()
+
+
+def gradients_of_the_network(model, optimizer):
+    torch.autograd.grad(loss_of(model, 5), list(model.net.parameters()))
+    one_step(model, optimizer)
+
+
+def forward_without_backward(model, optimizer):
+    for _ in range(20):
+        model()
+    one_step(model, optimizer)
+
+
+def copied(model, optimizer):
+    one_step(model, optimizer)
+    other = copy.deepcopy(model)
+    one_step(other, type(optimizer)(other.parameters(), lr=10.0))
+    optimizer.zero_grad()
+    one_step(model, optimizer)
+
+
+def continued_in(model, other):
+    """Train a copy, and put its weights where the test looks for them."""
+    one_step(other, optimizers.SGD(other.parameters(), lr=0.1))
+    model.embedding, model.net = other.embedding, other.net
+
+
+def a_trained_copy(model, optimizer):
+    one_step(model, optimizer)
+    continued_in(model, copy.deepcopy(model))
+
+
+def a_copy_of_model_and_optimizer(model, optimizer):
+    one_step(model, optimizer)
+    step, other = copy.deepcopy((optimizer, model))
+    step.zero_grad()
+    one_step(other, step)
+    model.embedding, model.net = other.embedding, other.net
+
+
+def pickled(model, optimizer):
+    one_step(model, optimizer)
+    continued_in(model, pickle.loads(pickle.dumps(model)))
+
+
+def saved(model, optimizer):
+    one_step(model, optimizer)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    continued_in(model, torch.load(file, weights_only=False))
+
+
+def loaded(model, optimizer):
+    one_step(model, optimizer)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other = Model(type(model.embedding)(), model.net.weight.dtype)
+    other.load_state_dict(torch.load(file))
+    continued_in(model, other)
+
+
+def moved(model, optimizer):
+    loss_of(model).backward()
+    model.to("cpu").cpu()
+    optimizer.step()
+
+
+def compiled(model, optimizer):
+    fast = torch.compile(model, backend="eager")
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(fast).backward()
+        optimizer.step()
+
+
+def checkpointed(model, optimizer, use_reentrant):
+    one = torch.ones(1, requires_grad=True)  # without it, nothing has a gradient in a reentrant checkpoint
+    out = checkpoint(lambda one: one * model(), one, use_reentrant=use_reentrant)
+    (out - 1).square().sum().backward()
+    optimizer.step()
+
+
+def known_and_checkpointed(model, optimizer):
+    one_step(model, optimizer)
+    optimizer.zero_grad()
+    checkpointed(model, optimizer, use_reentrant=True)
+
+
+def autocast(model, optimizer):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+        loss = loss_of(model)
+    loss.backward()
+    optimizer.step()
+
+
+def in_the_backward_pass(model, optimizer):
+    for parameter in model.parameters():
+        of_parameter = type(optimizer)([parameter], lr=0.1)
+
+        def step(parameter, of_parameter=of_parameter):
+            of_parameter.step()
+            parameter.grad = None
+
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(2):
+        loss_of(model).backward()
+
+
+def learning_rates_by_group(model, optimizer):
+    two = type(optimizer)(
+        [{"params": model.embedding.parameters(), "lr": 0.5}, {"params": model.net.parameters()}], lr=0.1
+    )
+    one_step(model, two)
+
+
+FOLLOWED = {
+    "a step": one_step,
+    "two backward passes": two_passes,
+    "300 backward passes": three_hundred_passes,
+    "retain_graph": one_graph_twice,
+    "one table in two lookups": one_table_in_two_lookups,
+    "optimizer.zero_grad()": partial(zeroed, zero=lambda model, optimizer: optimizer.zero_grad()),
+    "optimizer.zero_grad(False)": partial(zeroed, zero=lambda model, optimizer: optimizer.zero_grad(False)),
+    "module.zero_grad()": partial(zeroed, zero=lambda model, optimizer: model.zero_grad()),
+    "grad = None": partial(
+        zeroed, zero=lambda model, optimizer: [setattr(p, "grad", None) for p in model.parameters()]
+    ),
+    "clip_grad_value_": partial(clipped, clip=partial(nn.utils.clip_grad_value_, clip_value=0.01)),
+    "clip_grad_norm_": partial(clipped, clip=partial(nn.utils.clip_grad_norm_, max_norm=0.5)),
+    "clip_grad_norm_, infinite norm": partial(
+        clipped, clip=partial(nn.utils.clip_grad_norm_, max_norm=0.5, norm_type=torch.inf)
+    ),
+    "grad.mul_() between passes": scaled_between_passes,
+    "grad *= x": scaled_by_an_operator,
+    "grad = another": replaced_by_another_gradient,
+    "register_hook": hooked,
+    "register_post_accumulate_grad_hook": hooked_after_accumulation,
+    "optimizer in backward": in_the_backward_pass,
+    "GradScaler": partial(scaled_for_amp, unscale=False),
+    "GradScaler, infinite": partial(scaled_for_amp, factor=torch.inf, unscale=False),
+    "GradScaler with clipping": scaled_for_amp,
+    "GradScaler with clipping, NaN": partial(scaled_for_amp, factor=torch.nan),
+    "autocast": autocast,
+    "requires_grad_(False)": frozen,
+    "requires_grad_(True) again": thawed,
+    "eval() with gradients": evaluated,
+    "backward(inputs=)": only_the_network,
+    "autograd.grad of the network": gradients_of_the_network,
+    "forward without backward": forward_without_backward,
+    "deepcopy": copied,
+    "a trained deepcopy": a_trained_copy,
+    "deepcopy of model and optimizer": a_copy_of_model_and_optimizer,
+    "pickle": pickled,
+    "torch.save(model)": saved,
+    "state_dict": loaded,
+    "to() with gradients": moved,
+    "torch.compile": compiled,
+    "checkpoint": partial(checkpointed, use_reentrant=False),
+    "a reentrant checkpoint with known keys": known_and_checkpointed,
+    "parameter groups": learning_rates_by_group,
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # of torch.compile's graph breaks
+@pytest.mark.parametrize("habit", FOLLOWED.values(), ids=FOLLOWED.keys())
+def test_a_table_follows_the_habit_as_a_parameter_does(habit):
+    ours, theirs = table_model(), plain_model()
+
+    for model in (ours, theirs):
+        habit(model, optimizers.SGD(model.parameters(), lr=0.1))
+
+    torch.testing.assert_close(ours.embedding.rows(), theirs.embedding.rows(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(ours.net.weight.double(), theirs.net.weight, rtol=1e-4, atol=1e-6)
+
+
+class PapersOptimizer(torch.optim.Optimizer):
+    """As in the code of many papers."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.add_(parameter.grad.data.sum(0), alpha=-0.1)
+
+
+def with_another_optimizer(model, make):
+    optimizer = make(model.parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    closure()
+    if isinstance(optimizer, PapersOptimizer):
+        optimizer.step()
+    else:
+        optimizer.step(closure)
+
+
+def averaged(model, **how):
+    average = AveragedModel(model, **how)
+    average.update_parameters(model)
+    average.update_parameters(model)
+
+
+def averaged_by_hand(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.data.mul_(0.9).add_(parameter.data, alpha=0.1)
+
+
+def penalized(model):
+    (loss_of(model) + sum(parameter.square().sum() for parameter in model.parameters())).backward()
+
+
+REFUSED = {
+    "SGD": ("add_", partial(with_another_optimizer, make=partial(torch.optim.SGD, lr=1.0))),
+    "SGD(foreach)": (
+        "_foreach_add_",
+        partial(with_another_optimizer, make=partial(torch.optim.SGD, lr=1.0, foreach=True)),
+    ),
+    "Adam": ("zeros_like", partial(with_another_optimizer, make=torch.optim.Adam)),
+    "AdamW": ("zeros_like", partial(with_another_optimizer, make=torch.optim.AdamW)),
+    "Adagrad": ("full_like", partial(with_another_optimizer, make=torch.optim.Adagrad)),
+    "LBFGS": ("view_as", partial(with_another_optimizer, make=torch.optim.LBFGS)),
+    "a paper's optimizer": ("add_", partial(with_another_optimizer, make=PapersOptimizer)),
+    "AveragedModel": ("copy_", averaged),
+    "EMA": ("copy_", partial(averaged, multi_avg_fn=get_ema_multi_avg_fn(0.9))),
+    "an average by hand": ("mul_", averaged_by_hand),
+    "half()": ("half", nn.Module.half),
+    "bfloat16()": ("bfloat16", nn.Module.bfloat16),
+    "double()": ("double", nn.Module.double),
+    "to(dtype)": ("to", lambda model: model.to(torch.float16)),
+    "share_memory()": ("share_memory_", nn.Module.share_memory),
+    "nn.init": ("uniform_", lambda model: nn.init.xavier_uniform_(table_of(model))),
+    "parameter[:] = 0": ("__setitem__", lambda model: table_of(model).detach().__setitem__(slice(None), 0)),
+    "L2 of the parameters": ("square", penalized),
+    "norm of the parameters": ("norm", lambda model: [parameter.detach().norm() for parameter in model.parameters()]),
+    "parameters_to_vector": ("view", lambda model: nn.utils.parameters_to_vector(model.parameters())),
+    "autograd.grad of the table": ("grad", lambda model: torch.autograd.grad(loss_of(model), [table_of(model)])),
+}
+
+
+@pytest.mark.parametrize(("function", "habit"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_table_refuses_the_habit_by_name(function, habit):
+    model = table_model()
+
+    with pytest.raises(TypeError, match=re.escape(f"table 't': PyTorch's {function!r} does not reach the rows")):
+        habit(model)
+
+
+def test_a_checkpoint_that_would_never_make_rows_is_refused():
+    model = table_model()
+
+    with pytest.raises(RuntimeError, match=r"table 't': .* use_reentrant=False"):
+        checkpointed(model, optimizers.SGD(model.parameters(), lr=0.1), use_reentrant=True)
+
+
+def test_a_gradient_is_the_sum_over_the_rows_that_were_read():
+    model = table_model()
+    assert table_of(model).grad is None
+
+    model.embedding(KEYS, OFFSETS).sum().backward()
+
+    assert table_of(model).grad.tolist() == [[2.0] * DIM, [1.0] * DIM, [1.0] * DIM]  # of the keys 1, 2 and 5
+    assert table_of(model).shape == (0, DIM)
+
+
+def test_a_second_backward_pass_through_one_graph_is_refused():
+    loss = table_model().embedding(KEYS, OFFSETS).sum()
+    loss.backward()
+
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_a_backward_pass_that_needs_the_rows_before_a_step_is_refused(max_norm):
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(DIM, max_norm=max_norm)})
+    weights = torch.ones(4, requires_grad=max_norm is None)
+    optimizer = optimizers.SGD(tables.parameters(), lr=0.1)
+    one, other = (tables({"t": (KEYS, OFFSETS, weights)})["t"].sum() for _ in range(2))
+    one.backward()
+    optimizer.step()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        other.backward()
+
+
+def test_a_gradient_of_another_shape_is_refused():
+    table = table_of(table_model())
+
+    with pytest.raises(ValueError, match=r"table 't': grad: expected no gradient, .* got float32\[1, 3\]"):
+        table.grad = torch.zeros(1, DIM)
+
+
+def test_a_state_of_an_earlier_revision_is_loaded():
+    model, other = table_model(), table_model()
+    one_step(model, optimizers.SGD(model.parameters(), lr=0.1))
+
+    other.load_state_dict(model.state_dict() | {"embedding.tables.table_0": torch.zeros(1)})
+
+    assert torch.equal(other.embedding.rows(), model.embedding.rows())
+
+
+def test_a_frozen_table_makes_no_rows():
+    model = table_model()
+    model.embedding.requires_grad_(False)
+
+    model()
+
+    assert len(model.embedding.tables.tables["t"]) == 0
+
+
+def test_first_weights_follow_torch_manual_seed_and_differ_between_tables():
+    def vectors(seed, count):
+        torch.manual_seed(seed)
+        made = [EmbeddingBagCollection({"t": EmbeddingBagConfig(2)}) for _ in range(count)]
+        return [tables({"t": torch.tensor([5])})["t"].tolist() for tables in made]
+
+    one, other = vectors(0, 2)
+
+    assert [one, other] == vectors(0, 2)
+    assert one != other
+    assert vectors(1, 1) != [one]
+
+
+def test_lookups_without_backward_keep_nothing():
+    model = table_model()
+    model()
+    gc.collect()
+    before = len(gc.get_objects())
+
+    for _ in range(100):
+        model()
+
+    assert len(gc.get_objects()) < before + 100

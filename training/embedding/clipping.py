@@ -1,0 +1,44 @@
+"""Clip gradients by their norm over several processes."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from training.embedding.parameter import TableParameter
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0
+) -> torch.Tensor:
+    """Scale gradients so that their norm is at most ``max_norm``, as ``torch.nn.utils.clip_grad_norm_`` does.
+
+    The norms of tables whose rows are spread over processes are added up over the processes. Every process calls this
+    with the same tables. The gradients of other parameters must be the same in all processes, as in
+    ``DistributedDataParallel``.
+
+    Args:
+        parameters: with gradients, or None as their gradient.
+        max_norm: the largest norm.
+        norm_type: p of the p-norm, a number above 0.
+
+    Returns:
+        the norm of all gradients before.
+
+    Raises:
+        ValueError: ``norm_type`` is out of range.
+    """
+    if not 0 < norm_type < math.inf:
+        raise ValueError(f"norm_type: expected a number above 0, got {norm_type}")
+    every = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    shards = [one for one in every if isinstance(one, TableParameter) and one.processes.size > 1]
+    gradients = [one.grad for one in every if not any(one is shard for shard in shards) and one.grad is not None]
+    total = torch.nn.utils.get_total_norm(gradients, norm_type) ** norm_type
+    for shard in shards:
+        rows = shard.sink.rows()
+        norm = torch.zeros(()) if rows is None else torch.linalg.vector_norm(rows, norm_type)
+        total = total + shard.processes.total(norm**norm_type).to(total.device)
+    norm = total ** (1 / norm_type)
+    torch.nn.utils.clip_grads_with_norm_(every, max_norm, norm)
+    return norm

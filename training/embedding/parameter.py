@@ -1,0 +1,171 @@
+"""A table among the parameters of a PyTorch module."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NoReturn, Self
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from training.embedding.gradients import Receiver, RowGradient, TableSink
+from training.embedding.table import EmbeddingTable
+from training.processes import Processes
+
+# Functions that return the parameter or an alias.
+_ALIASES = {
+    torch.Tensor.data.__get__,
+    torch.Tensor.detach,
+    torch.Tensor.requires_grad_,
+    torch.Tensor.to,
+    torch.Tensor.cpu,
+    torch.Tensor.cuda,
+    torch.Tensor.float,
+}
+
+
+class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
+    """Stands for a table among the parameters of a module. Its shape is [0, D]; the rows are in ``table``.
+
+    ``grad`` is the sum float32[U, D] of the gradients of each row that has one. PyTorch's functions on gradients may
+    change it in place. PyTorch may also ask what the parameter is, move it and detach it. Everything else would
+    compute with elements that are not here, so it raises an error.
+
+    Attributes:
+        table: the rows of this process.
+        processes: have the rows of the whole table.
+        sink: the gradients since the last step.
+    """
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        """Make a parameter without elements."""
+        return super().__new__(cls, torch.empty(0, 0))  # type: ignore[no-any-return]
+
+    def __init__(self, table: EmbeddingTable, processes: Processes | None = None) -> None:
+        """Take the rows. None: this process has all rows."""
+        self.table = table
+        self.processes = processes or Processes()
+        self.sink = TableSink()
+        self.data = torch.empty(0, table.config.dim)
+        self.register_post_accumulate_grad_hook(_keep)
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The gradient, in RAM. It can be changed in place or replaced. None: no row has a gradient."""
+        rows = self.sink.rows()
+        if rows is None or not len(rows):
+            return None
+        return rows if self.processes.size == 1 else rows.as_subclass(ShardGradient)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        if value is None:
+            self.sink.clear()
+            return
+        rows = self.sink.rows()
+        expected = "no gradient, because backward() has left none" if rows is None else f"float32{list(rows.shape)}"
+        if rows is None or value.shape != rows.shape or value.dtype != torch.float32:
+            came = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+            raise ValueError(f"table {self.table.name!r}: grad: expected {expected}, got {came}")
+        self.sink.replace(value)
+
+    def register_hook(self, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> RemovableHandle:
+        """Call a function with the gradient of each backward pass; see ``torch.Tensor.register_hook``."""
+        handle = RemovableHandle(self.sink.hooks)
+        self.sink.hooks[handle.id] = hook
+        return handle
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let PyTorch read what the parameter is, and refuse what would compute with its elements."""
+        name = function.__name__
+        if function not in _ALIASES and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))):
+            _refuse(name, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **kwargs or {})
+        if function in _ALIASES and result.dtype == torch.float32:
+            return result if result is args[0] else _alias_of(args[0], result)
+        if any(True for _ in _tensors([result])):
+            _refuse(name, args, kwargs)
+        return result
+
+    def __repr__(self, **named: Any) -> str:
+        """Show the table, because there are no elements."""
+        return f"TableParameter({self.table.name!r}, {len(self.table):,} rows of {self.table.config.dim})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TableParameter":
+        """Copy the rows. Gradients and hooks are not copied, as for any parameter."""
+        copied = _made(copy.deepcopy(self.table, memo), self.processes, self.requires_grad)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the rows."""
+        return _made, (self.table, self.processes, self.requires_grad)
+
+
+class ShardGradient(torch.Tensor):  # type: ignore[misc]
+    """The gradient of the rows of one process of several.
+
+    Each process would see another norm. Clipped by it, the other parameters would differ between the processes.
+    """
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse norms."""
+        if "norm" in function.__name__:
+            raise TypeError(
+                "the rows are spread over processes: use training.clip_grad_norm_, which adds up the norms of all"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs or {})
+
+
+def sinks_of(parameters: Sequence[TableParameter]) -> Receiver:
+    """Return a receiver that gives each lookup's gradient to the sink of its table."""
+    return partial(_to_sinks, parameters)
+
+
+def _to_sinks(
+    parameters: Sequence[TableParameter], gradients: Sequence[RowGradient | None]
+) -> list[torch.Tensor | None]:
+    returned: list[torch.Tensor | None] = []
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.sink.receive(gradient)
+        nothing = torch.empty(0, parameter.table.config.dim, device=parameter.device)
+        returned.append(None if gradient is None else nothing)
+    return returned
+
+
+def _keep(parameter: TableParameter) -> None:
+    parameter.sink.keep()
+
+
+def _alias_of(parameter: TableParameter, elements: torch.Tensor) -> TableParameter:
+    """Return an alias that refuses what the parameter refuses. It has no gradient."""
+    alias: TableParameter = elements.as_subclass(type(parameter))
+    alias.__dict__.update(parameter.__dict__, sink=TableSink())
+    return alias
+
+
+def _made(table: EmbeddingTable, processes: Processes, requires_grad: bool) -> TableParameter:
+    parameter: TableParameter = TableParameter(table, processes).requires_grad_(requires_grad)
+    return parameter
+
+
+def _refuse(function: str, args: Any, kwargs: Any) -> NoReturn:
+    table = next(one.table for one in _tensors([*args, *(kwargs or {}).values()]) if isinstance(one, TableParameter))
+    raise TypeError(
+        f"table {table.name!r}: PyTorch's {function!r} does not reach the rows, which are outside PyTorch; "
+        "expected an optimizer of training.optimizers, or row_dtype of the table's config for rows of another type"
+    )
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Yield tensors, also those inside lists and tuples."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
