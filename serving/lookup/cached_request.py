@@ -11,7 +11,7 @@ from gpu_cache.missing import ABSENT, Missing
 from serving.config import GpuCacheConfig
 from serving.lookup.device_workspace import DeviceWorkspace
 from serving.lookup.table_cache import TableCache
-from serving.parameter_server.copies import ModelCopies, ReadTables
+from serving.parameter_server.copies import Copies, ReadRows
 from serving.storage.store import Keys, Mask, Vectors
 
 # Queues keys of a table, given by its index, for a later insertion. See ``InsertQueue.offer``.
@@ -35,7 +35,7 @@ class CachedRequest:
         self,
         settings: GpuCacheConfig,
         caches: Sequence[TableCache],
-        copies: ModelCopies,
+        copies: Copies,
         keys: Sequence[Keys],
         work: DeviceWorkspace,
         later: Later | None,
@@ -49,7 +49,7 @@ class CachedRequest:
         # Nothing of the following is needed if no key is missing, the common case.
         self._hit_rates = np.zeros(0)  # by table, of the first launch
         self._is_late: Mask = np.zeros(0, dtype=np.bool_)  # by table: the request does not wait for missing rows
-        self._reads: list[ReadTables] = []
+        self._reads: list[ReadRows] = []
         self._misses: list[NDArray[np.uint32]] = []  # of the keys of each read; see ``Workspace.insert``
 
     @property

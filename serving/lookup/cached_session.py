@@ -29,7 +29,7 @@ from serving.lookup.session import LookupResult, LookupSession
 from serving.metrics import MetricSample
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.arguments import check_weights
-from serving.parameter_server.copies import ModelCopies
+from serving.parameter_server.copies import Copies
 from serving.storage.store import Keys
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class CachedLookupSession(LookupSession):
         self._closing = threading.Event()
         with ExitStack() as memory, ExitStack() as threads:
             self._caches = open_caches(server, config, self.plans, device, self._health, memory)
-            self._copies = ModelCopies([one.copies for one in self._caches])
+            self._copies = Copies([table for cache in self._caches for table in cache.copies.tables])
             self._workspaces = open_workspaces(config, self._caches, memory)
             self._insertions = self._open_insertions(threads)
             self._warm_up()
@@ -220,7 +220,7 @@ class CachedLookupSession(LookupSession):
                 load(work)
                 request = CachedRequest(self.config.gpu_cache, self._caches, self._copies, keys, work, later)
                 yield request
-            self._check_still_held()
+            self._copies.check_loaded()
             request.keep()
         if not is_part:
             self._copies.answered(sizes, request.defaulted)
@@ -274,7 +274,7 @@ class CachedLookupSession(LookupSession):
         """Insert rows into a table's cache, and wait for it, because insertions must not pile up on the device."""
         cache = self._caches[place]
         with self._calls.call(), self._health.watch():
-            cache.keep(cache.copies.read(keys, is_request=True))
+            cache.keep(cache.copies.read([keys]))
             cache.wait()
 
     def _check_weights(self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kernels.device import Device
 from serving.batch import Batch
 from serving.config import ModelConfig
-from serving.errors import RequestError, UnknownModelError
+from serving.errors import RequestError
 from serving.metrics import MetricSample
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.arguments import check_keys
@@ -51,7 +51,6 @@ class LookupSession:
         Raises:
             UnknownModelError: ``server`` does not hold the model.
         """
-        self._held = server.model(config.name, config.version)
         self.server = server
         self.health = server.health(config.name, config.version)
         self.config = config
@@ -124,11 +123,3 @@ class LookupSession:
             raise RequestError(f"expected keys of {len(self._tables)} tables, got {len(keys)}")
         for (_, name), of_table in zip(self._tables, keys, strict=True):
             check_keys(name, of_table, self.config.key_type)
-
-    def _check_still_held(self) -> None:
-        """Refuse requests once another load has this model's name, even with the same configuration.
-
-        The new load's rows may not fit this dense network, and its changes are not reported to these caches.
-        """
-        if self.server.model(self.config.name, self.config.version) is not self._held:
-            raise UnknownModelError(f"model {self.config.name!r} was unloaded, and another load has its name now")

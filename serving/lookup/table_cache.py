@@ -82,15 +82,15 @@ class TableCache:
         Args:
             read: rows of distinct keys that the cache does not hold.
         """
-        changes = self._changes
-        with self.copies.storing(read) as unchanged:
-            held = unchanged & self.cache.layout.can_hold(read.keys)
-            kept, absent = held & read.found & (not self._is_full()), held & ~read.found
+        changes, (keys,), (rows,) = self._changes, read.keys, read.rows
+        with self.copies.storing([read]) as unchanged:
+            fits = unchanged & self.cache.layout.can_hold(keys)
+            kept, absent = fits & read.found & (not self._is_full()), fits & ~read.found
             try:
                 if np.count_nonzero(absent):
-                    self.cache.note_absent(read.keys[absent], are_distinct=True)
+                    self.cache.note_absent(keys[absent], are_distinct=True)
                 if np.count_nonzero(kept):
-                    self.cache.replace(read.keys[kept], read.rows[kept], are_distinct=True)
+                    self.cache.replace(keys[kept], rows[kept], are_distinct=True)
                 self._is_short_of_memory = False
             except CacheFullError:  # rows that were added after the load; the tiers have them
                 self._full_after = changes
@@ -110,7 +110,7 @@ class TableCache:
             StoreError: a tier did not answer.
         """
         for keys in batches:
-            self.keep(self.copies.read(keys, is_request=False))
+            self.keep(self.copies.read([keys], is_request=False))
         self.wait()
         if self._is_full():
             logger.warning("%s: its static cache has no room for some rows: the tiers answer them", self._name)
@@ -132,17 +132,20 @@ class TableCache:
             for begin in range(0, keys.size, step):
                 if closing.is_set():
                     return
-                read = self.copies.read(keys[begin : begin + step], is_request=False)
-                for first in range(0, read.keys.size, _UPDATED_AT_ONCE):
-                    self._update(read.part(slice(first, first + _UPDATED_AT_ONCE)), are_held)
+                part = keys[begin : begin + step]
+                read = self.copies.read([part], is_request=False)
+                for first in range(0, part.size, _UPDATED_AT_ONCE):
+                    self._update(read, slice(first, first + _UPDATED_AT_ONCE), are_held)
 
-    def _update(self, read: ReadRows, are_held: bool) -> None:
-        """Update rows, or erase them if no tier has them, and wait for it."""
-        with self.copies.storing(read) as unchanged:
-            kept = unchanged & read.found
-            self.cache.update(read.keys[kept], read.rows[kept], are_distinct=True)
+    def _update(self, read: ReadRows, part: slice, are_held: bool) -> None:
+        """Update a part of the rows, or erase them if no tier has them, and wait for it."""
+        (keys,), (rows,), found = read.keys, read.rows, read.found[part]
+        keys, rows = keys[part], rows[part]
+        with self.copies.storing([ReadRows([keys], [rows], found, read.version)]) as unchanged:
+            kept = unchanged & found
+            self.cache.update(keys[kept], rows[kept], are_distinct=True)
             if are_held:
-                self.cache.erase(read.keys[unchanged & ~read.found])
+                self.cache.erase(keys[unchanged & ~found])
         self.wait()
 
     def wait(self) -> None:

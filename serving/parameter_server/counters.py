@@ -152,12 +152,8 @@ class TableCounting:
         self.pooled = np.zeros(2 + len(FETCH_BUCKETS_S) + 1, dtype=np.int64)
 
     def answered(self, keys: int, defaulted_keys: int) -> None:
-        """Count the keys of an answered lookup, whatever tier answered them."""
+        """Count the keys of an answered lookup, whatever tier answered them; less than zero to take keys back."""
         self.requests.of_table(self.place, keys, defaulted_keys)
-
-    def take_back(self, keys: int) -> None:
-        """Take back keys that ``pooled`` counted, because their lookup failed in another table."""
-        self.requests.of_table(self.place, -keys)
 
     def asked(self, asked_keys: Sequence[int], hits: Sequence[int]) -> None:
         """Count the calls of a lookup: the keys that each tier was asked for, and the keys that it held."""

@@ -50,39 +50,7 @@ class Readiness:
 def worst(of_models: Iterable[Readiness]) -> Readiness:
     """The worst of several models; ``Readiness()`` of none."""
     order = get_args(State)
-    return max(of_models, key=lambda one: order.index(one.state), default=Readiness())
-
-
-class RequestWindow:
-    """How many requests succeeded and failed in the last minute. Methods may be called from any thread."""
-
-    def __init__(self) -> None:
-        """Start without requests."""
-        self._lock = threading.Lock()  # guards the buckets; held for a few additions only
-        self._buckets: deque[list[int]] = deque(maxlen=_BUCKETS)  # oldest first: time, succeeded, failed
-
-    def note(self, succeeded: int, failed: int) -> None:
-        """Count requests that have ended now."""
-        time = int(now_s() / _BUCKET_S)
-        with self._lock:
-            if not self._buckets or self._buckets[-1][0] != time:
-                self._buckets.append([time, 0, 0])
-            self._buckets[-1][1] += succeeded
-            self._buckets[-1][2] += failed
-
-    def counts(self, *, until_last: bool) -> tuple[int, int]:
-        """The requests that succeeded and failed in the minute until now, or until the last request."""
-        with self._lock:
-            if not self._buckets:
-                return 0, 0
-            end = self._buckets[-1][0] if until_last else int(now_s() / _BUCKET_S)
-            shown = [one for one in self._buckets if one[0] > end - _BUCKETS]
-            return sum(one[1] for one in shown), sum(one[2] for one in shown)
-
-    def clear(self) -> None:
-        """Forget all requests."""
-        with self._lock:
-            self._buckets.clear()
+    return max(of_models, key=lambda readiness: order.index(readiness.state), default=Readiness())
 
 
 @dataclass(slots=True)
@@ -136,14 +104,15 @@ class ModelHealth:
         """
         self.copies: set[object] = set()
         self._model, self._tiers, self._answers_early = model, tuple(tiers), answers_early
-        self._lock = threading.Lock()  # guards the fields below
+        self._lock = threading.Lock()  # guards the fields below; held for a few additions only
         self._outages: dict[int, Outage] = {}  # by the tier's place
-        self._window = RequestWindow()
         self._failed_requests = 0
+        self._ended: deque[list[int]] = deque(maxlen=_BUCKETS)  # requests, oldest first: time, succeeded, failed
 
     def succeeded(self, requests: int = 1) -> None:
         """Count requests that were answered."""
-        self._window.note(requests, 0)
+        with self._lock:
+            self._count(requests, 0)
 
     def request_failed(self, error: Exception) -> None:
         """Count a request that was not answered, unless the request itself is the reason."""
@@ -151,7 +120,7 @@ class ModelHealth:
             return
         with self._lock:
             self._failed_requests += 1
-        self._window.note(0, 1)
+            self._count(0, 1)
 
     def tier_failed(self, depth: int, table: str, error: StoreError) -> None:
         """Note that the tier at ``depth``, 0 for the fastest, did not answer a call for a table."""
@@ -194,8 +163,9 @@ class ModelHealth:
             over = {depth: outage for depth, outage in self._outages.items() if outage.is_over()}
             self._outages = {depth: outage for depth, outage in self._outages.items() if depth not in over}
             failed = self._failed_requests
+            if over:
+                self._ended.clear()
         for outage in over.values():
-            self._window.clear()
             took_s, failures = outage.answered_s - outage.began_s, failed - outage.failed_before
             requests = "1 failed request" if failures == 1 else f"{failures:,} failed requests"
             logger.warning(
@@ -214,7 +184,9 @@ class ModelHealth:
             silent = [outage.silent.copy() for outage in outages]
             slowest = self._outages.get(len(self._tiers) - 1)
             is_cut_off = slowest is not None and bool(slowest.silent)
-        succeeded, failed = self._window.counts(until_last=is_cut_off)
+            last = self._ended[-1][0] if is_cut_off and self._ended else int(now_s() / _BUCKET_S)
+            minute = [bucket for bucket in self._ended if bucket[0] > last - _BUCKETS]
+            succeeded, failed = (sum(bucket[place] for bucket in minute) for place in (1, 2))
         away = " and ".join(f"tier {outage.tier} {outage.fault}" for outage in outages)
         dead = set.intersection(*silent) if len(silent) == len(self._tiers) else set()
         if dead and not self.copies:
@@ -223,6 +195,14 @@ class ModelHealth:
             reason = f"{failed:,} of {failed + succeeded:,} requests in a minute failed"
             return Readiness("not ready", f"{reason}: {away}" if away else reason)
         return Readiness("degraded", away) if outages else Readiness()
+
+    def _count(self, succeeded: int, failed: int) -> None:
+        """Count requests that have ended now; the lock is held."""
+        time = int(now_s() / _BUCKET_S)
+        if not self._ended or self._ended[-1][0] != time:
+            self._ended.append([time, 0, 0])
+        self._ended[-1][1] += succeeded
+        self._ended[-1][2] += failed
 
     def _consequence(self, depth: int) -> str:
         """Return the effect on the model's requests while a tier does not answer."""

@@ -1,12 +1,14 @@
 """How a lookup goes through the tiers: each tier is asked for the keys that the faster tiers did not find.
 
-``TierLookup`` looks up rows, or the bags of one table. ``PooledTables`` looks up the bags of all tables of a model.
+``look_up`` looks up rows, and ``look_up_pooled`` bags. ``PooledTables`` looks up the bags of all tables of a model. The
+callers count the keys of requests: they know whether the whole request was answered.
+
 The last tier is the source of truth: updates go there first, so it is never behind. A key that the truth does not hold
 is unknown, even if a faster tier did not answer.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby
 from time import perf_counter as now_s
 
 import numpy as np
@@ -15,12 +17,10 @@ from numpy.typing import NDArray
 from kernels.host import HostTable, PooledLookup, fetch_tables, pool_rows
 from serving.batch import Batch
 from serving.config import ModelConfig
-from serving.errors import StoreError, UnknownModelError, without_frames
+from serving.errors import StoreError, without_frames
 from serving.model.records import Combiner
 from serving.parameter_server.arguments import check_weights
 from serving.parameter_server.counters import FETCH_BUCKETS_S
-from serving.parameter_server.models import ServedModels
-from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import Table
 from serving.parameter_server.tier_table import CacheTable
 from serving.storage.store import Keys, Mask, RowPtrs, Vectors, Weights, bags_with
@@ -58,184 +58,171 @@ class _Search:
         """How many keys of the request the keys at ``places`` stand for."""
         return places.size if self.times is None else int(self.times[places].sum())
 
-    def count(self, held: Table) -> None:
+    def count(self, table: Table) -> None:
         """Count the calls of the tiers, which may have ended with an error of the truth."""
         hits = np.bincount(self.depths + 1, self.times, len(self.asked_keys) + 1)
-        held.counting.asked(self.asked_keys, hits.astype(np.int64, copy=False).tolist()[1:])
+        table.counting.asked(self.asked_keys, hits.astype(np.int64, copy=False).tolist()[1:])
 
 
-class TierLookup:
-    """Looks keys up in ordered tiers, and counts the tiers' calls. Every method may be called from any thread.
+def look_up(table: Table, keys: Keys, is_request: bool = True, times: Times | None = None) -> tuple[Vectors, Mask]:
+    """See ``ParameterServer.lookup``.
 
-    The callers count the keys of requests: they know whether the whole request was answered.
+    Args:
+        table: the table.
+        keys: int64[N].
+        is_request: a client asked for the rows. Other reads are not counted and do not promote rows.
+        times: see ``_Search``.
     """
+    search = _Search(keys.size, len(table.tiers), promotes=is_request, times=times)
+    if not is_request:
+        return _gather(table, keys, search), search.found
+    try:
+        return _gather(table, keys, search), search.found
+    finally:
+        search.count(table)
 
-    def __init__(self, promoter: Promoter | None) -> None:
-        """``promoter`` gets the rows that faster tiers do not have."""
-        self._promoter = promoter
 
-    def rows(
-        self, held: Table, keys: Keys, is_request: bool = True, times: Times | None = None
-    ) -> tuple[Vectors, Mask]:
-        """See ``ParameterServer.lookup``.
+def look_up_tables(
+    tables: Sequence[Table], keys: Sequence[Keys], times: Times | None = None, is_request: bool = True
+) -> tuple[list[Vectors], Mask]:
+    """Look up rows of several tables: float32[N, D] of each, and which keys were found, table after table.
 
-        Args:
-            held: the table.
-            keys: int64[N].
-            is_request: a client asked for the rows. Other reads are not counted and do not promote rows.
-            times: see ``_Search``.
-        """
-        search = _Search(keys.size, len(held.tiers), promotes=is_request, times=times)
-        if not is_request:
-            return self._gather(held, keys, search), search.found
-        try:
-            return self._gather(held, keys, search), search.found
-        finally:
-            search.count(held)
+    One call asks the first tier for all tables. If it missed a key of a table, that table is then looked up on its
+    own.
 
-    def rows_of_tables(
-        self, held: Sequence[Table], keys: Sequence[Keys], times: Times | None = None
-    ) -> tuple[list[Vectors], Mask]:
-        """Look up rows of several tables: float32[N, D] of each, and which keys were found, table after table.
-
-        One call asks the first tier for all tables. If it missed a key of a table, that table is then looked up on its
-        own.
-
-        Args:
-            held: the tables.
-            keys: int64[N] of each table.
-            times: see ``_Search``, table after table.
-        """
-        asked = [t for t, of_table in enumerate(keys) if of_table.size]
-        if len(asked) < len(held):
-            rows = [np.empty((0, table.dim), dtype=np.float32) for table in held]
-            found = np.empty(0, dtype=np.bool_)
-            if asked:
-                given, found = self.rows_of_tables([held[t] for t in asked], [keys[t] for t in asked], times)
-                for t, of_rows in zip(asked, given, strict=True):
-                    rows[t] = of_rows
-            return rows, found
-        answer = _fetch_tables(held, keys)
-        ends = list(accumulate(map(len, keys), initial=0))
-        parts = [None if times is None else times[begin:end] for begin, end in pairwise(ends)]
-        if answer is None:
-            each = zip(held, keys, parts, strict=True)
-            answers = [self.rows(table, of_table, times=part) for table, of_table, part in each]
-            return [rows for rows, _ in answers], np.concatenate([found for _, found in answers])
-        rows, found, seconds = answer
-        sizes = np.diff(ends) if times is None else np.add.reduceat(times, ends[:-1], dtype=np.int64)
+    Args:
+        tables: the tables.
+        keys: int64[N] of each table.
+        times: see ``_Search``, table after table.
+        is_request: see ``look_up``.
+    """
+    ends = list(accumulate(map(len, keys), initial=0))
+    counted = ends if times is None else np.concatenate([[0], np.cumsum(times, dtype=np.int64)])[ends].tolist()
+    asked = [t for t, of_table in enumerate(keys) if of_table.size]
+    rows: list[Vectors] = [np.empty((0, table.dim), dtype=np.float32) for table in tables]
+    found: Mask = np.zeros(ends[-1], dtype=np.bool_)
+    missed, seconds = set(asked), 0.0
+    answer = _fetch_tables([tables[t] for t in asked], [keys[t] for t in asked]) if is_request and asked[1:] else None
+    if answer is not None:
+        of_tables, found, seconds = answer
         missed = set(np.searchsorted(ends[1:], np.flatnonzero(~found), side="right").tolist())
-        for t, (table, size) in enumerate(zip(held, sizes.tolist(), strict=True)):
-            if t in missed:
-                rows[t], found[ends[t] : ends[t + 1]] = self.rows(table, keys[t], times=parts[t])
-            else:
-                table.counting.all_hit(0, size, seconds)
-        return rows, found
+        for t, of_table in zip(asked, of_tables, strict=True):
+            rows[t] = of_table
+    for t in asked:
+        begin, end = ends[t], ends[t + 1]
+        if t in missed:
+            part = None if times is None else times[begin:end]
+            rows[t], found[begin:end] = look_up(tables[t], np.ascontiguousarray(keys[t]), is_request, part)
+        else:
+            tables[t].counting.all_hit(0, counted[t + 1] - counted[t], seconds)
+    return rows, found
 
-    def pooled(
-        self, held: Table, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
-    ) -> tuple[Vectors, Mask]:
-        """See ``ParameterServer.lookup_pooled``."""
-        answer = held.tiers[0].fetch_pooled(keys, row_ptrs, combiner, weights)
-        if isinstance(answer, tuple):
-            out, found = answer
-            if np.count_nonzero(found) < keys.size:
-                return out, self.complete(held, keys, row_ptrs, combiner, weights, out, found)
-            held.counting.all_hit(0, keys.size)
-            return answer
-        search = _Search(keys.size, len(held.tiers))
-        out = np.empty((row_ptrs.size - 1, held.dim), dtype=np.float32)
-        try:
-            pool_rows(self._gather(held, keys, search, outage=answer), row_ptrs, out, combiner, weights)
-        finally:
-            search.count(held)
-        return out, search.found
 
-    def complete(
-        self,
-        held: Table,
-        keys: Keys,
-        row_ptrs: RowPtrs,
-        combiner: Combiner,
-        weights: Weights | None,
-        out: Vectors,
-        found: Mask,
-    ) -> Mask:
-        """Pool again every bag in ``out`` with a key that the fastest tier has not ``found``; return the found keys."""
-        search = _Search(keys.size, len(held.tiers))
-        search.asked_keys[0] = keys.size
-        search.depths[found] = 0
-        try:
-            if held.caches or held.default_value:
-                self._pool_again(held, keys, row_ptrs, out, combiner, weights, search)
-        finally:
-            search.count(held)
-        return search.found
+def look_up_pooled(
+    table: Table, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
+) -> tuple[Vectors, Mask]:
+    """See ``ParameterServer.lookup_pooled``."""
+    answer = table.tiers[0].fetch_pooled(keys, row_ptrs, combiner, weights)
+    if isinstance(answer, tuple):
+        out, found = answer
+        if np.count_nonzero(found) < keys.size:
+            return out, complete_pooled(table, keys, row_ptrs, combiner, weights, out, found)
+        table.counting.all_hit(0, keys.size)
+        return answer
+    search = _Search(keys.size, len(table.tiers))
+    out = np.empty((row_ptrs.size - 1, table.dim), dtype=np.float32)
+    try:
+        pool_rows(_gather(table, keys, search, outage=answer), row_ptrs, out, combiner, weights)
+    finally:
+        search.count(table)
+    return out, search.found
 
-    def _gather(self, held: Table, keys: Keys, search: _Search, outage: StoreError | None = None) -> Vectors:
-        """Fetch rows from the first tier that has them, and fill in defaults; writes ``search``.
 
-        Args:
-            held: the table.
-            keys: int64[N].
-            search: where the keys are found.
-            outage: why the first tier did not answer a moment ago; it is not asked again.
+def complete_pooled(
+    table: Table,
+    keys: Keys,
+    row_ptrs: RowPtrs,
+    combiner: Combiner,
+    weights: Weights | None,
+    out: Vectors,
+    found: Mask,
+) -> Mask:
+    """Pool again every bag in ``out`` with a key that the fastest tier has not ``found``; return the found keys."""
+    search = _Search(keys.size, len(table.tiers))
+    search.asked_keys[0] = keys.size
+    search.depths[found] = 0
+    try:
+        if table.caches or table.default_value:
+            _pool_again(table, keys, row_ptrs, out, combiner, weights, search)
+    finally:
+        search.count(table)
+    return search.found
 
-        Raises:
-            StoreError: a key was not found, and the source of truth did not answer.
-        """
-        rows = np.full((keys.size, held.dim), held.default_value, dtype=np.float32)
-        missing = np.arange(keys.size)
-        takers: list[CacheTable] = []  # faster tiers that answered without the missing keys, and take copies
-        version = held.clock.now()
-        for depth, tier in enumerate(held.tiers):
-            if not missing.size:
-                break
-            if depth == 0 and outage is not None:
-                continue
-            wanted = keys[missing]
-            answer = tier.fetch(wanted)
-            if isinstance(answer, StoreError):
-                outage = answer
-                continue
-            if tier is held.truth:
-                outage = None
-            part, found = answer
-            search.asked_keys[depth] = search.size(missing)
-            hits, hit_keys, hit_rows = missing[found], wanted[found], part[found]
-            rows[hits] = tier.as_served(hit_keys, hit_rows)
-            search.depths[hits] = depth
-            is_wanted = search.promotes and takers and hits.size
-            if self._promoter and is_wanted and tier.may_be_copied:
-                self._promoter.offer(held, takers, hit_keys, hit_rows, version)
-            if isinstance(tier, CacheTable) and tier.tier.settings.takes_copies:
-                takers = [*takers, tier]
-            missing = missing[~found]
-        if missing.size and outage is not None:
-            raise without_frames(outage)
-        return rows
 
-    def _pool_again(
-        self,
-        held: Table,
-        keys: Keys,
-        row_ptrs: RowPtrs,
-        out: Vectors,
-        combiner: Combiner,
-        weights: Weights | None,
-        search: _Search,
-    ) -> None:
-        """Pool every bag again that has a key which is NOWHERE in ``search``; writes ``out`` and ``search``."""
-        bags, bag_ptrs, places = bags_with(row_ptrs, np.flatnonzero(search.depths == NOWHERE))
-        again = _Search(places.size, len(held.tiers))
-        try:
-            rows = self._gather(held, keys[places], again)
-        finally:
-            search.depths[places] = again.depths
-            search.asked_keys[1:] = again.asked_keys[1:]
-        pooled = np.empty((bags.size, held.dim), dtype=np.float32)
-        pool_rows(rows, bag_ptrs, pooled, combiner, None if weights is None else weights[places])
-        out[bags] = pooled
+def _gather(table: Table, keys: Keys, search: _Search, outage: StoreError | None = None) -> Vectors:
+    """Fetch rows from the first tier that has them, and fill in defaults; writes ``search``.
+
+    Args:
+        table: the table.
+        keys: int64[N].
+        search: where the keys are found.
+        outage: why the first tier did not answer a moment ago; it is not asked again.
+
+    Raises:
+        StoreError: a key was not found, and the source of truth did not answer.
+    """
+    rows = np.full((keys.size, table.dim), table.default_value, dtype=np.float32)
+    missing = np.arange(keys.size)
+    takers: list[CacheTable] = []  # faster tiers that answered without the missing keys, and take copies
+    version = table.clock.now()
+    for depth, tier in enumerate(table.tiers):
+        if not missing.size:
+            break
+        if depth == 0 and outage is not None:
+            continue
+        wanted = keys[missing]
+        answer = tier.fetch(wanted)
+        if isinstance(answer, StoreError):
+            outage = answer
+            continue
+        if tier is table.truth:
+            outage = None
+        part, found = answer
+        search.asked_keys[depth] = search.size(missing)
+        hits, hit_keys, hit_rows = missing[found], wanted[found], part[found]
+        rows[hits] = tier.as_served(hit_keys, hit_rows)
+        search.depths[hits] = depth
+        is_wanted = search.promotes and takers and hits.size
+        if table.promoter and is_wanted and tier.may_be_copied:
+            table.promoter.offer(table, takers, hit_keys, hit_rows, version)
+        if isinstance(tier, CacheTable) and tier.tier.settings.takes_copies:
+            takers = [*takers, tier]
+        missing = missing[~found]
+    if missing.size and outage is not None:
+        raise without_frames(outage)
+    return rows
+
+
+def _pool_again(
+    table: Table,
+    keys: Keys,
+    row_ptrs: RowPtrs,
+    out: Vectors,
+    combiner: Combiner,
+    weights: Weights | None,
+    search: _Search,
+) -> None:
+    """Pool every bag again that has a key which is NOWHERE in ``search``; writes ``out`` and ``search``."""
+    bags, bag_ptrs, places = bags_with(row_ptrs, np.flatnonzero(search.depths == NOWHERE))
+    again = _Search(places.size, len(table.tiers))
+    try:
+        rows = _gather(table, keys[places], again)
+    finally:
+        search.depths[places] = again.depths
+        search.asked_keys[1:] = again.asked_keys[1:]
+    pooled = np.empty((bags.size, table.dim), dtype=np.float32)
+    pool_rows(rows, bag_ptrs, pooled, combiner, None if weights is None else weights[places])
+    out[bags] = pooled
 
 
 def _fetch_tables(tables: Sequence[Table], keys: Sequence[Keys]) -> tuple[list[Vectors], Mask, float] | None:
@@ -244,12 +231,12 @@ def _fetch_tables(tables: Sequence[Table], keys: Sequence[Keys]) -> tuple[list[V
     None: one table must be asked at a time, because not all are in host tables.
     """
     native = [table.tiers[0].native for table in tables]
-    held = [one for one in native if isinstance(one, HostTable)]
-    if len(held) < len(tables):
+    host_tables = [table for table in native if isinstance(table, HostTable)]
+    if len(host_tables) < len(tables):
         return None
     started = now_s()
     rows = [np.empty((of_table.size, table.dim), np.float32) for table, of_table in zip(tables, keys, strict=True)]
-    found = fetch_tables(held, keys, rows)
+    found = fetch_tables(host_tables, keys, rows)
     return rows, found, (now_s() - started) / len(tables)
 
 
@@ -261,13 +248,9 @@ class PooledTables:
     back.
     """
 
-    def __init__(self, config: ModelConfig, served: ServedModels, lookup: TierLookup) -> None:
-        """See ``ParameterServer.pooled_tables``."""
-        self._model = config.name
-        self._served, self._lookup = served, lookup
-        self._all_tables = served.by_name  # the tables below were among these; another object after a load or unload
-        self._tables = [served.table(config.full_name(table)) for table in config.tables]
-        self._names = [table.name for table in self._tables]
+    def __init__(self, config: ModelConfig, tables: Sequence[Table]) -> None:
+        """See ``ParameterServer.pooled_tables``; ``tables`` are in the order of the graph."""
+        self._tables = tables
         self._fastest = [table.tiers[0] for table in self._tables]
         self._combiners = [table.combiner for table in config.tables]
         sizes = [(table.slots, table.dim) for table in config.tables]
@@ -295,19 +278,17 @@ class PooledTables:
             RequestError: an entry of ``weights`` is not float32[N].
             StoreError: a key was not found, and the truth did not answer.
         """
-        self._check_loaded()
+        self._tables[0].check_loaded()
         if weights is not None:
             weights = self._checked(batch, weights)
         out, embeddings = self._room(batch.samples)
-        native = [one.native for one in self._fastest]
+        native = [tier.native for tier in self._fastest]
         keys, row_ptrs, _ = batch.joined
         rest = self._native.fetch(native, keys, row_ptrs, out, batch.samples, weights)
         incomplete: list[tuple[int, Mask]] = []
         try:
             self._look_up_rest(batch, weights, rest, embeddings, incomplete)
-            if self._served.by_name is not self._all_tables:
-                for held in self._tables:
-                    self._served.check_still_loaded(held)
+            self._tables[0].check_loaded()
         except Exception:
             self._take_back(batch, [place for place, _ in rest])
             raise
@@ -319,9 +300,9 @@ class PooledTables:
         Raises:
             UnknownModelError, StoreError: see ``lookup``.
         """
-        self._check_loaded()
-        answers = [self._lookup.rows(*one) for one in zip(self._tables, map(np.ascontiguousarray, keys), strict=True)]
-        self._check_loaded()
+        self._tables[0].check_loaded()
+        answers = [look_up(*asked) for asked in zip(self._tables, map(np.ascontiguousarray, keys), strict=True)]
+        self._tables[0].check_loaded()
         found = [found for _, found in answers]
         defaulted_keys = self._count(list(enumerate(found)))
         incomplete = [(place, mask) for place, mask in enumerate(found) if not mask.all()]
@@ -337,13 +318,13 @@ class PooledTables:
     ) -> None:
         """Look up the tables that the native call has not finished; writes ``embeddings`` and ``incomplete``."""
         for place, found in rest:
-            held, embedding = self._tables[place], embeddings[place]
+            table, embedding = self._tables[place], embeddings[place]
             asked = (*batch.tables[place], self._combiners[place], None if weights is None else weights[place])
             if found is None:
-                pooled, found = self._lookup.pooled(held, *asked)
+                pooled, found = look_up_pooled(table, *asked)
                 embeddings[place] = pooled.reshape(embedding.shape)
             else:
-                found = self._lookup.complete(held, *asked, embedding.reshape(-1, held.dim), found)
+                found = complete_pooled(table, *asked, embedding.reshape(-1, table.dim), found)
             incomplete.append((place, found))
 
     def _count(self, answered: Sequence[tuple[int, Mask]]) -> int:
@@ -358,15 +339,7 @@ class PooledTables:
     def _take_back(self, batch: Batch, rest: Sequence[int]) -> None:
         for place, of_table in enumerate(batch.tables):
             if place not in rest:
-                self._tables[place].counting.take_back(of_table.keys.size)
-
-    def _check_loaded(self) -> None:
-        all_tables = self._served.by_name
-        if all_tables is self._all_tables:  # the usual case does not look at each table
-            return
-        if any(self._served.table(held.name) is not held for held in self._tables):
-            raise UnknownModelError(f"model {self._model!r} was unloaded, and another load has its name now")
-        self._all_tables = all_tables
+                self._tables[place].counting.answered(-of_table.keys.size, 0)  # counted by the native call
 
     def _room(self, samples: int) -> tuple[NDArray[np.float32], list[Vectors]]:
         """Return memory for the vectors of all tables, and each table's part of it."""
@@ -385,7 +358,7 @@ class PooledTables:
         return out, parts
 
     def _checked(self, batch: Batch, weights: Sequence[Weights | None]) -> list[Weights | None]:
-        for name, table, given in zip(self._names, batch.tables, weights, strict=True):
+        for table, of_table, given in zip(self._tables, batch.tables, weights, strict=True):
             if given is not None:
-                check_weights(name, table.keys, given)
+                check_weights(table.name, of_table.keys, given)
         return [None if given is None else np.ascontiguousarray(given) for given in weights]

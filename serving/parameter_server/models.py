@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from serving.background import PeriodicWorker
@@ -15,6 +15,7 @@ from serving.parameter_server.loading import (
     note_current_caches,
     with_kept_tables,
 )
+from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import Table, for_all
 from serving.parameter_server.table_files import Progress, table_source
 from serving.parameter_server.tier import Tier
@@ -33,9 +34,10 @@ class ServedModels:
     See ``ParameterServer`` for the errors of its methods.
     """
 
-    def __init__(self, tiers: Sequence[Tier]) -> None:
+    def __init__(self, tiers: Sequence[Tier], promoter: Promoter | None) -> None:
         """Start without models; ``tiers`` are fastest first."""
         self._tiers = tuple(tiers)
+        self._promoter = promoter
         self._lock = threading.Lock()  # one load, unload or close at a time; readers do not take it
         # Replaced as wholes, never changed in place, so readers need no lock.
         self._models: tuple[ModelConfig, ...] = ()
@@ -57,11 +59,6 @@ class ServedModels:
         if held is None:
             raise UnknownModelError(f"no model {name!r}{'' if version is None else f' of version {version}'} is loaded")
         return held
-
-    @property
-    def by_name(self) -> Mapping[str, Table]:
-        """The tables of all models by full name; replaced, never changed, by each load and unload."""
-        return self._tables
 
     def tables(self) -> Sequence[Table]:
         """The tables of all models."""
@@ -86,11 +83,6 @@ class ServedModels:
                     return self._tables.get(model.full_name(table))
         return None
 
-    def check_still_loaded(self, table: Table) -> None:
-        """Refuse an answer during which the table was unloaded: its keys may be unknown for that reason alone."""
-        if self._tables.get(table.name) is not table:
-            raise UnknownModelError(f"table {table.name!r} was unloaded during the lookup")
-
     def announce(self, configs: Sequence[ModelConfig], leaving: Sequence[ModelConfig]) -> None:
         """See ``ParameterServer.share_bounds``."""
         with self._lock:
@@ -109,7 +101,7 @@ class ServedModels:
             if loaded is not None:
                 reason = f"model {config.name!r} is already loaded, in version {loaded.version}; unload it first"
                 raise ConfigError(config.source, "", reason)
-            served = Table.all_of(config, [tier.name for tier in self._tiers])
+            served = Table.all_of(config, [tier.name for tier in self._tiers], self._promoter)
             loads = [(table, table_source(config, one)) for table, one in zip(served, config.tables, strict=True)]
             try:
                 load_tables(self._tiers, loads, progress)

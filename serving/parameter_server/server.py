@@ -10,10 +10,10 @@ from serving.config import ModelConfig, ParameterServerConfig, read_ps_config
 from serving.errors import StoreInUseError
 from serving.model.records import Combiner
 from serving.parameter_server.arguments import check_keys, check_row_ptrs, check_weights
-from serving.parameter_server.copies import OnChange, TableCopies
+from serving.parameter_server.copies import Copies, OnChange
 from serving.parameter_server.counters import TableCounters
 from serving.parameter_server.health import ModelHealth
-from serving.parameter_server.lookup import PooledTables, TierLookup
+from serving.parameter_server.lookup import PooledTables, look_up, look_up_pooled
 from serving.parameter_server.models import ServedModels
 from serving.parameter_server.opening import open_stores, tier_settings
 from serving.parameter_server.preflight import check_hot_keys
@@ -67,8 +67,7 @@ class ParameterServer:
         self.hot_keys = next((one.first_rows.hot_keys for one in by_tier if one.first_rows.hot_keys is not None), None)
         self._tiers = [Tier(store, depth, by_tier[depth]) for depth, store in enumerate(stores)]
         self._promoter = Promoter() if promote else None
-        self._lookup = TierLookup(self._promoter)
-        self._served = ServedModels(self._tiers)
+        self._served = ServedModels(self._tiers, self._promoter)
 
     def __repr__(self) -> str:
         """Return the tiers and the models."""
@@ -211,11 +210,11 @@ class ParameterServer:
             RequestError: a key is one of the four reserved int64 values.
             StoreError: a key was not found, and the truth did not answer.
         """
-        held = self._served.table(table)
+        of_table = self._served.table(table)
         check_keys(table, keys)
-        rows, found = self._lookup.rows(held, np.ascontiguousarray(keys))
-        self._served.check_still_loaded(held)
-        held.counting.answered(found.size, found.size - int(np.count_nonzero(found)))
+        rows, found = look_up(of_table, np.ascontiguousarray(keys))
+        of_table.check_loaded()
+        of_table.counting.answered(found.size, found.size - int(np.count_nonzero(found)))
         return rows, found
 
     def contains(self, table: str, keys: Keys) -> Mask:
@@ -231,9 +230,9 @@ class ParameterServer:
         Raises:
             UnknownModelError, StoreError: see ``lookup``.
         """
-        held = self._served.table(table)
-        _, found = self._lookup.rows(held, np.ascontiguousarray(keys), is_request=False)
-        self._served.check_still_loaded(held)
+        of_table = self._served.table(table)
+        _, found = look_up(of_table, np.ascontiguousarray(keys), is_request=False)
+        of_table.check_loaded()
         return found
 
     def lookup_pooled(
@@ -264,14 +263,14 @@ class ParameterServer:
             ValueError: ``row_ptrs`` do not go from 0 to N without falling, or there is no such combiner.
             StoreError: a key was not found, and the truth did not answer.
         """
-        held = self._served.table(table)
+        of_table = self._served.table(table)
         check_row_ptrs(table, row_ptrs)
         if weights is not None:
             check_weights(table, keys, weights)
             weights = np.ascontiguousarray(weights)
-        out, found = self._lookup.pooled(held, np.ascontiguousarray(keys), row_ptrs, combiner, weights)
-        self._served.check_still_loaded(held)
-        held.counting.answered(found.size, found.size - int(np.count_nonzero(found)))
+        out, found = look_up_pooled(of_table, np.ascontiguousarray(keys), row_ptrs, combiner, weights)
+        of_table.check_loaded()
+        of_table.counting.answered(found.size, found.size - int(np.count_nonzero(found)))
         return out, found
 
     def pooled_tables(self, config: ModelConfig) -> PooledTables:
@@ -283,7 +282,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: it is not loaded.
         """
-        return PooledTables(config, self._served, self._lookup)
+        return PooledTables(config, [self._served.table(config.full_name(table)) for table in config.tables])
 
     def write(self, changes: Sequence[Change[str] | tuple[str, Keys, Vectors | None]]) -> None:
         """Make changes of several tables; see ``insert`` and ``evict``, which make one.
@@ -336,7 +335,7 @@ class ParameterServer:
         """
         self.write([(table, keys, None)])
 
-    def copies(self, table: str, on_change: OnChange) -> TableCopies:
+    def copies(self, table: str, on_change: OnChange) -> Copies:
         """Keep copies of a table's rows outside the tiers.
 
         Args:
@@ -346,7 +345,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: no loaded model has this table.
         """
-        return TableCopies(self._served.table(table), self._lookup, on_change)
+        return Copies([self._served.table(table)], on_change)
 
     def health(self, name: str, version: int | None = None) -> ModelHealth:
         """The outages of a loaded model, and how its requests ended. A thread asks a store that does not answer again.

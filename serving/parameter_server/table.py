@@ -6,12 +6,14 @@ and the call succeeds: the truth has the rows. The cache is refilled in the back
 may find the old row in one tier and the new row in another. Afterwards it finds only the new row.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.config import ModelConfig
 from serving.errors import StoreError, UnknownModelError, without_frames
@@ -21,13 +23,127 @@ from serving.parameter_server.cache_state import CacheState
 from serving.parameter_server.counters import RequestCounts, TableCounters, TableCounting
 from serving.parameter_server.health import ModelHealth
 from serving.parameter_server.table_files import table_spec
-from serving.parameter_server.version_clock import ModelVersions, VersionClock
 from serving.storage.row_codec import rounded
-from serving.storage.store import Change, Keys, TableSpec, Vectors
+from serving.storage.store import Change, Keys, Mask, TableSpec, Vectors
 
 if TYPE_CHECKING:
+    from serving.parameter_server.promotion import Promoter
     from serving.parameter_server.tier_table import CacheTable, TierTable
     from serving.parameter_server.truth import TruthTable
+
+_STRIPE_BITS = 12
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: spreads neighbouring keys
+
+
+class ModelVersions:
+    """The version of all tables of a model: every change of any of them raises it.
+
+    So one comparison says that no table has changed, however many there are.
+
+    Attributes:
+        now: the current version; reading it needs no lock.
+        is_gone: the model is no longer served, so nothing may be written; reading it needs no lock.
+        lock: guards ``now``, and what clocks note of changes where copies are stored; taken after a clock's lock.
+    """
+
+    def __init__(self) -> None:
+        """Start with no changes."""
+        self.now = 0
+        self.is_gone = False
+        self.lock = threading.Lock()
+
+    @contextmanager
+    def storing(self, clocks: "Sequence[VersionClock]", reads: Sequence[tuple[Sequence[Keys], int]]) -> Iterator[Mask]:
+        """Yield which keys may be stored inside the block: bool[N], read after read, table after table.
+
+        Args:
+            clocks: of all tables of the model.
+            reads: for each read, its keys of each table, and the version before them.
+
+        No other copies are stored, and no change is noted, until the block ends.
+        """
+        with self.lock:
+            if all(version == self.now for _, version in reads):
+                yield np.ones(sum(of_table.size for keys, _ in reads for of_table in keys), dtype=np.bool_)
+                return
+            masks = [
+                clock.storable(of_table, version)
+                for keys, version in reads
+                for clock, of_table in zip(clocks, keys, strict=True)
+            ]
+            yield np.concatenate(masks)
+
+
+class VersionClock:
+    """One writer of a table at a time, and the time of each key's last change.
+
+    A promotion copies a row that it read a while ago. It notes ``now`` before it reads and takes the lock before it
+    writes. It skips keys that changed in between. Keys share 4,096 stripes: the clock may report an unchanged key as
+    changed, never the reverse.
+
+    Copies outside the tiers are stored inside ``storing``, without the lock. A change is noted when every tier has it,
+    and then the listeners are called. A row read before the change is stored before that call, and the listener removes
+    it, or it is not stored.
+
+    Attributes:
+        lock: held while rows of the table are written, and while the table is removed.
+        versions: of all tables of its model.
+    """
+
+    def __init__(self, versions: ModelVersions) -> None:
+        """Start with no changes; ``versions`` is shared by the clocks of a model's tables."""
+        self.lock = threading.Lock()
+        self.versions = versions  # its lock guards the fields below where copies are stored
+        self._changed_at = np.zeros(1 << _STRIPE_BITS, dtype=np.int64)
+        self._notifying = threading.Lock()  # guards the listeners, and is held during their calls; taken after ``lock``
+        self._listeners: tuple[Callable[[Keys], None], ...] = ()
+
+    @property
+    def is_gone(self) -> bool:
+        """See ``ModelVersions``."""
+        return self.versions.is_gone
+
+    def end(self) -> None:
+        """Stop serving the model; once this was called for each table, no write runs. The caller holds the lock."""
+        with self.versions.lock:
+            self.versions.is_gone = True
+            self.versions.now += 1
+
+    def now(self) -> int:
+        """The current version; needs no lock."""
+        return self.versions.now
+
+    def note(self, keys: Keys) -> None:
+        """Note that ``keys`` changed in all tiers. The caller has held the lock since before the first write."""
+        versions = self.versions
+        with versions.lock:
+            self._changed_at[_stripes(keys)] = versions.now + 1
+            versions.now += 1
+        with self._notifying, ExitStack() as calls:  # every listener is called, even if another one fails
+            for listener in self._listeners:
+                calls.callback(listener, keys)
+
+    def storable(self, keys: Keys, version: int) -> Mask:
+        """Which of ``keys``, read after ``version``, may be stored now. The caller holds the lock of the versions."""
+        return self.unchanged_since(keys, version) & (not self.is_gone)
+
+    def listen(self, listener: Callable[[Keys], None]) -> None:
+        """Call ``listener`` with the keys of every later change. The lock is held then: it must not take it.
+
+        ``listen`` and ``unlisten`` do not wait for a writer, because filling a tier may take minutes.
+        """
+        with self._notifying:
+            self._listeners = (*self._listeners, listener)
+
+    def unlisten(self, listener: Callable[[Keys], None]) -> None:
+        """Stop calling ``listener``; no call is running when this returns. An unknown listener is no error."""
+        with self._notifying:
+            self._listeners = tuple(one for one in self._listeners if one != listener)
+
+    def unchanged_since(self, keys: Keys, version: int) -> Mask:
+        """Which of ``keys`` have certainly not changed since ``version``. The caller holds the lock."""
+        unchanged: Mask = self._changed_at[_stripes(keys)] <= version
+        return unchanged
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +157,7 @@ class Table:
         counting: the table's counters.
         health: the outages of the table's model.
         clock: the order of the table's writes.
+        promoter: copies rows that slower tiers hold into faster tiers; None: no rows are copied.
         tiers: the table in each tier, fastest first.
         caches: ``tiers`` without the last.
         truth: the last of ``tiers``.
@@ -54,7 +171,8 @@ class Table:
     default_value: float
     counting: TableCounting
     health: ModelHealth
-    clock: VersionClock = field(default_factory=VersionClock)
+    clock: VersionClock
+    promoter: "Promoter | None" = None
     tiers: "Sequence[TierTable]" = ()
     caches: "Sequence[CacheTable]" = ()
     truth: "TruthTable" = field(init=False)
@@ -92,13 +210,14 @@ class Table:
         for_all(tier.close for tier in self.tiers)
 
     def check_loaded(self) -> None:
-        """Refuse an answer during which the table was unloaded: its keys may be unknown for that reason alone.
+        """Refuse a write, or an answer whose keys may be unknown for the reason alone that the table was unloaded.
 
         Raises:
             UnknownModelError: it was.
         """
         if self.clock.is_gone:
-            raise UnknownModelError(f"table {self.name!r} was unloaded during the lookup")
+            reason = "was unloaded with its model; if it was loaded again, open a new session"
+            raise UnknownModelError(f"table {self.name!r} {reason}")
 
     def read_counters(self) -> TableCounters:
         """The table's counts, and for each tier whether it answers now, and its state."""
@@ -110,7 +229,7 @@ class Table:
         return counters
 
     @classmethod
-    def all_of(cls, config: ModelConfig, tiers: Sequence[str]) -> list[Self]:
+    def all_of(cls, config: ModelConfig, tiers: Sequence[str], promoter: "Promoter | None") -> list[Self]:
         """The tables of a model, in graph order, for tiers of these names, fastest first; they are in no tier yet."""
         version = f" version {config.version}" if config.table_tag else ""
         health = ModelHealth(f"{config.name!r}{version}", tiers, config.gpu_cache.mode == "asynchronous")
@@ -123,6 +242,7 @@ class Table:
                 TableCounting(config.name, config.version, table.name, tiers, requests, place),
                 health,
                 VersionClock(versions),
+                promoter,
             )
             for place, table in enumerate(config.tables)
         ]
@@ -151,8 +271,7 @@ def write(changes: Sequence[Change[Table]]) -> None:
     with ExitStack() as held:
         for table in tables:  # in one order, so that two calls cannot wait for each other
             held.enter_context(table.clock.lock)
-            if table.clock.is_gone:
-                raise UnknownModelError(f"table {table.name!r} has been unloaded")
+            table.check_loaded()
         for table in tables:
             if not table.is_written:
                 table.truth.write_flags(changed=True, current_caches=())
@@ -194,3 +313,7 @@ def _write_truth(tables: Sequence[Table], changes: Sequence[Change[Table]]) -> N
         tables[0].truth.tier.store.write(stored)
     for table, was_uncertain in zip(tables, were_uncertain, strict=True):
         table.is_uncertain = was_uncertain
+
+
+def _stripes(keys: Keys) -> NDArray[np.uint64]:
+    return (keys.view(np.uint64) * _GOLDEN) >> np.uint64(64 - _STRIPE_BITS)

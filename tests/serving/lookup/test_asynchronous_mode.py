@@ -98,8 +98,8 @@ def test_a_row_that_changes_while_it_waits_to_be_inserted_is_not_stale(device, c
         copies = lookup._caches[0].copies
         read = copies.read
 
-        def read_slowly(keys, is_request):
-            rows = read(keys, is_request)
+        def read_slowly(keys):
+            rows = read(keys)
             was_read.set()
             assert go_on.wait(30)
             return rows

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import StoreError, UnknownModelError
-from serving.parameter_server.copies import ModelCopies
+from serving.parameter_server.copies import Copies as ServerCopies
 from serving.storage import MemoryStore
 from tests.serving.lookup.cached import Sketch
 from tests.serving.lookup.cached import write_model as model_of_tables
@@ -41,19 +41,20 @@ class Copies(dict):
             self.pop(key, None)
 
     def read(self, *keys):
-        return self.table.read(np.array(keys), is_request=True)
+        return self.table.read([np.array(keys)])
 
     def store(self, read):
-        with self.table.storing(read) as unchanged:
+        (keys,), (rows,) = read.keys, read.rows
+        with self.table.storing([read]) as unchanged:
             storable = unchanged & read.found
-            for key, row in zip(read.keys[storable].tolist(), read.rows[storable].tolist(), strict=True):
+            for key, row in zip(keys[storable].tolist(), rows[storable].tolist(), strict=True):
                 self[key] = row
 
 
 def test_rows_are_read_as_the_tiers_have_them(server):
     read = Copies(server).read(*KEYS, *UNKNOWN)
 
-    assert read.rows.tolist() == [*ROWS.tolist(), [0.0] * 3, [0.0] * 3]
+    assert read.rows[0].tolist() == [*ROWS.tolist(), [0.0] * 3, [0.0] * 3]
     assert read.found.tolist() == [True] * len(KEYS) + [False] * len(UNKNOWN)
 
 
@@ -246,7 +247,7 @@ def test_starting_and_ending_to_keep_copies_does_not_wait_for_a_writer(server):
 
 def test_copies_of_an_unloaded_table_are_neither_read_nor_kept(server, config):
     copies = Copies(server)
-    read = copies.table.read(np.array([3]), is_request=True)
+    read = copies.table.read([np.array([3])])
 
     server.unload_model("m")
     server.load_model(config)
@@ -254,7 +255,7 @@ def test_copies_of_an_unloaded_table_are_neither_read_nor_kept(server, config):
 
     assert copies == {}
     with pytest.raises(UnknownModelError, match=r"'m\.t' was unloaded"):
-        copies.table.read(np.array([3]), is_request=True)
+        copies.table.read([np.array([3])])
 
 
 @pytest.fixture
@@ -267,19 +268,19 @@ def two_tables(tmp_path):
 
 def all_copies(server):
     tables = [server.copies(name, lambda keys: None) for name in ("m.t0", "m.t1")]
-    return ModelCopies(tables), tables
+    return ServerCopies([one for holder in tables for one in holder.tables]), tables
 
 
 @pytest.mark.parametrize("keys", [([0, 3], [6]), ([], [3, 9]), ([], []), ([1], [0]), ([177, 0, 1], [6, 2, 177])])
 def test_one_read_of_all_tables_is_a_read_of_each(two_tables, keys):
     copies, tables = all_copies(two_tables)
     keys = [np.array(of_table, dtype=np.int64) for of_table in keys]
-    each = [table.read(of_table, is_request=True) for table, of_table in zip(tables, keys, strict=True)]
+    each = [table.read([of_table]) for table, of_table in zip(tables, keys, strict=True)]
     counted = two_tables.counters()
 
     read = copies.read(keys)
 
-    assert [rows.tobytes() for rows in read.rows] == [one.rows.tobytes() for one in each]
+    assert [rows.tobytes() for rows in read.rows] == [one.rows[0].tobytes() for one in each]
     assert read.found.tolist() == np.concatenate([one.found for one in each]).tolist()
     for (name, after), before, of_table in zip(two_tables.counters().items(), counted.values(), keys, strict=True):
         assert after.hits == {tier: 2 * hits for tier, hits in before.hits.items()}, name
@@ -331,12 +332,12 @@ def test_a_request_is_counted_and_promoted_and_a_refresh_is_not(server):
     copies = Copies(server)
     keep(server.stores[0], [])
 
-    copies.table.read(np.array([3]), is_request=False)
+    copies.table.read([np.array([3])], is_request=False)
     assert server.wait_for_promotions(30)
     assert server.counters()["m.t"].hits == {}
     assert server.stores[0].tables["m.t"].count() == 0
 
-    copies.table.read(np.array([3]), is_request=True)
+    copies.table.read([np.array([3])])
     assert server.wait_for_promotions(30)
     assert server.counters()["m.t"].hits == {"slow": 1}
     assert server.stores[0].tables["m.t"].count() == 1
@@ -348,12 +349,12 @@ def test_an_outage_is_reported(config):
         server.stores[0].is_down = True
 
         with pytest.raises(StoreError, match="no answer"):
-            copies.table.read(np.array([3]), is_request=False)
+            copies.table.read([np.array([3])], is_request=False)
 
 
 def test_unknown_rows_have_the_tables_default_value(tmp_path):
     write_model(tmp_path)
     with serve(model_of(tmp_path, default_value=0.5), MemoryStore()) as server:
-        read = Copies(server).table.read(np.array([777]), is_request=False)
+        read = Copies(server).table.read([np.array([777])], is_request=False)
 
-    assert read.rows.tolist() == [[0.5] * 3]
+    assert read.rows[0].tolist() == [[0.5] * 3]

@@ -12,7 +12,7 @@ from serving.errors import RequestError, StoreError, StoreTimeoutError, StoreUnr
 from serving.parameter_server import ParameterServer, tier, tier_table
 from serving.parameter_server.counters import FETCH_BUCKETS_S, TableCounting
 from serving.parameter_server.health import ModelHealth
-from serving.parameter_server.table import Table
+from serving.parameter_server.table import ModelVersions, Table, VersionClock
 from serving.parameter_server.tier_table import TierTable
 from serving.storage import MemoryStore
 from serving.storage.store import TableSpec
@@ -216,9 +216,10 @@ def test_slower_tiers_are_asked_for_missing_keys_only(config):
 
 def tables(*names):
     """Tables of the model "m" in a tier "dict"."""
-    health = ModelHealth("'m'", ["dict"])
+    health, clock = ModelHealth("'m'", ["dict"]), VersionClock(ModelVersions())
     return [
-        Table(TableSpec(f"m.{name}", 3), "I64", 0.0, TableCounting("m", 0, name, ["dict"]), health) for name in names
+        Table(TableSpec(f"m.{name}", 3), "I64", 0.0, TableCounting("m", 0, name, ["dict"]), health, clock)
+        for name in names
     ]
 
 

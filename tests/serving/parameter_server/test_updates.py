@@ -555,7 +555,7 @@ def test_an_update_during_the_unloading_fails(config):
         unloading.join()
         server._served.table = lambda name: held  # taken just before the unloading
 
-        with pytest.raises(UnknownModelError, match=r"'m\.t' has been unloaded"):
+        with pytest.raises(UnknownModelError, match=r"'m\.t' was unloaded"):
             server.insert("m.t", np.array([1]), NEW)
 
 

@@ -110,7 +110,8 @@ def test_the_rows_of_another_program_are_kept_in_a_redis_that_comes_late(own_ser
         server.check()
         changed = []
         copies = server.server.copies(TABLE, lambda keys: changed.extend(keys.tolist()))
-        assert not copies.read(np.array([777]), is_request=False).found.any()  # a GPU cache notes such a key as absent
+        read = copies.read([np.array([777])], is_request=False)
+        assert not read.found.any()  # a GPU cache notes such a key as absent
         own_server.start()
         rows = {key: row for key, row in (FILE | OTHERS | {3: [7.0] * 3}).items() if key != 4}
         wait_until(lambda: server.stores[0].tables[TABLE].is_whole, "Redis is filled")
