@@ -132,7 +132,7 @@ class Pinned:
 
 
 def install():
-    """Put the stub in CuPy's place; call it before ``kernels.cuda`` is imported."""
+    """Put the stub in CuPy's place; call it before ``kernels.cuda_device`` is imported."""
     cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
     pool = SimpleNamespace(free_bytes=lambda: 0, free_all_blocks=lambda: None)
     cupy.__dict__.update(

@@ -301,7 +301,7 @@ def _open_cuda(index: int) -> Device:
     except OSError as err:
         raise DeviceUnavailableError(f"cuda:{index}: no usable NVIDIA driver: {err}") from err
     try:
-        from kernels.cuda import CudaDevice
+        from kernels.cuda_device import CudaDevice
     except ImportError as err:
         raise DeviceUnavailableError(
             f"cuda:{index}: CuPy cannot be used ({err}): "

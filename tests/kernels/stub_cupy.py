@@ -1,4 +1,4 @@
-"""A stub of CuPy without a GPU: only the parts that ``kernels.cuda`` uses. Tests decide when its GPU is busy."""
+"""A stub of CuPy without a GPU: only the parts that ``kernels.cuda_device`` uses. Tests decide when its GPU is busy."""
 
 import ctypes
 import math

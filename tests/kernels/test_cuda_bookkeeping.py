@@ -27,14 +27,14 @@ def gpu():
 
 @pytest.fixture
 def cuda(gpu, monkeypatch, tmp_path):
-    """``kernels.cuda`` on the stub; its caches are empty."""
-    for name in ("kernels.cuda", "kernels.cuda_compiler", "kernels.cuda_memory", "kernels.cuda_streams"):
+    """``kernels.cuda_device`` on the stub; its caches are empty."""
+    for name in ("kernels.cuda_device", "kernels.cuda_compiler", "kernels.cuda_memory", "kernels.cuda_streams"):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
     for name, module in stub_modules(gpu).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return importlib.import_module("kernels.cuda")
+    return importlib.import_module("kernels.cuda_device")
 
 
 @pytest.fixture

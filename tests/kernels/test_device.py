@@ -15,7 +15,7 @@ from tests.kernels.stub_cupy import library_or_stub_driver
 def without_cupy(monkeypatch):
     """A process in which CuPy is not installed and nobody has opened a GPU."""
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "kernels.cuda", raising=False)
+    monkeypatch.delitem(sys.modules, "kernels.cuda_device", raising=False)
     monkeypatch.setattr("kernels.device._devices", {})
 
 
