@@ -17,15 +17,15 @@ from serving.dumps.formats import Dump, check_suffix, check_target, open_dump, w
 from serving.errors import ConfigError, ModelFileError, StoreError, StoreInUseError, did_you_mean
 from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
-from serving.parameter_server.loading import with_kept_tables
+from serving.parameter_server.loading import has_rows, with_kept_tables
 from serving.parameter_server.opening import open_stores, tier_settings
-from serving.parameter_server.table_files import Batches, CountedRows, Progress, table_source, table_spec
+from serving.parameter_server.table_files import CountedRows, Progress, table_source, table_spec
 from serving.parameter_server.truth import LOAD_BATCH_ROWS
 from serving.storage import SharedMemoryStore
 from serving.storage.marker import Marker
 from serving.storage.rocksdb.table import RocksDbTable
 from serving.storage.row_codec import rounded
-from serving.storage.store import LastingStore, LastingTable, Store, StoreTable, TableSpec
+from serving.storage.store import Batches, LastingStore, LastingTable, Store, StoreTable, TableSpec
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ def _slowest_tier(config: ParameterServerConfig) -> ParameterServerConfig:
 def _rows_in(stored: StoreTable) -> _HeldRows:
     if isinstance(stored, LastingTable) and stored.marker() is None:
         name, table = stored.store.name, stored.spec.name
-        if not stored.has_rows():
+        if not has_rows(stored):
             raise StoreError(name, table, "no such table: no model with this table was loaded into this tier")
         logger.warning("%s: table %s has no marker: HPS filled it, or a load did not end", name, table)
     batches = stored.items(LOAD_BATCH_ROWS)

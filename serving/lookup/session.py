@@ -13,6 +13,7 @@ from serving.errors import RequestError
 from serving.metrics import MetricSample
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.arguments import check_keys
+from serving.storage import MemoryStore, SharedMemoryStore
 from serving.storage.store import Keys, Mask
 
 
@@ -97,7 +98,8 @@ class LookupSession:
     @property
     def never_waits(self) -> bool:
         """Whether a lookup waits for no disk, network, GPU or other process."""
-        return self.device is None and all(store.never_waits for store in self.server.stores)
+        in_memory = (MemoryStore, SharedMemoryStore)  # a page of a snapshot may have to be read first
+        return self.device is None and all(isinstance(store, in_memory) for store in self.server.stores)
 
     @property
     def is_answering(self) -> bool:

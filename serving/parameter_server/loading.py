@@ -11,14 +11,15 @@ from serving.config import ModelConfig
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import Table, for_all
-from serving.parameter_server.table_files import Batches, CountedRows, Progress, TableSource, table_source, table_spec
+from serving.parameter_server.table_files import CountedRows, Progress, TableSource, table_source, table_spec
 from serving.parameter_server.tier import Tier
 from serving.parameter_server.tier_table import CacheTable
 from serving.parameter_server.truth import LOAD_BATCH_ROWS, TruthTable
 from serving.storage import SharedMemoryStore
 from serving.storage.marker import NOT_LOADED, Marker
 from serving.storage.row_codec import rounded
-from serving.storage.store import FileTable, LastingStore, LastingTable, Store, StoreTable
+from serving.storage.snapshot.store import SnapshotTable
+from serving.storage.store import Batches, LastingStore, LastingTable, Store, StoreTable
 
 logger = logging.getLogger(__name__)
 
@@ -56,19 +57,16 @@ def load_tables(
             it has holds no rows.
         ModelFileError: a file is damaged.
     """
-    *_, last = tiers
+    *faster, last = tiers
     sources = [source for _, source in loads]
     for table, source in loads:
-        *caches, stored = [tier.store.table(source.spec) for tier in tiers]
-        table.take_tiers(
-            [_cache_table(tier, table, one) for tier, one in zip(tiers, caches, strict=False)],
-            TruthTable(last, table, stored, source),
-        )
+        caches = [CacheTable(tier, table, tier.store.table(source.spec)) for tier in faster]
+        table.take_tiers(caches, TruthTable(last, table, last.store.table(source.spec), source))
     announce_tables(tiers, sources)
     for table, source in loads:
-        for one in table.tiers:
-            if one.tier.is_volatile:
-                giving_way(partial(one.stored.open, source.model.rows))
+        for in_tier in table.tiers:
+            if in_tier.tier.is_volatile:
+                giving_way(partial(in_tier.stored.open, source.model.rows))
     if last.is_volatile and last.settings.is_initialized:
         check_room(last.name, {table.name: table.truth.stored.capacity_rows for table, _ in loads}, sources)
     unreachable: set[Tier] = set()
@@ -96,7 +94,8 @@ def note_current_caches(table: Table) -> None:
     Raises:
         StoreError: the truth did not answer.
     """
-    current = {one.tier.store.identity for one in table.caches if one.lasting is not None and one.is_current}
+    lasting = [cache.lasting for cache in table.caches if cache.lasting is not None and cache.is_current]
+    current = {cache.store.identity for cache in lasting}
     if not current or table.is_uncertain or table.truth.lasting is None:
         return
     held = table.truth.lasting.marker()
@@ -144,15 +143,15 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
             raise StoreFullError(store, source.spec.name, reason)
 
 
-def _cache_table(tier: Tier, table: Table, stored: StoreTable) -> CacheTable:
-    keeps_rows = isinstance(stored, LastingTable) and not tier.settings.is_initialized
-    return CacheTable(tier, table, stored, is_refilled=not keeps_rows)
+def has_rows(stored: StoreTable) -> bool:
+    """Whether a table has any row; reads one row, where ``count`` may read all."""
+    return any(keys.size for keys, _ in stored.items(batch_rows=1))
 
 
 def _load_truth(truth: TruthTable, progress: Progress | None) -> None:
     stored, source, name = truth.stored, truth.source, truth.tier.name
     is_filled = truth.tier.settings.is_initialized
-    if isinstance(stored, FileTable):
+    if isinstance(stored, SnapshotTable):
         stored.serve_file(source.model)
     elif not isinstance(stored, LastingTable):
         if is_filled:
@@ -161,7 +160,7 @@ def _load_truth(truth: TruthTable, progress: Progress | None) -> None:
         load_marked(stored, source, progress)
     else:
         stored.open(source.model.rows)
-        if not stored.has_rows():
+        if not has_rows(stored):
             reason = "has no rows, and initialize_after_startup is false: nothing is loaded"
             raise StoreError(name, source.spec.name, reason)
     if truth.lasting is not None and stored.capacity_rows is not None:
@@ -222,7 +221,7 @@ def _open_kept_cache(cache: CacheTable, lasting: LastingTable) -> None:
         lasting.open(truth.source.model.rows)
     except StoreUnreachableError as err:
         reason = err.reason
-    if not truth.marker().is_current(cache.tier.store.identity):
+    if not truth.marker().is_current(lasting.store.identity):
         reason = "it may have missed a change; set initialize_after_startup to true to refill it"
     cache.begin_service(is_current=not reason)
     if reason:

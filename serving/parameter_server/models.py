@@ -19,7 +19,7 @@ from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import Table, for_all
 from serving.parameter_server.table_files import Progress, table_source
 from serving.parameter_server.tier import Tier
-from serving.storage.store import LastingStore, Store
+from serving.storage.store import LastingStore
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class ServedModels:
             self._to_erase = [table for table in self._to_erase if table.name not in self._tables]
             if len(self._tiers) > 1 and self._refill_worker is None:
                 self._refill_worker = PeriodicWorker("hotrow-refill", self._refill, LOOK_INTERVAL_S)
-            if self._watcher is None and any(_may_be_silent(tier.store) for tier in self._tiers):
+            if self._watcher is None and not all(tier.is_volatile for tier in self._tiers):
                 self._watcher = PeriodicWorker("hotrow-outages", self._watch, WATCH_INTERVAL_S)
             # A copy of the record tells this load from earlier loads, whose sessions are refused.
             self._models = (*self._models, config.model_copy())
@@ -178,7 +178,7 @@ class ServedModels:
         self._looks += 1
         tables = self.tables()
         for tier in self._tiers:
-            if _may_be_silent(tier.store):
+            if not tier.is_volatile:
                 is_beat = self._looks % INTERVALS_OF_A_BEAT == 0
                 tier.watch([table.tiers[tier.depth] for table in tables], is_beat=is_beat)
         for table in tables:
@@ -199,11 +199,6 @@ def _is_erased(table: Table) -> bool:
     except StoreError:
         return False
     return True
-
-
-def _may_be_silent(store: Store) -> bool:
-    """Return whether a store is more than RAM of this process."""
-    return isinstance(store, LastingStore) or store.reads_model_files
 
 
 def _exclude_each_other(one: ModelConfig, other: ModelConfig) -> bool:

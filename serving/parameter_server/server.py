@@ -21,6 +21,7 @@ from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import write
 from serving.parameter_server.table_files import Progress
 from serving.parameter_server.tier import Tier, TierSettings
+from serving.storage import SnapshotStore
 from serving.storage.store import Change, Keys, Mask, RowPtrs, Store, Vectors, Weights
 
 
@@ -56,7 +57,7 @@ class ParameterServer:
         names = [store.name for store in stores]
         if not stores or len(set(names)) < len(names):
             raise ValueError(f"expected one store or several of different names, got {names}")
-        if any(store.reads_model_files for store in stores[:-1]):
+        if any(isinstance(store, SnapshotStore) for store in stores[:-1]):
             raise ValueError("a store that serves model files must be the last")
         settings = settings or {}
         strange = settings.keys() - set(names)

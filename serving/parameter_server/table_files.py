@@ -1,6 +1,6 @@
 """The files of a model's tables, the progress of long walks over rows, and the RAM that a model takes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -9,9 +9,8 @@ from kernels.host import HostTable
 from serving.config import ModelConfig, TableConfig
 from serving.model.capacity import rows_with_headroom
 from serving.model.sparse_file import SparseModel, open_sparse
-from serving.storage.store import Keys, TableSpec, Vectors
+from serving.storage.store import Batches, TableSpec
 
-Batches = Iterator[tuple[Keys, Vectors]]
 Progress = Callable[[str, int, int], None]
 """Called with the task, its finished rows, and all its rows, which may be an estimate."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from serving.errors import StoreError, StoreUnreachableError
 from serving.parameter_server.circuit_breaker import CircuitBreaker
 from serving.parameter_server.first_rows import FirstRows
+from serving.storage import SnapshotStore
 from serving.storage.store import LastingStore, Store
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Tier:
     @property
     def is_volatile(self) -> bool:
         """Whether the rows are in this process's memory only."""
-        return not isinstance(self.store, LastingStore) and not self.store.reads_model_files
+        return not isinstance(self.store, LastingStore | SnapshotStore)
 
     def watch(self, tables: Sequence["TierTable"], *, is_beat: bool) -> None:
         """Probe the silent tables of this tier and, if ``is_beat``, one more table in turn. Probes are not counted.

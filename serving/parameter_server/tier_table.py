@@ -19,12 +19,12 @@ from serving.storage.store import (
     LastingTable,
     Mask,
     NativeTable,
-    PoolingTable,
     RowPtrs,
     StoreTable,
     Vectors,
     Weights,
 )
+from serving.storage.tables import HeldTable
 
 if TYPE_CHECKING:
     from serving.parameter_server.table import Table
@@ -61,7 +61,7 @@ class TierTable:
         self.stored = stored
         self.lasting = stored if isinstance(stored, LastingTable) else None
         self.is_asked = True
-        self._pooling = stored if isinstance(stored, PoolingTable) else None
+        self._pooling = stored if isinstance(stored, HeldTable) else None
         self._is_silent = False  # the last call was not answered
         self._failed_keys: Keys | None = None  # of the last failed call, until they are answered
 
@@ -89,7 +89,7 @@ class TierTable:
     def fetch_pooled(
         self, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
     ) -> tuple[Vectors, Mask] | StoreError | None:
-        """Return the same for ``PoolingTable.fetch_pooled``; None if the store does not pool."""
+        """Return the same for ``HeldTable.fetch_pooled``; None if the store does not pool."""
         pooling = self._pooling
         if pooling is None:
             return None
@@ -195,12 +195,12 @@ class CacheTable(TierTable):
         is_filled: it has had the table's rows since the model was loaded.
     """
 
-    def __init__(self, tier: Tier, table: "Table", stored: StoreTable, *, is_refilled: bool = True) -> None:
+    def __init__(self, tier: Tier, table: "Table", stored: StoreTable) -> None:
         """Begin in the state LOADING."""
         super().__init__(tier, table, stored)
         self.state = CacheState.LOADING
         self.is_asked = False
-        self.is_refilled = is_refilled
+        self.is_refilled = self.lasting is None or tier.settings.is_initialized
         self.is_filled = False
         self._refills = 0  # the number of the refill that runs; another may not end it
         self._due_at_s = 0.0  # when it may be filled again

@@ -33,8 +33,8 @@ class TruthTable(TierTable):
 
     @property
     def writes(self) -> bool:
-        """See ``Store.writes``."""
-        return self.tier.store.writes
+        """See ``LastingStore.writes``."""
+        return self.lasting is None or self.lasting.store.writes
 
     @property
     def has_rows_of_files(self) -> bool:
@@ -69,7 +69,8 @@ class TruthTable(TierTable):
 
     def batches(self) -> Batches:
         """See ``Truth.batches``. Until the table is loaded everywhere, unchanged rows come in the files' order."""
-        self.tier.store.catch_up()
+        if self.lasting is not None:
+            self.lasting.store.catch_up()
         batches: Batches = iter(())
         if not self._is_loaded and self.has_rows_of_files:
             batches = self.source.model.batches(LOAD_BATCH_ROWS)

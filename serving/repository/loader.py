@@ -20,7 +20,7 @@ from serving.storage import RedisStore
 from serving.storage.memory import MemoryTable
 from serving.storage.shared.store import SharedMemoryTable
 from serving.storage.snapshot.store import SnapshotTable
-from serving.storage.store import Store
+from serving.storage.store import LastingStore, Store
 
 logger = logging.getLogger("hotrow.repository")
 
@@ -83,7 +83,7 @@ class VersionLoader:
         if Redis is the source of truth, because servers on other machines may still serve this version.
         """
         truth = self.server.stores[-1]
-        is_own = self._writes and bool(model.config.table_tag) and truth.writes
+        is_own = self._writes and bool(model.config.table_tag) and (not isinstance(truth, LastingStore) or truth.writes)
         erase = erase and is_own and not isinstance(truth, RedisStore)
         remove = self.server.erase_model if erase else self.server.unload_model
         model.on_close(partial(_remove, partial(remove, held=model.config), model.config))

@@ -51,6 +51,7 @@ from serving.repository.served_model import ServedModel
 from serving.repository.source import ModelSource, Versions, with_digest
 from serving.repository.states import ModelState, VersionStates
 from serving.session import InferenceSession, ModelSession
+from serving.storage.store import LastingStore
 
 logger = logging.getLogger("hotrow.repository")
 
@@ -276,7 +277,8 @@ class ModelRepository:
             if self._loader is None or not self._source.can_change:
                 return
             for store in self._loader.server.stores:
-                store.catch_up()
+                if isinstance(store, LastingStore):
+                    store.catch_up()
             served = self.served()
             for name, digests in versions.items():
                 if digests != served.get(name):

@@ -20,8 +20,8 @@ class Marker:
         rows: rows of the table at the end of the load.
         row_dtype: the row type in which the rows are kept.
         changed: the table may hold other rows than the files: rows were written since, or were there before.
-        current_caches: the caches, by ``Store.identity``, that have every write to this source of truth; None: every
-            cache, because no write has come since the load.
+        current_caches: the caches, by ``LastingStore.identity``, that have every write to this source of truth; None:
+            every cache, because no write has come since the load.
     """
 
     digest: str

@@ -25,7 +25,6 @@ class MemoryStore(Store):
     """
 
     name = "memory"
-    never_waits = True
     keeps_row_dtype = True
 
     def __init__(
@@ -91,10 +90,6 @@ class MemoryStore(Store):
         held = self._tables.get(table)
         if held is not None:
             held.close()
-
-    def close(self) -> None:
-        """See ``Store.close``; memory is freed when the last reader is done."""
-        self._close_all()
 
     def _open(self, spec: TableSpec, rows: int) -> HostTable | NoRows:
         """Take the memory of a table."""

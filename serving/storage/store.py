@@ -15,8 +15,6 @@ from kernels.host import HostTable, RowDtype
 from kernels.snapshot import Snapshot
 from serving.errors import StoreError
 from serving.metrics import MetricSample
-from serving.model.records import Combiner
-from serving.model.sparse_model import SparseModel
 from serving.storage.marker import Marker
 
 Keys = NDArray[np.int64]
@@ -51,7 +49,7 @@ class Truth(Protocol):
 
     @property
     def writes(self) -> bool:
-        """See ``Store.writes``."""
+        """See ``LastingStore.writes``."""
 
     def marker(self) -> Marker:
         """The marker now; a truth that was never loaded by Hotrow counts as changed."""
@@ -163,10 +161,6 @@ class StoreTable(ABC):
     def items(self, batch_rows: int = 65536) -> Batches:
         """All rows in batches, in the store's own order."""
 
-    def has_rows(self) -> bool:
-        """Whether there is any row; reads one row, where ``count`` may read all."""
-        return any(keys.size for keys, _ in self.items(batch_rows=1))
-
     def samples(self) -> Iterable[MetricSample]:
         """Metric samples beyond the parameter server's own; reads only what is in this process."""
         return ()
@@ -190,42 +184,10 @@ class StoreTable(ABC):
         return self._error("the store is closed" if self.store.is_closed else "not an open table")
 
 
-class PoolingTable(StoreTable):
-    """A table that pools rows. Its store ``keeps_row_dtype``."""
-
-    @abstractmethod
-    def fetch_pooled(
-        self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
-    ) -> Mask:
-        """Find rows and pool them into ``out`` in one pass; absent keys contribute zeros.
-
-        Args:
-            keys: int64[N].
-            row_ptrs: int32[R + 1] or int64[R + 1], CSR offsets of the R bags into the N keys.
-            out: float32[R, D]; an empty bag becomes zeros.
-            combiner: see ``kernels.host.pool_rows``.
-            weights: float32[N], one per key; None: every key counts the same.
-
-        Returns:
-            found: bool[N], one per key.
-        """
-
-
-class FileTable(StoreTable):
-    """A table that serves all rows of a model's file in place."""
-
-    @abstractmethod
-    def serve_file(self, model: SparseModel) -> None:
-        """Open the table with all rows of ``model`` in place of what it held.
-
-        Raises:
-            StoreError: the store cannot hold them.
-            ModelFileError: the model is damaged, or a value does not fit ``spec.row_dtype``.
-        """
-
-
 class LastingTable(StoreTable):
     """A table whose rows outlive the process. The store remembers the last load in a marker."""
+
+    store: "LastingStore"
 
     @abstractmethod
     def marker(self) -> Marker | None:
@@ -323,24 +285,10 @@ class Store(ABC):
 
     Attributes:
         name: the tier's name in metrics and messages: ``"memory"``, ``"rocksdb"``.
-        reads_model_files: its tables are ``FileTable``: each serves all rows of a table from a file.
-        never_waits: reads wait for no disk, network or other process. A page of a snapshot may have to be read first.
         is_closed: ``close`` was called.
     """
 
     name: str
-    reads_model_files: bool = False
-    never_waits: bool = False
-
-    @property
-    def identity(self) -> str:
-        """Identifies this cache among all caches that a source of truth ever had."""
-        return self.name
-
-    @property
-    def writes(self) -> bool:
-        """Whether this process may write rows; False: only another process writes."""
-        return True
 
     @property
     def keeps_row_dtype(self) -> bool:
@@ -403,17 +351,14 @@ class Store(ABC):
         """
         return
 
-    def catch_up(self) -> None:
-        """See all rows that another process's writer acknowledged before this call.
-
-        Raises:
-            StoreError: the store cannot, and keeps what it saw before.
-        """
-        return
-
-    @abstractmethod
     def close(self) -> None:
-        """Close all tables, and release what the store holds. Closing twice is allowed."""
+        """Refuse every later call for a table, close all tables, and release what the store holds.
+
+        Closing twice is allowed.
+        """
+        self.is_closed = True
+        for table in self._tables.values():
+            table.close()
 
     def add(self, table: StoreTable) -> None:
         """Add an open table. Only tables call this and the next two, one thread at a time."""
@@ -433,12 +378,6 @@ class Store(ABC):
         """Remove a table that is not open any more."""
         self._tables = {name: one for name, one in self._tables.items() if one is not table}
 
-    def _close_all(self) -> None:
-        """Refuse every later call for a table, and close all tables."""
-        self.is_closed = True
-        for table in self._tables.values():
-            table.close()
-
     def _check_open(self, table: str = "") -> None:
         if self.is_closed:
             raise StoreError(self.name, table, "the store is closed")
@@ -446,6 +385,16 @@ class Store(ABC):
 
 class LastingStore(Store):
     """A store whose rows outlive the process."""
+
+    @property
+    def identity(self) -> str:
+        """Identifies this cache among all caches that a source of truth ever had."""
+        return self.name
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process may write rows; False: only another process writes."""
+        return True
 
     def table(self, spec: TableSpec) -> LastingTable:
         """See ``Store.table``."""
@@ -458,6 +407,14 @@ class LastingStore(Store):
     def kept_tables(self) -> Sequence[str]:
         """Full names of the tables that the store keeps on this machine, open or not."""
         return ()
+
+    def catch_up(self) -> None:
+        """See all rows that another process's writer acknowledged before this call.
+
+        Raises:
+            StoreError: the store cannot, and keeps what it saw before.
+        """
+        return
 
 
 def none_found(keys: Keys, out: NDArray[np.float32]) -> Mask:

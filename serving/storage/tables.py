@@ -14,9 +14,9 @@ from serving.storage.store import (
     Keys,
     Mask,
     NativeTable,
-    PoolingTable,
     RowPtrs,
     Store,
+    StoreTable,
     TableSpec,
     Vectors,
     Weights,
@@ -36,7 +36,7 @@ class Rows(Protocol):
     def fetch_pooled(
         self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
     ) -> Mask:
-        """See ``PoolingTable.fetch_pooled``."""
+        """See ``HeldTable.fetch_pooled``."""
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """See ``StoreTable.items``."""
@@ -56,7 +56,7 @@ class NoRows:
     def fetch_pooled(
         self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
     ) -> Mask:
-        """See ``PoolingTable.fetch_pooled``."""
+        """See ``HeldTable.fetch_pooled``."""
         return none_found(keys, out)
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
@@ -67,8 +67,10 @@ class NoRows:
 Held = TypeVar("Held", bound=Rows)
 
 
-class HeldTable(PoolingTable, Generic[Held]):
-    """A table whose rows are in memory or in a mapped file; subclasses open and change it.
+class HeldTable(StoreTable, Generic[Held]):
+    """A table whose rows are in memory or in a mapped file, so it can pool them; subclasses open and change it.
+
+    Its store ``keeps_row_dtype``.
 
     ``_held`` is replaced as a whole, so readers need no lock. It is None while the table is not open.
     """
@@ -91,7 +93,18 @@ class HeldTable(PoolingTable, Generic[Held]):
     def fetch_pooled(
         self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
     ) -> Mask:
-        """See ``PoolingTable.fetch_pooled``."""
+        """Find rows and pool them into ``out`` in one pass; absent keys contribute zeros.
+
+        Args:
+            keys: int64[N].
+            row_ptrs: int32[R + 1] or int64[R + 1], CSR offsets of the R bags into the N keys.
+            out: float32[R, D]; an empty bag becomes zeros.
+            combiner: see ``kernels.host.pool_rows``.
+            weights: float32[N], one per key; None: every key counts the same.
+
+        Returns:
+            found: bool[N], one per key.
+        """
         held = self._open_rows()
         self._check_dim(out.shape[1])
         return held.fetch_pooled(keys, row_ptrs, out, combiner, weights)

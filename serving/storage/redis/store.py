@@ -65,7 +65,7 @@ class RedisStore(LastingStore):
 
     @property
     def identity(self) -> str:
-        """See ``Store.identity``."""
+        """See ``LastingStore.identity``."""
         return identity_of(self.config)
 
     @property
@@ -93,7 +93,7 @@ class RedisStore(LastingStore):
         with self._lock:
             was_closed, self.is_closed = self.is_closed, True
         if not was_closed:
-            self._close_all()
+            super().close()
             self.touches.wait(self.config.timeout_ms / 1000)
             self.touches.close()
             self.nodes.topology.close()

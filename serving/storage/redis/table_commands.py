@@ -39,7 +39,7 @@ class TableCommands:
         states: what this process knows of them.
         rows: how its rows are encoded.
         overflow: the overflow policy, if there is one.
-        identity: see ``Store.identity``.
+        identity: see ``LastingStore.identity``.
         evicted_rows: rows that this process evicted as partitions overflowed.
         unreleased: commands that release leases of a filling that failed, because its node was silent.
     """

@@ -82,7 +82,7 @@ class RocksDbStore(LastingStore):
 
     @property
     def writes(self) -> bool:
-        """See ``Store.writes``."""
+        """See ``LastingStore.writes``."""
         return not self._read_only
 
     @property
@@ -118,7 +118,7 @@ class RocksDbStore(LastingStore):
             database.write(encoded, self._batch_rows)
 
     def kept_tables(self) -> Sequence[str]:
-        """See ``Store.kept_tables``."""
+        """See ``LastingStore.kept_tables``."""
         with self.using("") as database:
             return database.tables()
 
@@ -142,7 +142,7 @@ class RocksDbStore(LastingStore):
                 self._database.checkpoint(Path(folder))
 
     def catch_up(self) -> None:
-        """See ``Store.catch_up``; only a read-only store has anything to do.
+        """See ``LastingStore.catch_up``; only a read-only store has anything to do.
 
         A table stays as it was while it is being loaded, and if it was loaded from other files or has another
         dimension or row type now.
@@ -158,7 +158,7 @@ class RocksDbStore(LastingStore):
         with self._tables_lock, self._lock:
             if self.is_closed:
                 return
-            self._close_all()
+            super().close()
             try:
                 with translated_errors(self.path):
                     self._database.close()

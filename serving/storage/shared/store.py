@@ -67,7 +67,6 @@ class SharedMemoryStore(LastingStore):
     """Rows in memory that the processes of one machine share; see ``serving.storage.shared`` for who does what."""
 
     name = STORE_NAME
-    never_waits = True
     keeps_row_dtype = True
 
     def __init__(
@@ -104,7 +103,7 @@ class SharedMemoryStore(LastingStore):
 
     @property
     def identity(self) -> str:
-        """See ``Store.identity``."""
+        """See ``LastingStore.identity``."""
         return f"{self.name} {self._folder.path}"
 
     @property
@@ -133,7 +132,7 @@ class SharedMemoryStore(LastingStore):
         if self._folder.is_left:  # a forked child's copies of the locks below may be held forever
             self.is_closed, self._tables = True, {}
             return
-        self._close_all()
+        super().close()
         with self._lock, self._writing:
             self._folder.leave(self._auto_remove)
 

@@ -12,7 +12,7 @@ from serving.model.sparse_model import SparseModel
 from serving.storage.snapshot.folder import SnapshotFolder
 from serving.storage.snapshot.overlay import OverlaidSnapshot
 from serving.storage.snapshot.reader import SnapshotReader
-from serving.storage.store import FileTable, Keys, NativeTable, Store, TableSpec, Vectors
+from serving.storage.store import Keys, NativeTable, Store, TableSpec, Vectors
 from serving.storage.tables import HeldTable
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,6 @@ class SnapshotStore(Store):
     """
 
     name = "snapshot"
-    reads_model_files = True
     keeps_row_dtype = True
 
     def __init__(
@@ -96,10 +95,6 @@ class SnapshotStore(Store):
         if self._folder is not None:
             self._folder.erase(table)
 
-    def close(self) -> None:
-        """See ``Store.close``."""
-        self._close_all()
-
     def _open_snapshot(self, spec: TableSpec, model: SparseModel) -> SnapshotReader:
         if is_served_as_it_is(spec, model):
             return SnapshotReader(model.path, spec.name)
@@ -108,7 +103,7 @@ class SnapshotStore(Store):
         return self._folder.open(spec, model)
 
 
-class SnapshotTable(HeldTable[OverlaidSnapshot], FileTable):
+class SnapshotTable(HeldTable[OverlaidSnapshot]):
     """A table of a ``SnapshotStore``."""
 
     def __init__(self, store: SnapshotStore, spec: TableSpec) -> None:
@@ -139,7 +134,12 @@ class SnapshotTable(HeldTable[OverlaidSnapshot], FileTable):
             self._hold(None, rows_with_headroom(rows))
 
     def serve_file(self, model: SparseModel) -> None:
-        """See ``FileTable.serve_file``."""
+        """Open the table with all rows of ``model`` in place of what it held.
+
+        Raises:
+            StoreError: the store cannot hold them.
+            ModelFileError: the model is damaged, or a value does not fit ``spec.row_dtype``.
+        """
         self._snapshots.check_name(self)
         reader = self._snapshots._open_snapshot(self.spec, model)
         self._hold(reader, rows_with_headroom(reader.rows) - reader.rows)

@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 
 from serving.errors import StoreError
 from serving.storage import Marker, TableSpec
-from serving.storage.store import Change, FileTable, LastingStore, LastingTable, PoolingTable
+from serving.storage.store import Change, LastingStore, LastingTable
+from serving.storage.tables import HeldTable
 from tests.serving.storage.tiers import QUICK_FOLDER, STORES
 
 DIM = 4
@@ -116,7 +117,6 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         assert sorted(seen) == sorted((key, [float(value)] * DIM) for key, value in self.model.items())
         assert self.store.tables[TABLE].count() == len(self.model)
-        assert self.store.tables[TABLE].has_rows() == bool(self.model)
 
 
 @pytest.mark.parametrize("key_bytes", [8, 4])
@@ -368,5 +368,4 @@ def test_a_store_of_lasting_rows_has_lasting_tables(store):
     table = store.table(TableSpec(TABLE, DIM))
 
     assert isinstance(table, LastingTable) == isinstance(store, LastingStore)
-    assert isinstance(table, FileTable) == store.reads_model_files
-    assert store.keeps_row_dtype or not isinstance(table, PoolingTable)
+    assert store.keeps_row_dtype or not isinstance(table, HeldTable)
