@@ -61,16 +61,15 @@ class Processes:
         """Whether this process reports and writes for all."""
         return self.rank == 0
 
-    def require_joined(self, what: str) -> None:
+    def require_joined(self, place: str, expected: str) -> None:
         """Refuse to train rows in this process alone while ``torch.distributed`` runs several.
 
         Raises:
             RuntimeError: no process group was given, although there are several processes.
         """
         if self.group is None and dist.is_initialized() and dist.get_world_size() > 1:
-            came = f"none in a training of {dist.get_world_size()} processes, each of which would train rows of its own"
-            expected = "process_group=torch.distributed.group.WORLD, or a group of this process alone"
-            raise RuntimeError(f"{what}: expected {expected}, got {came}")
+            came = f"{dist.get_world_size()} processes, each of which would train rows of its own"
+            raise RuntimeError(f"{place}: expected {expected}, got {came}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":
         """Return the same processes."""

@@ -11,7 +11,7 @@ import torch
 from training.deeprec.lookup import require_norm
 from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.config import Combiner, Constant, EmbeddingBagConfig, Initializer, Normal
-from training.embedding.gradients import PooledBags
+from training.embedding.gradients import PooledBags, not_compiled
 from training.embedding.lookups import LocalLookups
 from training.embedding.parameter import TableParameter, sinks_of
 from training.embedding.table import EmbeddingTable
@@ -139,6 +139,7 @@ def ones_initializer(dtype: torch.dtype = torch.float32) -> Constant:
     return Constant(1.0)
 
 
+@not_compiled
 def input_layer(features: Mapping[str, Any], feature_columns: Iterable[EmbeddingColumn]) -> torch.Tensor:
     """Look up the ids of each column, and join the columns' vectors in the order of their names.
 
@@ -168,7 +169,7 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Embedding
     parameters = [column.parameter for column in columns]
     trains = [column.training and torch.is_grad_enabled() and column.parameter.requires_grad for column in columns]
     if any(trains):
-        parameters[0].processes.require_joined("feature_columns")
+        parameters[0].processes.require_joined("feature_columns", "one process")
     lookups = LocalLookups([column.table for column in columns], bags, trains)
     devices = [one.device for one in bags]
     vectors = PooledBags.apply(lookups, sinks_of(parameters), devices, *parameters, *[None] * len(columns))

@@ -1,17 +1,19 @@
 """DeepRec's fused lookups in tensors: one native pass forward, and one native pass backward."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from kernels.host import ArrayRows, first_outside, look_up_bags, sum_row_gradients, weight_gradients
-from training.deeprec.partition import Part, PartitionStrategy, shares, split
-from training.embedding.config import Combiner
+from kernels.host import ArrayRows, first_outside
+from training.deeprec.partition import PartitionStrategy, shares, split
+from training.embedding.config import Combiner, EmbeddingBagConfig
+from training.embedding.gradients import PooledBags, not_compiled, sparse_gradients, to_floats
 from training.embedding.inputs import FeatureBags
+from training.embedding.lookups import LocalLookups, LookedUpRows
 from training.sparse_tensor import read_ids, shown
 
 FusionVersion = Literal["v1", "v2"]
@@ -130,8 +132,18 @@ def fused_embedding_lookup_sparse_v2(
     weights = bags.weights
     if len(parts) > 1 and combiner != "sum":  # a partition does not know the weights of a bag's other ids
         weights, combiner = shares(bags, combiner), "sum"
-    pooled: torch.Tensor = _FusedLookup.apply(name, parts, combiner, max_norm, weights, *tensors)
-    return pooled
+    of_parts = [
+        FeatureBags(
+            part.keys,
+            part.row_ptrs,
+            None if weights is None else weights[part.places],
+            1,
+            bags.shape,
+            tensors[0].device,
+        )
+        for part in parts
+    ]
+    return _pooled(name, tensors, of_parts, EmbeddingBagConfig(tensors[0].shape[1], combiner, max_norm=max_norm))
 
 
 def fused_safe_embedding_lookup_sparse(
@@ -195,59 +207,18 @@ def require_norm(place: str, max_norm: Any) -> None:
         raise TypeError(f"{place}: expected max_norm as a number, got {shown(max_norm)}")
 
 
-class _FusedLookup(torch.autograd.Function):  # type: ignore[misc]
-    """The native pass over the ids, and the one back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        name: str,
-        parts: Sequence[Part],
-        combiner: Combiner,
-        max_norm: float | None,
-        weights: torch.Tensor | None,
-        *tensors: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return the combined vectors of each bag."""
-        tables = [ArrayRows(_floats(tensor), name, max_norm) for tensor in tensors]
-        of_ids = None if weights is None else _floats(weights)
-        answers = look_up_bags(
-            tables,
-            [part.keys for part in parts],
-            [part.row_ptrs for part in parts],
-            [combiner] * len(parts),
-            [None if of_ids is None else of_ids[part.places] for part in parts],
-            [1] * len(parts),
-            trains=[False] * len(parts),
-        )
-        ctx.parts, ctx.lookups = parts, [lookup for lookup, _ in answers]
-        ctx.save_for_backward(weights, *tensors)
-        (_, pooled), *others = answers
-        for _, one in others:
-            pooled += one
-        return torch.from_numpy(pooled).to(tensors[0].device)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """Return sparse gradients of the tensors, and the gradient of the weights."""
-        weights, *tensors = ctx.saved_tensors
-        of_bags = [_floats(gradient)] * len(tensors)
-        _, _, _, _, needs_weights, *needs = ctx.needs_input_grad
-        of_tensors: list[torch.Tensor | None] = [None] * len(tensors)
-        if any(needs):
-            sums = sum_row_gradients(ctx.lookups, of_bags)
-            of_tensors = [
-                _sparse(*of_rows, tensor) if is_needed else None
-                for of_rows, tensor, is_needed in zip(sums, tensors, needs, strict=True)
-            ]
-        of_weights = None
-        if needs_weights:
-            of_weights = np.empty(len(weights), np.float32)
-            for part, of_part in zip(ctx.parts, weight_gradients(ctx.lookups, of_bags), strict=True):
-                of_weights[part.places] = of_part
-            of_weights = torch.from_numpy(of_weights).to(weights)
-        return None, None, None, None, of_weights, *of_tensors
+@not_compiled
+def _pooled(
+    name: str, tensors: Sequence[torch.Tensor], bags: Sequence[FeatureBags], config: EmbeddingBagConfig
+) -> torch.Tensor:
+    """Return the sum of the pooled bags of each partition."""
+    tables = [LookedUpRows(name, config, ArrayRows(to_floats(tensor), name, config.max_norm)) for tensor in tensors]
+    lookups = LocalLookups(tables, bags, [False] * len(bags))
+    devices, weights = [one.device for one in bags], [one.weights for one in bags]
+    pooled: Sequence[torch.Tensor] = PooledBags.apply(
+        lookups, partial(sparse_gradients, tensors), devices, *tensors, *weights
+    )
+    return pooled[0] if len(pooled) == 1 else torch.stack(tuple(pooled)).sum(dim=0)
 
 
 def _checked(name: str, params: Params) -> list[torch.Tensor]:
@@ -281,16 +252,3 @@ def _require_rows(name: str, bags: FeatureBags, rows: int) -> None:
         assert bags.row_ptrs is not None
         row = int(np.searchsorted(bags.row_ptrs, place, side="right")) - 1
         raise IndexError(f"{name}: expected ids from 0 to {rows - 1}, got {bags.keys[place]} in row {row}")
-
-
-def _floats(tensor: torch.Tensor) -> NDArray[np.float32]:
-    floats: NDArray[np.float32] = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
-    return floats
-
-
-def _sparse(rows: NDArray[np.int64], values: NDArray[np.float32], like: torch.Tensor) -> torch.Tensor:
-    """Return a sparse gradient of distinct rows of a tensor, in ascending order."""
-    gradient = torch.sparse_coo_tensor(
-        torch.from_numpy(rows)[None], torch.from_numpy(values), like.shape, is_coalesced=True, check_invariants=False
-    )
-    return gradient.to(like.device)

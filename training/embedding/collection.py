@@ -142,7 +142,8 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         parameters = [self._parameter_of[self._table_of[feature]] for feature in bags]
         makes_rows = [self.training and torch.is_grad_enabled() and one.requires_grad for one in parameters]
         if any(makes_rows):
-            self._processes.require_joined("EmbeddingBagCollection")
+            group = "process_group=torch.distributed.group.WORLD or a group of this process alone"
+            self._processes.require_joined("EmbeddingBagCollection", group)
             if backward_pass() != -1:
                 self._require_rows(parameters, list(bags.values()))
                 makes_rows = [False] * len(parameters)

@@ -57,9 +57,8 @@ class PooledBags(torch.autograd.Function):  # type: ignore[misc]
         """
         ctx.set_materialize_grads(False)
         ctx.lookups, ctx.receiver = lookups, receiver
-        # If a gradient depends on rows, PyTorch must notice that they have moved since.
-        count = len(devices)
-        ctx.save_for_backward(*tensors[count:], *(tensors[:count] if lookups.gradients_need_rows else ()))
+        if lookups.gradients_need_rows:
+            ctx.save_for_backward(*tensors)  # so PyTorch raises an error if they have changed since
         return tuple(torch.from_numpy(array).to(device) for array, device in zip(lookups.pooled, devices, strict=True))
 
     @staticmethod
@@ -67,7 +66,7 @@ class PooledBags(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         """Give the receiver the gradients of rows, and return those of the weights. Unused bags have none."""
         count = len(gradients)
-        weights = ctx.saved_tensors[:count]
+        weights = ctx.saved_tensors[count:] if ctx.lookups.gradients_need_rows else [None] * count
         needs = ctx.needs_input_grad[3:]
         floats = [None if gradient is None else to_floats(gradient) for gradient in gradients]
         of_parameters: Sequence[torch.Tensor | None] = [None] * count
@@ -153,12 +152,14 @@ class TableSink:
 
 
 def sparse_gradients(
-    shapes: Sequence[Sequence[int]], gradients: Sequence[RowGradient | None]
+    tensors: Sequence[torch.Tensor], gradients: Sequence[RowGradient | None]
 ) -> list[torch.Tensor | None]:
-    """Return each gradient as a sparse gradient of a tensor [V, D], which has its rows in ascending order."""
+    """Return each gradient as a sparse gradient of a tensor [V, D], in the order of its rows."""
     given = [one for one in gradients if one is not None]
     sums = iter(sum_row_gradients([lookup for lookup, _ in given], [floats for _, floats in given]))
-    return [None if one is None else _sparse(*next(sums), shape) for shape, one in zip(shapes, gradients, strict=True)]
+    return [
+        None if one is None else _sparse(*next(sums), tensor) for tensor, one in zip(tensors, gradients, strict=True)
+    ]
 
 
 def backward_pass() -> int:
@@ -179,7 +180,8 @@ def _sum(gradients: Sequence[RowGradient]) -> tuple[BagLookup, torch.Tensor]:
     return lookup, torch.from_numpy(sums)
 
 
-def _sparse(rows: NDArray[np.int64], values: Floats, shape: Sequence[int]) -> torch.Tensor:
-    return torch.sparse_coo_tensor(
-        torch.from_numpy(rows)[None], torch.from_numpy(values), shape, is_coalesced=True, check_invariants=False
+def _sparse(rows: NDArray[np.int64], values: Floats, like: torch.Tensor) -> torch.Tensor:
+    gradient = torch.sparse_coo_tensor(
+        torch.from_numpy(rows)[None], torch.from_numpy(values), like.shape, is_coalesced=True, check_invariants=False
     )
+    return gradient.to(like.device)

@@ -1,7 +1,7 @@
 """The lookups of one forward pass, and how their gradients find their rows again."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,14 @@ class Table(Protocol):
     @property
     def native(self) -> TrainingTable | ArrayRows:
         """The rows, for the functions of ``kernels.host``."""
+
+
+class LookedUpRows(NamedTuple):
+    """Rows of a front end, as a ``Table``."""
+
+    name: str
+    config: EmbeddingBagConfig
+    native: TrainingTable | ArrayRows
 
 
 class Lookups(Protocol):

@@ -1,27 +1,29 @@
 """One embedding layer of the plugin: its rows, and the optimizer that updates them in each backward pass."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.host import BagLookup, first_outside, look_up_bags, update_tables
+from kernels.host import BagLookup, first_outside, update_tables
 from serving.errors import ModelFileError
 from serving.model.records import Embedding as Layer
 from serving.model.sparse_file import open_sparse, write_sparse_directory
 from serving.model.sparse_rows import KeyType, RowLayout, key_range
+from training.embedding.gradients import PooledBags, RowGradient, not_compiled
+from training.embedding.inputs import read_feature
+from training.embedding.lookups import Floats, LocalLookups
 from training.embedding.table import EmbeddingTable
 from training.errors import SessionError
 from training.model.parameter_files import read_table
 from training.optimizers.rules import UpdateRule, UpdateType
 from training.samples import Bags
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class Embedding:
             expected = f"at most max_feature_num = {limits.max_feature_num} keys in a sample"
             raise ValueError(f"{self._place}: expected {expected}, got {of_samples[sample]} in sample {sample}")
 
+    @not_compiled
     def look_up(self, bags: Bags, replica: int, bp_trigger: torch.Tensor, is_training: bool) -> torch.Tensor:
         """Return the vectors [B, S, D] of a replica's samples, on the device of ``bp_trigger``.
 
@@ -113,17 +116,22 @@ class Embedding:
         """
         if is_training:
             self._require_room(bags.keys)
-        config = self.table.config
-        row_ptrs = None if bags.has_one_key_each else bags.row_ptrs
-        [(lookup, pooled)] = look_up_bags(
-            [self.table.native], [bags.keys], [row_ptrs], [config.combiner], [None], [self.slots], [is_training]
-        )
-        vectors: torch.Tensor = (
-            _TrainedVectors.apply(bp_trigger, pooled, self, replica, lookup)
-            if is_training
-            else torch.from_numpy(pooled).to(bp_trigger.device, self.value_type)
-        )
-        return vectors.reshape(len(bags), self.slots, config.dim)
+        lookups = LocalLookups([self.table], [read_feature(self.table.name, bags)], [is_training])
+        trigger = bp_trigger if is_training else bp_trigger.detach()  # without a gradient, nothing is trained
+        receiver = partial(self._receive, replica, bp_trigger)
+        [vectors] = PooledBags.apply(lookups, receiver, [bp_trigger.device], trigger, None)
+        shape = (len(bags), self.slots, self.table.config.dim)
+        answer: torch.Tensor = vectors.to(self.value_type).reshape(shape)
+        return answer
+
+    def _receive(
+        self, replica: int, bp_trigger: torch.Tensor, gradients: Sequence[RowGradient | None]
+    ) -> list[torch.Tensor | None]:
+        """Take the gradient of a replica's bags. The gradient of ``bp_trigger`` is zero."""
+        [gradient] = gradients
+        if gradient is not None:
+            self.add_gradient(replica, *gradient)
+        return [torch.zeros_like(bp_trigger)]
 
     def add_gradient(self, replica: int, lookup: BagLookup, gradient: Floats) -> None:
         """Take the gradient of a replica's bags. Take one step when every replica's gradient is there.
@@ -205,22 +213,3 @@ class Embedding:
         if rows > most:
             expected = f"at most {most:,} distinct keys, the vocabulary of all GPUs"
             raise ValueError(f"{self._place}: expected {expected}, got {rows:,}")
-
-
-class _TrainedVectors(torch.autograd.Function):  # type: ignore[misc]
-    """Vectors whose gradient updates the rows that they were made of."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, bp_trigger: torch.Tensor, pooled: Floats, embedding: Embedding, replica: int, lookup: BagLookup
-    ) -> torch.Tensor:
-        """Return the vectors [R, D] of R bags."""
-        ctx.shape, ctx.embedding, ctx.replica, ctx.lookup = bp_trigger.shape, embedding, replica, lookup
-        return torch.from_numpy(pooled).to(bp_trigger.device, embedding.value_type)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """Update the rows. The gradient of ``bp_trigger`` is zero."""
-        ctx.embedding.add_gradient(ctx.replica, ctx.lookup, gradient.to("cpu", torch.float32).contiguous().numpy())
-        return gradient.new_zeros(ctx.shape, dtype=torch.float32), None, None, None, None

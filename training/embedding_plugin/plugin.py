@@ -155,7 +155,7 @@ def create_embedding(
     name = next(one for one in chain([name_], (f"{name_}_{n}" for n in count(1))) if one not in plugin.embeddings)
     table = EmbeddingTable(
         name,
-        EmbeddingBagConfig(whole(place, "embedding_vec_size", embedding_vec_size, 1), combiner),
+        EmbeddingBagConfig(whole(place, "embedding_vec_size", embedding_vec_size, 1), combiner, keeps_slots=True),
         seed=plugin.seed + len(plugin.embeddings),
         initial_states=optimizer.rule.initial_states,
     )

@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import torch
 
-from kernels.host import ArrayRows, TrainingTable
 from training.embedding.config import Combiner, EmbeddingBagConfig
 from training.embedding.exchange import OwnedTable, SharedLookups
-from training.embedding.gradients import PooledBags, RowGradient, sparse_gradients
+from training.embedding.gradients import PooledBags, RowGradient, not_compiled, sparse_gradients
 from training.embedding.inputs import FeatureBags
-from training.embedding.lookups import LocalLookups, Lookups
+from training.embedding.lookups import LocalLookups, LookedUpRows, Lookups
 from training.embedding.parameter import sinks_of
 from training.sok.dynamic_variable import DynamicVariable
 from training.sok.embedding_variable import EmbeddingVariable
@@ -72,6 +71,7 @@ def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, hotness: Any
     return vectors if is_list else vectors[0]
 
 
+@not_compiled
 def look_up(
     variables: Sequence[AnyVariable], bags: Sequence[FeatureBags], combiners: Sequence[Combiner], trains: bool
 ) -> list[torch.Tensor]:
@@ -85,7 +85,7 @@ def look_up(
     else:
         lookups = SharedLookups(processes, tables, bags, does_train, divisor=1)
     dynamic = [variable for variable in variables if isinstance(variable, DynamicVariable)]
-    receiver = sinks_of(dynamic) if dynamic else partial(_to_sparse, [variable.shape for variable in variables])
+    receiver = sinks_of(dynamic) if dynamic else partial(_to_sparse, variables)
     devices, weights = [one.device for one in bags], [one.weights for one in bags]
     return list(PooledBags.apply(lookups, receiver, devices, *variables, *weights))
 
@@ -103,23 +103,14 @@ def require_hotness(place: str, bags: FeatureBags, name: str, most: Any) -> None
         raise ValueError(f"{place}: expected at most {name} = {most} ids in a row, got {counts[row]} in row {row}")
 
 
-class _Rows(NamedTuple):
-    """What a lookup needs to know of a variable."""
-
-    name: str
-    config: EmbeddingBagConfig
-    native: TrainingTable | ArrayRows
-
-
-def _to_sparse(shapes: Sequence[torch.Size], gradients: Sequence[RowGradient | None]) -> list[torch.Tensor | None]:
-    """Return the sparse gradients of arrays of rows. A process without rows has none."""
-    return [
-        sparse if sparse is not None and sparse.shape[0] else None for sparse in sparse_gradients(shapes, gradients)
-    ]
+def _to_sparse(variables: Sequence[torch.Tensor], gradients: Sequence[RowGradient | None]) -> list[torch.Tensor | None]:
+    """Return the gradients of variables. A process without rows of a variable has none."""
+    here = [one if len(variable) else None for variable, one in zip(variables, gradients, strict=True)]
+    return sparse_gradients(variables, here)
 
 
 def _owned(variable: AnyVariable, combiner: Combiner, trains: bool) -> OwnedTable:
-    rows = _Rows(variable.name or "variable", EmbeddingBagConfig(variable.dimension, combiner), variable.native)
+    rows = LookedUpRows(variable.name or "variable", EmbeddingBagConfig(variable.dimension, combiner), variable.native)
     return OwnedTable(rows, variable.placement.owner, variable.row_of(trains))
 
 

@@ -482,14 +482,6 @@ def test_a_gradient_is_the_sum_over_the_rows_that_were_read():
     assert table_of(model).shape == (0, DIM)
 
 
-def test_a_second_backward_pass_through_one_graph_is_refused():
-    loss = table_model().embedding(KEYS, OFFSETS).sum()
-    loss.backward()
-
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-        loss.backward()
-
-
 @pytest.mark.parametrize("max_norm", [None, 0.1])
 def test_a_backward_pass_that_needs_the_rows_before_a_step_is_refused(max_norm):
     tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(DIM, max_norm=max_norm)})
