@@ -85,7 +85,7 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
             result = function(*args, **kwargs or {})
         if function in _ALIASES and result.dtype == torch.float32:
             return result if result is args[0] else _alias_of(args[0], result)
-        if any(True for _ in _tensors([result])):
+        if any(True for _ in tensors_in([result])):
             _refuse(name, args, kwargs)
         return result
 
@@ -155,17 +155,17 @@ def _made(table: EmbeddingTable, processes: Processes, requires_grad: bool) -> T
 
 
 def _refuse(function: str, args: Any, kwargs: Any) -> NoReturn:
-    table = next(one.table for one in _tensors([*args, *(kwargs or {}).values()]) if isinstance(one, TableParameter))
+    table = next(one.table for one in tensors_in([*args, *(kwargs or {}).values()]) if isinstance(one, TableParameter))
     raise TypeError(
         f"table {table.name!r}: PyTorch's {function!r} does not reach the rows, which are outside PyTorch; "
         "expected an optimizer of training.optimizers, or row_dtype of the table's config for rows of another type"
     )
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
     """Yield tensors, also those inside lists and tuples."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+            yield from tensors_in(value)

@@ -10,10 +10,15 @@ from kernels.host import KeyIndex, TrainingTable, first_outside, look_up_bags
 from serving.errors import ModelFileError
 from training.embedding.config import Initializer
 from training.embedding.inputs import FeatureBags
+from training.embedding.parameter import tensors_in
+from training.errors import SessionError
 from training.sok.initialize import started
 from training.sok.placement import Placement, checked_name
 from training.sok.variable import PART_ROWS, Floats, Ints, Variable
 from training.sparse_tensor import shown
+
+# The functions by which optimizers move weights.
+_MOVES = {"add_", "addcdiv_", "addcmul_", "index_add_", "index_copy_", "lerp_", "mul_", "sub_"}
 
 
 class EmbeddingVariable(Variable):
@@ -131,6 +136,18 @@ class EmbeddingVariable(Variable):
         index.find_or_insert(array)  # raises an error for a reserved key
         if len(index) < len(array) or not self.placement.owns(array).all():
             raise ValueError(f"{call}: expected a state with distinct keys of this process, got others")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse to move rows outside of a scope."""
+        name = function.__name__
+        if name in _MOVES or name.startswith(("_foreach_", "_fused_")):
+            for one in tensors_in([*args, *(kwargs or {}).values()]):
+                if isinstance(one, EmbeddingVariable) and not one.scopes:
+                    advice = "step it inside sok.OptimizerScope, or use sok.optimizers.Adam"
+                    raise SessionError(f"{one._place}: the variable of a layer has no open scope; {advice}")
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EmbeddingVariable":
         """See ``Variable``."""

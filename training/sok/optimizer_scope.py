@@ -1,13 +1,11 @@
-"""Check that an optimizer may step a variable."""
+"""Say which optimizers may step a variable."""
 
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from training.errors import SessionError
 from training.sok.dynamic_variable import DynamicVariable
 from training.sok.embedding_variable import EmbeddingVariable
 from training.sok.variable import Variable
@@ -17,8 +15,8 @@ class OptimizerScope:
     """Inside it, an optimizer may step the variables of legacy layers.
 
     An optimizer of PyTorch only moves the rows of its own process, and sends no gradients: a backward pass has added up
-    those of all processes already. Outside of a scope, its ``step`` raises ``SessionError``. Inside a scope too,
-    ``DynamicVariable`` needs an optimizer of ``training.optimizers``.
+    those of all processes already. Outside of a scope, a ``step`` that would move a variable raises ``SessionError``.
+    Inside a scope too, ``DynamicVariable`` needs an optimizer of ``training.optimizers``.
     """
 
     def __init__(self, trainable_variables: Iterable[Any]) -> None:
@@ -62,14 +60,3 @@ def _listed(call: str, variables: Iterable[Any]) -> list[Any]:
     if isinstance(variables, torch.Tensor):  # its items are rows
         raise TypeError(f"{call}: expected a list of variables, got {type(variables).__name__}")
     return list(variables)
-
-
-def _check_step(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
-    """Refuse a step that would be wrong."""
-    for variable in (one for group in optimizer.param_groups for one in group["params"]):
-        if isinstance(variable, EmbeddingVariable) and not variable.scopes:
-            advice = "step it inside sok.OptimizerScope, or use sok.optimizers.Adam"
-            raise SessionError(f"{type(optimizer).__name__}: the variable of a layer has no open scope; {advice}")
-
-
-register_optimizer_step_pre_hook(_check_step)

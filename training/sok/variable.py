@@ -128,7 +128,7 @@ class Variable(torch.nn.Parameter):  # type: ignore[misc]
         find = self.row_of(trains=True)
         rows = keys if find is None else find(keys)
         with torch.no_grad():
-            self.index_copy_(0, torch.from_numpy(rows), torch.from_numpy(vectors))
+            self.detach().index_copy_(0, torch.from_numpy(rows), torch.from_numpy(vectors))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse ``pickle`` and ``torch.save``, which would lose what a variable knows of its rows."""
