@@ -613,7 +613,8 @@ def update_tables(
         scaler: gradients are divided by it.
 
     Raises:
-        ValueError: a name is unknown, a gradient has another shape, or a table has other states than the rule.
+        ValueError: a name is unknown, a gradient has another shape, a table has other states than the rule, or some
+            lookups of a table come from ``merge_gradients`` and others do not.
         TypeError: a lookup is one of an array.
     """
 

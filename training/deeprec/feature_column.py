@@ -13,7 +13,7 @@ from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.config import Combiner, Constant, EmbeddingBagConfig, Initializer, Normal
 from training.embedding.gradients import PooledBags, not_compiled
 from training.embedding.lookups import LocalLookups
-from training.embedding.parameter import TableParameter, sinks_of
+from training.embedding.parameter import TableParameter, sinks_of, which_make_rows
 from training.embedding.table import EmbeddingTable
 from training.sparse_tensor import read_ids
 
@@ -167,10 +167,10 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Embedding
     if len(set(rows.values())) > 1:
         raise ValueError(f"features: expected the same number of rows in each, got {rows}")
     parameters = [column.parameter for column in columns]
-    trains = [column.training and torch.is_grad_enabled() and column.parameter.requires_grad for column in columns]
-    if any(trains):
+    makes_rows = which_make_rows(parameters, bags, columns[0].training)
+    if any(makes_rows):
         parameters[0].processes.require_joined("feature_columns", "one process")
-    lookups = LocalLookups([column.table for column in columns], bags, trains)
+    lookups = LocalLookups([column.table for column in columns], bags, makes_rows)
     devices = [one.device for one in bags]
     vectors = PooledBags.apply(lookups, sinks_of(parameters), devices, *parameters, *[None] * len(columns))
     return torch.cat(vectors, dim=1)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from training.embedding.config import EmbeddingBagConfig
 from training.embedding.exchange import OwnedTable, Sharding, SharedLookups
-from training.embedding.gradients import PooledBags, backward_pass, not_compiled
+from training.embedding.gradients import PooledBags, not_compiled
 from training.embedding.inputs import FeatureBags, read_feature
 from training.embedding.lookups import LocalLookups, Lookups
-from training.embedding.parameter import TableParameter, sinks_of
+from training.embedding.parameter import TableParameter, sinks_of, which_make_rows
 from training.embedding.table import EmbeddingTable
 from training.embedding.table_folders import write_tables
 from training.processes import Processes
@@ -140,13 +140,10 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         # in the order of the tables, because the processes may pass the features in any order
         bags = {name: read_feature(name, features[name]) for name in self._table_of if name in features}
         parameters = [self._parameter_of[self._table_of[feature]] for feature in bags]
-        makes_rows = [self.training and torch.is_grad_enabled() and one.requires_grad for one in parameters]
+        makes_rows = which_make_rows(parameters, list(bags.values()), self.training)
         if any(makes_rows):
             group = "process_group=torch.distributed.group.WORLD or a group of this process alone"
             self._processes.require_joined("EmbeddingBagCollection", group)
-            if backward_pass() != -1:
-                self._require_rows(parameters, list(bags.values()))
-                makes_rows = [False] * len(parameters)
         lookups = self._look_up([one.table for one in parameters], list(bags.values()), makes_rows)
         shapes = [(*one.shape, lookup.shape[1]) for one, lookup in zip(bags.values(), lookups.pooled, strict=True)]
         devices = [one.device for one in bags.values()]
@@ -177,19 +174,6 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
     def _owns(self, table: str, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         owns: NDArray[np.bool_] = self.owner_of(table, keys) == self._processes.rank
         return owns
-
-    def _require_rows(self, parameters: Sequence[TableParameter], bags: Sequence[FeatureBags]) -> None:
-        """Refuse new keys in a forward pass that ``torch.utils.checkpoint`` repeats inside of a backward pass.
-
-        The first forward pass has made the rows, unless it ran without gradients as ``use_reentrant=True`` does.
-        """
-        for parameter, one in zip(parameters, bags, strict=True):
-            table = parameter.table
-            if self._processes.size > 1 or (table.native.find(one.keys) < 0).any():
-                raise RuntimeError(
-                    f"table {table.name!r}: a repeated forward pass cannot make rows: pass use_reentrant=False to "
-                    "torch.utils.checkpoint, or keep the tables out of it"
-                )
 
     def _look_up(
         self, tables: Sequence[EmbeddingTable], bags: Sequence[FeatureBags], trains: Sequence[bool]

@@ -8,7 +8,8 @@ from typing import Any, NoReturn, Self
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from training.embedding.gradients import Receiver, RowGradient, TableSink
+from training.embedding.gradients import Receiver, RowGradient, TableSink, backward_pass
+from training.embedding.inputs import FeatureBags
 from training.embedding.table import EmbeddingTable
 from training.processes import Processes
 
@@ -119,6 +120,28 @@ class ShardGradient(torch.Tensor):  # type: ignore[misc]
             )
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs or {})
+
+
+def which_make_rows(parameters: Sequence[TableParameter], bags: Sequence[FeatureBags], trains: bool) -> list[bool]:
+    """Return for each lookup whether new keys get rows. A frozen table makes none, and no table does without gradients.
+
+    ``torch.utils.checkpoint`` repeats a forward pass inside of a backward pass. The first forward pass has made the
+    rows, unless it ran without gradients as it does with ``use_reentrant=True``.
+
+    Raises:
+        RuntimeError: a repeated forward pass would make rows.
+    """
+    makes_rows = [trains and torch.is_grad_enabled() and one.requires_grad for one in parameters]
+    if not any(makes_rows) or backward_pass() == -1:
+        return makes_rows
+    for parameter, one in zip(parameters, bags, strict=True):
+        table = parameter.table
+        if parameter.processes.size > 1 or (table.native.find(one.keys) < 0).any():
+            raise RuntimeError(
+                f"table {table.name!r}: a repeated forward pass cannot make rows: pass use_reentrant=False to "
+                "torch.utils.checkpoint, or keep the tables out of it"
+            )
+    return [False] * len(parameters)
 
 
 def sinks_of(parameters: Sequence[TableParameter]) -> Receiver:

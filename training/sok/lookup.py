@@ -12,7 +12,7 @@ from training.embedding.exchange import OwnedTable, SharedLookups
 from training.embedding.gradients import PooledBags, RowGradient, not_compiled, sparse_gradients
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import LocalLookups, LookedUpRows, Lookups
-from training.embedding.parameter import sinks_of
+from training.embedding.parameter import sinks_of, which_make_rows
 from training.sok.dynamic_variable import DynamicVariable
 from training.sok.embedding_variable import EmbeddingVariable
 from training.sok.variable import Variable
@@ -76,7 +76,10 @@ def look_up(
     variables: Sequence[AnyVariable], bags: Sequence[FeatureBags], combiners: Sequence[Combiner], trains: bool
 ) -> list[torch.Tensor]:
     """Return the combined vectors float32[R, D] of each variable's bags. With ``trains``, new keys get rows."""
+    dynamic = [variable for variable in variables if isinstance(variable, DynamicVariable)]
     does_train = [trains and variable.requires_grad for variable in variables]
+    if dynamic:
+        does_train = which_make_rows(dynamic, bags, trains)
     processes = variables[0].placement.processes
     tables = [_owned(*one) for one in zip(variables, combiners, does_train, strict=True)]
     lookups: Lookups
@@ -84,7 +87,6 @@ def look_up(
         lookups = LocalLookups([of.table for of in tables], bags, does_train)
     else:
         lookups = SharedLookups(processes, tables, bags, does_train, divisor=1)
-    dynamic = [variable for variable in variables if isinstance(variable, DynamicVariable)]
     receiver = sinks_of(dynamic) if dynamic else partial(_to_sparse, variables)
     devices, weights = [one.device for one in bags], [one.weights for one in bags]
     return list(PooledBags.apply(lookups, receiver, devices, *variables, *weights))

@@ -8,7 +8,6 @@ import copy
 import gc
 import io
 import pickle
-import re
 from functools import partial
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from training import EmbeddingBagCollection, EmbeddingBagConfig, optimizers
+from training import EmbeddingBagCollection, EmbeddingBagConfig, deeprec, optimizers, sok
 from training.embedding import Constant
 
 ROWS, DIM = 8, 3
@@ -37,10 +36,47 @@ class Table(nn.Module):
         return self.tables({"t": (keys, offsets)})["t"]
 
     def rows(self):
-        rows = np.full((ROWS, DIM), 0.25)
-        keys, vectors = self.tables.tables["t"].rows()
-        rows[keys] = vectors
-        return torch.from_numpy(rows)
+        return all_rows(self.tables.tables["t"])
+
+
+class Dynamic(nn.Module):
+    """The embedding as a table of SOK."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = sok.DynamicVariable(DIM, Constant(0.25), name="t")
+
+    def forward(self, keys, offsets):
+        rows = torch.repeat_interleave(torch.arange(len(offsets) - 1), offsets.diff())
+        ids = sok.SparseTensor(torch.stack([rows, torch.arange(len(keys))], 1), keys, [len(offsets) - 1, len(keys)])
+        return sok.lookup_sparse(self.table, ids, combiners="sum")
+
+    def rows(self):
+        return all_rows(self.table.table)
+
+
+class Column(nn.Module):
+    """The embedding as a column of DeepRec."""
+
+    def __init__(self):
+        super().__init__()
+        feature = deeprec.categorical_column_with_embedding("t")
+        self.column = deeprec.embedding_column(feature, DIM, "sum", Constant(0.25))
+
+    def forward(self, keys, offsets):
+        rows = torch.repeat_interleave(torch.arange(len(offsets) - 1), offsets.diff())
+        ids = (torch.stack([rows, torch.arange(len(keys))], 1), keys, [len(offsets) - 1, len(keys)])
+        return deeprec.input_layer({"t": ids}, [self.column])
+
+    def rows(self):
+        return all_rows(self.column.table)
+
+
+def all_rows(table):
+    rows = np.full((ROWS, DIM), 0.25)
+    keys, vectors = table.rows()
+    rows[keys] = vectors
+    return torch.from_numpy(rows)
 
 
 class Plain(nn.Module):
@@ -72,8 +108,8 @@ class Model(nn.Module):
         return self.net(self.embedding(keys, offsets))
 
 
-def table_model():
-    return Model(Table(), torch.float32)
+def table_model(embedding=Table):
+    return Model(embedding(), torch.float32)
 
 
 def plain_model():
@@ -372,20 +408,6 @@ FOLLOWED = {
 }
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf"
-)  # of torch.compile's graph breaks
-@pytest.mark.parametrize("habit", FOLLOWED.values(), ids=FOLLOWED.keys())
-def test_a_table_follows_the_habit_as_a_parameter_does(habit):
-    ours, theirs = table_model(), plain_model()
-
-    for model in (ours, theirs):
-        habit(model, optimizers.SGD(model.parameters(), lr=0.1))
-
-    torch.testing.assert_close(ours.embedding.rows(), theirs.embedding.rows(), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(ours.net.weight.double(), theirs.net.weight, rtol=1e-4, atol=1e-6)
-
-
 class PapersOptimizer(torch.optim.Optimizer):
     """As in the code of many papers."""
 
@@ -457,18 +479,57 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("function", "habit"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_table_refuses_the_habit_by_name(function, habit):
-    model = table_model()
+EMBEDDINGS = {"collection": Table, "DynamicVariable": Dynamic, "column": Column}
+# SOK's variables are saved with sok.dump. Their size is a property, as in SOK, so what calls size() raises an error.
+NOT_OF_SOK = {"pickle", "torch.save(model)", "state_dict", "torch.compile", "nn.init"}
+CASES = [
+    pytest.param(embedding, habit, id=f"{name}: {kind}")
+    for kind, embedding in EMBEDDINGS.items()
+    for name, habit in FOLLOWED.items()
+    if not (embedding is Dynamic and name in NOT_OF_SOK)
+]
 
-    with pytest.raises(TypeError, match=re.escape(f"table 't': PyTorch's {function!r} does not reach the rows")):
+
+REFUSED_CASES = [
+    pytest.param(embedding, *habit, id=f"{name}: {kind}")
+    for kind, embedding in EMBEDDINGS.items()
+    for name, habit in REFUSED.items()
+    if not (embedding is Dynamic and name in NOT_OF_SOK)
+]
+
+
+@pytest.fixture(autouse=True)
+def start():
+    """Let SOK begin."""
+    sok.init()
+
+
+# of the graph breaks of torch.compile
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize(("embedding", "habit"), CASES)
+def test_a_table_follows_the_habit_as_a_parameter_does(embedding, habit):
+    ours, theirs = table_model(embedding), plain_model()
+
+    for model in (ours, theirs):
+        habit(model, optimizers.SGD(model.parameters(), lr=0.1))
+
+    torch.testing.assert_close(ours.embedding.rows(), theirs.embedding.rows(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(ours.net.weight.double(), theirs.net.weight, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("embedding", "function", "habit"), REFUSED_CASES)
+def test_a_table_refuses_the_habit_by_name(embedding, function, habit):
+    model = table_model(embedding)
+
+    with pytest.raises(TypeError, match=f"table 't(_embedding)?': PyTorch's {function!r} does not reach the rows"):
         habit(model)
 
 
-def test_a_checkpoint_that_would_never_make_rows_is_refused():
-    model = table_model()
+@pytest.mark.parametrize("embedding", EMBEDDINGS.values(), ids=EMBEDDINGS.keys())
+def test_a_checkpoint_that_would_never_make_rows_is_refused(embedding):
+    model = table_model(embedding)
 
-    with pytest.raises(RuntimeError, match=r"table 't': .* use_reentrant=False"):
+    with pytest.raises(RuntimeError, match=r"table 't(_embedding)?': .* use_reentrant=False"):
         checkpointed(model, optimizers.SGD(model.parameters(), lr=0.1), use_reentrant=True)
 
 
