@@ -32,7 +32,7 @@ from serving.errors import (
     nearest,
     told,
 )
-from serving.frontend.limits import Limits
+from serving.frontend.limits import ENVELOPE_BYTES, Limits
 from serving.lookup.devices import check_device_name
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ _LONGEST_POLL_S = 86400
 _MOST_SAMPLES = 2**31 - 1
 _LONGEST_DELAY_MS = 1000
 _LONGEST_WAIT_MS = 3_600_000
-_LARGEST_BODY_BYTES = 2 << 30
-_LARGEST_ANSWER_BYTES = 2 << 30
+_LARGEST_MESSAGE_BYTES = (2 << 30) - 1 - ENVELOPE_BYTES  # gRPC counts a message's bytes in 31 bits
 _MOST_CONNECTIONS = 1 << 20
 #: The defaults of options that go with some options only. They are filled in once that is checked.
 _DEFAULTS = {
@@ -202,14 +201,14 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--max-body-bytes",
-        type=whole_number(1, _LARGEST_BODY_BYTES),
+        type=whole_number(1, _LARGEST_MESSAGE_BYTES),
         default=limits.max_body_bytes,
         metavar="N",
         help="largest request body (default: %(default)s)",
     )
     parser.add_argument(
         "--max-answer-bytes",
-        type=whole_number(1, _LARGEST_ANSWER_BYTES),
+        type=whole_number(1, _LARGEST_MESSAGE_BYTES),
         default=limits.max_answer_bytes,
         metavar="N",
         help="largest answer to a predict request (default: %(default)s)",
@@ -219,13 +218,14 @@ def add_parser(commands: Any) -> None:
         type=whole_number(1, _MOST_INFLIGHT),
         default=limits.max_inflight,
         metavar="N",
-        help="maximum requests in flight, counted once their bodies have arrived (default: %(default)s)",
+        help="maximum predict requests in flight in each worker, counted once their bodies have arrived (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--max-inflight-per-token",
         type=whole_number(1, _MOST_INFLIGHT),
         metavar="N",
-        help=f"maximum requests in flight with the same token (default: {_DEFAULTS['max_inflight_per_token']})",
+        help=f"the same for all clients with one token (default: {_DEFAULTS['max_inflight_per_token']})",
     )
     parser.add_argument(
         "--max-connections",
@@ -416,7 +416,7 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
     tolerance = checked_tolerance(options)
     certificate, key = options.ssl_certfile, options.ssl_keyfile or options.ssl_certfile
     tls = None if certificate is None else Tls(certificate, key, options.ssl_ca_certs)
-    tokens = None if options.tokens is None else Tokens(options.tokens, options.max_inflight_per_token)
+    tokens = None if options.tokens is None else Tokens(options.tokens)
     runtime = Runtime(options.engine, calibration=options.calibration, tolerance=tolerance, device=options.device)
     repository = ModelRepository(
         options.repository,

@@ -151,22 +151,6 @@ class Access:
             raise ForbiddenError(f"the request needs the scope {need}; the token {token.name!r} has {scopes}")
         return token.name
 
-    def begin(self, need: str, authorization: str | None) -> str:
-        """See ``check``; also count the request until ``end`` gets the token's name.
-
-        Raises:
-            OverloadedError: the token's name has too many requests in flight.
-        """
-        name = self.check(need, authorization)
-        if name and self._tokens is not None:
-            self._tokens.begin(name)
-        return name
-
-    def end(self, name: str) -> None:
-        """End what ``begin`` began."""
-        if name and self._tokens is not None:
-            self._tokens.end(name)
-
     def check_browser(self, method: str, host: bytes | None, origin: bytes | None) -> None:
         """Refuse requests that a page of another site makes a browser send.
 

@@ -1,5 +1,6 @@
 """The hot path that all protocols share: one predict request from its admission to its counted answer."""
 
+from collections import Counter
 from functools import partial
 from time import perf_counter_ns
 
@@ -33,6 +34,7 @@ class PredictEndpoint:
         self._batching = batching
         self._record = None if recorder is None else recorder.record
         self._in_flight = 0
+        self._in_flight_by_token: Counter[str] = Counter()  # only tokens that have requests
         self._batchers: dict[ServedModel, Batcher] = {}
 
     def find(self, name: str, version: str = "") -> Batcher:
@@ -42,18 +44,19 @@ class PredictEndpoint:
         """
         return self._batcher(self._repository.loaded(name, version))
 
-    def check_load(self, batcher: Batcher, backlog: int, size_bytes: int | None) -> None:
+    def check_load(self, batcher: Batcher, backlog: int, size_bytes: int | None, token: str = "") -> None:
         """Refuse a request at once if too many requests are before it or have arrived with it.
 
         Args:
             batcher: what ``find`` returned.
             backlog: how many requests have arrived on the event loop and not begun.
             size_bytes: see ``run``.
+            token: see ``run``.
 
         Raises:
-            OverloadedError: ``max_inflight`` requests are running, or the request would wait too long.
+            OverloadedError: too many requests are running, or the request would wait too long.
         """
-        self._check_in_flight()
+        self._check_in_flight(token)
         wait_s = backlog * self._runner.short_s
         if wait_s > self._batching.max_wait_s:
             raise OverloadedError(
@@ -63,7 +66,9 @@ class PredictEndpoint:
         if not self._runs_here(batcher.model, size_bytes):
             batcher.check_wait()
 
-    async def run(self, batcher: Batcher, version: str, size_bytes: int | None, exchange: Exchange) -> None:
+    async def run(
+        self, batcher: Batcher, version: str, size_bytes: int | None, exchange: Exchange, token: str = ""
+    ) -> None:
         """Admit a request, answer it and count it; ``exchange`` then has what it wrote.
 
         Args:
@@ -71,6 +76,7 @@ class PredictEndpoint:
             version: what ``find`` got.
             size_bytes: the request's size, from which its time is predicted; None: the size says nothing.
             exchange: the request.
+            token: the name of the client's token; "" if it needs none.
 
         Raises:
             OverloadedError: see ``check_load``.
@@ -78,21 +84,28 @@ class PredictEndpoint:
             DeadlineError: the request's time limit passed before the request began.
             UnknownModelError: this model or this version is not served any more.
         """
-        self._check_in_flight()
+        self._check_in_flight(token)
         exchange.record = self._record
         model = self._repository.begin(batcher.model, version)
         if model is not batcher.model:  # a swap while the request arrived
             batcher = self._batcher(model)
         self._in_flight += 1
+        self._in_flight_by_token[token] += 1
         try:
             await self._answer(batcher, size_bytes, exchange)
         finally:
             self._in_flight -= 1
+            self._in_flight_by_token[token] -= 1
+            if not self._in_flight_by_token[token]:  # tokens come and go
+                del self._in_flight_by_token[token]
             model.end()
 
-    def _check_in_flight(self) -> None:
+    def _check_in_flight(self, token: str) -> None:
         if self._in_flight >= self._limits.max_inflight:
             raise OverloadedError(f"{self._in_flight} requests are running; the server accepts no more at a time")
+        count = self._in_flight_by_token[token]
+        if token and count >= self._limits.max_inflight_per_token:
+            raise OverloadedError(f"{count} requests of the token {token!r} are running; it may have no more at a time")
 
     async def _answer(self, batcher: Batcher, size_bytes: int | None, exchange: Exchange) -> None:
         model = batcher.model

@@ -28,10 +28,10 @@ from serving.frontend.client_texts import message_of
 from serving.frontend.codes import ANSWERED, codes_of
 from serving.frontend.exchange import Exchange
 from serving.frontend.front_end import FrontEnd
-from serving.frontend.grpc_calls import CLIENT_GONE, OpenCalls, Refusal, refusal_of
+from serving.frontend.grpc_calls import CLIENT_GONE, Call, OpenCalls, Refusal, refusal_of
 from serving.frontend.grpc_entry import Entry
 from serving.frontend.grpc_sockets import ServerSockets
-from serving.frontend.limits import Limits
+from serving.frontend.limits import ENVELOPE_BYTES, Limits
 from serving.frontend.tls import Tls
 from serving.frontend.tokens import Tokens
 from serving.protocol.bounds import Bounds
@@ -47,8 +47,6 @@ _PING_INTERVAL_MS = 200
 #: processes, and leave a process that stopped listening.
 _CONNECTION_AGE_S = 10.0
 _HAND_OVER_S = 1.2 * _CONNECTION_AGE_S  # gRPC varies the age by a tenth
-#: Room for the bytes around a message's tensors.
-_ENVELOPE_BYTES = 64 << 10
 #: The health of a service that is ready, that is not ready, and that is not known.
 _STATUSES = {
     True: health_pb2.HealthCheckResponse.SERVING,
@@ -101,7 +99,7 @@ class GrpcServer:
         """
         limits = self._front.limits
         limits = replace(limits, max_connections=min(limits.max_connections, _affordable_connections()))
-        most_bytes = limits.max_body_bytes + _ENVELOPE_BYTES
+        most_bytes = limits.max_body_bytes + ENVELOPE_BYTES
         calls = self._calls = OpenCalls(limits, most_bytes)
         entry = Entry(calls, self._front.metrics, self._access, self._front.has_access_log)
         server = grpc.aio.server(interceptors=[entry], options=_options(limits, most_bytes, self._shares_port))
@@ -201,15 +199,25 @@ def _credentials(tls: Tls) -> Any:
     return grpc.dynamic_ssl_server_credentials(configuration(), configuration, tls.wants_certificates)
 
 
-def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Call], Any]:
     """Turn a method that returns an answer into a method of a gRPC service; its errors end the call."""
 
     @wraps(answer)
-    async def call(self: Any, request: Any, context: Any) -> Any:
-        ids = await _repeat_ids(context, self.has_access_log)
+    def without_token(self: Any, request: Any, _token: str) -> Any:
+        return answer(self, request)
+
+    return _call_with_token(without_token)
+
+
+def _call_with_token(answer: Callable[[Any, Any, str], Any]) -> Callable[[Any, Any, Call], Any]:
+    """See ``_call``; ``answer`` also gets the name of the client's token."""
+
+    @wraps(answer)
+    async def call(self: Any, request: Any, call: Call) -> Any:
+        ids = await _repeat_ids(call.context, self.has_access_log)
         began, status = perf_counter(), "CANCELLED"
         try:
-            found = answer(self, request)
+            found = answer(self, request, call.token)
             found = await found if isawaitable(found) else found
             status = "OK"
             return found
@@ -246,17 +254,17 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self._bounds = front.limits.bounds
         self.has_access_log = front.has_access_log
 
-    @_call
-    def ModelInfer(self, request: Any) -> Any:
-        return self._infer(request)
+    @_call_with_token
+    def ModelInfer(self, request: Any, token: str) -> Any:
+        return self._infer(request, token)
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[Any]:
         """Answer the requests of a stream one after another; an error does not end the stream."""
-        ids = await _repeat_ids(context, self.has_access_log)
+        ids = await _repeat_ids(call.context, self.has_access_log)
         async for request in requests:
             began, status = perf_counter(), "CANCELLED"
             try:
-                answer = service_pb2.ModelStreamInferResponse(infer_response=await self._infer(request))
+                answer = service_pb2.ModelStreamInferResponse(infer_response=await self._infer(request, call.token))
                 status = "OK"
             except ANSWERED as err:
                 status = codes_of(err)[1]
@@ -269,7 +277,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             answer.infer_response.parameters["triton_final_response"].bool_param = True
             yield answer
 
-    async def _infer(self, message: Any) -> Any:
+    async def _infer(self, message: Any, token: str) -> Any:
         """Answer one request and count it."""
         began, model, code = perf_counter(), "", CLIENT_GONE
         self._metrics.started()
@@ -278,7 +286,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             batcher = self._endpoint.find(message.model_name, version)
             model = batcher.model.name
             exchange = _InferExchange(message, self._control.regions, self._bounds)
-            await self._endpoint.run(batcher, version, exchange.size_bytes, exchange)
+            await self._endpoint.run(batcher, version, exchange.size_bytes, exchange, token)
             code = 200
             return exchange.written
         except ANSWERED as err:
@@ -420,7 +428,7 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         is_ready = self._control.is_model_ready(service) if service else self._control.is_ready()
         return health_pb2.HealthCheckResponse(status=_STATUSES[is_ready])
 
-    async def Watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:
+    async def Watch(self, request: Any, _call: Call) -> AsyncIterator[Any]:
         """Send the status now and whenever it changes. The calls share the look-ups, because there may be many."""
         watched = self._watched.get(request.service)
         if watched is None:

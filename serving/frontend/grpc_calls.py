@@ -195,7 +195,7 @@ class OpenCalls:
         if self._calls >= 2 * self._limits.max_calls:
             raise Refusal(_EXHAUSTED, f"{self._calls:,} calls are open; the server accepts no more at a time")
         try:
-            token = guard.begin(context)
+            token = guard.check_call(context)
         except HotrowError as err:
             raise refusal_of(err) from None
         peer = context.peer()
@@ -214,7 +214,6 @@ class OpenCalls:
         connection = call.connection
         self.goes_on(call)
         self.has_sent(call)
-        call.guard.end(call.token)
         self._calls -= 1
         del connection.calls[call]
         connection.used_s = monotonic()
@@ -366,8 +365,9 @@ class OpenCalls:
             elif waited_s > limits.answer_timeout_s:
                 self._cut(sockets, connection.client, f"its client took no answer for {limits.answer_timeout_s:g} s")
             stuck[connection] += call.unread_bytes
-        if stuck and self._unread_bytes > limits.max_unread_bytes:
-            reason = f"unread answers take more than {limits.max_unread_bytes:,} bytes, and its client holds the most"
+        if stuck and self._unread_bytes > limits.most_unread_bytes:
+            most = limits.most_unread_bytes
+            reason = f"unread answers take more than {most:,} bytes, and its client holds the most"
             self._cut(sockets, _by_client(stuck)[0].client, reason)
 
     def _bound_calls(self) -> None:

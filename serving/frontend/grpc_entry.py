@@ -19,6 +19,8 @@ _Status = tuple[grpc.StatusCode, str]
 class Entry(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Reads and parses the requests of all calls, and sends their answers. Belongs to one event loop.
 
+    The methods of the services get the ``Call`` instead of gRPC's context.
+
     A request that is not a message gets INVALID_ARGUMENT instead of gRPC's UNKNOWN.
     """
 
@@ -70,7 +72,7 @@ class Entry(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             call = self._calls.begin(context, guard)
             message = await self._read_only(call, handler)
-            data = handler.response_serializer(await handler.unary_unary(message, context))
+            data = handler.response_serializer(await handler.unary_unary(message, call))
         except (Refusal, MemoryError) as err:
             return None, _status_of(err)
         except grpc.aio.AbortError as err:  # the watch has ended the call; gRPC raises this again
@@ -86,10 +88,10 @@ class Entry(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if handler.unary_stream is not None:
                 message = await self._read_only(call, handler)
                 call.is_watch = True
-                answers = handler.unary_stream(message, context)
+                answers = handler.unary_stream(message, call)
             else:
                 call.is_stream = True
-                answers = handler.stream_stream(self._messages(call, handler), context)
+                answers = handler.stream_stream(self._messages(call, handler), call)
             await self._send_all(call, answers, handler.response_serializer)
         except (Refusal, MemoryError) as err:
             return None, _status_of(err)

@@ -33,21 +33,17 @@ class MethodGuard:
         self.predicts = self._need == INFER
         self._has_access_log = has_access_log
 
-    def begin(self, context: Any) -> str:
-        """Check that a client may make a call, and count the call; see ``Access.begin``."""
+    def check_call(self, context: Any) -> str:
+        """Check that a client may make a call, and return the name of its token; see ``Access.check``."""
         began_s = perf_counter()
         try:
-            return self._access.begin(self._need, self._authorization(context))
+            return self._access.check(self._need, self._authorization(context))
         except HotrowError as err:
             if self._has_access_log:
                 given = context.invocation_metadata() or ()
                 ids = repeated_headers((name.encode(), text.encode()) for name, text in given if isinstance(text, str))
                 log_request("gRPC", self.name, codes_of(err)[1], began_s, with_request_id(ids), "")
             raise
-
-    def end(self, token: str) -> None:
-        """End what ``begin`` began."""
-        self._access.end(token)
 
     def check_size(self, data: bytes) -> None:
         """Refuse a message that would take too long to parse on the event loop.

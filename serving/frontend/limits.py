@@ -1,11 +1,14 @@
-"""The limits of everything that a client can make the server hold or wait for.
+"""The limits that tests change or that options set.
 
-``docs/limits.md`` lists all limits for operators.
+A limit that nobody changes is a constant where it is checked. ``docs/limits.md`` lists all limits for operators.
 """
 
 from dataclasses import dataclass
 
 from serving.protocol.bounds import Bounds
+
+#: A gRPC message may have so many bytes more than a body, for what is around its tensors.
+ENVELOPE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,7 @@ class Limits:
         max_body_bytes: largest body, before and after decompression.
         max_inflight: maximum predict requests at a time, counted once their bodies are complete; further requests get
             429.
-        max_inflight_per_token: maximum requests at a time of all clients with the same token; further requests get 429.
+        max_inflight_per_token: the same for all clients with one token.
         max_json_values: maximum values of one JSON document: numbers, strings, lists, objects.
         max_json_depth: how deep lists and objects of one JSON document may be nested.
         max_answer_bytes: largest answer to a predict request, before compression.
@@ -48,6 +51,11 @@ class Limits:
     body_timeout_s: float = 30.0
     idle_timeout_s: float = 75.0
     answer_timeout_s: float = 30.0
+
+    @property
+    def most_unread_bytes(self) -> int:
+        """``max_unread_bytes``, or two of the largest answers: a client that takes a large answer is not cut for it."""
+        return max(self.max_unread_bytes, 2 * self.max_answer_bytes)
 
     @property
     def bounds(self) -> Bounds:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.errors import ConfigError, OutputError, OverloadedError
+from serving.errors import ConfigError, OutputError
 from serving.frontend.watched_files import WatchedFiles, read_small_file
 from serving.model.atomic import atomic_write
 from serving.model.regular_file import real_path
@@ -46,22 +46,16 @@ class Token:
 
 
 class Tokens:
-    """The tokens of a file, which is read again when it changes. Belongs to one event loop."""
+    """The tokens of a file, which is read again when it changes. Any thread may use them."""
 
-    def __init__(self, file: Path, max_inflight: int) -> None:
+    def __init__(self, file: Path) -> None:
         """Read the file, and watch it until ``close``.
-
-        Args:
-            file: the file.
-            max_inflight: maximum requests in flight with one token.
 
         Raises:
             ConfigError: the file cannot be read, or is not a file of tokens.
         """
         self._file = file
-        self._max_inflight = max_inflight
         self._tokens: Mapping[bytes, Token] = {}
-        self._in_flight: dict[str, int] = {}  # requests by the token's name
         self._watched = WatchedFiles({_OPTION: file}, self._use)
 
     def find(self, token: bytes) -> Token | None:
@@ -69,23 +63,6 @@ class Tokens:
         digest = hashlib.sha256(token).digest()
         found = self._tokens.get(digest)
         return found if found is not None and hmac.compare_digest(found.digest, digest) else None
-
-    def begin(self, name: str) -> None:
-        """Count a request with the token ``name``, or raise OverloadedError if it has too many."""
-        count = self._in_flight.get(name, 0)
-        if count >= self._max_inflight:
-            raise OverloadedError(
-                f"the token {name!r} has {self._max_inflight} requests in flight; the server accepts no more at a time"
-            )
-        self._in_flight[name] = count + 1
-
-    def end(self, name: str) -> None:
-        """Uncount a request; a name without requests takes no memory, because the file may change."""
-        count = self._in_flight[name] - 1
-        if count:
-            self._in_flight[name] = count
-        else:
-            del self._in_flight[name]
 
     def close(self) -> None:
         """Stop watching the file."""

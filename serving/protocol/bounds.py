@@ -35,6 +35,23 @@ class Bounds:
     max_tensor_bytes: int = 16 << 20
     max_answer_bytes: int = 64 << 20
 
+    def check_answer(self, path: str, floats: int, size_bytes: int) -> None:
+        """Refuse a request whose answer would be too large.
+
+        Args:
+            path: the part of the request that asks for so much.
+            floats: how many numbers the answer has.
+            size_bytes: about how many bytes they need.
+
+        Raises:
+            PayloadTooLargeError: the answer would be too large.
+        """
+        if size_bytes > self.max_answer_bytes:
+            raise PayloadTooLargeError(
+                f"{path}: the answer has {floats:,} numbers and needs about {size_bytes:,} bytes, "
+                f"but the server sends at most {self.max_answer_bytes:,}"
+            )
+
 
 DEFAULT_BOUNDS = Bounds()
 

@@ -68,11 +68,7 @@ class InferRequest:
             bounds: of the answer.
         """
         size_bytes = sum(floats * (4 if output.binary or output.part else JSON_NUMBER_BYTES) for output in self.outputs)
-        if size_bytes > bounds.max_answer_bytes:
-            raise PayloadTooLargeError(
-                f"outputs: the answer has {floats:,} numbers and needs about {size_bytes:,} bytes, "
-                f"but the server sends at most {bounds.max_answer_bytes:,}"
-            )
+        bounds.check_answer("outputs", floats, size_bytes)
 
 
 def timeout_of(parameters: dict[str, Any]) -> int:

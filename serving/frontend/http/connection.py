@@ -90,9 +90,9 @@ class OpenConnections:
 
     def _cut_excess(self) -> None:
         """Cut the connections that wait longest for their clients, if all that wait hold too many bytes."""
-        limit = self.limits.max_unread_bytes
+        limit = self.limits.most_unread_bytes
         excess_bytes = sum(one.held_bytes for one in self._unread) - limit
-        while excess_bytes > 0 and len(self._unread) > 1:  # a single answer is as large as max_answer_bytes allows
+        while excess_bytes > 0:
             longest_waiting = next(iter(self._unread))
             del self._unread[longest_waiting]
             excess_bytes -= longest_waiting.held_bytes

@@ -22,6 +22,8 @@ from serving.metrics import RequestMetrics
 
 #: Key of the ASGI scope under which a predict route names its model; requests without it are not counted.
 MODEL = "hotrow.model"
+#: Key of the ASGI scope for the name of the client's token; "" if it needs none.
+TOKEN = "hotrow.token"
 
 #: For browsers: other sites may not frame an answer, and an answer is only read as its own type.
 BROWSER_HEADERS: Headers = [
@@ -110,10 +112,10 @@ class Edge:
                 log_request(scope["method"], path, watched.code, began, repeated, scope.get(MODEL, ""))
 
     async def _answer(self, scope: Scope, receive: Receive, send: "_WatchedSend") -> None:
-        token, refusal = "", ("", 0)
+        refusal = "", 0
         try:
             if self._access is not None:
-                token = _admit(self._access, scope, self._need)
+                scope[TOKEN] = _admitted(self._access, scope, self._need)
             await self._app(scope, receive, send)
         except ClientDisconnectedError:
             send.code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
@@ -127,21 +129,18 @@ class Edge:
             if send.code:
                 raise  # the answer has begun; the server can only cut the connection
             refusal = "internal error; see the server's log", 500
-        finally:
-            if token and self._access is not None:
-                self._access.end(token)
         if refusal[1]:  # sent here, because the client may be slow, and the error holds the request
             await _send_error(send, *refusal)
 
 
-def _admit(access: Access, scope: Scope, need: str) -> str:
-    """Check that a client may make a request, and count it; return the name of its token."""
+def _admitted(access: Access, scope: Scope, need: str) -> str:
+    """Check that a client may make a request, and return the name of its token."""
     headers = headers_of(scope)
     if not need or b"%" in scope["raw_path"]:
         need = path_needs(scope["path"], scope["raw_path"])
     access.check_browser(scope["method"], headers.get(b"host"), headers.get(b"origin"))
     authorization = headers.get(b"authorization")
-    return access.begin(need, None if authorization is None else authorization.decode("latin-1"))
+    return access.check(need, None if authorization is None else authorization.decode("latin-1"))
 
 
 async def _send_error(send: Send, message: str, code: int) -> None:

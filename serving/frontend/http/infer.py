@@ -26,13 +26,13 @@ from serving.frontend.http.body import (
     read_body,
 )
 from serving.frontend.http.connection import connection_of
-from serving.frontend.http.edge import MODEL, Edge, wrong_method
+from serving.frontend.http.edge import MODEL, TOKEN, Edge, wrong_method
 from serving.frontend.http.headers import headers_of
 from serving.frontend.tokens import INFER
 from serving.metrics import RequestMetrics
 from serving.protocol.bounds import Bounds
 from serving.protocol.infer import InferDecoder, encode_infer
-from serving.protocol.request import SHARED_MEMORY_REGION, InferRequest
+from serving.protocol.request import JSON_NUMBER_BYTES, SHARED_MEMORY_REGION, InferRequest
 from serving.protocol.samples import decode_samples, encode_predictions
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ServedModel
@@ -159,7 +159,11 @@ class SamplesExchange(HttpExchange):
         if not isinstance(model, ServedNetwork):
             path = f"/v2/models/{model.name}/infer"
             raise RequestError(f"model {model.name!r} has no dense network; ask {path} for rows")
-        return decode_samples(body, model.config, self._decoders.bounds)
+        bounds = self._decoders.bounds
+        question = decode_samples(body, model.config, bounds)
+        floats = model.answer_floats(question)
+        bounds.check_answer("samples", floats, floats * JSON_NUMBER_BYTES)
+        return question
 
     def _write(self, model: ServedModel, answer: Any) -> Answer:
         body = encode_predictions(answer.probabilities, answer.defaulted_keys, model.version)
@@ -186,7 +190,7 @@ class HttpEndpoint:
             form: the form of its body.
 
         Raises:
-            OverloadedError: ``max_inflight`` requests are running, or too many bytes of bodies are arriving.
+            OverloadedError: too many requests are running, or too many bytes of bodies are arriving.
             HotrowError: the request cannot be answered; ``serving.frontend.codes`` has the status code.
         """
         scope[MODEL] = ""
@@ -196,21 +200,22 @@ class HttpEndpoint:
         batcher = self._endpoint.find(name, version)
         scope[MODEL] = batcher.model.name
         headers = headers_of(scope)
-        self._check_load(scope, headers, batcher)
+        token = scope.get(TOKEN, "")
+        self._check_load(scope, headers, batcher, token)
         body = await read_body(receive, headers, self._limits, self._arriving)
         # Counted from here on, so a client that sends slowly does not use up the limit.
         exchange = form(body, headers, self._limits.max_body_bytes, self._decoders)
         exchange.deadline_s = _deadline_of(headers)
-        await self._endpoint.run(batcher, version, exchange.size_bytes, exchange)
+        await self._endpoint.run(batcher, version, exchange.size_bytes, exchange, token)
         return exchange.written
 
-    def _check_load(self, scope: Scope, headers: dict[bytes, bytes], batcher: Batcher) -> None:
+    def _check_load(self, scope: Scope, headers: dict[bytes, bytes], batcher: Batcher, token: str) -> None:
         """Refuse a request at once, because a refusal need not wait for the body."""
         connection = connection_of(scope)
         declared = headers.get(b"content-length", b"")
         is_known = declared.isdigit() and len(declared) < 19 and encoding_of(headers) == IDENTITY
         backlog = connection.open_connections.backlog if connection else 0
-        self._endpoint.check_load(batcher, backlog, int(declared) if is_known else None)
+        self._endpoint.check_load(batcher, backlog, int(declared) if is_known else None, token)
 
 
 def _deadline_of(headers: dict[bytes, bytes]) -> float | None:

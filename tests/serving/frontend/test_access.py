@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2
 
 from serving.cli.main import main
-from serving.errors import ConfigError, ForbiddenError, OverloadedError, UnauthenticatedError, UnknownRouteError
+from serving.errors import ConfigError, ForbiddenError, UnauthenticatedError, UnknownRouteError
 from serving.frontend.access import ANY, CONTROL, INFER, METRICS, OPEN, Access, method_needs, path_needs
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
@@ -225,7 +225,7 @@ class TestBrowsers:
 
     def test_any_host_is_accepted_beyond_loopback_on_a_unix_socket_and_with_tokens(self, file):
         write(file, a=("secret", ["infer"]))
-        tokens = Tokens(file, 9)
+        tokens = Tokens(file)
         for access in (Access(None, "0.0.0.0"), Access(None, ""), Access(tokens, "127.0.0.1")):
             access.check_browser("POST", b"evil.example", None)
         tokens.close()
@@ -270,7 +270,7 @@ class TestBrowsers:
 class TestTokens:
     def test_a_token_has_its_scopes_and_no_others(self, file):
         write(file, one=("s1", ["infer"]), two=("s2", ["control", "metrics"]))
-        tokens = Tokens(file, 9)
+        tokens = Tokens(file)
         access = Access(tokens, "127.0.0.1")
 
         assert access.check(INFER, "Bearer s1") == "one"
@@ -289,24 +289,10 @@ class TestTokens:
     @pytest.mark.parametrize("authorization", [None, "", "Bearer", "Bearer ", "s1", "Basic czE6", "Bearers1"])
     def test_the_error_without_a_token_says_how_to_send_a_token(self, file, authorization):
         write(file, one=("s1", ["infer"]))
-        tokens = Tokens(file, 9)
+        tokens = Tokens(file)
 
         with pytest.raises(UnauthenticatedError, match="Authorization: Bearer TOKEN"):
             Access(tokens, "127.0.0.1").check(INFER, authorization)
-        tokens.close()
-
-    def test_a_token_has_a_limit_of_requests_in_flight_for_all_its_clients(self, file):
-        write(file, one=("s1", ["infer"]), two=("s2", ["infer"]))
-        tokens = Tokens(file, 2)
-        http, grpc = Access(tokens, "127.0.0.1"), Access(tokens, "0.0.0.0")
-
-        names = [http.begin(INFER, "Bearer s1"), grpc.begin(INFER, "Bearer s1")]
-        with pytest.raises(OverloadedError, match="the token 'one' has 2 requests in flight"):
-            http.begin(ANY, "Bearer s1")
-        http.begin(INFER, "Bearer s2")
-        http.end(names[0])
-
-        assert grpc.begin(ANY, "Bearer s1") == "one"
         tokens.close()
 
     @pytest.mark.parametrize(
@@ -336,18 +322,18 @@ class TestTokens:
         file.write_bytes(text.encode("latin-1"))
 
         with pytest.raises(ConfigError) as refused:
-            Tokens(file, 9)
+            Tokens(file)
         assert str(refused.value).startswith(f"--tokens {file}")
         assert expected in str(refused.value)
         assert "hotrow_secret" not in str(refused.value)
 
     def test_a_pipe_a_folder_and_a_missing_file_are_refused_at_once(self, file, tmp_path):
         with pytest.raises(ConfigError, match="cannot be read: No such file"):
-            Tokens(file, 9)
+            Tokens(file)
         os.mkfifo(file)
         for path in (file, tmp_path):
             with pytest.raises(ConfigError, match=r"not a regular file|cannot be read"):
-                Tokens(path, 9)
+                Tokens(path)
 
 
 class TestCommand:
@@ -364,7 +350,7 @@ class TestCommand:
             "operator": {"sha256": hashlib.sha256(other.encode()).hexdigest(), "scopes": ["control", "metrics"]},
         }
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        tokens = Tokens(file, 9)
+        tokens = Tokens(file)
         assert Access(tokens, "").check(INFER, f"Bearer {token}") == "ranker"
         tokens.close()
 

@@ -544,7 +544,7 @@ def test_the_client_that_waits_longest_is_cut_if_too_many_bytes_wait():
             await asyncio.sleep(0.3)
             return [await received(one) for one in asked]
 
-    first, second, third, last = served(client, large_answer, Limits(max_unread_bytes=2 * SIZE))
+    first, second, third, last = served(client, large_answer, Limits(max_unread_bytes=0, max_answer_bytes=SIZE))
 
     assert first < SIZE
     assert second < SIZE

@@ -201,7 +201,7 @@ class TestCalls:
     def test_with_one_token_count_together_whatever_their_connections(self, serve, tmp_path):
         secrets = {name: new_token(tmp_path / "tokens", name) for name in ("many", "few")}
         with (
-            contextlib.closing(Tokens(tmp_path / "tokens", 99)) as tokens,
+            contextlib.closing(Tokens(tmp_path / "tokens")) as tokens,
             contextlib.ExitStack() as stack,
         ):
             address = serve(tokens, max_calls=12)
@@ -217,9 +217,30 @@ class TestCalls:
             assert few.wait_for(lambda: ended() == 6)
             assert not any(map(few.ended, kept))
 
+    def test_that_wait_do_not_count_as_requests_of_their_token_that_run(self, repository, model, tmp_path):
+        metadata = [("authorization", f"Bearer {new_token(tmp_path / 'tokens', 'one')}")]
+        limits, waits = Limits(max_inflight_per_token=1), Batching(max_delay_s=0.5)
+        with (
+            contextlib.closing(Tokens(tmp_path / "tokens")) as tokens,
+            serving(repository, limits, tokens, batching=waits) as (address, _),
+            client_of(address) as client,
+        ):
+            first, second = (client.ModelInfer.future(infer_request(model), 20, metadata) for _ in range(2))
+            codes = {first.code(), second.code()}
+            streams = []
+            for _ in range(2):  # the first stream is idle while the second is answered
+                asked = Asked()
+                asked.put(infer_request(model))
+                streams.append((asked, client.ModelStreamInfer(iter(asked), metadata=metadata)))
+                assert next(streams[-1][1]).error_message == ""
+            for asked, _ in streams:
+                asked.put(None)
+
+        assert codes == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
     def test_that_wait_end_when_their_token_is_withdrawn(self, serve, tmp_path):
         given = {name: new_token(tmp_path / "tokens", name) for name in ("gone", "kept")}
-        with contextlib.closing(Tokens(tmp_path / "tokens", 99)) as tokens, contextlib.ExitStack() as stack:
+        with contextlib.closing(Tokens(tmp_path / "tokens")) as tokens, contextlib.ExitStack() as stack:
             address = serve(tokens)
             health = health_pb2_grpc.HealthStub(stack.enter_context(grpc.insecure_channel(address)))
             streams, watches = {}, {}
@@ -252,7 +273,7 @@ class TestCalls:
                 return super().find(token)
 
         gone, other = (new_token(tmp_path / "tokens", name) for name in ("gone", "other"))
-        with contextlib.closing(CountingTokens(tmp_path / "tokens", 999)) as tokens, contextlib.ExitStack() as stack:
+        with contextlib.closing(CountingTokens(tmp_path / "tokens")) as tokens, contextlib.ExitStack() as stack:
             address = serve(tokens)
             client = stack.enter_context(RawClient(address))
             began_s = time.monotonic()
@@ -331,7 +352,7 @@ class TestConnections:
 
             assert client.wait_for(lambda: client.goodbye == _ENHANCE_YOUR_CALM)
 
-    @pytest.mark.parametrize("limits", [{"answer_timeout_s": 1.5}, {"max_unread_bytes": 10}])
+    @pytest.mark.parametrize("limits", [{"answer_timeout_s": 1.5}, {"max_unread_bytes": 10, "max_answer_bytes": 4}])
     def test_whose_client_takes_no_answer_are_cut(self, serve, model, limits):
         address = serve(**limits)
         with RawClient(address, window=0) as client:
@@ -341,7 +362,7 @@ class TestConnections:
             assert client.wait_for(lambda: client.is_closed)
 
     def test_that_are_cut_and_calls_that_are_ended_each_have_a_line_in_the_log(self, serve, model, caplog):
-        address = serve(max_calls=3, max_unread_bytes=10)
+        address = serve(max_calls=3, max_unread_bytes=10, max_answer_bytes=4)
         with RawClient(address) as client:
             calls = [client.open(STREAM) for _ in range(6)]
             assert client.wait_for(lambda: sum(map(client.ended, calls)) == 3)

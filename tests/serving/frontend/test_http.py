@@ -7,16 +7,21 @@ import logging
 import math
 import re
 import threading
+from contextlib import closing
+from functools import partial
 
 import httpx
 import pytest
 
 from kernels.errors import HotrowError, ReservedKeyError
 from serving import errors
+from serving.frontend.access import Access
 from serving.frontend.codes import CODES, codes_of
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.http.app import create_app
 from serving.frontend.limits import Limits
+from serving.frontend.tokens import INFER as INFER_SCOPE
+from serving.frontend.tokens import Tokens, add_token
 from serving.model.names import MODEL_NAME
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
@@ -165,6 +170,53 @@ def test_a_request_beyond_max_inflight_gets_429(repository, monkeypatch):
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
     assert refused.json() == {"error": "2 requests are running; the server accepts no more at a time"}
     assert sorted(codes) == [200, 200, 429]
+
+
+def test_a_request_counts_for_its_token_from_its_whole_body_to_its_answer(repository, tmp_path, monkeypatch):
+    session, release, begun = repository.session("tiny"), threading.Event(), threading.Semaphore(0)
+    predict_batch = session.predict_batch
+
+    def held(_self, batch):
+        begun.release()
+        release.wait(60)
+        return predict_batch(batch)
+
+    monkeypatch.setattr(type(session), "predict_batch", held)
+    shown = []
+    for name in ("one", "two"):
+        add_token(tmp_path / "tokens", name, [INFER_SCOPE], shown.append)
+
+    async def exchange(app):
+        is_sending, may_send = asyncio.Event(), asyncio.Event()
+
+        async def slow_body():
+            is_sending.set()
+            await may_send.wait()
+            yield json.dumps(SAMPLES).encode()
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+            one, two = (
+                partial(client.post, "/predict/tiny", headers={"Authorization": f"Bearer {token}"}) for token in shown
+            )
+            uploads = [asyncio.ensure_future(one(content=slow_body())) for _ in range(3)]
+            await is_sending.wait()
+            running = [asyncio.ensure_future(of_token(json=SAMPLES)) for of_token in (one, two)]
+            for _ in running:
+                assert await asyncio.to_thread(begun.acquire, timeout=60)
+            refused = await one(json=SAMPLES)
+            release.set()
+            answered = [(await request).status_code for request in running]
+            may_send.set()
+            return refused, answered, [(await upload).status_code for upload in uploads]
+
+    settings = Settings(threads=2, limits=Limits(max_inflight_per_token=1))
+    with closing(Tokens(tmp_path / "tokens")) as tokens:
+        refused, answered, uploaded = asyncio.run(exchange(create_app(FrontEnd(repository, settings), Access(tokens))))
+
+    assert refused.status_code == 429
+    assert refused.json() == {"error": "1 requests of the token 'one' are running; it may have no more at a time"}
+    assert answered == [200, 200]
+    assert 200 in uploaded
 
 
 def test_a_metrics_page_that_waits_for_a_gpu_delays_no_request(repository, monkeypatch):

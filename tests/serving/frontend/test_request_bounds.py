@@ -105,6 +105,11 @@ def test_only_predict_requests_may_have_large_bodies(ask_tiny, path, encoded):
     assert (response.status_code, "262,144" in response.json()["error"]) == (413, True)
 
 
+def test_two_of_the_largest_answers_may_always_wait_for_their_clients():
+    assert Limits(max_answer_bytes=1 << 30).most_unread_bytes == 2 << 30
+    assert Limits(max_answer_bytes=1).most_unread_bytes == Limits().max_unread_bytes
+
+
 def test_the_configuration_in_a_load_is_a_document_too(tmp_path):
     TinyModel().write(tmp_path)
     with ModelRepository(tmp_path, control="explicit") as repository:
@@ -138,6 +143,19 @@ def test_a_model_without_a_limit_of_keys_has_the_limit_of_answers(ask_rows):
     rows = ask_rows(answer_bytes=1000, change={"maxnum_catfeature_query_per_table_per_sample": None})
 
     assert rows([KEYS[0]] * 500, [], binary_data_output=True).status_code == 413
+
+
+def test_the_answer_to_samples_has_the_limit_of_answers(tmp_path):
+    TinyModel().write(tmp_path)
+    repository, ask = asking(tmp_path, max_answer_bytes=16)
+    sample = {"dense": [1, 2, 3], "keys": [[1], [2], []]}
+    with repository:
+        fits, refused = (ask("POST", "/predict/tiny", json={"samples": [sample] * count}) for count in (1, 2))
+
+    assert fits.status_code == 200
+    assert refused.status_code == 413
+    reason = "samples: the answer has 2 numbers and needs about 32 bytes, but the server sends at most 16"
+    assert refused.json() == {"error": reason}
 
 
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
