@@ -329,7 +329,7 @@ def serve(options: argparse.Namespace) -> int:
 
     def must_end(exit_code: int) -> None:
         """End the process in good order, or after a while even if a thread hangs."""
-        end_process_after(_LAST_RESORT_S, exit_code, options.uds if place is None else None)
+        end_process_after(_LAST_RESORT_S, exit_code)
 
     def end(*_: object) -> None:
         must_end(0)

@@ -5,8 +5,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from time import monotonic
 
 _log = logging.getLogger("hotrow.server")
@@ -35,17 +33,14 @@ def in_thread(name: str, work: Callable[[], None]) -> None:
         raise errors.pop()
 
 
-def end_process_after(seconds: float, exit_code: int, file: Path | None = None) -> None:
-    """End the process with ``exit_code`` after this time, if it has not ended before, and remove ``file``.
+def end_process_after(seconds: float, exit_code: int) -> None:
+    """End the process with ``exit_code`` after this time, if it has not ended before.
 
     If the process ends earlier while a call still hangs, the exit code is the same. Otherwise C++ libraries could abort
     the process, because they destroy what the call still uses.
     """
 
     def end() -> None:
-        with suppress(OSError):
-            if file is not None:
-                file.unlink()
         words = "the process ends now, although a load or a request still runs"
         log = threading.Thread(target=_log.error, args=(words,), daemon=True)
         log.start()

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import math
+import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -60,6 +61,8 @@ def listen(host: str, port: int) -> socket.socket:
 def listening_on_path(path: Path) -> Iterator[socket.socket]:
     """Listen on a Unix socket, and remove its file at the end. The file of a dead server is replaced.
 
+    While this server answers its last requests, its successor may have replaced the file, which then stays.
+
     Raises:
         ConfigError: another server listens there, the file is not a socket, or the path cannot be bound.
     """
@@ -72,10 +75,14 @@ def listening_on_path(path: Path) -> Iterator[socket.socket]:
         except OSError as err:  # without an errno, the path is too long
             raise ConfigError(f"--uds {path}", "", f"cannot listen: {err.strerror or err}") from err
         listener.setblocking(False)
+        file = os.open(path, os.O_PATH)  # while it is open, no other file gets its identity
         try:
             yield listener
         finally:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(file), path.lstat()):
+                    path.unlink()
+            os.close(file)
 
 
 def _remove_dead_socket(path: Path) -> None:

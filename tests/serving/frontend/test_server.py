@@ -2,13 +2,14 @@
 
 import asyncio
 import socket
+from contextlib import ExitStack
 
 import pytest
 import uvloop
 
 from serving.errors import ConfigError
 from serving.frontend.http.edge import Edge
-from serving.frontend.http.server import Server, listen, url_of
+from serving.frontend.http.server import Server, listen, listening_on_path, url_of
 from serving.frontend.limits import Limits
 from serving.metrics import RequestMetrics
 
@@ -27,6 +28,17 @@ def test_a_free_port_is_taken_and_reported():
 def test_an_address_that_cannot_be_listened_on_is_refused(host, port, expected):
     with pytest.raises(ConfigError, match=f"{host}:{port}: {expected}"):
         listen(host, port)
+
+
+def test_the_end_of_a_server_leaves_the_socket_of_its_successor(tmp_path):
+    path = tmp_path / "hotrow.sock"
+    with ExitStack() as successor:
+        with listening_on_path(path) as listener:
+            listener.close()  # it answers its last requests
+            successor.enter_context(listening_on_path(path))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    assert not path.exists()
 
 
 def stop_while_in_hand(app, request):
