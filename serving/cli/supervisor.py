@@ -197,6 +197,7 @@ class _Worker:
             stdout=PIPE,
             stderr=self._standard_error,
             process_group=0,
+            limit=sys.maxsize,  # a line names all tables of a model
         )
         self._launch = asyncio.ensure_future(launch)
         self.printed = []

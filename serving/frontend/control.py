@@ -51,8 +51,10 @@ _TRACE_SETTINGS = {
     "trace_mode": "triton",
 }
 
-#: Maximum loads and unloads at a time; the repository runs them one after another.
+#: Maximum loads at a time; the repository runs them one after another.
 _MOST_LOADS = 4
+#: Maximum unloads at a time. They wait for a load that runs. An unload that would end this load must not wait for them.
+_MOST_UNLOADS = 64
 
 Document = dict[str, Any]
 
@@ -69,13 +71,16 @@ class Control:
         self._repository = repository
         self._folders = folders_of(repository.path)
         self._siblings = siblings
-        # A load may hang. It must not take a thread from other work or keep the process from ending.
+        # A load may hang. It must not take a thread from other work, from an unload that ends it, or keep the process
+        # from ending.
         self._loads = CallThreads("hotrow-load", _MOST_LOADS)
+        self._unloads = CallThreads("hotrow-unload", _MOST_UNLOADS)
         self.regions = regions
 
     def close(self) -> None:
-        """End the threads of loads; a load that hangs ends with the process."""
+        """End the threads of loads and unloads; a load that hangs ends with the process."""
         self._loads.close()
+        self._unloads.close()
 
     def is_ready(self) -> bool:
         """Whether every model is ready or degraded."""
@@ -160,13 +165,12 @@ class Control:
             UnknownModelError: no such model is served.
         """
         known_only(parameters, frozenset({"unload_dependents"}), "parameters")
-        has_ended_load = self._repository.control == "explicit" and self._repository.end_load(model)
-        await wrap_future(self._loads.submit(partial(self._unload, model, parameters, has_ended_load)))
+        await wrap_future(self._unloads.submit(partial(self._unload, model, parameters)))
 
-    def _unload(self, model: str, parameters: Document, has_ended_load: bool) -> None:
+    def _unload(self, model: str, parameters: Document) -> None:
         if self._siblings is not None and not self._siblings.leads:
             return self._siblings.lead("unload", model, parameters)
-        self._repository.unload_model(model, has_ended_load=has_ended_load)
+        self._repository.unload_model(model)
 
     def _policy_of(self, model: str, text: str) -> VersionPolicy:
         path = "parameters.config"

@@ -70,7 +70,6 @@ class WatchedFiles:
         is_settled, self._seen = found == self._seen, found  # otherwise a program may still be writing
         if not is_settled or found == self._judged:
             return
-        self._judged = found
         names = ", ".join(f"{option} {file}" for option, file in self._files.items())
         try:
             if isinstance(found, str):
@@ -80,3 +79,4 @@ class WatchedFiles:
             _log.error("%s; the server continues with the previous contents", err)
         else:
             _log.info("%s: read again", names)
+        self._judged = found  # now, because another error, such as too many open files, says nothing of the contents

@@ -129,7 +129,9 @@ def _remove(remove: Callable[[str, int], None], config: ModelConfig) -> None:
 
 def _sizes(config: ModelConfig, stores: Sequence[Store]) -> str:
     """A model's memory: in this process's RAM, in shared memory and in mapped files."""
-    ram, shared, mapped = config.dense_file.stat().st_size if config.dense_file else 0, 0, 0
+    ram = shared = mapped = 0
+    with suppress(OSError):  # it may have been removed since the load
+        ram = config.dense_file.stat().st_size if config.dense_file else 0
     for name in map(config.full_name, config.tables):
         held = [store.tables[name] for store in stores if name in store.tables]
         ram += sum(one.size_bytes for one in held if isinstance(one, MemoryTable))

@@ -213,31 +213,24 @@ class ModelRepository:
                 logger.warning("model %s: its files have changed, so all workers swap to them", name)
                 self._serve(name, VersionPolicy.of_versions(self._models[name]))
 
-    def unload_model(self, name: str, *, has_ended_load: bool = False) -> None:
+    def unload_model(self, name: str) -> None:
         """Drop all versions of a model, after their requests in flight; stores that outlive the process keep its rows.
 
-        Args:
-            name: the model.
-            has_ended_load: the caller has ended a load of the model, so no version may be served.
+        A load of the model that is running ends.
 
         Raises:
             RequestError: the control mode is not ``"explicit"``.
             UnknownModelError: no version of the model is served or was being loaded.
         """
         self._check_explicit()
-        has_ended_load |= self.end_load(name)
+        has_ended_load = self._loading == name
+        if has_ended_load:
+            self._ended_load = name
         with self._lock:
             if name in self._models:
                 self._unload(name)
             elif not has_ended_load:
                 raise self._unknown(name)
-
-    def end_load(self, name: str) -> bool:
-        """Tell a running load of a model to end before the model serves, and return whether there is such a load."""
-        is_loading = self._loading == name
-        if is_loading:
-            self._ended_load = name
-        return is_loading
 
     def poll(self) -> None:
         """Follow the changes of the folder: new, removed and replaced versions, models and policies.
@@ -625,7 +618,7 @@ class ModelRepository:
 
     @contextmanager
     def _loading_of(self, name: str) -> Iterator[None]:
-        """Let ``end_load`` end the load of a model while the block runs."""
+        """Let ``unload_model`` end the load of a model while the block runs."""
         self._ended_load = ""  # that load is over
         self._loading = name
         try:
@@ -635,11 +628,11 @@ class ModelRepository:
 
     @contextmanager
     def _isolated(self, config: ModelConfig) -> Iterator[None]:
-        """In the mode ``"poll"``, a version that is broken does not end the start."""
+        """Only where a start leaves out faulty versions, a version that is broken does not end it."""
         try:
             yield
         except (ConfigError, ModelFileError) as err:
-            if self.control != "poll":
+            if not self._source.leaves_out_faults:
                 raise
             self._states.note_fault(config.name, config.version, err)
             self._source.tried(config.name, failed=True)

@@ -54,6 +54,8 @@ class ModelSource:
 
     Attributes:
         names: the models that the folder had at the last look.
+        leaves_out_faults: whether the start goes on without a faulty version, which a later look finds: in the mode
+            ``"poll"``, unless other processes serve the version.
         incomplete: why entries of the folder are not versions, by model and number; 0 stands for the model's folder.
     """
 
@@ -61,6 +63,7 @@ class ModelSource:
         """Take the arguments of ``ModelRepository``; nothing is read."""
         self.path = Path(path)
         self.names: Collection[str] = ()
+        self.leaves_out_faults = False
         self.incomplete: Mapping[tuple[str, int], str] = {}
         self._control = control
         self._startup = startup
@@ -77,14 +80,13 @@ class ModelSource:
     def read_start(self, wanted: Versions | None) -> tuple[ParameterServerConfig, Sequence[ModelConfig]]:
         """Return the tiers and the models to load at the start.
 
-        In the mode ``"poll"`` a faulty model is left out; the next look finds it.
-
         Args:
             wanted: the versions that other processes serve already; None: the control mode decides.
 
         Raises:
             ConfigError, ModelFileError: see ``ModelRepository.load``.
         """
+        self.leaves_out_faults = self._control == "poll" and wanted is None
         self._folder = folder = models_folder(self.path) if self._control != "none" or isdir(self.path) else None
         if folder is None and self._control != "none":
             reason = f"control mode {self._control!r} needs a folder of models, <model>/<version>/graph.json"

@@ -1,9 +1,12 @@
 """Who may do what: the table of routes, tokens, and what browsers send. No server runs here."""
 
+import errno
 import hashlib
 import json
 import os
 import stat
+import threading
+from contextlib import closing
 
 import pytest
 from grpc_health.v1 import health_pb2
@@ -16,6 +19,7 @@ from serving.frontend.access import ANY, CONTROL, INFER, METRICS, OPEN, Access, 
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.frontend.tokens import SCOPES, Tokens
+from serving.frontend.watched_files import WatchedFiles
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.tools.tiny_model import TinyModel
@@ -396,3 +400,19 @@ class TestCommand:
         assert "expected infer, control, metrics or several of them, got 'admin'" in capsys.readouterr().err
         assert main(["token", str(tmp_path / "none" / "tokens.json"), "a"]) == 1
         assert "cannot be opened: No such file" in capsys.readouterr().err
+
+
+def test_a_file_that_could_not_be_used_for_another_reason_than_its_contents_is_used_later(tmp_path, monkeypatch):
+    monkeypatch.setattr("serving.frontend.watched_files._INTERVAL_S", 0.01)
+    faults, is_used = [OSError(errno.EMFILE, "too many open files")], threading.Event()
+
+    def use(contents):
+        if contents == [b"new"]:
+            if faults:
+                raise faults.pop()
+            is_used.set()
+
+    (tmp_path / "file").write_text("old")
+    with closing(WatchedFiles({"--file": tmp_path / "file"}, use)):
+        (tmp_path / "file").write_text("new")
+        assert is_used.wait(60)

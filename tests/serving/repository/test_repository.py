@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shutil
 import uuid
 
 import numpy as np
@@ -183,6 +184,13 @@ class TestServedModels:
 
         assert lines[0].startswith("model tiny version 1: 0.1 MiB, tables user [1 x 4], item [2 x 4]")
         assert lines[1] == "tiers memory"
+
+    def test_the_description_may_come_after_a_file_is_removed(self, tmp_path, loaded):
+        TinyModel().write(tmp_path)
+        repository = loaded(tmp_path)
+        shutil.rmtree(tmp_path / "tiny")
+
+        assert next(iter(repository.describe())).startswith("model tiny version 1: 0.1 MiB")
 
     def test_the_description_separates_files_and_shared_memory_from_ram(self, tmp_path, loaded):
         TinyModel(rows=20_000, dim=16).write(tmp_path)  # two tables of 1.2 MiB of rows and 0.2 MiB of keys

@@ -13,7 +13,6 @@ import uuid
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from serving.errors import (
     StoreFullError,
     UnknownModelError,
     VersionConflictError,
+    WorkerError,
 )
 from serving.frontend.front_end import FrontEnd
 from serving.model.graph import read_graph
@@ -299,21 +299,6 @@ class TestExplicitMode:
         with pytest.raises(UnknownModelError, match="no model 'tinny' is in the repository; did you mean 'tiny'"):
             opened(folder).load_model("tinny")
 
-    def test_an_unload_ends_a_load_of_the_model(self, folder, opened, held_loads):
-        repository = opened(folder, startup=())
-        is_loading, may_go_on = held_loads
-        with ThreadPoolExecutor(2) as pool:
-            load = pool.submit(repository.load_model, "tiny")
-            assert is_loading.wait(DEADLINE_S)
-            has_ended_load = repository.end_load("tiny")
-            unload = pool.submit(partial(repository.unload_model, "tiny", has_ended_load=has_ended_load))
-            may_go_on.set()
-            with pytest.raises(LoadEndedError, match="ended by an unload"):
-                load.result(DEADLINE_S)
-            unload.result(DEADLINE_S)
-
-        assert list(repository.models()) == []
-
     def test_an_unload_succeeds_although_another_load_was_ended_after_the_load_that_it_ended(self, folder, opened):
         repository = opened(folder, startup=())
         SECOND.write(folder, "other")
@@ -329,16 +314,39 @@ class TestExplicitMode:
             unload = asyncio.ensure_future(control.unload("tiny", {}))  # the other loads have all other threads
             with pytest.raises(LoadEndedError):
                 await load
+            ends = []
             while not all(one.done() for one in [unload, *others]):
-                repository.end_load("other")
-                await asyncio.sleep(0.01)
+                ends.append(asyncio.ensure_future(control.unload("other", {})))
+                await asyncio.sleep(0.05)
             await unload
+            await asyncio.gather(*ends, return_exceptions=True)  # some come after the last load
             return [type(one.exception()) for one in others]
 
         with closing(FrontEnd(repository)) as front:
             errors = asyncio.run(asyncio.wait_for(load_and_unload(front.control), DEADLINE_S))
 
         assert errors == [LoadEndedError] * 10
+
+    def test_an_unload_through_another_worker_does_not_wait_for_the_loads_that_it_ends(self, folder, opened):
+        is_ended = threading.Event()
+
+        class Leader:
+            leads = False
+
+            def lead(self, act, _model, _parameters):
+                if act == "unload":
+                    is_ended.set()
+                elif not is_ended.wait(DEADLINE_S):
+                    raise WorkerError(0, "the load was not ended")
+
+        async def load_and_unload(control):
+            loads = [asyncio.ensure_future(control.load("tiny", {})) for _ in range(10)]
+            await asyncio.sleep(0)
+            await control.unload("tiny", {})
+            await asyncio.gather(*loads)
+
+        with closing(FrontEnd(opened(folder), siblings=Leader())) as front:
+            asyncio.run(load_and_unload(front.control))
 
     def test_only_loads_after_the_start_give_way_to_requests(self, folder, opened, monkeypatch):
         lowered = []
@@ -352,20 +360,11 @@ class TestExplicitMode:
         assert lowered
         assert threading.current_thread() not in lowered
 
-    def test_an_unload_that_never_ran_does_not_let_a_later_unload_succeed(self, folder, opened):
-        repository = opened(folder, startup=())
-        add_endless_file(folder / "tiny" / "1")
-        with pytest.raises(LoadEndedError):
-            load_and_end(repository, lambda it: it.end_load("tiny"))
-
-        with pytest.raises(UnknownModelError, match="no model 'tiny' is served"):
-            repository.unload_model("tiny")
-
     @pytest.mark.parametrize("has_manifest", [True, False])
     @pytest.mark.parametrize(
         ("end", "reason"),
         [
-            (lambda repository: repository.end_load("tiny"), "ended by an unload"),
+            (lambda repository: repository.unload_model("tiny"), "ended by an unload"),
             (ModelRepository.close, "the server is stopping"),
         ],
         ids=["by an unload", "by a stop"],
@@ -384,7 +383,7 @@ class TestExplicitMode:
         repository = opened(folder, startup=())
         add_endless_file(folder / "tiny" / "1")
         with pytest.raises(LoadEndedError):
-            load_and_end(repository, lambda repository: repository.end_load("tiny"))
+            load_and_end(repository, lambda repository: repository.unload_model("tiny"))
 
         (folder / "tiny" / "1" / "endless").unlink()
         replace(folder, FIRST)
@@ -929,6 +928,20 @@ def test_files_that_change_during_the_start_do_not_change_rows_that_other_proces
 
     assert versions_that_answer(repository) == (1,)
     assert "into rocksdb" not in caplog.text
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize("control", ["none", "poll", "explicit"])
+def test_a_worker_that_cannot_load_a_version_that_others_serve_does_not_start(folder, opened, control, leads):
+    peers = OtherWorkers(leads, opened(folder).served())
+
+    def shared(ps):
+        replace(folder, SECOND)
+        return ps
+
+    peers.shared = shared
+    with pytest.raises(ModelFileError, match="a file was changed while"):
+        opened(folder, control=control, peers=peers)
 
 
 @pytest.mark.parametrize("leads", [True, False])
