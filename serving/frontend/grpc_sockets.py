@@ -32,15 +32,28 @@ class ServerSockets:
         """Search for the sockets of ``port``."""
         self._port = port
         self._connections: dict[str, int] = {}  # descriptors by client
+        self._seen: dict[tuple[int, int, int], str | None] = {}  # clients by descriptor, device and inode
 
     def find(self) -> set[str]:
-        """Find the open connections, and return their clients in the form of ``client_of``."""
+        """Find the open connections, and return their clients in the form of ``client_of``.
+
+        It looks closer only at descriptors that are new, because a process may have thousands.
+        """
         try:
             descriptors = os.listdir("/proc/self/fd")
         except OSError:  # no descriptor is left: use the known connections
             return set(self._connections)
-        clients = {number: self._client_of(number) for number in map(int, descriptors)}
-        self._connections = {client: number for number, client in clients.items() if client is not None}
+        before, self._seen, self._connections = self._seen, {}, {}
+        for number in map(int, descriptors):
+            try:
+                status = os.fstat(number)
+            except OSError:  # it has been closed
+                continue
+            identity = (number, status.st_dev, status.st_ino)
+            client = before[identity] if identity in before else self._client_of(number)
+            self._seen[identity] = client
+            if client is not None:
+                self._connections[client] = number
         return set(self._connections)
 
     def traffic(self, client: str) -> Traffic | None:
