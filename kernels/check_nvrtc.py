@@ -85,17 +85,17 @@ def compilations(file: Path) -> Iterator[Compilation]:
             yield Compilation(file, architecture, defines)
 
 
-def check(one: Compilation) -> list[tuple[str, str | None]]:
+def check(compilation: Compilation) -> list[tuple[str, str | None]]:
     """Compile; return lines to print, each with its fault or None."""
     from kernels.cuda_compiler import compile_cubin
 
-    source = read_source(one.file)
-    macros = " ".join(f"{name}={value}" for name, value in one.defines.items())
-    what = f"{one.file.name} sm_{one.architecture} {macros}".strip()
-    options = [*macro_options(one.defines), "--ptxas-options=-v"]
+    source = read_source(compilation.file)
+    macros = " ".join(f"{name}={value}" for name, value in compilation.defines.items())
+    what = f"{compilation.file.name} sm_{compilation.architecture} {macros}".strip()
+    options = [*macro_options(compilation.defines), "--ptxas-options=-v"]
     began = time.perf_counter()
     try:
-        _, log = compile_cubin(source.text, one.architecture, options)
+        _, log = compile_cubin(source.text, compilation.architecture, options)
     except KernelError as err:
         return [(what, f"does not compile: {err}")]
     found = usages(log)
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     files = parser.parse_args(arguments).files or sorted(CUDA_DIRECTORY.glob("*.cu"))
     failed = 0
     with ProcessPoolExecutor(usable_cores()) as pool:
-        for lines in pool.map(check, [one for file in files for one in compilations(file.absolute())]):
+        for lines in pool.map(check, [compilation for file in files for compilation in compilations(file.absolute())]):
             for line, wrong in lines:
                 print(line if wrong is None else f"{line}\n  FAILED: {wrong}", flush=True)
                 failed += wrong is not None

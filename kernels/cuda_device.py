@@ -258,12 +258,12 @@ class CudaKernel:
 class CudaGraph:
     """See ``kernels.device.Graph``."""
 
-    def __init__(self, index: int, graph: Any, result: Any, held: Sequence[Any]) -> None:
-        """``held`` are the arrays that the graph reads and writes."""
+    def __init__(self, index: int, graph: Any, result: Any, kept_alive: Sequence[Any]) -> None:
+        """``kept_alive`` are the arrays that the graph reads and writes."""
         self.result = result
         self._index = index
         self._graph = graph
-        self._held = held
+        self._held = kept_alive
 
     def launch(self, stream: Stream) -> None:
         """See ``Graph.launch``."""

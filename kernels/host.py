@@ -189,9 +189,9 @@ class HostTable(_host.HostTable):
             ValueError: ``batch_rows`` is less than 1.
         """
         cursor = 0
-        most = min(batch_rows, self.capacity_rows)
+        most_rows = min(batch_rows, self.capacity_rows)
         while True:
-            keys, rows, cursor = self._read_items(cursor, most)
+            keys, rows, cursor = self._read_items(cursor, most_rows)
             if not keys.size:
                 return
             yield keys, rows

@@ -35,13 +35,13 @@ def check_shape(kernel: str, grid: Sequence[int], block: Sequence[int], shared_b
     return shapes
 
 
-def _three(kernel: str, what: str, given: Sequence[int], most: Shape) -> Shape:
+def _three(kernel: str, what: str, given: Sequence[int], shape: Shape) -> Shape:
     numbers = [int(number) for number in given]
     if not 1 <= len(numbers) <= 3:
         raise KernelError(f"{kernel}: a {what} has one to three numbers, not {len(numbers)}")
     x, y, z = (*numbers, 1, 1, 1)[:3]
-    if not (1 <= x <= most[0] and 1 <= y <= most[1] and 1 <= z <= most[2]):
-        raise KernelError(f"{kernel}: {what} {(x, y, z)}: each number lies between 1 and {most}")
+    if not (1 <= x <= shape[0] and 1 <= y <= shape[1] and 1 <= z <= shape[2]):
+        raise KernelError(f"{kernel}: {what} {(x, y, z)}: each number lies between 1 and {shape}")
     return x, y, z
 
 

@@ -29,11 +29,11 @@ def available_memory_bytes() -> int:
     available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
     for group in groups_of("memory"):
         for limit, usage, cache in _GROUP_FILES:
-            most, used = number_in(group / limit), number_in(group / usage)
-            if most is not None and used is not None and most - used < available:
+            limit_bytes, used = number_in(group / limit), number_in(group / usage)
+            if limit_bytes is not None and used is not None and limit_bytes - used < available:
                 words = words_in(group / "memory.stat")
                 stat = dict(zip(words[::2], words[1::2], strict=True))
-                left = most - used + sum(int(stat.get(name, 0)) for name in cache)
+                left = limit_bytes - used + sum(int(stat.get(name, 0)) for name in cache)
                 available = min(available, max(left, 1))  # 0 would mean unknown
     return available
 

@@ -109,7 +109,7 @@ def _integers_of_list(value: list[Any] | tuple[Any, ...], tensor: str) -> NDArra
     try:
         return np.array(flat, dtype=np.int64).reshape(shape)
     except OverflowError as err:
-        at = next(index for index, one in enumerate(flat) if not -(2**63) <= one < 2**63)
+        at = next(index for index, number in enumerate(flat) if not -(2**63) <= number < 2**63)
         raise RequestError(f"{tensor}: {flat[at]} at position {at} does not fit int64") from err
 
 
@@ -120,7 +120,9 @@ def _floats_of_list(value: list[Any] | tuple[Any, ...], tensor: str) -> NDArray[
         return np.array(flat, dtype=np.float64).reshape(shape)
     except OverflowError as err:
         # An integer overflows where it rounds to 2**1024, which is half a unit in the last place below it.
-        at = next(index for index, one in enumerate(flat) if isinstance(one, int) and abs(one) >= 2**1024 - 2**970)
+        at = next(
+            index for index, number in enumerate(flat) if isinstance(number, int) and abs(number) >= 2**1024 - 2**970
+        )
         raise RequestError(f"{tensor}: the number at position {at} does not fit float32") from err
 
 
@@ -128,16 +130,16 @@ def _flatten(value: list[Any] | tuple[Any, ...], tensor: str) -> tuple[list[Any]
     if not value or not set(map(type, value)) <= {list, tuple}:
         return list(value), (len(value),)
     columns = len(value[0])
-    for row, one in enumerate(value):
-        if len(one) != columns:
-            raise RequestError(f"{tensor}: ragged: row 0 has {columns} values, row {row} has {len(one)}")
+    for row, part in enumerate(value):
+        if len(part) != columns:
+            raise RequestError(f"{tensor}: ragged: row 0 has {columns} values, row {row} has {len(part)}")
     return list(chain.from_iterable(value)), (len(value), columns)
 
 
 def _check_types(flat: list[Any], accepted: tuple[type, ...], expected: str, tensor: str) -> None:
-    wrong = {one for one in set(map(type, flat)) if issubclass(one, _REFUSED) or not issubclass(one, accepted)}
+    wrong = {kind for kind in set(map(type, flat)) if issubclass(kind, _REFUSED) or not issubclass(kind, accepted)}
     if wrong:
-        at = next(index for index, one in enumerate(flat) if type(one) in wrong)
+        at = next(index for index, element in enumerate(flat) if type(element) in wrong)
         raise RequestError(f"{tensor}: expected {expected}, got {_type_name(flat[at])} at position {at}")
 
 

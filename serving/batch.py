@@ -92,7 +92,7 @@ class Batch:
         if isinstance(self.given, JoinedKeys):
             return self.given
         keys, row_ptrs = zip(*self.given, strict=True)
-        return JoinedKeys(np.concatenate(keys), np.concatenate(row_ptrs), [one.size for one in row_ptrs])
+        return JoinedKeys(np.concatenate(keys), np.concatenate(row_ptrs), [of_table.size for of_table in row_ptrs])
 
 
 def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Batch:
@@ -221,9 +221,9 @@ def _by_table(config: ModelConfig, keys: Ints, offsets: Offsets) -> tuple[int, J
         _check_blocks(keys, offsets, list(accumulate(blocks, initial=0)))
         raise RequestError(f"{ROW_PTRS}: changed while it was read")
     keys, row_ptrs, _, most_keys = split
-    for place, (table, most) in enumerate(zip(config.tables, most_keys, strict=True)):
+    for place, (table, most_of_table) in enumerate(zip(config.tables, most_keys, strict=True)):
         limit = table.max_keys_per_sample
-        if limit is not None and most > limit:
+        if limit is not None and most_of_table > limit:
             first = sum(lengths[:place])
             of_table = row_ptrs[first : first + lengths[place] : table.slots]
             raise _too_many_keys(table, limit, np.diff(of_table))
@@ -273,6 +273,6 @@ def _read_dense(value: Any, samples: int, features: int) -> NDArray[np.float32]:
     dense = dense.reshape(samples, features)
     is_finite = np.isfinite(dense)
     if np.count_nonzero(is_finite) < dense.size:
-        sample, feature = (int(one) for one in np.argwhere(~is_finite)[0])
+        sample, feature = (int(place) for place in np.argwhere(~is_finite)[0])
         raise RequestError(f"{DENSE}: sample {sample}, feature {feature} is {dense[sample, feature]} in float32")
     return dense

@@ -101,13 +101,13 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
     share = cache_size_percentage
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 <= share <= 1.0:
         raise ConfigError(source, "cache_size_percentage", f"expected 0 to 1, got {share!r}")
-    held = parameter_server.model(model_name)
-    if i64_input_key != (held.key_type == "I64"):
-        reason = f"{i64_input_key}, but the parameter server loaded {model_name!r} with {held.key_type} keys"
+    loaded = parameter_server.model(model_name)
+    if i64_input_key != (loaded.key_type == "I64"):
+        reason = f"{i64_input_key}, but the parameter server loaded {model_name!r} with {loaded.key_type} keys"
         raise ConfigError(source, "i64_input_key", reason)
     config = read_inference_config(Path(model_config_path), model_name, i64_input_key)
-    if config.tables != held.tables:
-        reason = f"has other tables than the parameter server loaded as {model_name!r} from {held.source}"
+    if config.tables != loaded.tables:
+        reason = f"has other tables than the parameter server loaded as {model_name!r} from {loaded.source}"
         raise ConfigError(source, "model_config_path", reason)
     if not use_gpu_embedding_cache:
         return LookupSession(parameter_server, config, cuda_dev_id)

@@ -44,7 +44,7 @@ class Histogram:
 
     def add(self, counts: Iterable[int], sum_s: float) -> None:
         """Add the counts and the sum of another histogram of the same bounds."""
-        self.counts = [one + other for one, other in zip(self.counts, counts, strict=True)]
+        self.counts = [count + other for count, other in zip(self.counts, counts, strict=True)]
         self.sum_s += sum_s
 
     def copy(self) -> "Histogram":
@@ -228,17 +228,17 @@ def merged_statistics(documents: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """One document of several workers: the counts of a version are added up."""
     merged: dict[tuple[str, str], dict[str, Any]] = {}
     for document in documents:
-        for one in document["model_stats"]:
-            key = one["name"], one["version"]
-            merged[key] = _added(merged[key], one) if key in merged else one
+        for statistics in document["model_stats"]:
+            key = statistics["name"], statistics["version"]
+            merged[key] = _added(merged[key], statistics) if key in merged else statistics
     return {"model_stats": list(merged.values())}
 
 
 def _added(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    batches = {one["batch_size"]: one for one in ours["batch_stats"]}
-    for one in theirs["batch_stats"]:
-        size = one["batch_size"]
-        batches[size] = {**_sum(batches[size], one), "batch_size": size} if size in batches else one
+    batches = {batch["batch_size"]: batch for batch in ours["batch_stats"]}
+    for batch in theirs["batch_stats"]:
+        size = batch["batch_size"]
+        batches[size] = {**_sum(batches[size], batch), "batch_size": size} if size in batches else batch
     return {
         **ours,
         "last_inference": max(ours["last_inference"], theirs["last_inference"]),
@@ -291,7 +291,7 @@ class Metrics:
                 family.name,
                 family.documentation,
                 family.type,
-                [[one.name, one.labels, one.value] for one in family.samples],
+                [[sample.name, sample.labels, sample.value] for sample in family.samples],
             ]
             for family in self.collect()
         ]

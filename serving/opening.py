@@ -141,8 +141,8 @@ def load_model(
 def _load(config: ModelConfig, given: ParameterServer | None) -> tuple[ParameterServer, ModelConfig, Release]:
     """Load the model into the given server, or into a new server in RAM."""
     server = ParameterServer([MemoryStore()]) if given is None else given
-    held = server.load_model(config)
-    return server, held, server.close if given is None else partial(_unload, server, held)
+    loaded = server.load_model(config)
+    return server, loaded, server.close if given is None else partial(_unload, server, loaded)
 
 
 class _SharedServer:
@@ -167,21 +167,21 @@ def _load_shared(ps: ParameterServerConfig, config: ModelConfig) -> tuple[Parame
         shared = _shared[file]
         try:
             tag = {"table_tag": config.table_tag}  # a loaded version may have kept the tables of an earlier release
-            same = [one for one in shared.server.models() if one.model_copy(update=tag) == config]
-            held = same[-1] if same else shared.server.load_model(config)
+            same = [model for model in shared.server.models() if model.model_copy(update=tag) == config]
+            loaded = same[-1] if same else shared.server.load_model(config)
         except BaseException:
             _close_unused(file)
             raise
-        shared.sessions[held.full_name(held.tables[0])] += 1
-    return shared.server, held, partial(_release_shared, file, held)
+        shared.sessions[loaded.full_name(loaded.tables[0])] += 1
+    return shared.server, loaded, partial(_release_shared, file, loaded)
 
 
-def _release_shared(file: Path, held: ModelConfig) -> None:
+def _release_shared(file: Path, config: ModelConfig) -> None:
     with _shared_lock:
-        shared, model = _shared[file], held.full_name(held.tables[0])
+        shared, model = _shared[file], config.full_name(config.tables[0])
         shared.sessions[model] -= 1
         if not shared.sessions[model]:
-            _unload(shared.server, held)
+            _unload(shared.server, config)
         _close_unused(file)
 
 
@@ -191,7 +191,7 @@ def _close_unused(file: Path) -> None:
         _shared.pop(file).server.close()
 
 
-def _unload(server: ParameterServer, held: ModelConfig) -> None:
+def _unload(server: ParameterServer, config: ModelConfig) -> None:
     # The model may be unloaded already, the server may be closed, and a later load belongs to another session.
     with suppress(UnknownModelError):
-        server.unload_model(held.name, held.version, held)
+        server.unload_model(config.name, config.version, config)

@@ -128,7 +128,7 @@ def open_routes(
     the CPU, and so does every network without caches or with another engine.
     """
     files = config.network_files()
-    if engine == "auto" and not is_network_file(files[1]) and all(one.device is not None for one in lookups):
+    if engine == "auto" and not is_network_file(files[1]) and all(session.device is not None for session in lookups):
         return _device_routes(config, lookups)
     graph, network = open_dense(*files, config.onnx_file, engine, threads, calibration)
     return graph, network, [HostRoute(lookup, network) for lookup in lookups]
@@ -140,7 +140,7 @@ def _device_routes(config: ModelConfig, lookups: Sequence[LookupSession]) -> tup
     _check_memory(config, lookups)
     said = config.gpu_network
     routes: list[Route] = []
-    for lookup in (one for one in lookups if isinstance(one, CachedLookupSession)):
+    for lookup in (session for session in lookups if isinstance(session, CachedLookupSession)):
         graph, network = open_device_dense(*config.network_files(), lookup.device, said.precision, said.captures_graphs)
         routes.append(DeviceRoute(lookup, network))
     return graph, network, routes

@@ -46,7 +46,7 @@ class ModelSession:
     @property
     def never_waits(self) -> bool:
         """See ``LookupSession.never_waits``."""
-        return all(one.never_waits for one in self._lookups)
+        return all(lookup.never_waits for lookup in self._lookups)
 
     @property
     def is_answering(self) -> bool:
@@ -56,8 +56,8 @@ class ModelSession:
     @property
     def failed_devices(self) -> list[str]:
         """The names of the devices that are not used again, because work on them failed."""
-        failed = [one for one in self._lookups if not one.is_answering]
-        return ["CPU" if one.device is None else one.device.name for one in failed]
+        failed = [lookup for lookup in self._lookups if not lookup.is_answering]
+        return ["CPU" if session.device is None else session.device.name for session in failed]
 
     def readings(self) -> Iterator[MetricSample]:
         """Return the counters of its caches for the metrics page."""

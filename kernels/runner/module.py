@@ -104,8 +104,8 @@ class Scheduler:
         schedule: Schedule,
     ) -> None:
         """See ``Module.run``."""
-        held = [ctypes.create_string_buffer(value, 8) for value in values]  # 8 bytes keep each one aligned
-        arguments = (ctypes.c_void_p * max(len(held), 1))(*(ctypes.addressof(value) for value in held))
+        buffers = [ctypes.create_string_buffer(value, 8) for value in values]  # 8 bytes keep each one aligned
+        arguments = (ctypes.c_void_p * max(len(buffers), 1))(*(ctypes.addressof(value) for value in buffers))
         shape = (ctypes.c_uint * 6)(*grid, *block)
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         failed = self._launch(

@@ -179,7 +179,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _combiner(text: str) -> tuple[str, Combiner]:
     name, _, how = text.rpartition("=")
-    combiner = next((one for one in COMBINERS if one == how), None)
+    combiner = next((combiner for combiner in COMBINERS if combiner == how), None)
     if combiner is None:
         raise argparse.ArgumentTypeError(f"expected sum, mean, sqrtn or NAME=sum and so on, got {text[:64]!r}")
     return name, combiner

@@ -95,9 +95,9 @@ def plan(options: argparse.Namespace) -> int:
         raise OutputError(f"--plot: expected a file that ends in {', '.join(_PICTURES)}, got {options.plot}")
     trace = read_trace(options.trace, models, options.table)
     plans = []
-    for one in plan_tables(models, trace, options.sample):
-        plans.append(one)
-        _print_table(one, options)
+    for table_plan in plan_tables(models, trace, options.sample):
+        plans.append(table_plan)
+        _print_table(table_plan, options)
     if options.hit_rate is not None:
         _print_gpu_shares(models, plans, options.hit_rate)
     if options.write_hot_keys is not None:
@@ -123,22 +123,22 @@ def _models(options: argparse.Namespace) -> Sequence[ModelConfig]:
     return chosen
 
 
-def _rows(options: argparse.Namespace, one: TablePlan) -> NDArray[np.int64]:
+def _rows(options: argparse.Namespace, plan: TablePlan) -> NDArray[np.int64]:
     """Return the requested sizes as ascending numbers of rows of this table."""
-    rows = (size if isinstance(size, int) else round(size * one.rows) for size in options.sizes)
-    return np.unique([min(max(held, 1), one.rows) for held in rows])
+    rows = (size if isinstance(size, int) else round(size * plan.rows) for size in options.sizes)
+    return np.unique([min(max(row, 1), plan.rows) for row in rows])
 
 
-def _print_table(one: TablePlan, options: argparse.Namespace) -> None:
-    print(*describe_table(one, _rows(options, one), options.hit_rate), sep="\n")
-    if one.lookups:
-        print("", *chart(one), "", sep="\n")
+def _print_table(plan: TablePlan, options: argparse.Namespace) -> None:
+    print(*describe_table(plan, _rows(options, plan), options.hit_rate), sep="\n")
+    if plan.lookups:
+        print("", *chart(plan), "", sep="\n")
 
 
 def _print_gpu_shares(models: Sequence[ModelConfig], plans: Sequence[TablePlan], hit_rate: float) -> None:
     for config in models:
         names = {config.hps_name(table) for table in config.tables}
-        share = gpu_share_for([one for one in plans if one.name in names], "lru", hit_rate)
+        share = gpu_share_for([plan for plan in plans if plan.name in names], "lru", hit_rate)
         found = f'"gpucacheper": {share:g}' if share is not None else "out of reach"
         print(f"model {config.name}: hit rate {hit_rate:g} of lru over all of its tables: {found}")
 
@@ -170,8 +170,8 @@ def _write_csv(plans: Sequence[TablePlan], options: argparse.Namespace) -> None:
             text = TextIOWrapper(file, "utf-8", newline="")
             writer = csv.writer(text)
             writer.writerow(CSV_COLUMNS)
-            for one in plans:
-                writer.writerows(csv_rows(one, _rows(options, one)))
+            for plan in plans:
+                writer.writerows(csv_rows(plan, _rows(options, plan)))
             text.detach()
     except OSError as err:
         raise OutputError(f"{options.csv}: cannot be written: {err.strerror}") from err

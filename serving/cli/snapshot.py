@@ -73,9 +73,9 @@ def snapshot(options: argparse.Namespace) -> int:
     return 0
 
 
-def describe_snapshot(one: SnapshotReader) -> Sequence[str]:
+def describe_snapshot(reader: SnapshotReader) -> Sequence[str]:
     """Return lines about the rows and the size of a snapshot."""
-    return [f"{one.rows:,} rows of {one.dim} floats as {one.row_dtype}, {one.file_bytes / 2**20:,.2f} MiB"]
+    return [f"{reader.rows:,} rows of {reader.dim} floats as {reader.row_dtype}, {reader.file_bytes / 2**20:,.2f} MiB"]
 
 
 def _named_table(options: argparse.Namespace) -> SparseModel:
@@ -99,8 +99,8 @@ def _table(options: argparse.Namespace) -> SparseModel:
 def _dim_of(path: Path) -> int:
     """Return floats per row, from the sizes of a folder's files or from a snapshot's header."""
     if is_snapshot(path):
-        with open_snapshot(path) as held:
-            return held.dim
+        with open_snapshot(path) as snapshot:
+            return snapshot.dim
     try:
         key_bytes, vector_bytes = ((path / name).stat().st_size for name in ("key", "emb_vector"))
     except OSError as err:

@@ -48,7 +48,7 @@ def end_process_after(seconds: float, exit_code: int) -> None:
         os._exit(exit_code)
 
     def end_if_a_call_hangs() -> None:
-        ours = [one for one in threading.enumerate() if one.name.startswith(_OUR_THREADS)]
+        ours = [thread for thread in threading.enumerate() if thread.name.startswith(_OUR_THREADS)]
         until_s = monotonic() + _END_TIMEOUT_S
         for thread in ours:
             thread.join(max(until_s - monotonic(), 0))

@@ -370,8 +370,8 @@ def _of_folders(
                 continue
             model = ModelFolder.of(directory, ps)
             served += map(model.read, model.chosen())
-    there = {config.name for config in served} | {directory.name for directory in directories}
-    for name in sorted(listed.keys() - there):
+    names = {config.name for config in served} | {directory.name for directory in directories}
+    for name in sorted(listed.keys() - names):
         with about(name, faults):
             raise ConfigError(ps.source, "models", f"lists {name!r}, which has no folder in {path}")
     if not faults:  # otherwise a model that cannot be read may have the table

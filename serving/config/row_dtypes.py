@@ -98,12 +98,12 @@ def with_row_dtype(config: ModelConfig, row_dtype: RowDtype | Mapping[str, RowDt
     """
     names = [table.name for table in config.tables]
     by_name = row_dtype if isinstance(row_dtype, Mapping) else dict.fromkeys(names, row_dtype)
-    for name, one in by_name.items():
+    for name, value in by_name.items():
         if name not in names:
-            there = f"no table is called {name!r}; there are {', '.join(names)}"
-            raise ConfigError(caller, "row_dtype", there + did_you_mean(name, names))
-        if one not in get_args(RowDtype):
-            raise ConfigError(caller, "row_dtype", f"expected one of {', '.join(get_args(RowDtype))}, got {one!r}")
+            reason = f"no table is called {name!r}; there are {', '.join(names)}"
+            raise ConfigError(caller, "row_dtype", reason + did_you_mean(name, names))
+        if value not in get_args(RowDtype):
+            raise ConfigError(caller, "row_dtype", f"expected one of {', '.join(get_args(RowDtype))}, got {value!r}")
     tables = (
         table.model_copy(update={"row_dtype": by_name.get(table.name, table.row_dtype)}) for table in config.tables
     )

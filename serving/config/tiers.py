@@ -51,13 +51,13 @@ class VolatileClause(Clause):
     @classmethod
     def known_keys(cls) -> set[str]:
         """See ``Clause``."""
-        return keys_without_effect.all_keys(cls.where).union(*(one.fields_by_key() for one in _TYPES))
+        return keys_without_effect.all_keys(cls.where).union(*(kind.fields_by_key() for kind in _TYPES))
 
     @classmethod
     def refuse(cls, key: str) -> None:
         """Raise the error for a key of another type, or for an unknown key."""
-        having = (one for one in _TYPES if key in one.fields_by_key() or key in one.ignored_keys(one.spellings[0]))
-        if owners := {one.spellings[0] for one in having if one is not DisabledConfig}:
+        having = (kind for kind in _TYPES if key in kind.fields_by_key() or key in kind.ignored_keys(kind.spellings[0]))
+        if owners := {kind.spellings[0] for kind in having if kind is not DisabledConfig}:
             raise ValueError(f"{key}: only a {' or '.join(sorted(owners))} has it, but the type is {cls.spellings[0]}")
         super().refuse(key)
 
@@ -305,14 +305,14 @@ class RedisConfig(VolatileTier):
 VolatileDbConfig = HashMapConfig | SharedMemoryConfig | SnapshotConfig | RedisConfig
 _TYPES: tuple[type[VolatileClause], ...]
 _TYPES = (DisabledConfig, HashMapConfig, SharedMemoryConfig, SnapshotConfig, RedisConfig)
-_VOLATILE_TYPES = {spelling: one.spellings[0] for one in _TYPES for spelling in one.spellings}
+_VOLATILE_TYPES = {spelling: kind.spellings[0] for kind in _TYPES for spelling in kind.spellings}
 
 
 def _with_meaning(value: Any) -> Any:
     """Return the JSON object with Hotrow's name of the type, and without a margin that HPS treats as no limit."""
     margin = unquoted(value.get("overflow_margin")) if isinstance(value, dict) else None
     if isinstance(margin, int) and margin >= _NO_MARGIN:
-        value = {key: one for key, one in value.items() if key != "overflow_margin"}
+        value = {key: item for key, item in value.items() if key != "overflow_margin"}
     return with_type(value, _VOLATILE_TYPES)
 
 

@@ -59,16 +59,16 @@ class VersionPolicy(BaseModel):
         """Return the policy that serves these versions."""
         return cls(specific=_Specific(versions=list(versions)))
 
-    def choose(self, there: Collection[int], source: str, broken: Collection[int] = ()) -> list[int]:
+    def choose(self, numbers: Collection[int], source: str, broken: Collection[int] = ()) -> list[int]:
         """Return the versions to serve of the versions that are there but not ``broken``, newest first.
 
         Raises:
             ConfigError: a named version is not there; ``source`` is the file that names it.
         """
-        newest_first = sorted(there, reverse=True)
+        newest_first = sorted(numbers, reverse=True)
         if self.specific is not None:
             wanted = sorted(set(self.specific.versions), reverse=True)
-            missing = [version for version in wanted if version not in there]
+            missing = [version for version in wanted if version not in numbers]
             if missing:
                 reason = f"version {missing[0]} is not there; the versions are {', '.join(map(str, newest_first))}"
                 raise ConfigError(source, f"{_KEY}.specific", reason)

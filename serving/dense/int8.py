@@ -69,8 +69,8 @@ class Int8Network:
             return True
         # A NaN becomes the minimum, and fails every comparison.
         return bool(np.all((dense.min(axis=0) >= -self._most_dense) & (dense.max(axis=0) <= self._most_dense))) and all(
-            -most <= table.min() and table.max() <= most
-            for table, most in zip(embeddings, self._most_embeddings, strict=True)
+            -most_values <= table.min() and table.max() <= most_values
+            for table, most_values in zip(embeddings, self._most_embeddings, strict=True)
         )
 
 
@@ -154,9 +154,9 @@ class _Trials:
         # although its error per multiplication is small.
         fitting = [product for error, product in worst_first if error <= self.calibration.tolerance]
         for dropped in range(len(fitting) == len(products), len(fitting)):
-            network, one = self._measure(fitting[dropped:])
-            if self._is_close(one):
-                return self._logged(network, one)
+            network, measured = self._measure(fitting[dropped:])
+            if self._is_close(measured):
+                return self._logged(network, measured)
         least = f" ({np.nanmin([*alone, inf]):.2g} with a single product)" if len(products) > 1 else ""
         reason = f"engine int8: {result}{least}; the tolerance is {self.calibration.tolerance:g}"
         raise ConfigError(self.source, "", reason)
@@ -185,6 +185,6 @@ def _import_quantizing() -> ModuleType:
     return quantizing
 
 
-def _error_of_a_multiplication(one: "tuple[float, Product]") -> float:
-    error, product = one
+def _error_of_a_multiplication(measured: "tuple[float, Product]") -> float:
+    error, product = measured
     return error / product.weight.size if isfinite(error) else inf

@@ -107,7 +107,11 @@ class OnnxNetwork:
         except UnicodeDecodeError as err:
             raise ModelFileError(source, f"the name of an input or output is not UTF-8: {err}") from err
         self.inputs = tuple(is_flat)
-        self._flat = {one.top: one.slots * one.dim for one in graph.embeddings if is_flat.get(one.top)}
+        self._flat = {
+            embedding.top: embedding.slots * embedding.dim
+            for embedding in graph.embeddings
+            if is_flat.get(embedding.top)
+        }
 
     @classmethod
     def from_file(cls, graph: Graph, weights: Weights, path: str | Path, threads: int = 1) -> "OnnxNetwork":

@@ -60,7 +60,9 @@ def _try(network: OnnxNetwork, graph: Graph, file: Path) -> bool:
     tables = [rng.random((_TRIAL_SAMPLES, e.slots, e.dim), np.float32) for e in graph.embeddings]
     together = _answer(network, dense, tables, file)
     each = [slice(sample, sample + 1) for sample in range(_TRIAL_SAMPLES)]
-    alone = np.concatenate([_answer(network, dense[one], [table[one] for table in tables], file) for one in each])
+    alone = np.concatenate(
+        [_answer(network, dense[sample], [table[sample] for table in tables], file) for sample in each]
+    )
     answer = [float(f"{value:.6g}") for value in together[0]]
     if not np.isfinite(together).all():
         _log.warning(

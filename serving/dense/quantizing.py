@@ -63,7 +63,7 @@ def fold_constants(model: bytes | Path) -> Any:
 
 def opset(model: Any) -> int:
     """Return the version of ONNX's operators that a model uses."""
-    return max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=0)
+    return max((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=0)
 
 
 def count_products(model: Any) -> int:
@@ -73,14 +73,16 @@ def count_products(model: Any) -> int:
 
 def weight_products(model: Any) -> list[Product]:
     """Return the products with a weight, in the order of a model whose constants are folded."""
-    weights = {one.name: one for one in model.graph.initializer}
+    weights = {initializer.name: initializer for initializer in model.graph.initializer}
     return [product for node in model.graph.node if (product := _product(node, weights))]
 
 
 def column_scales(model: Any, products: Sequence[Product], feeds: Mapping[str, Floats]) -> dict[str, Floats]:
     """Return the divisors of each left side's columns, float32[I] by its name; ``feeds`` is the calibration batch."""
     values = _values(model, {product.x for product in products}, feeds)
-    return {x: _scales(value, [one.weight for one in products if one.x == x]) for x, value in values.items()}
+    return {
+        x: _scales(value, [product.weight for product in products if product.x == x]) for x, value in values.items()
+    }
 
 
 def quantize(model: Any, products: Iterable[Product], scales: Mapping[str, Floats]) -> bytes:
@@ -129,7 +131,7 @@ def _product(node: Any, weights: Mapping[str, Any]) -> Product | None:
     if node.op_type not in ("MatMul", "Gemm") or node.input[1] not in weights or node.input[0] in weights:
         return None
     weight = numpy_helper.to_array(weights[node.input[1]])
-    options = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+    options = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     is_plain = not options.get("transA") and options.get("alpha", 1) == options.get("beta", 1) == 1
     if weight.ndim != 2 or weight.dtype != np.float32 or not weight.size or not is_plain:
         return None
@@ -154,7 +156,7 @@ def _values(model: Any, tensors: set[str], feeds: Mapping[str, Floats]) -> dict[
 
 def _scales(x: Floats, weights: Sequence[Floats]) -> Floats:
     """Return the divisors of the columns of ``x``, float32[..., I]; their geometric mean is 1."""
-    if not all(np.isfinite(one).all() for one in (x, *weights)):
+    if not all(np.isfinite(array).all() for array in (x, *weights)):
         return np.ones(x.shape[-1], np.float32)  # no scale helps, and the error will be NaN
     of_x = _sizes(np.abs(x.reshape(-1, x.shape[-1])).max(axis=0))
     of_weights = _sizes(np.abs(np.concatenate(weights, axis=1)).max(axis=1))

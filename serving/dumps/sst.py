@@ -102,7 +102,7 @@ class SstDump:
         key_bytes, value_bytes = self._spec.key_bytes, 4 * self._spec.dim
         for what, found, expected in (("a key", raw_keys, key_bytes), ("a value", values, value_bytes)):
             if set(map(len, found)) != {expected}:
-                at = next(place for place, one in enumerate(found) if len(one) != expected)
+                at = next(place for place, value in enumerate(found) if len(value) != expected)
                 reason = f"{what} has {len(found[at])} bytes, expected {expected}"
                 raise ModelFileError(self._path, f"pair {begin + at:,}: {reason}")
         keys = keys_of(raw_keys, key_bytes)

@@ -71,9 +71,9 @@ def dump_table(
     """
     file = Path(file)
     check_target(file)
-    with _held_rows(source, table) as held:
-        counted = CountedRows(f"{table} to {file.name}", held.rows_hint, progress)
-        write_dump(file, held.spec, counted(held.batches), held.in_key_order)
+    with _held_rows(source, table) as stored:
+        counted = CountedRows(f"{table} to {file.name}", stored.rows_hint, progress)
+        write_dump(file, stored.spec, counted(stored.batches), stored.in_key_order)
     return counted.done
 
 
@@ -119,8 +119,8 @@ def load_table(
             raise ValueError("a table of a running parameter server cannot be replaced, only changed")
         return _load_live(target, table, file, progress)
     config = _configuration(target)
-    model, one = _table_of(config.models, table, config.source)
-    spec = table_spec(model, one)
+    model, table_config = _table_of(config.models, table, config.source)
+    spec = table_spec(model, table_config)
     with open_dump(file, spec) as dump:
         rows = _check_rows(file, spec, dump, progress)
         with ExitStack() as opened:
@@ -137,10 +137,10 @@ def load_table(
             for memory in shared:
                 memory.erase(spec.name)  # left by a killed process
             model = _with_kept_tables(durable[-1], model, config)
-            spec = table_spec(model, one)
+            spec = table_spec(model, table_config)
             if replace:
                 # Later starts see the digest of the model's files and keep these rows.
-                marker = Marker(table_source(model, one).digest, rows, changed=True, current_caches=())
+                marker = Marker(table_source(model, table_config).digest, rows, changed=True, current_caches=())
                 for stored in reversed([store.table(spec) for store in durable]):  # the source of truth first
                     counted = CountedRows(f"{file.name} to {stored.store.name}", dump.rows, progress)
                     stored.load(counted(dump.batches(LOAD_BATCH_ROWS)), marker, keep=False)
@@ -148,9 +148,9 @@ def load_table(
                 durable[-1].table(spec).write_flags(current_caches=identities)
                 return rows
             said, names = tier_settings(config), {store.name for store in durable}
-            settings = {name: one for name, one in said.items() if name in names}
+            settings = {name: table_config for name, table_config in said.items() if name in names}
             with ParameterServer(durable, settings=settings) as server:
-                server.load_model(model.model_copy(update={"tables": (one,)}))
+                server.load_model(model.model_copy(update={"tables": (table_config,)}))
                 _insert(server, spec.name, file, dump, progress)
     return rows
 
@@ -184,11 +184,11 @@ def _configuration(ps: str | Path | ParameterServerConfig) -> ParameterServerCon
 
 
 def _table_of(models: Sequence[ModelConfig], table: str, source: str) -> tuple[ModelConfig, TableConfig]:
-    tables = [(model, one) for model in models for one in model.tables]
-    named = {name: one for one in tables for name in _names_of(*one)}
+    tables = [(model, table_config) for model in models for table_config in model.tables]
+    named = {name: pair for pair in tables for name in _names_of(*pair)}
     if table not in named:
-        there = ", ".join(sorted({repr(model.hps_name(one)) for model, one in tables})) or "none"
-        raise ConfigError(source, "", f"no table {table[:128]!r}; the tables are {there}{did_you_mean(table, named)}")
+        known = ", ".join(sorted({repr(model.hps_name(table_config)) for model, table_config in tables})) or "none"
+        raise ConfigError(source, "", f"no table {table[:128]!r}; the tables are {known}{did_you_mean(table, named)}")
     return named[table]
 
 
@@ -209,11 +209,11 @@ def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, tab
         yield _rows_in(source.stores[-1].table(spec))
         return
     config = _configuration(source)
-    model, one = _table_of(config.models, table, config.source)
+    model, table_config = _table_of(config.models, table, config.source)
     with ExitStack() as opened:
         stores = [opened.enter_context(closing(store)) for store in open_stores(_slowest_tier(config))]
         store = stores[-1]
-        spec = table_spec(_with_kept_tables(store, model, config), one)
+        spec = table_spec(_with_kept_tables(store, model, config), table_config)
         # Shared memory goes with its last process.
         is_gone = isinstance(store, SharedMemoryStore) and store.table(spec).marker() is None
         if isinstance(store, LastingStore) and not is_gone:
@@ -221,7 +221,7 @@ def _held_rows(source: str | Path | ParameterServerConfig | ParameterServer, tab
             stored.open(0)
             yield _rows_in(stored)
         else:
-            rows = table_source(model, one).model
+            rows = table_source(model, table_config).model
             yield _HeldRows(spec, rows.rows, _as_held(store.name, spec, rows.batches(LOAD_BATCH_ROWS)))
 
 

@@ -129,15 +129,15 @@ class Batcher:
             self._unanswered -= len(requests)
             pace_s = (perf_counter() - began_s) / len(requests)
             self._pace_s += _PACE_WEIGHT * (pace_s - self._pace_s) if self._pace_s else pace_s
-            for one in requests:
-                if one.answered.done():  # the client has gone
-                    one.exchange.take_error()
+            for request in requests:
+                if request.answered.done():  # the client has gone
+                    request.exchange.take_error()
                 else:
-                    one.answered.set_result(processor_s)
+                    request.answered.set_result(processor_s)
             self._start(perf_counter())
 
         def work() -> None:
-            exchanges = [one.exchange for one in requests if not one.answered.cancelled()]
+            exchanges = [request.exchange for request in requests if not request.answered.cancelled()]
             began_processor_s = thread_time()
             try:
                 answer_together(self.model, exchanges, self._max_samples)

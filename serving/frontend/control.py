@@ -120,12 +120,12 @@ class Control:
 
     def index(self, only_ready: bool = False) -> list[Document]:
         """The models and their states."""
-        states = [asdict(one) for one in self._repository.index() if one.state == "READY" or not only_ready]
-        for one in states:
-            one["reason"] = without_folders(one["reason"], self._folders)
+        states = [asdict(state) for state in self._repository.index() if state.state == "READY" or not only_ready]
+        for entry in states:
+            entry["reason"] = without_folders(entry["reason"], self._folders)
         return [
-            {name: value for name, value in one.items() if value or (one["state"] and name != "digest")}
-            for one in states
+            {name: value for name, value in state.items() if value or (state["state"] and name != "digest")}
+            for state in states
         ]
 
     async def load(self, model: str, parameters: Document) -> None:
@@ -196,10 +196,14 @@ class Control:
         """The statistics of this worker alone."""
         if model:
             versions = [version] if version else map(str, self._repository.versions(model))
-            served = [self._repository.loaded(model, one) for one in versions]
+            served = [self._repository.loaded(model, number) for number in versions]
         else:
             served = self._repository.all_loaded()
-        return {"model_stats": [one.statistics.document(one.name, one.version) for one in served]}
+        return {
+            "model_stats": [
+                served_model.statistics.document(served_model.name, served_model.version) for served_model in served
+            ]
+        }
 
     def log_settings(self) -> Document:
         """The log settings: those of the process's root logger."""

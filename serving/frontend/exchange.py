@@ -97,13 +97,13 @@ def answer_together(model: ServedModel, exchanges: Sequence[Exchange], max_sampl
         exchanges: the requests.
         max_samples: maximum samples of a batch.
     """
-    for one in exchanges:
-        one.note()
+    for exchange in exchanges:
+        exchange.note()
         try:
-            _read_in_time(model, one)
+            _read_in_time(model, exchange)
         except Exception as err:  # noqa: BLE001  # the front end answers it or logs it
-            one.error = err
-    read = [one for one in exchanges if one.error is None]
+            exchange.error = err
+    read = [exchange for exchange in exchanges if exchange.error is None]
     for batch in _batches(model, read, max_samples if model.can_merge else 1):
         _answer_batch(model, batch)
 
@@ -133,13 +133,13 @@ def _batches(model: ServedModel, exchanges: Iterable[Exchange], max_samples: int
     """
     batch: list[Exchange] = []
     total = 0
-    for one in exchanges:
-        is_large = model.answer_floats(one.question) > _LARGE_ANSWER_FLOATS
-        samples = max_samples if is_large else one.samples
+    for exchange in exchanges:
+        is_large = model.answer_floats(exchange.question) > _LARGE_ANSWER_FLOATS
+        samples = max_samples if is_large else exchange.samples
         if batch and total + samples > max_samples:
             yield batch
             batch, total = [], 0
-        batch.append(one)
+        batch.append(exchange)
         total += samples
     if batch:
         yield batch
@@ -149,20 +149,21 @@ def _answer_batch(model: ServedModel, batch: Sequence[Exchange]) -> None:
     answers: Sequence[Any] | None = None
     if len(batch) > 1:
         with suppress(Exception):  # one of the requests may be the reason, so each is answered alone
-            answers = model.answer([one.question for one in batch])
+            answers = model.answer([exchange.question for exchange in batch])
     ended_ns = perf_counter_ns()
-    for place, one in enumerate(batch):
+    for place, exchange in enumerate(batch):
         try:
             if answers is None:
-                _answer(model, one)
+                _answer(model, exchange)
             else:
-                one.times_ns.append(ended_ns)
-                _write(model, one, answers[place])
+                exchange.times_ns.append(ended_ns)
+                _write(model, exchange, answers[place])
         except Exception as err:  # noqa: BLE001  # the front end answers it or logs it
-            one.error = err
+            exchange.error = err
     if answers is not None:
-        first = next((one for one in batch if one.error is None), batch[0])  # a failed request counts no batch
-        first.batch_samples = sum(one.samples for one in batch)
+        answered = (exchange for exchange in batch if exchange.error is None)
+        first = next(answered, batch[0])  # a failed request counts no batch
+        first.batch_samples = sum(exchange.samples for exchange in batch)
 
 
 def _answer(model: ServedModel, exchange: Exchange) -> None:

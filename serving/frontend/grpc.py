@@ -334,7 +334,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     @_call
     def RepositoryIndex(self, request: Any) -> Any:
         kind = service_pb2.RepositoryIndexResponse
-        models = [_without_extensions(one, kind.ModelIndex) for one in self._control.index(request.ready)]
+        models = [_without_extensions(entry, kind.ModelIndex) for entry in self._control.index(request.ready)]
         return kind(models=models)
 
     @_call
@@ -370,7 +370,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     @_call
     def SystemSharedMemoryStatus(self, request: Any) -> Any:
-        regions = {one["name"]: one for one in self._control.regions.status(request.name)}
+        regions = {region["name"]: region for region in self._control.regions.status(request.name)}
         return ParseDict({"regions": regions}, service_pb2.SystemSharedMemoryStatusResponse())
 
     @_call

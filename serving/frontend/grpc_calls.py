@@ -256,7 +256,9 @@ class OpenCalls:
             if waited_s >= _LINGER_S:
                 self._is_stopping = True
                 self._end_streams()
-                for client in open_now - {one.client for one in self._connections.values() if one.calls}:
+                for client in open_now - {
+                    connection.client for connection in self._connections.values() if connection.calls
+                }:
                     sockets.cut(client)
             await asyncio.sleep(_DRAIN_INTERVAL_S)
         for client in open_now:
@@ -265,7 +267,7 @@ class OpenCalls:
     def _end_streams(self) -> None:
         """End the streams that wait for a request."""
         for connection in self._connections.values():
-            for call in [one for one in connection.waiting if one.is_stream]:
+            for call in [call for call in connection.waiting if call.is_stream]:
                 self._refuse(call, grpc.StatusCode.UNAVAILABLE, _STOPPING)
 
     async def watch(self, sockets: ServerSockets) -> NoReturn:
@@ -293,7 +295,9 @@ class OpenCalls:
         """Find the connections, forget those that are closed, and cut some if they are too many."""
         self._has_new, open_now = False, sockets.find()
         self._connections = {
-            peer: one for peer, one in self._connections.items() if one.calls or one.client in open_now
+            peer: connection
+            for peer, connection in self._connections.items()
+            if connection.calls or connection.client in open_now
         }
         self._seen_s = {client: self._seen_s.get(client, now_s) for client in open_now}
         excess = len(open_now) - self._limits.max_connections
@@ -303,20 +307,20 @@ class OpenCalls:
 
     def _idlest(self, count: int) -> list[str]:
         """The clients whose connections have been idle longest; a call that waits for its client is idle."""
-        busy = {one.client: one for one in self._connections.values()}
+        busy = {connection.client: connection for connection in self._connections.values()}
 
         def idleness(client: str) -> tuple[bool, float]:
-            one = busy.get(client)
-            if one is None:
+            connection = busy.get(client)
+            if connection is None:
                 return False, self._seen_s[client]
-            return len(one.calls) > len(one.waiting), max(one.used_s, self._seen_s[client])
+            return len(connection.calls) > len(connection.waiting), max(connection.used_s, self._seen_s[client])
 
         return heapq.nsmallest(count, self._seen_s, idleness)
 
     def _end_withdrawn(self) -> None:
         """End watches and waiting streams whose tokens are no longer valid."""
         for connection in self._connections.values():
-            for call in [one for one in connection.waiting if one.is_watch or one.is_stream]:
+            for call in [call for call in connection.waiting if call.is_watch or call.is_stream]:
                 try:
                     call.guard.check(None, call.context)
                 except HotrowError as err:
@@ -333,14 +337,15 @@ class OpenCalls:
                     self._refuse(call, _LATE, f"the message did not arrive within {limits.body_timeout_s:g} s")
             traffic = sockets.traffic(connection.client)
             held_bytes[connection] = connection.held_bytes(size, None if traffic is None else traffic.received_bytes)
-        self._used = {one for one in held_bytes if one.reads()}
+        self._used = {connection for connection in held_bytes if connection.reads()}
         excess_bytes: float = sum(held_bytes.values()) - max(limits.max_arriving_bytes, 2 * size)
         if excess_bytes <= 0:
             return
         reason = (
             f"unfinished messages take more than {limits.max_arriving_bytes:,} bytes, and this client holds the most"
         )
-        for connection in _by_client({one: held_bytes[one] for one in self._used if held_bytes[one]}):
+        holders = {connection: held_bytes[connection] for connection in self._used if held_bytes[connection]}
+        for connection in _by_client(holders):
             reads = connection.reads()
             mean_bytes = held_bytes[connection] / len(reads)
             for call in reads[: math.ceil(excess_bytes / mean_bytes)]:
@@ -366,8 +371,8 @@ class OpenCalls:
                 self._cut(sockets, connection.client, f"its client took no answer for {limits.answer_timeout_s:g} s")
             stuck[connection] += call.unread_bytes
         if stuck and self._unread_bytes > limits.most_unread_bytes:
-            most = limits.most_unread_bytes
-            reason = f"unread answers take more than {most:,} bytes, and its client holds the most"
+            most_bytes = limits.most_unread_bytes
+            reason = f"unread answers take more than {most_bytes:,} bytes, and its client holds the most"
             self._cut(sockets, _by_client(stuck)[0].client, reason)
 
     def _bound_calls(self) -> None:
@@ -409,11 +414,11 @@ def _owner(call: Call) -> str | _Connection:
 
 def _by_client(sizes: Mapping[_Connection, int]) -> list[_Connection]:
     """Sort connections by what the clients behind them hold in all, then by what they hold; the largest come first."""
-    owners = {one: next(map(_owner, one.calls), one) for one in sizes}
+    owners = {connection: next(map(_owner, connection.calls), connection) for connection in sizes}
     totals: Counter[str | _Connection] = Counter()
     for connection, size in sizes.items():
         totals[owners[connection]] += size
-    return sorted(sizes, key=lambda one: (-totals[owners[one]], -sizes[one]))
+    return sorted(sizes, key=lambda connection: (-totals[owners[connection]], -sizes[connection]))
 
 
 async def _ended(call: Call, code: grpc.StatusCode, details: str) -> None:

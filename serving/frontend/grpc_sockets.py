@@ -78,9 +78,9 @@ class ServerSockets:
     def end_listening(self) -> None:
         """Stop listening; gRPC itself can only stop everything. Its descriptors become those of idle sockets."""
         for number in filter(_is_socket, map(int, os.listdir("/proc/self/fd"))):
-            with suppress(OSError), _borrowed(number) as held, socket.socket() as idle:
-                is_listening = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                own = held.getsockname()
+            with suppress(OSError), _borrowed(number) as borrowed, socket.socket() as idle:
+                is_listening = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                own = borrowed.getsockname()
                 if is_listening and isinstance(own, tuple) and own[1:2] == (self._port,):
                     os.dup2(idle.fileno(), number, inheritable=False)
 

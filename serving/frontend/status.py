@@ -50,12 +50,14 @@ class Status:
         models, unmatched, in_flight = self._requests()
         tables = _tables(tuple(self._repository.readings()))
         readiness = self._repository.readiness_of_all()
-        for one in self._repository.index():
-            reason = without_folders(one.reason, self._folders)
-            shown = models.setdefault(one.name, _model(one.name))
-            if one.version:  # a model that was never loaded has none
-                held = self._with_shapes(one.name, one.version, tables)
-                shown["versions"].append({"version": one.version, "state": one.state, "reason": reason, "tables": held})
+        for state in self._repository.index():
+            reason = without_folders(state.reason, self._folders)
+            shown = models.setdefault(state.name, _model(state.name))
+            if state.version:  # a model that was never loaded has none
+                shaped = self._with_shapes(state.name, state.version, tables)
+                shown["versions"].append(
+                    {"version": state.version, "state": state.state, "reason": reason, "tables": shaped}
+                )
         return {
             "server": "hotrow",
             "version": server_version(),
@@ -131,8 +133,8 @@ def merged_status(documents: Iterable[Document]) -> Document:
                         tier["state"] = max(tier["state"], same_tier["state"], key=_TIER_STATES.index)
                         if tier["fetch_times"] and same_tier["fetch_times"]:
                             _add_times(tier["fetch_times"], same_tier["fetch_times"])
-            model["versions"].sort(key=lambda one: int(one["version"]))
-    merged["models"].sort(key=lambda one: str(one["name"]))
+            model["versions"].sort(key=lambda version: int(version["version"]))
+    merged["models"].sort(key=lambda model: str(model["name"]))
     return merged
 
 
@@ -142,12 +144,12 @@ def _badness(version: Document) -> tuple[bool, bool]:
 
 def _pairs(ours: list[Document], theirs: Iterable[Document], key: str) -> Iterator[tuple[Document, Document]]:
     """The entries of two lists that have the same ``key``; entries that only ``theirs`` has are added to ``ours``."""
-    by_key = {one[key]: one for one in ours}
-    for one in theirs:
-        if one[key] in by_key:
-            yield by_key[one[key]], one
+    by_key = {entry[key]: entry for entry in ours}
+    for entry in theirs:
+        if entry[key] in by_key:
+            yield by_key[entry[key]], entry
         else:
-            ours.append(one)
+            ours.append(entry)
 
 
 def _add(ours: Document, theirs: Document, fields: Iterable[str]) -> None:
@@ -193,7 +195,7 @@ def _tiers_first(sample: MetricSample) -> int:
 
 def _fill(table: Document, name: str, sample: MetricSample) -> None:
     """Set the field of one tier that ``sample`` counts."""
-    tier = next((one for one in table["tiers"] if one["name"] == name), None)
+    tier = next((entry for entry in table["tiers"] if entry["name"] == name), None)
     if tier is None:
         tier = dict.fromkeys(("rows", "bytes", "fetch_times")) | {"hits": 0, "misses": 0, "errors": 0}
         tier |= {"name": name, "is_up": True, "state": "serving", "rows_are_estimated": False}

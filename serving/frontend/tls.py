@@ -69,7 +69,7 @@ class Tls:
                 reason = f"expected certificates in PEM form{because(err)}"
                 raise ConfigError(self._named(_AUTHORITIES), "", reason) from err
         self.context, self.contents = context, contents
-        for option, content in ((_CERTIFICATE, certificate), *((_AUTHORITIES, one) for one in authorities)):
+        for option, content in ((_CERTIFICATE, certificate), *((_AUTHORITIES, authority) for authority in authorities)):
             self._warn_of_expiry(self._named(option), content)
 
     def _warn_of_expiry(self, source: str, content: bytes) -> None:
@@ -144,7 +144,9 @@ def _validity(pem: str) -> tuple[datetime, datetime] | None:
     with suppress(ValueError, IndexError):
         [(_, certificate)] = _elements(ssl.PEM_cert_to_DER_cert(pem))
         _, contents = _elements(certificate)[0]
-        _serial, _algorithm, _issuer, validity, *_ = (one for tag, one in _elements(contents) if tag != _VERSION)
+        _serial, _algorithm, _issuer, validity, *_ = (
+            element for tag, element in _elements(contents) if tag != _VERSION
+        )
         begins, ends = (_time(*element) for element in _elements(validity))
         return begins, ends
     return None

@@ -119,7 +119,7 @@ def _is_there(file: Path) -> bool:
 def _replaced(file: Path, tokens: Iterable[Token]) -> Iterator[None]:
     """Write ``tokens``, and replace ``file`` after the block."""
     document = {
-        token.name: {"sha256": token.digest.hex(), "scopes": [one for one in SCOPES if one in token.scopes]}
+        token.name: {"sha256": token.digest.hex(), "scopes": [scope for scope in SCOPES if scope in token.scopes]}
         for token in tokens
     }
     try:
@@ -153,7 +153,7 @@ def _parse(content: bytes, source: str) -> list[Token]:
         if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
             raise members.error("expected 64 hexadecimal digits in lower case", "sha256")
         scopes = [
-            members.check_choice(scope, f"scopes[{index}]", {one: one for one in SCOPES})
+            members.check_choice(scope, f"scopes[{index}]", {known: known for known in SCOPES})
             for index, scope in enumerate(members.items("scopes"))
         ]
         token = Token(name, bytes.fromhex(sha256), frozenset(scopes))

@@ -64,7 +64,7 @@ def is_called(name: str, table: str) -> bool:
     ends = (f".{table}", f"/{table}")
     # an input called "weight" must not match the weight of every module
     names = [name.removesuffix(".weight"), name] if table.endswith(".weight") else [name.removesuffix(".weight")]
-    return any(f".{one}".endswith(ends) for one in names)
+    return any(f".{name}".endswith(ends) for name in names)
 
 
 def find_table(checkpoint: Checkpoint, table: str) -> str | None:
@@ -93,10 +93,10 @@ def missing(checkpoint: Checkpoint, wanted: str, advice: str = "") -> ModelFileE
     near = nearest(wanted, names, count=_MOST_NAMES_SHOWN, cutoff=0.5)
     near += [by_short_name[short] for short in nearest(table_name(wanted), by_short_name, count=3)]
     near = list(dict.fromkeys(near))
-    there = (
+    tensors = (
         f"nearest are {show_names(near)}" if near else f"found {show_names(checkpoint.tables() or names) or 'nothing'}"
     )
-    return ModelFileError(checkpoint.path, "; ".join(filter(None, (f"no table {wanted!r}", there, advice))))
+    return ModelFileError(checkpoint.path, "; ".join(filter(None, (f"no table {wanted!r}", tensors, advice))))
 
 
 def show_names(names: Sequence[str]) -> str:

@@ -71,11 +71,11 @@ class DynamicEmbDump:
         sizes = sorted({size for _, size, _ in entries})
         if len(sizes) > 1:
             raise ModelFileError(source, f"expected the files of one dump, found world sizes {sizes}")
-        there = sorted(rank for rank, _, _ in entries)
+        found = sorted(rank for rank, _, _ in entries)
         # the world size is only a number in a file's name, so no list may become as long
-        missing = list(islice((rank for rank in range(sizes[0]) if rank not in there), _MOST_RANKS_SHOWN))
-        if missing or len(there) != sizes[0]:
-            ranks = ", ".join(map(str, missing or there[:_MOST_RANKS_SHOWN]))
+        missing = list(islice((rank for rank in range(sizes[0]) if rank not in found), _MOST_RANKS_SHOWN))
+        if missing or len(found) != sizes[0]:
+            ranks = ", ".join(map(str, missing or found[:_MOST_RANKS_SHOWN]))
             reason = f"the files of rank {ranks} are missing" if missing else f"found those of rank {ranks}"
             raise ModelFileError(source, f"expected the files of {sizes[0]} ranks: {reason}")
         return [file for _, _, file in sorted(entries)]

@@ -118,8 +118,8 @@ def _refuse_shared(checkpoint: Checkpoint, found: Mapping[str, str]) -> None:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the nearest known name, or all of them."""
-    there = list(known)
-    return did_you_mean(name, there) or f"; there are {show_names(there) or 'none'}"
+    names = list(known)
+    return did_you_mean(name, names) or f"; there are {show_names(names) or 'none'}"
 
 
 def _dense(source: str, left: list[NetworkInput], checkpoint: Checkpoint | None, name: str) -> NetworkInput | None:
@@ -145,5 +145,5 @@ def _without_table(source: str, left: list[NetworkInput], checkpoint: Checkpoint
     if len(flat) > 1:
         advice = f"; one of {', '.join(map(repr, flat))} may take the dense features: --dense NAME (dense=...)"
     reason = f"no table for {names}{advice}"
-    there = f"; {checkpoint.path} has {show_names(checkpoint.tables())}" if checkpoint is not None else ""
-    return ConfigError(source, "", reason + there)
+    tables = f"; {checkpoint.path} has {show_names(checkpoint.tables())}" if checkpoint is not None else ""
+    return ConfigError(source, "", reason + tables)

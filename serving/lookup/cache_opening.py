@@ -38,7 +38,7 @@ def open_workspaces(
 ) -> Workspaces[DeviceWorkspace]:
     """Return a pool that makes each workspace when it is first needed; ``opened`` drops them."""
     group = CacheGroup(
-        [one.cache for one in caches],
+        [cache.cache for cache in caches],
         [table.slots for table in config.tables],
         [table.combiner for table in config.tables],
         [table.default_value for table in config.tables],

@@ -133,10 +133,10 @@ def buffers_memory(config: ModelConfig) -> Memory:
     samples, buffers = config.max_batchsize, config.gpu_cache.worker_buffers
     bags = [BagRows(table.slots, table.combiner) for table in config.tables]
     dims = [table.dim for table in config.tables]
-    most = samples, first_max_keys(config), config.dense_dim
-    device_bytes = workspace_bytes(bags, dims, *most, SINGLE_KEYS)
+    largest = samples, first_max_keys(config), config.dense_dim
+    device_bytes = workspace_bytes(bags, dims, *largest, SINGLE_KEYS)
     answer_bytes = 4 * (most_floats(bags, dims, samples, SINGLE_KEYS) + samples * config.label_dim)
-    host_bytes = workspace_host_bytes(bags, *most) + answer_bytes
+    host_bytes = workspace_host_bytes(bags, *largest) + answer_bytes
     erased_bytes = 8 * ERASED_AT_ONCE * len(config.tables)
     return Memory(buffers * device_bytes + erased_bytes, buffers * host_bytes + erased_bytes)
 

@@ -131,7 +131,7 @@ class CachedLookupSession(LookupSession):
             raise RequestError(f"{batch.samples} samples, but the model takes at most {self.config.max_batchsize}")
         self._check_weights(batch, weights)
         dense = None if is_whole else batch.dense
-        keys = [one.keys for one in batch.tables]
+        keys = [table.keys for table in batch.tables]
         return self._request(keys, lambda work: work.pooling.load(batch.tables, weights, dense, is_whole))
 
     @property
@@ -149,8 +149,8 @@ class CachedLookupSession(LookupSession):
         """
         ratio = self.config.gpu_cache.refresh_ratio or 1.0
         with self._calls.call(), self._refreshing, self._health.watch():
-            for one in self._caches:
-                one.refresh(ratio, self._closing)
+            for cache in self._caches:
+                cache.refresh(ratio, self._closing)
 
     def wait_for_insertions(self, timeout_s: float | None = None) -> bool:
         """Wait until the caches have the rows that earlier requests read or queued.
@@ -167,8 +167,8 @@ class CachedLookupSession(LookupSession):
         """
         are_read = self._insertions is None or self._insertions.wait(timeout_s)
         with self._calls.call(), self._health.watch():
-            for one in self._caches:
-                one.wait()
+            for cache in self._caches:
+                cache.wait()
         return are_read
 
     def readings(self) -> Iterator[MetricSample]:
@@ -231,7 +231,7 @@ class CachedLookupSession(LookupSession):
     def _stats(self) -> Sequence[CacheStats]:
         """Return the counters of each table's cache; none if the device has failed or the lookup is closed."""
         with suppress(DeviceFaultError, UnknownModelError), self._calls.call(), self._health.watch():
-            return [one.cache.stats() for one in self._caches]
+            return [cache.cache.stats() for cache in self._caches]
         return ()
 
     def _open_insertions(self, opened: ExitStack) -> InsertQueue | None:
@@ -246,8 +246,8 @@ class CachedLookupSession(LookupSession):
     def _fill(self) -> None:
         settings = self.config.gpu_cache
         if settings.fills_at_start or settings.kind == "static":
-            for one, table in zip(self._caches, self.config.tables, strict=True):
-                one.fill(first_keys(self.server, self.config, table, one.plan.capacity.rows))
+            for cache, table in zip(self._caches, self.config.tables, strict=True):
+                cache.fill(first_keys(self.server, self.config, table, cache.plan.capacity.rows))
 
     def _warm_up(self) -> None:
         """Compile the kernels and make one workspace, so that the first request does not wait for them."""

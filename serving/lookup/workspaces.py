@@ -28,19 +28,19 @@ W = TypeVar("W", bound=Workspace)
 class Workspaces(Generic[W]):
     """A bounded pool that makes workspaces when they are needed. Every method may be called from any thread."""
 
-    def __init__(self, make: Callable[[int], W], most: int, max_keys: int) -> None:
+    def __init__(self, make: Callable[[int], W], most_workspaces: int, max_keys: int) -> None:
         """Make no workspace yet.
 
         Args:
             make: makes a workspace for batches of at most this many keys.
-            most: largest number of workspaces; if all are lent, a request waits.
+            most_workspaces: largest number of workspaces; if all are lent, a request waits.
             max_keys: room of the first workspaces. A larger batch replaces a workspace by a larger one, and later
                 workspaces are made as large.
         """
         self._make = make
         self._max_keys = max_keys
         self._idle: deque[W] = deque()  # the one whose last work was queued longest ago first
-        self._left = most  # workspaces that may still be made
+        self._left = most_workspaces  # workspaces that may still be made
         self._condition = threading.Condition()  # guards the fields above
 
     @contextmanager

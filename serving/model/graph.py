@@ -150,5 +150,5 @@ def _with_rank(graph: Graph, layer: Layer, more_bytes: int) -> Graph:
     before = [spec.layer for spec in graph.weights].index(layer.name)
     own = [WeightSpec(layer.name, name, shape) for name, shape in cross_weights(columns, depth, rank)]
     weights = [*graph.weights[:before], *own, *graph.weights[before + 2 * depth :]]
-    layers = tuple(wide if one is layer else one for one in graph.layers)
+    layers = tuple(wide if other is layer else other for other in graph.layers)
     return dataclasses.replace(graph, layers=layers, weights=tuple(weights))

@@ -285,7 +285,9 @@ def _is_output(shape: Shape) -> bool:
 
 
 def _check_count(fields: Fields, key: str, count: int, allowed: tuple[int, int]) -> None:
-    least, most = allowed
-    if not least <= count <= most:
-        bound = f"exactly {least}" if least == most else f"at least {least}" if count < least else f"at most {most}"
+    least, largest = allowed
+    if not least <= count <= largest:
+        bound = (
+            f"exactly {least}" if least == largest else f"at least {least}" if count < least else f"at most {largest}"
+        )
         raise fields.error(f"expected {bound}, got {count}", key)

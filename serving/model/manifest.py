@@ -89,9 +89,9 @@ def read_manifest(directory: str | Path) -> Manifest:
         fields.choice("format", {_FORMAT: _FORMAT})
         names = fields.object("files")
         records = {name: names.object(name) for name in names}
-        newer = fields.others(_MEMBERS).union(*(one.others(_RECORD_MEMBERS) for one in records.values()))
+        newer = fields.others(_MEMBERS).union(*(record.others(_RECORD_MEMBERS) for record in records.values()))
         log_newer(str(path), frozenset(newer))
-        files = {name: _record(one) for name, one in records.items()}
+        files = {name: _record(record) for name, record in records.items()}
         keys = fields.choice("keys", _KEYS, "stored")
         return Manifest(fields.text("model"), fields.integer("version", maximum=_LARGEST), files, keys)
     except ConfigError as err:

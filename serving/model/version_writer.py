@@ -129,13 +129,13 @@ def check_target(repository: Path, name: str, version: int | None = None) -> Non
     try:
         if version is not None:
             _free_version(folder, version)
-        there = next(path for path in (folder, *folder.parents) if path.exists())
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
     except OSError as err:
         raise OutputError(f"{folder}: cannot be read: {err.strerror or err}") from err
-    if not there.is_dir():
-        raise OutputError(f"{there}: expected a folder, found a file")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise OutputError(f"{there}: cannot be written")
+    if not existing.is_dir():
+        raise OutputError(f"{existing}: expected a folder, found a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OutputError(f"{existing}: cannot be written")
 
 
 def check_model_name(name: str) -> None:

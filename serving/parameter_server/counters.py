@@ -118,7 +118,7 @@ class TableCounters:
     @property
     def hits(self) -> Mapping[str, int]:
         """The keys that each tier held, without tiers that held none."""
-        return {one.tier: one.hits for one in self.tiers if one.hits}
+        return {tier.tier: tier.hits for tier in self.tiers if tier.hits}
 
 
 class TableCounting:
@@ -158,9 +158,9 @@ class TableCounting:
     def asked(self, asked_keys: Sequence[int], hits: Sequence[int]) -> None:
         """Count the calls of a lookup: the keys that each tier was asked for, and the keys that it held."""
         with self._lock:
-            for counts, asked, held in zip(self._tiers, asked_keys, hits, strict=True):
+            for counts, asked, hit in zip(self._tiers, asked_keys, hits, strict=True):
                 counts.asked_keys += asked
-                counts.hits += held
+                counts.hits += hit
 
     def all_hit(self, depth: int, keys: int, seconds: float | None = None) -> None:
         """Count a call of one tier, which was asked first and held all ``keys``.
@@ -201,7 +201,7 @@ class TableCounting:
         model, version, table = self._labels
         answered_keys, defaulted_keys = self.requests.read(self.place)
         with self._lock:
-            first, *others = (replace(one, fetch_times=one.fetch_times.copy()) for one in self._tiers)
+            first, *others = (replace(tier, fetch_times=tier.fetch_times.copy()) for tier in self._tiers)
             pooled_keys, nanoseconds, *times = self.pooled.tolist()  # one step of Python: no update in between
             # A counter never falls, although ``pooled`` may have keys of a request that fails a moment later.
             self._shown_keys = max(self._shown_keys, answered_keys + pooled_keys)
@@ -215,8 +215,8 @@ def table_samples(name: str, counters: TableCounters, stores: Sequence[Store] = 
     """The samples of a table, of its tiers, and of its stores; ``name`` is the full name."""
     labels = (("model", counters.model), ("version", str(counters.version)), ("table", counters.table))
     for store in stores:
-        held = store.tables.get(name)
-        for sample in () if held is None else held.samples():
+        in_store = store.tables.get(name)
+        for sample in () if in_store is None else in_store.samples():
             yield replace(sample, labels=(*labels, ("tier", store.name), *sample.labels))
     yield MetricSample(
         "hotrow_lookup_keys",

@@ -34,10 +34,10 @@ def with_kept_tables(store: Store, config: ModelConfig, *, is_filled: bool = Tru
     if not config.table_tag or not isinstance(store, LastingStore) or isinstance(store, SharedMemoryStore):
         return config
     for table in config.tables:
-        held = store.table(table_spec(kept, table)).marker()
-        if held is None:
+        marker = store.table(table_spec(kept, table)).marker()
+        if marker is None:
             return config
-        if is_filled and held.digest != table_source(kept, table).digest:
+        if is_filled and marker.digest != table_source(kept, table).digest:
             return config
     return kept
 
@@ -98,9 +98,9 @@ def note_current_caches(table: Table) -> None:
     current = {cache.store.identity for cache in lasting}
     if not current or table.is_uncertain or table.truth.lasting is None:
         return
-    held = table.truth.lasting.marker()
-    if held is not None and held.current_caches is not None:
-        known = current.union(held.current_caches)
+    marker = table.truth.lasting.marker()
+    if marker is not None and marker.current_caches is not None:
+        known = current.union(marker.current_caches)
         table.truth.write_flags(current_caches=tuple(sorted(known)))
 
 
@@ -134,7 +134,7 @@ def check_room(store: str, room: Mapping[str, int | None], sources: Sequence[Tab
     for source in sources:
         capacity = room[source.spec.name]
         if capacity is not None and capacity < source.model.rows:
-            rows, needed = source.model.rows, sum(one.model.rows for one in sources)
+            rows, needed = source.model.rows, sum(each_source.model.rows for each_source in sources)
             reason = (
                 f"the model file has {rows:,} rows, but there is room for {capacity:,} (all tables of the model: "
                 f"{needed:,}); raise volatile_db.capacity_rows, or the key that you set in its place (overflow_margin "
@@ -172,19 +172,19 @@ def load_marked(stored: LastingTable, source: TableSource, progress: Progress | 
     """Load a table into a truth that outlives the process, unless its marker says that the files are loaded."""
     spec, model, store = source.spec, source.model, stored.store
     row_dtype = spec.row_dtype if store.keeps_row_dtype else "fp32"
-    held = stored.marker()
-    if held is not None and held.digest == NOT_LOADED:
-        held = None
-    if held is not None and (held.digest, held.row_dtype) == (source.digest, row_dtype):
+    marker = stored.marker()
+    if marker is not None and marker.digest == NOT_LOADED:
+        marker = None
+    if marker is not None and (marker.digest, marker.row_dtype) == (source.digest, row_dtype):
         stored.open(model.rows)
         return
-    if held is not None and held.changed:
+    if marker is not None and marker.changed:
         reason = "the model's files are new, so they replace all rows, including rows written since the last load"
         reason += " and rows of other programs"
         logger.warning("table %r: %s: %s", spec.name, store.name, reason)
     # Every key of the files is checked before an old row is touched.
     with _reported(stored, source, progress) as batches:
-        stored.load(batches, Marker(source.digest, model.rows, row_dtype), keep=held is None)
+        stored.load(batches, Marker(source.digest, model.rows, row_dtype), keep=marker is None)
 
 
 def _fill_memory_cache(cache: CacheTable, progress: Progress | None) -> None:

@@ -54,11 +54,13 @@ class ServedModels:
 
     def model(self, name: str, version: int | None = None) -> ModelConfig:
         """See ``ParameterServer.model``."""
-        matching = (one for one in reversed(self._models) if one.name == name and version in (None, one.version))
-        held = next(matching, None)
-        if held is None:
+        matching = (
+            model for model in reversed(self._models) if model.name == name and version in (None, model.version)
+        )
+        newest = next(matching, None)
+        if newest is None:
             raise UnknownModelError(f"no model {name!r}{'' if version is None else f' of version {version}'} is loaded")
-        return held
+        return newest
 
     def tables(self) -> Sequence[Table]:
         """The tables of all models."""
@@ -90,19 +92,26 @@ class ServedModels:
             for config in configs:
                 with about(config.name):
                     sources += [table_source(config, table) for table in config.tables]
-            announce_tables(self._tiers, sources, {one.full_name(table) for one in leaving for table in one.tables})
+            announce_tables(
+                self._tiers,
+                sources,
+                {old.full_name(table) for old in leaving for table in old.tables},
+            )
 
     def load(self, config: ModelConfig, progress: Progress | None = None) -> ModelConfig:
         """See ``ParameterServer.load_model``."""
         with self._lock:
             truth = self._tiers[-1]
             config = with_kept_tables(truth.store, config, is_filled=truth.settings.is_initialized)
-            loaded = next((one for one in self._models if _exclude_each_other(one, config)), None)
+            loaded = next((model for model in self._models if _exclude_each_other(model, config)), None)
             if loaded is not None:
                 reason = f"model {config.name!r} is already loaded, in version {loaded.version}; unload it first"
                 raise ConfigError(config.source, "", reason)
             served = Table.all_of(config, [tier.name for tier in self._tiers], self._promoter)
-            loads = [(table, table_source(config, one)) for table, one in zip(served, config.tables, strict=True)]
+            loads = [
+                (table, table_source(config, table_config))
+                for table, table_config in zip(served, config.tables, strict=True)
+            ]
             try:
                 load_tables(self._tiers, loads, progress)
             except BaseException:
@@ -124,11 +133,13 @@ class ServedModels:
     def forget(self, name: str, version: int | None, *, erase: bool, held: ModelConfig | None = None) -> None:
         """See ``ParameterServer.unload_model`` and, with ``erase``, ``erase_model``."""
         with self._lock:
-            gone = next((one for one in self._models if one is held), None) or self.model(name, version)
+            gone = next((loaded_model for loaded_model in self._models if loaded_model is held), None) or self.model(
+                name, version
+            )
             if held is not None and gone is not held:
                 raise UnknownModelError(f"model {name!r} was loaded again")
             tables = [self._tables[gone.full_name(table)] for table in gone.tables]
-            self._models = tuple(one for one in self._models if one is not gone)
+            self._models = tuple(model for model in self._models if model is not gone)
             self._tables = {key: table for key, table in self._tables.items() if table not in tables}
             self._end(tables)
             if not erase:
@@ -201,7 +212,7 @@ def _is_erased(table: Table) -> bool:
     return True
 
 
-def _exclude_each_other(one: ModelConfig, other: ModelConfig) -> bool:
+def _exclude_each_other(config: ModelConfig, other: ModelConfig) -> bool:
     """Return whether only one of two models can be loaded: two versions can if their tables have names of their own."""
-    have_own_tables = one.table_tag and other.table_tag and one.table_tag != other.table_tag
-    return one.name == other.name and not have_own_tables
+    have_own_tables = config.table_tag and other.table_tag and config.table_tag != other.table_tag
+    return config.name == other.name and not have_own_tables

@@ -154,13 +154,13 @@ def _check_shared_memory(
 ) -> None:
     """Find the models that do not fit; tables are made in the order of loading, with all of their rows."""
     wanted: list[TableRows] = []
-    held: list[TableRows] = []
+    given: list[TableRows] = []
     full: list[HotrowError] = []
     for model, tables in sources.items():
         wanted += [(source.spec, source.model.rows) for source in tables]
         with about(model, full):
             for source in tables:
-                held.append((source.spec, shared_capacity(size_bytes, source.spec, source.model.rows, held)))
+                given.append((source.spec, shared_capacity(size_bytes, source.spec, source.model.rows, given)))
     if full:
         reason = f"expected at least {least_shared_bytes(wanted)}, which all tables need, got {size_bytes}"
         faults += [*full, ConfigError(config, "volatile_db.shared_memory_size", reason)]

@@ -20,7 +20,7 @@ LONGEST_WAIT_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    held: Table
+    table: Table
     tiers: Sequence[CacheTable]
     keys: Keys
     rows: Vectors
@@ -41,11 +41,11 @@ class Promoter:
         self._offers: deque[_Offer] = deque()
         self._waiting_bytes = 0
 
-    def offer(self, held: Table, tiers: Sequence[CacheTable], keys: Keys, rows: Vectors, version: int) -> None:
+    def offer(self, table: Table, tiers: Sequence[CacheTable], keys: Keys, rows: Vectors, version: int) -> None:
         """Queue rows for ``tiers``, which do not have them; never waits. Without room, the oldest rows are dropped.
 
         Args:
-            held: the table.
+            table: the table.
             tiers: fastest first.
             keys: int64[N]; duplicates are allowed.
             rows: float32[N, D], as the slower tier returned them; the caller must not change the arrays.
@@ -58,11 +58,14 @@ class Promoter:
             else:
                 tier.drop_promotion(keys.size)
         if takers:
-            self._queue(held, takers, keys, rows, version)
+            self._queue(table, takers, keys, rows, version)
 
-    def _queue(self, held: Table, tiers: Sequence[CacheTable], keys: Keys, rows: Vectors, version: int) -> None:
-        most = MOST_WAITING_BYTES // rows[:1].nbytes
-        offer, dropped = _Offer(held, tiers, keys[:most], rows[:most], version), [(tiers, keys.size - most)]
+    def _queue(self, table: Table, tiers: Sequence[CacheTable], keys: Keys, rows: Vectors, version: int) -> None:
+        most_rows = MOST_WAITING_BYTES // rows[:1].nbytes
+        offer, dropped = (
+            _Offer(table, tiers, keys[:most_rows], rows[:most_rows], version),
+            [(tiers, keys.size - most_rows)],
+        )
         with self._lock:
             while self._waiting_bytes + offer.rows.nbytes > MOST_WAITING_BYTES:
                 oldest = self._offers.popleft()
@@ -96,7 +99,7 @@ class Promoter:
 
 def _promote(offer: _Offer) -> None:
     keys, first = np.unique(offer.keys, return_index=True)
-    clock = offer.held.clock
+    clock = offer.table.clock
     if not clock.lock.acquire(timeout=LONGEST_WAIT_S):
         for tier in offer.tiers:
             tier.drop_promotion(keys.size)

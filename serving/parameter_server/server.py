@@ -65,7 +65,8 @@ class ParameterServer:
             raise ValueError(f"settings for {sorted(strange)}, but the stores are {names}")
         self.stores = tuple(stores)
         by_tier = [settings.get(store.name, TierSettings()) for store in stores]
-        self.hot_keys = next((one.first_rows.hot_keys for one in by_tier if one.first_rows.hot_keys is not None), None)
+        hot_keys = [tier.first_rows.hot_keys for tier in by_tier]
+        self.hot_keys = next((folder for folder in hot_keys if folder is not None), None)
         self._tiers = [Tier(store, depth, by_tier[depth]) for depth, store in enumerate(stores)]
         self._promoter = Promoter() if promote else None
         self._served = ServedModels(self._tiers, self._promoter)

@@ -138,7 +138,7 @@ class VersionClock:
     def unlisten(self, listener: Callable[[Keys], None]) -> None:
         """Stop calling ``listener``; no call is running when this returns. An unknown listener is no error."""
         with self._notifying:
-            self._listeners = tuple(one for one in self._listeners if one != listener)
+            self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def unchanged_since(self, keys: Keys, version: int) -> Mask:
         """Which of ``keys`` have certainly not changed since ``version``. The caller holds the lock."""
@@ -268,9 +268,9 @@ def write(changes: Sequence[Change[Table]]) -> None:
     """Make changes in every tier of their tables, in their order; see ``ParameterServer.write``."""
     changes = [_checked(*change) for change in changes]
     tables = sorted({change.table for change in changes}, key=lambda table: table.name)
-    with ExitStack() as held:
+    with ExitStack() as locks:
         for table in tables:  # in one order, so that two calls cannot wait for each other
-            held.enter_context(table.clock.lock)
+            locks.enter_context(table.clock.lock)
             table.check_loaded()
         for table in tables:
             if not table.is_written:

@@ -71,8 +71,8 @@ class Tier:
             try:
                 table.probe()
             except StoreUnreachableError as err:
-                for one in usable:
-                    one.fell_silent(err)
+                for other in usable:
+                    other.fell_silent(err)
                 return
             except StoreError as err:
                 table.fell_silent(err)

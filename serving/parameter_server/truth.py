@@ -39,8 +39,8 @@ class TruthTable(TierTable):
     @property
     def has_rows_of_files(self) -> bool:
         """Whether the files have the same rows: nothing changed them, and the truth was loaded from these files."""
-        held = self.marker()
-        return not held.changed and held.digest == self.source.digest
+        marker = self.marker()
+        return not marker.changed and marker.digest == self.source.digest
 
     def marker(self) -> Marker:
         """See ``Truth.marker``.
@@ -48,19 +48,19 @@ class TruthTable(TierTable):
         Raises:
             StoreError: this process reads a database, and its writer has loaded other files since.
         """
-        held = self.lasting.marker() if self.lasting is not None else None
-        if held is not None and held.digest == NOT_LOADED:
-            return replace(held, digest=self.source.digest, rows=self.source.model.rows)
-        if held is not None:
-            self._digest = self._digest or held.digest
-            if held.digest != self._digest:
+        marker = self.lasting.marker() if self.lasting is not None else None
+        if marker is not None and marker.digest == NOT_LOADED:
+            return replace(marker, digest=self.source.digest, rows=self.source.model.rows)
+        if marker is not None:
+            self._digest = self._digest or marker.digest
+            if marker.digest != self._digest:
                 raise self._error("another process has loaded it from other files: load the model again")
         else:
             changed = self.lasting is not None or not self.tier.settings.is_initialized
-            held = Marker(self.source.digest, self.source.model.rows, changed=changed)
-        if self.table.is_written and held.current_caches is None:  # a truth other than RocksDB does not keep them
-            return replace(held, changed=True, current_caches=())
-        return held
+            marker = Marker(self.source.digest, self.source.model.rows, changed=changed)
+        if self.table.is_written and marker.current_caches is None:  # a truth other than RocksDB does not keep them
+            return replace(marker, changed=True, current_caches=())
+        return marker
 
     def write_flags(self, *, changed: bool | None = None, current_caches: tuple[str, ...]) -> None:
         """See ``LastingTable.write_flags``; nothing happens in memory."""

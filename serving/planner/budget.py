@@ -80,12 +80,12 @@ def divide_budget(plans: Sequence[TablePlan], policy: str, budget_bytes: int) ->
         plan = plans[step.table]
         room = budget_bytes - sum(taken) + taken[step.table]
         fits = plan.ram_bytes(step.rows, policy) <= room
-        most = step.rows if fits else rows_within(room, plan.dim, plan.row_dtype, OVERFLOW_POLICIES.get(policy))
-        rows[step.table] = most
-        taken[step.table] = plan.ram_bytes(most, policy)
+        most_rows = step.rows if fits else rows_within(room, plan.dim, plan.row_dtype, OVERFLOW_POLICIES.get(policy))
+        rows[step.table] = most_rows
+        taken[step.table] = plan.ram_bytes(most_rows, policy)
     return [
-        Share(plan.name, held, size_bytes, float(plan.curves[policy].hits_at(held)))
-        for plan, held, size_bytes in zip(plans, rows, taken, strict=True)
+        Share(plan.name, row, size_bytes, float(plan.curves[policy].hits_at(row)))
+        for plan, row, size_bytes in zip(plans, rows, taken, strict=True)
     ]
 
 
@@ -93,12 +93,12 @@ def _steps(number: int, plan: TablePlan, policy: str) -> list[_Step]:
     """Return the steps of the concave hull of a policy's curve over bytes, steepest first."""
     curve = plan.curves[policy]
     rows = _thinned(np.minimum(curve.rows[1:], plan.rows))
-    bytes_by_step = [plan.ram_bytes(int(held), policy) for held in rows]
+    bytes_by_step = [plan.ram_bytes(int(row), policy) for row in rows]
     hull: list[tuple[int, float, int]] = [(0, 0.0, 0)]
-    for size_bytes, hits, held in zip(bytes_by_step, curve.hits_at(rows).tolist(), rows.tolist(), strict=True):
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], (size_bytes, hits, held)):
+    for size_bytes, hits, row_count in zip(bytes_by_step, curve.hits_at(rows).tolist(), rows.tolist(), strict=True):
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], (size_bytes, hits, row_count)):
             hull.pop()
-        hull.append((size_bytes, hits, held))
+        hull.append((size_bytes, hits, row_count))
     return [_Step(_slope(low, high), number, high[2]) for low, high in pairwise(hull)]
 
 

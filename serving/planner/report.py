@@ -22,14 +22,14 @@ def describe_sizes(sizes: Sequence[TableSize]) -> Iterator[str]:
     for size in sizes:
         amounts = (size.ram_bytes, size.gpu_bytes, size.disk_bytes)
         yield f"{size.name:<{width}} {size.rows:>14,} {size.dim:>5} " + " ".join(
-            f"{amount(one):>12}" for one in amounts
+            f"{amount(size_bytes):>12}" for size_bytes in amounts
         )
     totals = (
-        sum(one.ram_bytes for one in sizes),
-        sum(one.gpu_bytes for one in sizes),
-        sum(one.disk_bytes for one in sizes),
+        sum(size.ram_bytes for size in sizes),
+        sum(size.gpu_bytes for size in sizes),
+        sum(size.disk_bytes for size in sizes),
     )
-    yield f"{'total':<{width}} {'':>14} {'':>5} " + " ".join(f"{amount(one):>12}" for one in totals)
+    yield f"{'total':<{width}} {'':>14} {'':>5} " + " ".join(f"{amount(total):>12}" for total in totals)
 
 
 def describe_table(plan: TablePlan, rows: NDArray[np.int64], hit_rate: float | None) -> Iterator[str]:
@@ -49,9 +49,9 @@ def describe_table(plan: TablePlan, rows: NDArray[np.int64], hit_rate: float | N
         return
     yield _aligned("rows", "of table", *plan.curves, "RAM", "GPU cache")
     rates = np.stack([curve.hit_rate(rows) for curve in plan.curves.values()], axis=1)
-    for held, row in zip(rows.tolist(), rates.tolist(), strict=True):
-        memory = amount(plan.ram_bytes(held)), amount(plan.gpu_bytes(held))
-        yield _aligned(f"{held:,}", _percent(held, plan.rows), *(f"{rate:.4f}" for rate in row), *memory)
+    for row_count, row in zip(rows.tolist(), rates.tolist(), strict=True):
+        memory = amount(plan.ram_bytes(row_count)), amount(plan.gpu_bytes(row_count))
+        yield _aligned(f"{row_count:,}", _percent(row_count, plan.rows), *(f"{rate:.4f}" for rate in row), *memory)
     if plan.lru_groups:
         yield f"  lru is estimated from a sample; standard error at most {plan.lru_error(rows).max():.4f}"
     if hit_rate is not None:
@@ -113,9 +113,9 @@ def csv_rows(plan: TablePlan, rows: NDArray[np.int64]) -> Iterator[tuple[str | i
     sizes = np.union1d(rows, plan.curve_rows())
     errors = plan.lru_error(sizes)
     for name, curve in plan.curves.items():
-        for held, rate, error in zip(sizes.tolist(), curve.hit_rate(sizes).tolist(), errors.tolist(), strict=True):
-            of_memory = (plan.ram_bytes(held), plan.gpu_bytes(held))
-            yield plan.name, held, held / plan.rows, name, rate, error if name == "lru" else 0.0, *of_memory
+        for row_count, rate, error in zip(sizes.tolist(), curve.hit_rate(sizes).tolist(), errors.tolist(), strict=True):
+            of_memory = (plan.ram_bytes(row_count), plan.gpu_bytes(row_count))
+            yield plan.name, row_count, row_count / plan.rows, name, rate, error if name == "lru" else 0.0, *of_memory
 
 
 def amount(size_bytes: int) -> str:

@@ -117,7 +117,7 @@ class _Reader:
     def __init__(self, models: Sequence[ModelConfig], table: str) -> None:
         self._models = models
         self.other_models: set[str] = set()
-        self._owners = {config.hps_name(one): config for config in models for one in config.tables}
+        self._owners = {config.hps_name(table): config for config in models for table in config.tables}
         self._table = self._find(table, "--table") if table else ""
         self._forms: dict[str, Callable[[Path], _Named]] = {
             ".npy": self._array,
@@ -200,7 +200,7 @@ class _Reader:
 
     def _record(self, document: dict[str, Any], where: str) -> _Named:
         name = model_of_lookups(document)
-        config = next((one for one in self._models if one.name == name), None)
+        config = next((model for model in self._models if model.name == name), None)
         if config is None:  # a server records all of its models in one file
             self.other_models.add(name)
             return

@@ -142,10 +142,10 @@ def _read_head(text: bytes, signature: Signature, bounds: Bounds) -> _Head:
             raise RequestError(f"inputs[{index}].name: tensor {tensor.name!r} came twice")
         inputs[tensor.name] = tensor
     check_inputs(inputs, signature)
-    check_parts((one.part for one in inputs.values()), bounds)
+    check_parts((tensor.part for tensor in inputs.values()), bounds)
     outputs = _outputs(document, binary_outputs, signature)
     is_reusable = not request_id and all(tensor.numbers is None for tensor in inputs.values())
-    places = {name: one.path if one.numbers is None else f"{one.path}.data" for name, one in inputs.items()}
+    places = {name: tensor.path if tensor.numbers is None else f"{tensor.path}.data" for name, tensor in inputs.items()}
     return _Head(request_id, tuple(inputs.values()), outputs, places, timeout_of(parameters), is_reusable)
 
 

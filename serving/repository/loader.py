@@ -66,10 +66,10 @@ class VersionLoader:
         Raises:
             HotrowError: see ``ModelRepository.load``; nothing of the version is left in this process.
         """
-        held = self.server.load_model(config, progress)
+        loaded = self.server.load_model(config, progress)
         with ExitStack() as opened:
-            opened.callback(self.server.unload_model, held.name, held.version, held)
-            session = open_model(self.server, held, devices, self._runtime)
+            opened.callback(self.server.unload_model, loaded.name, loaded.version, loaded)
+            session = open_model(self.server, loaded, devices, self._runtime)
             opened.callback(session.close)
             model = served_model(session)
             model.warm_up()
@@ -103,7 +103,7 @@ class VersionLoader:
 
     def describe(self, models: Iterable[ServedModel]) -> Iterator[str]:
         """Lines for an operator: each model with its memory and mapped files, and the tiers."""
-        for model in sorted(models, key=lambda one: (one.config.name, one.config.version)):
+        for model in sorted(models, key=lambda model: (model.config.name, model.config.version)):
             config, session = model.config, model.session
             tables = ", ".join(f"{table.name} [{table.slots} x {table.dim}]" for table in config.tables)
             sizes = _sizes(config, self.server.stores)
@@ -133,10 +133,10 @@ def _sizes(config: ModelConfig, stores: Sequence[Store]) -> str:
     with suppress(OSError):  # it may have been removed since the load
         ram = config.dense_file.stat().st_size if config.dense_file else 0
     for name in map(config.full_name, config.tables):
-        held = [store.tables[name] for store in stores if name in store.tables]
-        ram += sum(one.size_bytes for one in held if isinstance(one, MemoryTable))
-        shared += sum(one.size_bytes for one in held if isinstance(one, SharedMemoryTable))
-        mapped += sum(one.size_bytes for one in held if isinstance(one, SnapshotTable))
+        stored = [store.tables[name] for store in stores if name in store.tables]
+        ram += sum(table.size_bytes for table in stored if isinstance(table, MemoryTable))
+        shared += sum(table.size_bytes for table in stored if isinstance(table, SharedMemoryTable))
+        mapped += sum(table.size_bytes for table in stored if isinstance(table, SnapshotTable))
     others = {" of shared memory": shared, " of mapped files": mapped}
     return " and ".join([_amount(ram), *(_amount(size) + what for what, size in others.items() if size)])
 

@@ -314,11 +314,11 @@ class ModelRepository:
         versions = self._models.get(name)
         if versions is None:
             raise self._unknown(name)
-        there = ", ".join(map(str, versions))
+        known = ", ".join(map(str, versions))
         raise UnknownModelError(
-            f"no version {version[:20]!r} of model {name!r} is served; there is version {there}"
+            f"no version {version[:20]!r} of model {name!r} is served; there is version {known}"
             if len(versions) == 1
-            else f"no version {version[:20]!r} of model {name!r} is served; there are versions {there}"
+            else f"no version {version[:20]!r} of model {name!r} is served; there are versions {known}"
         )
 
     def find(self, name: str, version: str = "") -> ServedModel | None:
@@ -382,7 +382,7 @@ class ModelRepository:
                 states[name, number] = ModelState.of((name, number), state, reason, model.config.digest)
         known = {name for name, _ in states}
         absent = [ModelState.of((name, 0), "") for name in self._source.names if name not in known]
-        return sorted([*states.values(), *absent], key=lambda one: (one.name, int(one.version or 0)))
+        return sorted([*states.values(), *absent], key=lambda state: (state.name, int(state.version or 0)))
 
     def readings(self) -> Iterable[MetricSample]:
         """Return the counters of the parameter server and the caches for the metrics page."""
@@ -423,9 +423,9 @@ class ModelRepository:
         return [model for versions in self._models.values() for model in versions.values()]
 
     def _unknown(self, name: str) -> UnknownModelError:
-        there = ", ".join(repr(known) for known in sorted(self._models))
+        known_models = ", ".join(repr(known) for known in sorted(self._models))
         close = did_you_mean(name, self._models)
-        return UnknownModelError(f"no model {name[:64]!r} is served; there is {there or 'none'}{close}")
+        return UnknownModelError(f"no model {name[:64]!r} is served; there is {known_models or 'none'}{close}")
 
     def _check_explicit(self) -> None:
         if self.control != "explicit":
@@ -539,29 +539,31 @@ class ModelRepository:
     ) -> ServedModel | None:
         """Open the files that a version's folder has now; None if they are those that serve."""
         serving = self._models.get(folder.name, {})
-        path, held = folder.versions.get(number), serving.get(number)
-        if held is None:
+        path, loaded = folder.versions.get(number), serving.get(number)
+        if loaded is None:
             self._states.show(folder.name, number, "LOADING")
         stamp = None if path is None else stamp_of(path)
-        is_same = held is not None and (stamp is None or held.stamp == stamp)
+        is_same = loaded is not None and (stamp is None or loaded.stamp == stamp)
         go_on = partial(self._go_on, folder.name)
         config = (
-            held.config if held is not None and is_same else giving_way(partial(folder.read_to_serve, number, go_on))
+            loaded.config
+            if loaded is not None and is_same
+            else giving_way(partial(folder.read_to_serve, number, go_on))
         )
         if digests is not None and config.digest != digests[str(number)]:
             raise ModelFileError(config.source, f"expected the files of {digests[str(number)]}, found {config.digest}")
-        if held is not None and held.config.digest == config.digest:
-            held.stamp = stamp
+        if loaded is not None and loaded.config.digest == config.digest:
+            loaded.stamp = stamp
             return None
-        if held is not None and not config.table_tag:
+        if loaded is not None and not config.table_tag:
             reason = (
-                f"version {number} serves the files of digest {held.config.digest}, but its folder has "
+                f"version {number} serves the files of digest {loaded.config.digest}, but its folder has "
                 f"{config.digest}; the model is listed in ps.json, so both have the same tables: unload it first"
             )
             raise VersionConflictError(reason)
         (devices,) = loader.open_devices([config])
         wanted = folder.chosen(broken)
-        leaving = [one.config for other, one in serving.items() if other == number or other not in wanted]
+        leaving = [loaded.config for other, loaded in serving.items() if other == number or other not in wanted]
         loader.server.share_bounds([config], leaving)
         return self._open(loader, config, devices, stamp)
 
@@ -640,7 +642,9 @@ class ModelRepository:
     def _switch(self, name: str, opened: Sequence[ServedModel], leaving: Sequence[ServedModel]) -> None:
         """Answer new requests from the opened versions, and no longer from the versions that leave."""
         versions = {model.config.version: model for model in opened}
-        versions |= {number: one for number, one in self._models.get(name, {}).items() if one not in leaving}
+        versions |= {
+            number: version for number, version in self._models.get(name, {}).items() if version not in leaving
+        }
         for model in opened:
             self._states.clear(name, model.config.version)
         newest_first = {number: versions[number] for number in sorted(versions, reverse=True)}
@@ -658,12 +662,15 @@ class ModelRepository:
         while True:
             ps, models = self._source.read_start(wanted)
             if peers is not None and not self._source.can_change:
-                models = [with_digest(one) for one in models]
+                models = [with_digest(config) for config in models]
                 _check_same(models, wanted)
             elif wanted is not None:
-                listed = [one for one in models if not one.table_tag]  # the versions of such a model share its tables
-                _check_same(listed, {one.name: wanted[one.name] for one in listed})
-            changed = [one.name for one in models if wanted and one.digest != wanted[one.name][str(one.version)]]
+                # The versions of such a model share its tables.
+                listed = [config for config in models if not config.table_tag]
+                _check_same(listed, {config.name: wanted[config.name] for config in listed})
+            changed = [
+                model.name for model in models if wanted and model.digest != wanted[model.name][str(model.version)]
+            ]
             if peers is None or peers.leads or not changed:  # the others follow the process that leads
                 return ps, models
             wanted = peers.renew(changed[0])
@@ -672,7 +679,7 @@ class ModelRepository:
         loader, versions = self._loader, self._models[name]
         if loader is None:
             return
-        self._models = {other: one for other, one in self._models.items() if other != name}
+        self._models = {other: versions for other, versions in self._models.items() if other != name}
         try:
             self._lead()
         finally:
@@ -684,12 +691,14 @@ class ModelRepository:
 
 def _check_same(models: Sequence[ModelConfig], served: Versions | None) -> None:
     """Check that other processes serve these models from the same files, if they serve any."""
-    ours = {(one.name, str(one.version), one.digest) for one in models}
-    theirs = {(name, *one) for name, versions in (served or {}).items() for one in versions.items()}
+    ours = {(model.name, str(model.version), model.digest) for model in models}
+    theirs = {(name, *item) for name, versions in (served or {}).items() for item in versions.items()}
     if served is not None and ours != theirs:
         now, before = (
-            " and ".join(f"version {version} of {name!r} with digest {digest}" for name, version, digest in sorted(one))
-            for one in (ours - theirs, theirs - ours)
+            " and ".join(
+                f"version {version} of {name!r} with digest {digest}" for name, version, digest in sorted(keys)
+            )
+            for keys in (ours - theirs, theirs - ours)
         )
         reason = f"the other processes serve {before or 'the other models'}, but the files are {now or 'gone'} now"
         raise VersionConflictError(f"{reason}; restart the server, or in the control mode none send it SIGHUP")

@@ -102,7 +102,7 @@ class ModelSource:
         if folder is not None and not self.names:
             logger.warning("%s: no model in it; expected <model>/<version>/graph.json", folder)
         if wanted is not None and folder is not None:
-            return ps, [one for name, versions in wanted.items() for one in self._read_wanted(name, versions)]
+            return ps, [config for name, versions in wanted.items() for config in self._read_wanted(name, versions)]
         if faults is None:
             return ps, ps.models
         if self._control == "explicit":

@@ -75,8 +75,8 @@ class MemoryStore(Store):
             self._check_open()
             known = self._tables.keys() | self._announced.keys()
             new = [(spec, rows) for spec, rows in wanted if spec.name not in known]
-            held = [(spec, rows) for spec, rows in self._quotas() if spec.name not in leaving]
-            quotas = self._budget.quotas(new, held)
+            other_quotas = [(spec, rows) for spec, rows in self._quotas() if spec.name not in leaving]
+            quotas = self._budget.quotas(new, other_quotas)
             added = {spec.name: (spec, quota) for (spec, _), quota in zip(new, quotas, strict=True)}
             announced = {**self._announced, **added}
             self._check_memory(announced.values())
@@ -87,9 +87,9 @@ class MemoryStore(Store):
         self._check_open(table)
         with self._lock:
             self._announced.pop(table, None)
-        held = self._tables.get(table)
-        if held is not None:
-            held.close()
+        open_table = self._tables.get(table)
+        if open_table is not None:
+            open_table.close()
 
     def _open(self, spec: TableSpec, rows: int) -> HostTable | NoRows:
         """Take the memory of a table."""
@@ -103,8 +103,10 @@ class MemoryStore(Store):
 
     def _quotas(self) -> list[tuple[TableSpec, int]]:
         """Return the open and announced tables, and the rows of their quotas."""
-        given = [(one.spec, one.capacity_rows or 0) for one in self._tables.values()]
-        return [one for one in given if one[1]] + [(spec, quota.rows) for spec, quota in self._announced.values()]
+        given = [(table.spec, table.capacity_rows or 0) for table in self._tables.values()]
+        return [quota_rows for quota_rows in given if quota_rows[1]] + [
+            (spec, quota.rows) for spec, quota in self._announced.values()
+        ]
 
     def _new_rows(self, spec: TableSpec, quota: Quota) -> HostTable:
         policy = self._policy(quota)
@@ -146,14 +148,14 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
     @property
     def capacity_rows(self) -> int | None:
         """See ``StoreTable.capacity_rows``; 0 if the table got no room."""
-        held = self._open_rows()
-        return held.capacity_rows if isinstance(held, HostTable) else 0
+        host_table = self._open_rows()
+        return host_table.capacity_rows if isinstance(host_table, HostTable) else 0
 
     @property
     def evicted_rows(self) -> int:
         """Rows evicted by overflows since the table was opened."""
-        held = self._held
-        return held.stats().evicted_rows if isinstance(held, HostTable) else 0
+        host_table = self._held
+        return host_table.stats().evicted_rows if isinstance(host_table, HostTable) else 0
 
     def samples(self) -> Iterable[MetricSample]:
         """See ``StoreTable.samples``."""
@@ -165,26 +167,26 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
         with self._memory._lock:
             self._memory.check_name(self)
             if self._held is None:
-                held = self._memory._open(self.spec, rows)
+                host_table = self._memory._open(self.spec, rows)
                 self._memory.add(self)
-                self._held = held
+                self._held = host_table
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """See ``StoreTable.insert``."""
-        held = self._open_rows()
-        if isinstance(held, NoRows):
+        host_table = self._open_rows()
+        if isinstance(host_table, NoRows):
             if keys.size:
                 reason = "the table has no room: other tables took the whole budget"
                 raise StoreFullError(self.store.name, self.spec.name, reason)
             return
-        if self._insert_in_parts(held, keys, rows):
-            self._log_first_eviction(held)
+        if self._insert_in_parts(host_table, keys, rows):
+            self._log_first_eviction(host_table)
 
     def evict(self, keys: Keys) -> None:
         """See ``StoreTable.evict``."""
-        held = self._open_rows()
-        if isinstance(held, HostTable):
-            held.evict(keys)
+        host_table = self._open_rows()
+        if isinstance(host_table, HostTable):
+            host_table.evict(keys)
 
     def close(self) -> None:
         """See ``StoreTable.close``; the memory is freed when the last reader is done."""
@@ -193,16 +195,16 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
             self._memory.remove(self)
             self._held = None
 
-    def _insert_in_parts(self, held: HostTable, keys: Keys, rows: Vectors) -> int:
+    def _insert_in_parts(self, host_table: HostTable, keys: Keys, rows: Vectors) -> int:
         """Insert rows in parts that fit the table, and return how many rows were evicted."""
-        most = keys.size if held.overflow_policy is None else held.capacity_rows
+        most_rows = keys.size if host_table.overflow_policy is None else host_table.capacity_rows
         evicted = 0
-        for start in range(0, keys.size, max(most, 1)):
-            part = slice(start, start + most)
-            evicted += self._insert_into(held, keys[part], rows[part])
+        for start in range(0, keys.size, max(most_rows, 1)):
+            part = slice(start, start + most_rows)
+            evicted += self._insert_into(host_table, keys[part], rows[part])
         return evicted
 
-    def _log_first_eviction(self, held: HostTable) -> None:
+    def _log_first_eviction(self, host_table: HostTable) -> None:
         with self._log_lock:
             if self._has_overflown:
                 return
@@ -212,7 +214,7 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
             logging.INFO if is_backed else logging.WARNING,
             "memory: table %s reached its bound of %s rows and evicts rows from now on (%s); %s",
             self.spec.name,
-            f"{held.capacity_rows:,}",
-            held.overflow_policy,
+            f"{host_table.capacity_rows:,}",
+            host_table.overflow_policy,
             "the next tier has them" if is_backed else "a row that no other tier holds is lost",
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, starmap
 
 from kernels.host import HostTable, OverflowPolicy, RowDtype
 from serving.model.capacity import MOST_ROWS, rows_with_headroom
@@ -67,7 +67,7 @@ class MemoryBudget:
         given = next((key for name, key in _BOUNDS.items() if getattr(self, name) is not None), None)
         return f"lower volatile_db.{given}" if given else "bound the rows in RAM with volatile_db.capacity_bytes"
 
-    def quotas(self, wanted: Sequence[TableRows], held: Iterable[TableRows]) -> list[Quota]:
+    def quotas(self, wanted: Sequence[TableRows], given: Iterable[TableRows]) -> list[Quota]:
         """Return the quotas of tables that are opened together.
 
         If a shared bound is too small for all rows, each table gets one row while the bound lasts. The rest of the
@@ -75,13 +75,13 @@ class MemoryBudget:
 
         Args:
             wanted: the tables, and the rows of their models.
-            held: the tables that have their quota already, and its rows.
+            given: the tables that have their quota already, and its rows.
         """
         if not self.shared:
             return [self._quota_alone(spec, rows) for spec, rows in wanted]
-        left = (self.capacity_rows or self.capacity_bytes or 0) - sum(self._cost(*one) for one in held)
+        left = (self.capacity_rows or self.capacity_bytes or 0) - sum(self._cost(*table_rows) for table_rows in given)
         wanted = [(spec, min(max(rows, 1), MOST_ROWS)) for spec, rows in wanted]
-        is_bounded = sum(self._cost(*one) for one in wanted) >= left
+        is_bounded = sum(starmap(self._cost, wanted)) >= left
         if not is_bounded:
             return [Quota(rows, False) for _, rows in wanted]
         return [Quota(rows, True) for rows in self._divided(wanted, left)]
@@ -93,32 +93,32 @@ class MemoryBudget:
             "or set volatile_db.capacity_rows_per_table"
         )
 
-    def quota(self, spec: TableSpec, wanted_rows: int, held: Iterable[TableRows]) -> Quota:
+    def quota(self, spec: TableSpec, wanted_rows: int, given: Iterable[TableRows]) -> Quota:
         """Return the quota of one table; see ``quotas``."""
-        return self.quotas([(spec, wanted_rows)], held)[0]
+        return self.quotas([(spec, wanted_rows)], given)[0]
 
     def _quota_alone(self, spec: TableSpec, wanted_rows: int) -> Quota:
         own = (self.capacity_rows_per_table or {}).get(without_version(spec.name))
         if own is not None:
             return Quota(min(max(wanted_rows, 1), MOST_ROWS, own), own <= max(wanted_rows, 1))
-        most = rows_with_headroom(wanted_rows)
+        most_rows = rows_with_headroom(wanted_rows)
         left = MOST_ROWS if self.capacity_rows_of_each_table is None else self.capacity_rows_of_each_table
-        return Quota(min(most, left), left <= most)
+        return Quota(min(most_rows, left), left <= most_rows)
 
     def _divided(self, wanted: Sequence[TableRows], left: int) -> list[int]:
         """Return the rows of each table, where all tables together cost ``left`` or more."""
         least = [self._cost(spec, 1) for spec, _ in wanted]
-        beyond = [self._cost(*one) - cost for one, cost in zip(wanted, least, strict=True)]
+        beyond = [self._cost(*table_rows) - cost for table_rows, cost in zip(wanted, least, strict=True)]
         to_share, all_beyond = max(left - sum(least), 0), max(sum(beyond), 1)
         ends = [
             to_share * end // all_beyond for end in accumulate(beyond, initial=0)
         ]  # running totals, so that rounding loses no row
         quotas, spare = [], 0
         for (spec, rows), first, (begin, end) in zip(wanted, least, pairwise(ends), strict=True):
-            most = min(first + end - begin + spare, left)
-            given = min(self._rows_within(most, spec), rows)
+            most_cost = min(first + end - begin + spare, left)
+            given = min(self._rows_within(most_cost, spec), rows)
             left -= self._cost(spec, given)
-            spare = max(most - self._cost(spec, given), 0)
+            spare = max(most_cost - self._cost(spec, given), 0)
             quotas.append(given)
         return quotas
 

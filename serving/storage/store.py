@@ -243,9 +243,9 @@ class LastingTable(StoreTable):
             StoreUnreachableError: the tier cannot be asked now.
             StoreError: the tier does not take the rows.
         """
-        held, wanted = self.marker(), truth.marker()
+        old, wanted = self.marker(), truth.marker()
         row_dtype = self.spec.row_dtype if self.store.keeps_row_dtype else "fp32"
-        if held and (held.digest, held.row_dtype) == (wanted.digest, row_dtype):
+        if old and (old.digest, old.row_dtype) == (wanted.digest, row_dtype):
             self.open(wanted.rows)
             is_current = not starting or wanted.is_current(self.store.identity)
             if not is_current:
@@ -315,8 +315,8 @@ class Store(ABC):
             StoreError: the store is closed, or cannot hold rows of this row type.
         """
         self._check_open(spec.name)
-        held = self._tables.get(spec.name)
-        return held if held is not None and held.spec == spec else self._new_table(spec)
+        open_table = self._tables.get(spec.name)
+        return open_table if open_table is not None and open_table.spec == spec else self._new_table(spec)
 
     @abstractmethod
     def _new_table(self, spec: TableSpec) -> StoreTable:
@@ -371,12 +371,12 @@ class Store(ABC):
         self._check_open(name)
         other = self._tables.get(name, table)
         if other is not table:
-            held, asked = (f"{one.dim} floats of {one.row_dtype}" for one in (other.spec, table.spec))
-            raise StoreError(self.name, name, f"is open with {held}, but {asked} were asked for: close it first")
+            given, asked = (f"{spec.dim} floats of {spec.row_dtype}" for spec in (other.spec, table.spec))
+            raise StoreError(self.name, name, f"is open with {given}, but {asked} were asked for: close it first")
 
     def remove(self, table: StoreTable) -> None:
         """Remove a table that is not open any more."""
-        self._tables = {name: one for name, one in self._tables.items() if one is not table}
+        self._tables = {name: other for name, other in self._tables.items() if other is not table}
 
     def _check_open(self, table: str = "") -> None:
         if self.is_closed:

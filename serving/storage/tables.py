@@ -86,9 +86,9 @@ class HeldTable(StoreTable, Generic[Held]):
 
     def fetch(self, keys: Keys, out: Vectors) -> Mask:
         """See ``StoreTable.fetch``."""
-        held = self._open_rows()
+        rows = self._open_rows()
         self._check_dim(out.shape[1])
-        return held.fetch(keys, out)
+        return rows.fetch(keys, out)
 
     def fetch_pooled(
         self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
@@ -105,9 +105,9 @@ class HeldTable(StoreTable, Generic[Held]):
         Returns:
             found: bool[N], one per key.
         """
-        held = self._open_rows()
+        rows = self._open_rows()
         self._check_dim(out.shape[1])
-        return held.fetch_pooled(keys, row_ptrs, out, combiner, weights)
+        return rows.fetch_pooled(keys, row_ptrs, out, combiner, weights)
 
     def items(self, batch_rows: int = 65536) -> Batches:
         """See ``StoreTable.items``."""
@@ -115,9 +115,9 @@ class HeldTable(StoreTable, Generic[Held]):
 
     def samples(self) -> Iterable[MetricSample]:
         """See ``StoreTable.samples``."""
-        held = self._held
-        if held is not None and not isinstance(held, NoRows):
-            yield MetricSample("hotrow_tier_rows", "Rows that a tier holds.", (), len(held), is_gauge=True)
+        rows = self._held
+        if rows is not None and not isinstance(rows, NoRows):
+            yield MetricSample("hotrow_tier_rows", "Rows that a tier holds.", (), len(rows), is_gauge=True)
             help_text = "Size of a tier's memory or mapped file."
             yield MetricSample("hotrow_tier_bytes", help_text, (), self.size_bytes, is_gauge=True)
 
@@ -127,10 +127,10 @@ class HeldTable(StoreTable, Generic[Held]):
         """The size of the table's memory, with keys and spare rows, or of its mapped file."""
 
     def _open_rows(self) -> Held:
-        held = self._held
-        if held is None:
+        rows = self._held
+        if rows is None:
             raise self._not_open()
-        return held
+        return rows
 
     def _check_same(self, dim: int, row_dtype: RowDtype) -> None:
         """Check that rows that are held already have the dimension and the row type of the table."""
@@ -148,20 +148,20 @@ class HostRowsTable(HeldTable[AnyHostTable]):
     @property
     def native(self) -> NativeTable | None:
         """See ``StoreTable.native``."""
-        held = self._held
-        return held if isinstance(held, HostTable) else None
+        host_table = self._held
+        return host_table if isinstance(host_table, HostTable) else None
 
     @property
     def size_bytes(self) -> int:
         """RAM of the table with its keys and spare rows."""
-        held = self._held
-        return held.stats().memory_bytes if isinstance(held, HostTable) else 0
+        host_table = self._held
+        return host_table.stats().memory_bytes if isinstance(host_table, HostTable) else 0
 
-    def _insert_into(self, held: HostTable, keys: Keys, rows: Vectors) -> int:
+    def _insert_into(self, host_table: HostTable, keys: Keys, rows: Vectors) -> int:
         """Insert rows and return how many rows were evicted; raise the host table's errors as store errors."""
         self._check_dim(rows.shape[1])
         try:
-            return held.insert(keys, rows)
+            return host_table.insert(keys, rows)
         except TableFullError as err:
             raise StoreFullError(self.store.name, self.spec.name, str(err)) from err
         except (ReservedKeyError, RowValueError, SharedMemoryError) as err:

@@ -123,10 +123,10 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     return 0
 
 
-def _whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
+def _whole(least: int, largest: int = 2**63 - 1) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if not text.isdecimal() or len(text) > _MOST_DIGITS or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text[:32]!r}")
+        if not text.isdecimal() or len(text) > _MOST_DIGITS or not least <= int(text) <= largest:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {largest}, got {text[:32]!r}")
         return int(text)
 
     return number

@@ -15,8 +15,8 @@ def describe(document: TrainingDocument) -> Iterator[str]:
         rows.append((graph.dense_top, _numbers(graph.dense_dim), "finite"))
     for entry in graph.sparse:
         rows.append((entry.top, f"integers [B, {entry.slots}]", "one key per slot, -1 where it is empty; or instead:"))
-        most = f"at most {entry.max_keys_per_sample} in a sample"
-        rows.append((f"{entry.top}.keys", "integers [N]", f"the keys of the slots, sample by sample, {most}"))
+        bound = f"at most {entry.max_keys_per_sample} in a sample"
+        rows.append((f"{entry.top}.keys", "integers [N]", f"the keys of the slots, sample by sample, {bound}"))
         rows.append((f"{entry.top}.row_ptrs", f"integers [B * {entry.slots} + 1]", "where the keys of each slot begin"))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, array, meaning in rows:

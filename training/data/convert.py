@@ -80,6 +80,6 @@ def _from_zero(samples: Samples, slot_sizes: Sequence[int] | None) -> Samples:
     keys = bags.keys - offsets
     if ((keys < 0) | (keys >= sizes)).any():
         at = int(np.argmax((keys < 0) | (keys >= sizes)))
-        there = f"{offsets[at]} to {offsets[at] + sizes[at] - 1}"
-        raise ValueError(f"keys: slot_sizes say that a slot has the keys {there}, got {bags.keys[at]}")
+        bounds = f"{offsets[at]} to {offsets[at] + sizes[at] - 1}"
+        raise ValueError(f"keys: slot_sizes say that a slot has the keys {bounds}, got {bags.keys[at]}")
     return Samples(samples.labels, samples.dense, Bags(keys, bags.row_ptrs, bags.slots))

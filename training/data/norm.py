@@ -113,10 +113,10 @@ def _read_records(file: IO[bytes], path: Path, header: _Header, key_bytes: int, 
     numbers = header.labels + header.dense
     layout = (numbers, header.slots, key_bytes == np.int64().itemsize, header.has_sums)
     while done < header.records:
-        most = min(batch_size, header.records - done)
-        values, row_ptrs, keys, consumed, fault = decode_norm(data, offset, *layout, most)
+        most_records = min(batch_size, header.records - done)
+        values, row_ptrs, keys, consumed, fault = decode_norm(data, offset, *layout, most_records)
         read = (len(row_ptrs) - 1) // header.slots
-        if read < most and not fault:  # the batch is not whole yet
+        if read < most_records and not fault:  # the batch is not whole yet
             more = file.read(_BLOCK_BYTES)
             if more:
                 data, offset = data[offset:] + more, 0

@@ -68,15 +68,15 @@ def read_npz(path: Path, document: TrainingDocument, batch_size: int = 16_384) -
 
 def _check_names(path: Path, arrays: dict[str, NpzArray], plain: list[str], sparse: list[str]) -> None:
     """Check that the file has the arrays that the graph reads, and no others."""
-    known, there = set(plain), ", ".join(arrays) or "no arrays"
+    known, names = set(plain), ", ".join(arrays) or "no arrays"
     for name in plain:
         if name not in arrays:
-            raise DataError(path, f"missing; the file has {there}", array=name)
+            raise DataError(path, f"missing; the file has {names}", array=name)
     for name in sparse:
         pair = (f"{name}.keys", f"{name}.row_ptrs")
         given = [part for part in (name, *pair) if part in arrays]
         if given not in ([name], list(pair)):
-            got = ", ".join(given) if given else there
+            got = ", ".join(given) if given else names
             raise DataError(path, f"expected either {name}, or {pair[0]} and {pair[1]}; got {got}", array=name)
         known.update(given)
     for name, array in arrays.items():

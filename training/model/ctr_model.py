@@ -120,7 +120,7 @@ class CtrModel:
         logits = self._run(mine.dense, pooled, batch)
         losses = binary_cross_entropy_with_logits(logits, torch.from_numpy(mine.labels), reduction="none")
         loss = losses.sum(dim=0) @ self._label_weights / total
-        terms = sum((one.term(self._learned(), total) for one in self._regularizers), torch.zeros(()))
+        terms = sum((regularizer.term(self._learned(), total) for regularizer in self._regularizers), torch.zeros(()))
         # Gradients and losses become means over the processes. The loss of the batch is the sum of their losses.
         scaled = loss * self.processes.size
         (scaled + terms).backward()

@@ -10,13 +10,13 @@ from training.samples import Samples
 def check_samples_fit(graph: Graph, samples: Samples, first_sample: int = 0) -> None:
     """Raise ConfigError unless the graph can read these samples. ``first_sample`` is the number of the first one."""
     slots = sum(entry.slots for entry in graph.sparse)
-    for what, path, asked, there in (
+    for what, path, asked, found in (
         ("labels", "layers[0].label.label_dim", graph.label_dim, samples.labels.shape[1]),
         ("dense features", "layers[0].dense.dense_dim", graph.dense_dim, samples.dense.shape[1]),
         ("slots", "layers[0].sparse", slots, samples.bags.slots),
     ):
-        if asked != there:
-            raise ConfigError(graph.source, path, f"the graph reads {asked} {what}, but the data has {there}")
+        if asked != found:
+            raise ConfigError(graph.source, path, f"the graph reads {asked} {what}, but the data has {found}")
     for index, (entry, bags) in enumerate(zip(graph.sparse, _by_input(graph, samples), strict=True)):
         counts = bags.sum(axis=1)
         if counts.size and counts.max() > entry.max_keys_per_sample:

@@ -109,7 +109,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return {**super().__getstate__(), "_update_type": self._update_type, "_scaler": self._scaler}
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
-        return self.rule_type(**{one.name: group[one.name] for one in fields(self.rule_type)})
+        return self.rule_type(**{field.name: group[field.name] for field in fields(self.rule_type)})
 
     def _count_step(self, parameter: TableParameter) -> int:
         """Return the number of this step, which begins after the last step that changed the table."""

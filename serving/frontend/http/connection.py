@@ -91,7 +91,7 @@ class OpenConnections:
     def _cut_excess(self) -> None:
         """Cut the connections that wait longest for their clients, if all that wait hold too many bytes."""
         limit = self.limits.most_unread_bytes
-        excess_bytes = sum(one.held_bytes for one in self._unread) - limit
+        excess_bytes = sum(connection.held_bytes for connection in self._unread) - limit
         while excess_bytes > 0:
             longest_waiting = next(iter(self._unread))
             del self._unread[longest_waiting]

@@ -56,7 +56,7 @@ async def http_exception(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     if error.status_code == 405:
-        partial = [one for one in request.app.routes if one.matches(request.scope)[0] is Match.PARTIAL]
+        partial = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
         # The files of /docs are behind no route of their own.
         allowed = {method for route in partial for method in route.methods or ()} or {"GET", "HEAD"}
         return wrong_method(request.scope, allowed)

@@ -147,7 +147,7 @@ class Server(uvicorn.Server):
         def connection() -> Connection:
             return Connection(app, self.server_state, state, open_connections)
 
-        acceptors = [Acceptor(one, connection, open_connections, self._tls) for one in sockets or ()]
+        acceptors = [Acceptor(listener, connection, open_connections, self._tls) for listener in sockets or ()]
         self.servers = acceptors  # type: ignore[assignment]  # uvicorn only closes them
         self._ready()
 

@@ -47,7 +47,9 @@ class TritonPythonModel:
         exchanges = [_TritonExchange(self._triton, request) for request in requests]
         answer_together(self._model, exchanges, self._model.config.max_batchsize)
         self._metrics.send_if_due()
-        return [one.written if one.error is None else self._error(one.take_error()) for one in exchanges]
+        return [
+            exchange.written if exchange.error is None else self._error(exchange.take_error()) for exchange in exchanges
+        ]
 
     def finalize(self) -> None:
         """Close the model and release its tiers, caches and metrics."""
@@ -113,8 +115,8 @@ def _open(settings: Settings, opened: ExitStack) -> tuple[ParameterServer, Serve
     devices = open_devices(runtime.device, config.gpu_cache.devices)  # first, because loading tables may take long
     warn_of_idle_caches([(config, devices)])
     server = opened.enter_context(ParameterServer.from_config(ps))
-    held = server.model(config.name)  # with the names of its tables
-    session = open_model(server, held, devices, runtime)
+    loaded = server.model(config.name)  # with the names of its tables
+    session = open_model(server, loaded, devices, runtime)
     opened.callback(session.close)
     return server, served_model(session)
 

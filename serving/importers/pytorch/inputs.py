@@ -118,7 +118,7 @@ class Inputs:
         end = len(self.features)
 
         def make(dense: Tensor, keys: Sequence[FeatureKeys]) -> Tensor:
-            columns = torch.stack([one.keys for one in keys[begin:end]], dim=1)
+            columns = torch.stack([key.keys for key in keys[begin:end]], dim=1)
             return columns.reshape(dense.shape[0], *sizes).to(value.dtype)
 
         return make
@@ -147,10 +147,10 @@ class Inputs:
             own = keys[begin:end]
             return kind(
                 keys=names,
-                values=torch.cat([one.keys for one in own]).to(dtypes[0]),
-                lengths=torch.cat([one.lengths for one in own]).to(dtypes[1]),
+                values=torch.cat([feature.keys for feature in own]).to(dtypes[0]),
+                lengths=torch.cat([feature.lengths for feature in own]).to(dtypes[1]),
                 stride=dense.shape[0],
-                length_per_key=[one.keys.shape[0] for one in own],
+                length_per_key=[feature.keys.shape[0] for feature in own],
             )
 
         return make

@@ -132,7 +132,7 @@ class Runner:
         if list(counts.items()) != list(self.slots.items()):
             reason = f"expected forward to look up as many slots as with the example, {dict(self.slots)}"
             raise ConfigError(self.source, "", f"{reason}, got {counts} with B = {samples}")
-        bags = [np.split(one.keys.numpy(), one.lengths.cumsum(0)[:-1].numpy()) for one in keys]
+        bags = [np.split(key.keys.numpy(), key.lengths.cumsum(0)[:-1].numpy()) for key in keys]
         return Run(self._checked(answer, samples), slots, dense, bags)
 
     def _keys(self, samples: int, keys_of: _KeysOf) -> list[FeatureKeys]:
@@ -163,7 +163,7 @@ class Runner:
     def _name(self, places: Sequence[int]) -> str:
         """Return the name of the input that consists of these features, or the names of the features."""
         features = self.inputs.features
-        of_input = [place for place, one in enumerate(features) if one.input == features[places[0]].input]
+        of_input = [place for place, feature in enumerate(features) if feature.input == features[places[0]].input]
         return features[places[0]].input if places == of_input else " ".join(features[place].name for place in places)
 
     def _refuse_unused(self, limits: Mapping[int, int]) -> None:

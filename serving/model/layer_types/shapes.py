@@ -74,9 +74,9 @@ def _reshape_to(site: Site, sizes: tuple[int, ...], key: str) -> Structure:
     bottom = site.bottoms[0]
     rows = _rows(bottom[0], math.prod(inner(bottom)), math.prod(sizes))
     if rows is None:
-        asked, there = " x ".join(map(str, sizes)), math.prod(inner(bottom))
+        asked, floats = " x ".join(map(str, sizes)), math.prod(inner(bottom))
         raise site.fail(
-            f"the bottom {show(bottom)} has {there} floats per row, which cannot be divided into rows of {asked}",
+            f"the bottom {show(bottom)} has {floats} floats per row, which cannot be divided into rows of {asked}",
             key,
         )
     return Structure(((rows, *sizes),), {"sizes": sizes})

@@ -86,13 +86,13 @@ class Filling:
         with self._leases(everywhere, wait_s=LEASE_WAIT_S):
             plan, found, was_changed = _Plan(), set[int](), False
             wanted = (marker.digest, self._table.rows.codec.row_dtype)
-            for number, (held, _) in enumerate(self._states.markers(everywhere)):
-                if keep and held is not None:
-                    self._states.check_number(held)
-                    was_changed |= held.changed
-                if keep and held is None:
+            for number, (old_marker, _) in enumerate(self._states.markers(everywhere)):
+                if keep and old_marker is not None:
+                    self._states.check_number(old_marker)
+                    was_changed |= old_marker.changed
+                if keep and old_marker is None:
                     plan.over.add(number)
-                elif not keep or held is None or (held.digest, held.row_dtype) != wanted:
+                elif not keep or old_marker is None or (old_marker.digest, old_marker.row_dtype) != wanted:
                     plan.swap.add(number)
             if plan.over:
                 self._table.check(sorted(plan.over))
@@ -139,9 +139,9 @@ class Filling:
         plan, unmarked = _Plan(), set[int]()
         is_behind = starting and not truth.marker().is_current(self._table.identity)
         known = self._states.now()
-        for number, (held, run_id) in enumerate(self._states.markers(range(len(known)))):
-            state = self._states.judge(number, known[number], held, run_id)
-            if held is None and starting:
+        for number, (marker, run_id) in enumerate(self._states.markers(range(len(known)))):
+            state = self._states.judge(number, known[number], marker, run_id)
+            if marker is None and starting:
                 unmarked.add(number)
             elif state.status is Status.FOREIGN and not starting:
                 plan.foreign = state.reason
@@ -150,12 +150,12 @@ class Filling:
                 # A start fills it with the new files, so the advice in the state's reason does not apply.
                 reason = state.status.value if state.status is Status.FOREIGN else state.reason
                 plan.reason = plan.reason or reason or "it may have missed a change"
-                if held is not None and held.changed:
+                if marker is not None and marker.changed:
                     plan.changed.add(number)
         if unmarked:
             self._table.check(sorted(unmarked))
             # A filling that was cut short has left Hotrow's own rows.
-            begun = self._where(unmarked, lambda one: plain("HEXISTS", one.marker, "filling"))
+            begun = self._where(unmarked, lambda partition: plain("HEXISTS", partition.marker, "filling"))
             plan.over = self._with_rows(unmarked) - begun
             plan.absent |= unmarked - plan.over
         return plan
@@ -178,7 +178,7 @@ class Filling:
         plan.over = set()
 
     def _with_rows(self, numbers: set[int]) -> set[int]:
-        return self._where(numbers, lambda one: plain("EXISTS", one.values))
+        return self._where(numbers, lambda partition: plain("EXISTS", partition.values))
 
     def _where(self, numbers: set[int], question: Callable[[Partition], Command]) -> set[int]:
         """Those of the partitions for which Redis answers yes."""
@@ -203,10 +203,12 @@ class Filling:
 
     def _check_leases(self, plan: _Plan) -> None:
         """Leave out partitions whose lease has ended, or whose node may have lost rows."""
-        held = plan.numbers
-        replies = self._nodes.run_identified(self._renewals(held))
-        kept = [value_of(one) and self._has_all_rows(at, one.run_id) for at, one in zip(held, replies, strict=True)]
-        self._leave_out_lost(plan, held, kept)
+        numbers = plan.numbers
+        replies = self._nodes.run_identified(self._renewals(numbers))
+        kept = [
+            value_of(reply) and self._has_all_rows(at, reply.run_id) for at, reply in zip(numbers, replies, strict=True)
+        ]
+        self._leave_out_lost(plan, numbers, kept)
 
     def _keep_leases(self) -> None:
         self._nodes.run_each(self._renewals(list(self._run_ids)))  # ``_check_leases`` finds a lease that was not kept
@@ -235,16 +237,16 @@ class Filling:
         return keys[fits], rows[fits]
 
     def _rows_command(self, at: int, words: NDArray[np.uint8], plan: _Plan) -> Command:
-        one = self._partitions[at]
+        partition = self._partitions[at]
         if at not in plan.swap:
-            return scripts.fill(one, self._token, words, over=at in plan.over)
-        name, _ = one.loading(self._token)
+            return scripts.fill(partition, self._token, words, over=at in plan.over)
+        name, _ = partition.loading(self._token)
         return Command("HSET", name, header(b"HSET", name, 2 * len(words) + 2) + words.tobytes())
 
     def _extras(self, at: int, words: NDArray[np.uint8], plan: _Plan) -> list[Command]:
         """Uses for the overflow policy, and the time after which gathered rows are forgotten."""
-        one, overflow = self._partitions[at], self._table.overflow
-        values, times = one.loading(self._token) if at in plan.swap else (one.values, one.times)
+        partition, overflow = self._partitions[at], self._table.overflow
+        values, times = partition.loading(self._token) if at in plan.swap else (partition.values, partition.times)
         commands = overflow.touches(times, words[:, : self._table.rows.field_bytes]) if overflow else []
         if at in plan.swap:
             commands += [plain("EXPIRE", name, LOADING_TTL_S) for name in (values, times)]
@@ -265,8 +267,10 @@ class Filling:
             for at in numbers
         ]
         commands = [
-            scripts.finish(self._partitions[at], self._token, one, swap=at in plan.swap, gathered=self._gathered[at])
-            for at, one in zip(numbers, made, strict=True)
+            scripts.finish(
+                self._partitions[at], self._token, made_marker, swap=at in plan.swap, gathered=self._gathered[at]
+            )
+            for at, made_marker in zip(numbers, made, strict=True)
         ]
         self._leave_out_lost(plan, numbers, self._nodes.run(commands))
         for at in plan.numbers:
@@ -304,8 +308,10 @@ class Filling:
                 asked = missing[:1] if wait_s and not self._run_ids else missing
                 takes = [scripts.take_lease(self._partitions[at], self._token) for at in asked]
                 replies = self._nodes.run_identified(takes)
-                self._run_ids |= {at: one.run_id for at, one in zip(asked, replies, strict=True) if one.value == 1}
-                if all([value_of(one) for one in replies]):  # a list: one of the last replies may be an error
+                self._run_ids |= {
+                    at: reply.run_id for at, reply in zip(asked, replies, strict=True) if reply.value == 1
+                }
+                if all([value_of(taken) for taken in replies]):  # a list: one of the last replies may be an error
                     continue
                 if time.monotonic() >= deadline:
                     reason = "another process is filling it"
@@ -315,9 +321,9 @@ class Filling:
             yield
         finally:
             keeper.close(timeout_s=0)  # a renewal that comes after the release does nothing
-            held = list(self._run_ids)
-            loading = [plain("UNLINK", *self._partitions[at].loading(self._token)) for at in held] if wait_s else []
-            releases = [scripts.release_lease(self._partitions[at], self._token) for at in held]
+            leased = list(self._run_ids)
+            loading = [plain("UNLINK", *self._partitions[at].loading(self._token)) for at in leased] if wait_s else []
+            releases = [scripts.release_lease(self._partitions[at], self._token) for at in leased]
             try:
                 self._nodes.run([*loading, *releases])
             except RedisNodeError:  # the next filling of this process must not wait until the leases end

@@ -128,20 +128,20 @@ class PartitionMarker:
         Raises:
             ValueError: the marker has another format.
         """
-        held = {name.decode(): value.decode() for name, value in reply.items()}
-        if "digest" not in held:  # a filling that has not ended, or a flag that was set after the marker was lost
+        fields = {name.decode(): value.decode() for name, value in reply.items()}
+        if "digest" not in fields:  # a filling that has not ended, or a flag that was set after the marker was lost
             return None
-        if held.get("format") != str(MARKER_FORMAT):
-            raise ValueError(f"has a marker of format {held.get('format')!r}, expected {MARKER_FORMAT}")
-        log_newer("the marker of a table in Redis", frozenset(held.keys() - _FIELDS))
+        if fields.get("format") != str(MARKER_FORMAT):
+            raise ValueError(f"has a marker of format {fields.get('format')!r}, expected {MARKER_FORMAT}")
+        log_newer("the marker of a table in Redis", frozenset(fields.keys() - _FIELDS))
         return cls(
-            held["digest"],
-            held["row_dtype"],
-            int(held["partitions"]),
-            held.get("changed") == "1",
-            held["run_id"],
-            held["generation"],
-            int(held["rows"]),
+            fields["digest"],
+            fields["row_dtype"],
+            int(fields["partitions"]),
+            fields.get("changed") == "1",
+            fields["run_id"],
+            fields["generation"],
+            int(fields["rows"]),
         )
 
     def words(self) -> list[str | int]:
@@ -158,75 +158,82 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-def read_marker(one: Partition) -> Command:
+def read_marker(partition: Partition) -> Command:
     """Ask for the whole marker: ``PartitionMarker.read``."""
-    return plain("HGETALL", one.marker)
+    return plain("HGETALL", partition.marker)
 
 
-def read_generation(one: Partition) -> Command:
+def read_generation(partition: Partition) -> Command:
     """Ask for the marker's generation alone."""
-    return plain("HGET", one.marker, "generation")
+    return plain("HGET", partition.marker, "generation")
 
 
-def set_changed(one: Partition) -> Command:
+def set_changed(partition: Partition) -> Command:
     """Note that rows of the partition have changed, if it has a marker."""
-    return _script(SET_CHANGED, [one.marker], [])
+    return _script(SET_CHANGED, [partition.marker], [])
 
 
-def begin(one: Partition, token: str) -> Command:
+def begin(partition: Partition, token: str) -> Command:
     """Drop a partition's rows, if the lease is held, and note that Hotrow fills it; the reply is 0 if it is not."""
-    return _script(BEGIN, [one.lease, one.marker, one.values, one.times], [token])
+    return _script(BEGIN, [partition.lease, partition.marker, partition.values, partition.times], [token])
 
 
-def set_run_id(one: Partition, run_id: str) -> Command:
+def set_run_id(partition: Partition, run_id: str) -> Command:
     """Note that the partition is valid on this node."""
-    return plain("HSET", one.marker, "run_id", run_id)
+    return plain("HSET", partition.marker, "run_id", run_id)
 
 
-def take_lease(one: Partition, token: str) -> Command:
+def take_lease(partition: Partition, token: str) -> Command:
     """Take the lease; the reply is 0 if another process has it."""
-    return _script(TAKE, [one.lease], [token, LEASE_MS])
+    return _script(TAKE, [partition.lease], [token, LEASE_MS])
 
 
-def renew_lease(one: Partition, token: str) -> Command:
+def renew_lease(partition: Partition, token: str) -> Command:
     """Keep the lease for its full time; the reply is 0 if it is gone."""
-    return _script(RENEW, [one.lease, one.removed], [token, LEASE_MS])
+    return _script(RENEW, [partition.lease, partition.removed], [token, LEASE_MS])
 
 
-def release_lease(one: Partition, token: str) -> Command:
+def release_lease(partition: Partition, token: str) -> Command:
     """Give the lease back, if it is still held."""
-    return _script(RELEASE, [one.lease], [token])
+    return _script(RELEASE, [partition.lease], [token])
 
 
-def fill(one: Partition, token: str, words: NDArray[np.uint8], *, over: bool) -> Command:
+def fill(partition: Partition, token: str, words: NDArray[np.uint8], *, over: bool) -> Command:
     """Put rows, each uint8[...] a key and a row as two words, into a partition; ``over`` overwrites rows."""
     head = [token, "over" if over else "absent"]
-    return _script(FILL, [one.values, one.lease, one.removed], head, words, 2 * len(words))
+    return _script(FILL, [partition.values, partition.lease, partition.removed], head, words, 2 * len(words))
 
 
-def finish(one: Partition, token: str, marker: PartitionMarker, *, swap: bool, gathered: int) -> Command:
+def finish(partition: Partition, token: str, marker: PartitionMarker, *, swap: bool, gathered: int) -> Command:
     """Write the marker and give the lease back.
 
     ``swap`` puts the rows that were gathered, at least ``gathered`` of them, in the place of the partition's.
     """
-    keys = [one.values, one.times, one.marker, one.lease, one.removed, *(one.loading(token) if swap else ())]
+    keys = [
+        partition.values,
+        partition.times,
+        partition.marker,
+        partition.lease,
+        partition.removed,
+        *(partition.loading(token) if swap else ()),
+    ]
     return _script(FINISH, keys, [token, gathered, *marker.words()])
 
 
-def change(one: Partition, generation: str, name: str, rows: NDArray[np.uint8], words_per_row: int) -> Command:
+def change(partition: Partition, generation: str, name: str, rows: NDArray[np.uint8], words_per_row: int) -> Command:
     """``HSET`` or ``HDEL`` on a source of truth; the reply is 0 if the generation differs."""
-    return _script(CHANGE, [one.values, one.marker], [generation, name], rows, words_per_row * len(rows))
+    return _script(CHANGE, [partition.values, partition.marker], [generation, name], rows, words_per_row * len(rows))
 
 
-def note_removed(one: Partition, fields: NDArray[np.uint8]) -> list[Command]:
+def note_removed(partition: Partition, fields: NDArray[np.uint8]) -> list[Command]:
     """Note keys before they are removed from a cache: a process that fills the partition must not add them again."""
-    head = header(b"SADD", one.removed, 2 + len(fields))
-    return [Command("SADD", one.removed, head + fields.tobytes()), plain("PEXPIRE", one.removed, LEASE_MS)]
+    head = header(b"SADD", partition.removed, 2 + len(fields))
+    return [Command("SADD", partition.removed, head + fields.tobytes()), plain("PEXPIRE", partition.removed, LEASE_MS)]
 
 
-def add(one: Partition, words: NDArray[np.uint8]) -> Command:
+def add(partition: Partition, words: NDArray[np.uint8]) -> Command:
     """Add rows whose keys are absent."""
-    return _script(ADD, [one.values, one.removed], [], words, 2 * len(words))
+    return _script(ADD, [partition.values, partition.removed], [], words, 2 * len(words))
 
 
 def _script(

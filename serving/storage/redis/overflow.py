@@ -71,16 +71,16 @@ class Overflow:
 
         The keys just ``inserted`` into each go last.
         """
-        sizes = self._nodes.run([plain("HLEN", one.values) for one in partitions])
+        sizes = self._nodes.run([plain("HLEN", partition.values) for partition in partitions])
         return sum(
-            self._trim(one, spared)
-            for one, size, spared in zip(partitions, sizes, inserted, strict=True)
+            self._trim(partition, spared)
+            for partition, size, spared in zip(partitions, sizes, inserted, strict=True)
             if size > self.rule.margin_rows
         )
 
-    def _trim(self, one: Partition, spared: set[bytes]) -> int:
-        mark = plain("SET", one.evicting, "1", "NX", "PX", MARK_TTL_MS)
-        is_ours, size = self._nodes.run([mark, plain("HLEN", one.values)])
+    def _trim(self, partition: Partition, spared: set[bytes]) -> int:
+        mark = plain("SET", partition.evicting, "1", "NX", "PX", MARK_TTL_MS)
+        is_ours, size = self._nodes.run([mark, plain("HLEN", partition.values)])
         if not is_ours:
             return 0
         try:
@@ -88,34 +88,34 @@ class Overflow:
             if size <= self.rule.margin_rows:  # another process has just evicted rows
                 return 0
             if self.rule.policy == "random":
-                return self._evict(one, self._random(one, surplus, spared))
-            return self._evict_ranked(one, surplus, spared)
+                return self._evict(partition, self._random(partition, surplus, spared))
+            return self._evict_ranked(partition, surplus, spared)
         finally:
-            self._nodes.run([plain("UNLINK", one.evicting)])
+            self._nodes.run([plain("UNLINK", partition.evicting)])
 
-    def _evict(self, one: Partition, victims: Sequence[bytes]) -> int:
-        evicted = self._remove(one.values, victims)
-        self._remove(one.times, victims)
+    def _evict(self, partition: Partition, victims: Sequence[bytes]) -> int:
+        evicted = self._remove(partition.values, victims)
+        self._remove(partition.times, victims)
         return evicted
 
     def _remove(self, name: bytes, fields: Sequence[bytes]) -> int:
         parts = [fields[start : start + MOST_FIELDS] for start in range(0, len(fields), MOST_FIELDS)]
         return sum(self._nodes.run([plain("HDEL", name, *part)])[0] for part in parts)
 
-    def _random(self, one: Partition, surplus: int, spared: set[bytes]) -> list[bytes]:
-        (drawn,) = self._nodes.run([plain("HRANDFIELD", one.values, surplus + len(spared))])
+    def _random(self, partition: Partition, surplus: int, spared: set[bytes]) -> list[bytes]:
+        (drawn,) = self._nodes.run([plain("HRANDFIELD", partition.values, surplus + len(spared))])
         return sorted(drawn, key=spared.__contains__)[:surplus]
 
-    def _evict_ranked(self, one: Partition, surplus: int, spared: set[bytes]) -> int:
+    def _evict_ranked(self, partition: Partition, surplus: int, spared: set[bytes]) -> int:
         """Evict the least used, or the oldest, first."""
-        ranks = self._ranks(one)
+        ranks = self._ranks(partition)
         order = sorted(ranks, key=lambda key: (key in spared, ranks[key]))
-        evicted = self._evict(one, order[:surplus])
+        evicted = self._evict(partition, order[:surplus])
         if self.rule.policy == "least_used":
-            self._age(one, {key: ranks[key] for key in order[surplus:]})
+            self._age(partition, {key: ranks[key] for key in order[surplus:]})
         return evicted
 
-    def _ranks(self, one: Partition) -> dict[bytes, int]:
+    def _ranks(self, partition: Partition) -> dict[bytes, int]:
         """Uses, or time, of every key that has a row; a key without a record goes first.
 
         Records of keys without a row are dropped: such a read was recorded after the row was evicted.
@@ -123,11 +123,11 @@ class Overflow:
         known: dict[bytes, int] = {}
         cursor = -1
         while cursor:
-            ((cursor, some),) = self._nodes.run([plain("HSCAN", one.times, max(cursor, 0), "COUNT", SCAN_FIELDS)])
+            ((cursor, some),) = self._nodes.run([plain("HSCAN", partition.times, max(cursor, 0), "COUNT", SCAN_FIELDS)])
             known |= {key: self._rank(value) for key, value in some.items()}
-        (keys,) = self._nodes.run([plain("HKEYS", one.values)])  # after the others: inserts write the row first
+        (keys,) = self._nodes.run([plain("HKEYS", partition.values)])  # after the others: inserts write the row first
         ranks = {key: known.pop(key, -1) for key in keys}
-        self._remove(one.times, list(known))
+        self._remove(partition.times, list(known))
         return ranks
 
     def _rank(self, value: bytes) -> int:
@@ -135,8 +135,8 @@ class Overflow:
             return int.from_bytes(value, "little", signed=True)
         return int(value) if value.isdigit() else -1
 
-    def _age(self, one: Partition, uses: dict[bytes, int]) -> None:
+    def _age(self, partition: Partition, uses: dict[bytes, int]) -> None:
         """Halve the counts of those that stay, otherwise a row with many old uses would stay forever."""
         halved = [word for key, count in uses.items() if count > 1 for word in (key, count // 2)]
         for start in range(0, len(halved), 2 * MOST_FIELDS):
-            self._nodes.run([plain("HSET", one.times, *halved[start : start + 2 * MOST_FIELDS])])
+            self._nodes.run([plain("HSET", partition.times, *halved[start : start + 2 * MOST_FIELDS])])

@@ -80,10 +80,10 @@ class RowPool(BlockingConnectionPool):
             while True:
                 taken.append(self.pool.get_nowait())
         except Empty:
-            yield [one for one in taken if one is not None]
+            yield [connection for connection in taken if connection is not None]
         finally:
-            for one in reversed(taken):
-                self.pool.put_nowait(one)
+            for connection in reversed(taken):
+                self.pool.put_nowait(connection)
 
 
 def _is_idle(connection: RowConnection) -> bool:

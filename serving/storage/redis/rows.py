@@ -44,16 +44,16 @@ class Partitions(tuple[Partition, ...]):
         """The partition of each key: intp[N]."""
         return (mix(keys) % np.uint64(len(self))).astype(np.intp)
 
-    def groups(self, keys: Keys, most: int) -> tuple[NDArray[np.intp], list[Group]]:
-        """The order of ``keys`` by partition, equal keys in their order, and commands of at most ``most`` of them."""
+    def groups(self, keys: Keys, most_fields: int) -> tuple[NDArray[np.intp], list[Group]]:
+        """The order of ``keys`` by partition, equal keys in their order, and commands of at most ``most_fields``."""
         places = self.places(keys).astype(np.uint16)
         order = np.argsort(places, kind="stable")
         ends = np.cumsum(np.bincount(places, minlength=len(self))).tolist()
-        most = min(MOST_FIELDS, most)
+        most_fields = min(MOST_FIELDS, most_fields)
         groups = [
-            Group(number, begin, min(begin + most, end))
+            Group(number, begin, min(begin + most_fields, end))
             for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
-            for begin in range(start, end, most)
+            for begin in range(start, end, most_fields)
         ]
         return order, groups
 
@@ -123,15 +123,15 @@ class RedisRows:
             StoreError: a value is of another size; the message names its key.
         """
         present = np.fromiter((value is not None for value in values), dtype=np.bool_, count=at.size)
-        held = [value for value in values if value is not None]
-        self._check_values(keys[at[present]], held)
+        present_values = [value for value in values if value is not None]
+        self._check_values(keys[at[present]], present_values)
         out[at] = 0.0
-        out[at[present]] = self.codec.decode(b"".join(held))
+        out[at[present]] = self.codec.decode(b"".join(present_values))
         return present
 
-    def decoded(self, held: Mapping[bytes, bytes]) -> tuple[Keys, Vectors]:
+    def decoded(self, values_by_key: Mapping[bytes, bytes]) -> tuple[Keys, Vectors]:
         """Raw keys and values as keys and rows. See ``fill`` for the errors."""
-        raw_keys, values = list(held), list(held.values())
+        raw_keys, values = list(values_by_key), list(values_by_key.values())
         strange = next((key for key in raw_keys if len(key) != self.spec.key_bytes), None)
         if strange is not None:
             raise self.error(f"holds a key of {len(strange)} bytes, expected {self.spec.key_bytes}")

@@ -106,7 +106,7 @@ class PartitionStates:
         with self._lock:
             self.is_written = True
             # New objects: ``change`` then ignores what other threads have judged before. A filling goes on.
-            self._states = [one if one.status is Status.FILLING else replace(one) for one in self._states]
+            self._states = [state if state.status is Status.FILLING else replace(state) for state in self._states]
 
     def markers(self, numbers: Sequence[int]) -> list[tuple[PartitionMarker | None, str]]:
         """The marker of each partition, and the identity of its node."""
@@ -115,15 +115,15 @@ class PartitionStates:
 
     def marker(self) -> Marker | None:
         """See ``LastingTable.marker``; None if a partition has no marker or another one."""
-        held = [marker for marker, _ in self.markers(range(len(self._partitions)))]
-        first = held[0]
-        others = held[1 : first.partitions] if first else []  # fewer than here, perhaps, which ``judge`` refuses
+        found = [marker for marker, _ in self.markers(range(len(self._partitions)))]
+        first = found[0]
+        others = found[1 : first.partitions] if first else []  # fewer than here, perhaps, which ``judge`` refuses
         if first is None or any(
-            one is None or (one.digest, one.row_dtype) != (first.digest, first.row_dtype) for one in others
+            other is None or (other.digest, other.row_dtype) != (first.digest, first.row_dtype) for other in others
         ):
             return None
-        markers = [one for one in held if one is not None]
-        rows, changed = sum(one.rows for one in markers), any(one.changed for one in markers)
+        markers = [marker for marker in found if marker is not None]
+        rows, changed = sum(marker.rows for marker in markers), any(marker.changed for marker in markers)
         return Marker(first.digest, rows, first.row_dtype, changed)
 
     def verify(self, numbers: Sequence[int]) -> None:

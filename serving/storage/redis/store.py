@@ -84,9 +84,9 @@ class RedisStore(LastingStore):
 
         self._check_open(table)
         RedisTable(self, TableSpec(table, dim=1, row_dtype=self.config.row_dtype or "fp32")).erase()
-        held = self._tables.get(table)
-        if held is not None:
-            held.close()
+        open_table = self._tables.get(table)
+        if open_table is not None:
+            open_table.close()
 
     def close(self) -> None:
         """See ``Store.close``; the rows stay."""

@@ -184,7 +184,7 @@ class RedisTable(LastingTable):
     def spread(self) -> Mapping[str, int]:
         """By node, ``"host:port"``, how many of the partitions it holds, as far as this process knows."""
         with suppress(RedisNodeError):
-            return self._nodes.topology.spread([one.values for one in self._commands.partitions])
+            return self._nodes.topology.spread([partition.values for partition in self._commands.partitions])
         return {}
 
     def _new_commands(self) -> TableCommands:

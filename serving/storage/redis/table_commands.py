@@ -64,8 +64,8 @@ class TableCommands:
         count = len(self.partitions)
         others = [Partition(self.spec.name, at).values for at in range(count, MOST_TIMES_PARTITIONS * count)]
         replies = self._nodes.run([*scans, *(plain("EXISTS", values) for values in others)])
-        for number, (_, held) in zip(numbers, replies, strict=False):
-            keys, _ = self.rows.decoded(held)
+        for number, (_, fields) in zip(numbers, replies, strict=False):
+            keys, _ = self.rows.decoded(fields)
             places = self.partitions.places(keys)
             if (places != number).any():
                 at = int(np.argmax(places != number))
@@ -76,7 +76,7 @@ class TableCommands:
 
     def count(self) -> int:
         """Rows held."""
-        return sum(self._nodes.run([plain("HLEN", one.values) for one in self.partitions]))
+        return sum(self._nodes.run([plain("HLEN", partition.values) for partition in self.partitions]))
 
     def fetch(self, keys: Keys, out: Vectors, found: Mask) -> None:
         """Read rows.
@@ -200,10 +200,10 @@ class TableCommands:
         fields = encoded_fields(keys[order], self.spec.key_bytes)
         commands = []
         for group in groups:
-            one, at = self.partitions[group.partition], order[group.begin : group.end]
-            payload = header(b"HMGET", one.values, at.size + 2) + fields[group.begin : group.end].tobytes()
+            partition, at = self.partitions[group.partition], order[group.begin : group.end]
+            payload = header(b"HMGET", partition.values, at.size + 2) + fields[group.begin : group.end].tobytes()
             take, value_bytes = self.rows.taker(out, at), self.rows.codec.value_bytes
-            commands.append(Command("HMGET", one.values, payload, take, at.size, value_bytes))
+            commands.append(Command("HMGET", partition.values, payload, take, at.size, value_bytes))
         return commands
 
     def _in_rounds(self, rounds: Iterator[slice], change: Callable[[slice], None]) -> None:
@@ -226,14 +226,16 @@ class TableCommands:
         groups = [(number, words) for number, words in groups if self.states.takes_changes(number)]
         commands, notes = [], []
         for number, words in groups:
-            one = self.partitions[number]
-            head = header(name.encode(), one.values, 2 + words_per_row * len(words))
-            commands.append(Command(name, one.values, head + words.tobytes()))
+            partition = self.partitions[number]
+            head = header(name.encode(), partition.values, 2 + words_per_row * len(words))
+            commands.append(Command(name, partition.values, head + words.tobytes()))
             if name == "HDEL":  # noted before the rows go: a process that fills the partition must not add them again
-                notes += [(number, command) for command in scripts.note_removed(one, words)]
+                notes += [(number, command) for command in scripts.note_removed(partition, words)]
         extras = self._extras(groups, name)
         numbers = [number for number, _ in (*notes, *groups, *extras)]
-        replies = self._nodes.run_identified([*(one for _, one in notes), *commands, *(one for _, one in extras)])
+        replies = self._nodes.run_identified(
+            [*(partition for _, partition in notes), *commands, *(partition for _, partition in extras)]
+        )
         self.states.settle(numbers, replies)
 
     def _change_truth(self, groups: Sequence[tuple[int, NDArray[np.uint8]]], name: str, words_per_row: int) -> None:
@@ -273,13 +275,16 @@ class TableCommands:
             logger.warning("%s: redis reached volatile_db.overflow_margin: %s rows evicted", self.spec.name, evicted)
 
     def _unlink(self, partitions: Iterable[Partition]) -> int:
-        names = [(one.values, one.times, one.marker, one.lease, one.removed) for one in partitions]
+        names = [
+            (partition.values, partition.times, partition.marker, partition.lease, partition.removed)
+            for partition in partitions
+        ]
         return sum(int(count) for count in self._nodes.run([plain("UNLINK", *some) for some in names]))
 
-    def _scanned(self, one: Partition, batch_rows: int) -> Iterator[Mapping[bytes, bytes]]:
+    def _scanned(self, partition: Partition, batch_rows: int) -> Iterator[Mapping[bytes, bytes]]:
         cursor = -1
         while cursor:
-            scan = plain("HSCAN", one.values, max(cursor, 0), "COUNT", min(batch_rows, SCAN_FIELDS))
+            scan = plain("HSCAN", partition.values, max(cursor, 0), "COUNT", min(batch_rows, SCAN_FIELDS))
             ((cursor, some),) = self._nodes.run([scan])
             yield some
 

@@ -164,7 +164,7 @@ class RedisTopology:
                 failures.append(node_error(f"{Address(host, port)}: {self.why_no_connection(err)}", err))
         if len(failures) == 1:
             raise without_frames(failures[0])
-        are_down = all(isinstance(one, RedisUnreachableError) for one in failures)
+        are_down = all(isinstance(failure, RedisUnreachableError) for failure in failures)
         reason = f"no node answers: {'; '.join(map(str, failures))}"
         raise RedisUnreachableError(reason) if are_down else RedisNodeError(reason)
 

@@ -75,7 +75,7 @@ def files_state(path: Path, *patterns: str) -> FilesState:
 
 
 def followed_rows(
-    database: Database, spec: TableSpec, codec: RowCodec, digest: str | None, held: FamilyRows | None
+    database: Database, spec: TableSpec, codec: RowCodec, digest: str | None, rows_until_now: FamilyRows | None
 ) -> tuple[FamilyRows | None, StoreError | None]:
     """Return a followed table's rows in ``database``, a newer opening, and why they are not what the writer has.
 
@@ -84,25 +84,28 @@ def followed_rows(
         spec: the table.
         codec: the form of its values.
         digest: of the files that the table must be of; None: of any.
-        held: its rows until now; None: the writer has dropped the table.
+        rows_until_now: its rows until now; None: the writer has dropped the table.
 
     Returns:
-        ``held`` while the table is being loaded, or if it is of other files now. None if the writer has dropped it.
+        ``rows_until_now`` while the table is being loaded, or if it is of other files now. None if the writer has
+        dropped it.
     """
     name = spec.name
     try:
         record = database.record(name)
     except StoreError as err:
-        return held, err
+        return rows_until_now, err
     if record is not None and not record.digest:  # a load is running, or was killed
-        return held, None
+        return rows_until_now, None
     if database.family(name) is None:
         return None, StoreError(STORE_NAME, name, f"{database.path}: the writer has dropped it")
     try:
         rows = family_rows(database, spec, codec)
     except StoreError as err:  # other tables are followed anyway
-        return held, err
+        return rows_until_now, err
     if digest is not None and rows.digest != digest:
         reason = f"the writer has loaded it from other files, {rows.digest}; this process uses {digest}"
-        return held, StoreError(STORE_NAME, name, f"{database.path}: {reason}: restart it with the writer's files")
+        return rows_until_now, StoreError(
+            STORE_NAME, name, f"{database.path}: {reason}: restart it with the writer's files"
+        )
     return rows, None

@@ -96,9 +96,9 @@ class RocksDbStore(LastingStore):
     def erase(self, table: str) -> None:
         """See ``Store.erase``; a read-only store closes the table and raises StoreError, as the rows stay."""
         with self.changing(table) as database:
-            held = self._tables.get(table)
-            if held is not None:
-                held.close()
+            open_table = self._tables.get(table)
+            if open_table is not None:
+                open_table.close()
             if database.family(table) is not None:
                 self._check_writable(table)
                 database.drop_family(table)

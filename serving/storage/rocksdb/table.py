@@ -175,8 +175,8 @@ class RocksDbTable(LastingTable):
         A table stays as it was while it is being loaded, and if it belongs to other files now: its rows keep the older
         files open. A table that the writer has dropped has no rows until the writer loads it again.
         """
-        held = self._rows if isinstance(self._rows, FamilyRows) else None
-        rows, error = followed_rows(database, self.spec, self._codec, self._digest, held)
+        rows_until_now = self._rows if isinstance(self._rows, FamilyRows) else None
+        rows, error = followed_rows(database, self.spec, self._codec, self._digest, rows_until_now)
         if error is not None and str(error) != self._logged:
             effect = "its keys are unknown until it is back" if rows is None else "the table stays as it was"
             logger.warning("%s; %s", error, effect)

@@ -28,19 +28,19 @@ _POLL_S = 0.02
 _ANY_SIZE = 1 << 50  # of the tables of workers: no configuration has set it
 
 
-def shared_capacity(size_bytes: int, spec: TableSpec, rows: int, held: Sequence[TableRows]) -> int:
+def shared_capacity(size_bytes: int, spec: TableSpec, rows: int, given: Sequence[TableRows]) -> int:
     """Return the capacity of a table in rows: its own rows, and headroom as far as the memory lasts.
 
     Args:
         size_bytes: memory of all tables together.
         spec: the table.
         rows: the table's own rows.
-        held: the tables that have their memory already, and their capacities.
+        given: the tables that have their memory already, and their capacities.
 
     Raises:
         StoreFullError: the memory does not hold the table's rows.
     """
-    capacity = MemoryBudget(capacity_bytes=size_bytes).quota(spec, rows_with_headroom(rows), held).rows
+    capacity = MemoryBudget(capacity_bytes=size_bytes).quota(spec, rows_with_headroom(rows), given).rows
     if capacity < rows:
         reason = (
             f"the table has {rows:,} rows, but volatile_db.shared_memory_size, {size_bytes:,} bytes for all tables, "
@@ -118,13 +118,13 @@ class SharedMemoryStore(LastingStore):
         """See ``Store.erase``; refused in a process that only reads. Processes that have the table keep it."""
         with self._lock:
             self._check_open(table)
-            held = self._tables.get(table)
-            if not self.writes and (held is not None or self._folder.table_file(table).exists()):
+            open_table = self._tables.get(table)
+            if not self.writes and (open_table is not None or self._folder.table_file(table).exists()):
                 raise self._refused(table)
             self._folder.table_file(table).unlink(missing_ok=True)
             self._sizes.pop(table, None)
-        if held is not None:
-            held.close()
+        if open_table is not None:
+            open_table.close()
 
     def close(self) -> None:
         """See ``Store.close``."""
@@ -146,8 +146,8 @@ class SharedMemoryStore(LastingStore):
         return True
 
     def _create(self, spec: TableSpec, rows: int, digest: str) -> SharedTable:
-        held = [size for name, size in self._sizes.items() if name != spec.name]
-        capacity = shared_capacity(self._capacity_bytes, spec, rows, held)
+        given = [size for name, size in self._sizes.items() if name != spec.name]
+        capacity = shared_capacity(self._capacity_bytes, spec, rows, given)
         try:
             return SharedTable.create(self._folder.new_file(spec.name), spec.dim, capacity, spec.row_dtype, digest)
         except SharedMemoryError as err:
@@ -322,7 +322,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
         self._shared._sizes[self.spec.name] = (self.spec, copy.capacity_rows)
 
     def _to_write(self) -> SharedTable:
-        held = self._open_rows()
-        if not held.writes:
+        copy = self._open_rows()
+        if not copy.writes:
             raise self._shared._refused(self.spec.name)
-        return held
+        return copy

@@ -88,10 +88,10 @@ class OverlaidSnapshot:
         if rest.size and self._reader is not None:
             rest_keys = keys[rest]
             rows = np.empty((rest.size, self.spec.dim), dtype=np.float32)
-            held = self._reader.fetch(rest_keys, rows)
-            held &= ~overlay.hidden.holds(rest_keys)
-            out[rest[held]] = rows[held]
-            found[rest] = held
+            is_in_file = self._reader.fetch(rest_keys, rows)
+            is_in_file &= ~overlay.hidden.holds(rest_keys)
+            out[rest[is_in_file]] = rows[is_in_file]
+            found[rest] = is_in_file
         return found
 
     def fetch_pooled(
@@ -131,11 +131,11 @@ class OverlaidSnapshot:
         """See ``StoreTable.evict``; raises StoreFullError if the overlay cannot hold the evicted keys of the file."""
         unique = np.unique(keys)
         with self._lock:
-            held = self._holds(unique)
-            if not held.any():
+            is_present = self._holds(unique)
+            if not is_present.any():
                 return
             overlay = self._open_overlay()
-            gone = unique[held]
+            gone = unique[is_present]
             in_file = gone[self._fetch_file(gone, np.empty((gone.size, self.spec.dim), dtype=np.float32))]
             self._mark_changed(overlay, in_file)
             try:

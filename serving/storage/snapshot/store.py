@@ -89,9 +89,9 @@ class SnapshotStore(Store):
     def erase(self, table: str) -> None:
         """See ``Store.erase``."""
         self._check_open(table)
-        held = self._tables.get(table)
-        if held is not None:
-            held.close()
+        open_table = self._tables.get(table)
+        if open_table is not None:
+            open_table.close()
         if self._folder is not None:
             self._folder.erase(table)
 
@@ -114,8 +114,8 @@ class SnapshotTable(HeldTable[OverlaidSnapshot]):
     @property
     def native(self) -> NativeTable | None:
         """See ``StoreTable.native``; None for a table with changes."""
-        held = self._held
-        return None if held is None else held.native
+        snapshot = self._held
+        return None if snapshot is None else snapshot.native
 
     @property
     def capacity_rows(self) -> int | None:
@@ -125,8 +125,8 @@ class SnapshotTable(HeldTable[OverlaidSnapshot]):
     @property
     def size_bytes(self) -> int:
         """The size of the mapped file."""
-        held = self._held
-        return 0 if held is None else held.file_bytes
+        snapshot = self._held
+        return 0 if snapshot is None else snapshot.file_bytes
 
     def open(self, rows: int) -> None:
         """See ``StoreTable.open``; without ``serve_file`` a table has an overlay over no rows."""
@@ -148,9 +148,9 @@ class SnapshotTable(HeldTable[OverlaidSnapshot]):
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """See ``StoreTable.insert``."""
-        held = self._open_rows()
+        snapshot = self._open_rows()
         self._check_dim(rows.shape[1])
-        held.insert(keys, rows)
+        snapshot.insert(keys, rows)
 
     def evict(self, keys: Keys) -> None:
         """See ``StoreTable.evict``; raises StoreFullError if the overlay cannot hold the evicted keys."""
