@@ -24,6 +24,9 @@ _ALIASES = {
     torch.Tensor.float,
 }
 
+# Functions that would read or write elements, and do not return a tensor. Their own names do not say so.
+_OF_ELEMENTS = {"__setitem__", "__array__", "allclose", "equal", "numpy", "tolist"}
+
 
 class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
     """Stands for a table among the parameters of a module. Its shape is [0, D]; the rows are in ``table``.
@@ -80,7 +83,10 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let PyTorch read what the parameter is, and refuse what would compute with its elements."""
         name = function.__name__
-        if function not in _ALIASES and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))):
+        writes = name.endswith("_") and not name.endswith("__")
+        if function == torch.Tensor.data.__set__:
+            name, writes = "data", bool(args[1].numel())
+        if function not in _ALIASES and (writes or name in _OF_ELEMENTS):
             _refuse(name, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **kwargs or {})
@@ -113,13 +119,13 @@ class ShardGradient(torch.Tensor):  # type: ignore[misc]
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse norms."""
-        if "norm" in function.__name__:
+        """Refuse what would be a number of one process."""
+        if "norm" in function.__name__ or function.__name__ in ("sum", "mean"):
             raise TypeError(
-                "the rows are spread over processes: use training.clip_grad_norm_, which adds up the norms of all"
+                f"{function.__name__!r} of a gradient whose rows are spread over processes differs between them: "
+                "use training.clip_grad_norm_, which adds up the norms of all"
             )
-        with torch._C.DisableTorchFunctionSubclass():
-            return function(*args, **kwargs or {})
+        return super().__torch_function__(function, types, args, kwargs or {})
 
 
 def which_make_rows(parameters: Sequence[TableParameter], bags: Sequence[FeatureBags], trains: bool) -> list[bool]:
