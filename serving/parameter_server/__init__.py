@@ -29,6 +29,6 @@ written.
 from serving.parameter_server.counters import TableCounters, TierCounters
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.server import ParameterServer
-from serving.parameter_server.tier import TierSettings
+from serving.parameter_server.tier_table import TierSettings
 
 __all__ = ["FirstRows", "ParameterServer", "TableCounters", "TierCounters", "TierSettings"]

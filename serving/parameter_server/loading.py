@@ -12,8 +12,7 @@ from serving.errors import StoreError, StoreFullError, StoreUnreachableError
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import Table, for_all
 from serving.parameter_server.table_files import CountedRows, Progress, TableSource, table_source, table_spec
-from serving.parameter_server.tier import Tier
-from serving.parameter_server.tier_table import CacheTable
+from serving.parameter_server.tier_table import CacheTable, Tier
 from serving.parameter_server.truth import LOAD_BATCH_ROWS, TruthTable
 from serving.storage import SharedMemoryStore
 from serving.storage.marker import NOT_LOADED, Marker

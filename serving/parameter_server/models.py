@@ -18,7 +18,7 @@ from serving.parameter_server.loading import (
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import Table, for_all
 from serving.parameter_server.table_files import Progress, table_source
-from serving.parameter_server.tier import Tier
+from serving.parameter_server.tier_table import Tier
 from serving.storage.store import LastingStore
 
 logger = logging.getLogger(__name__)

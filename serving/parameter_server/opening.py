@@ -17,7 +17,7 @@ from serving.config import (
 )
 from serving.errors import StoreError
 from serving.parameter_server.first_rows import FirstRows
-from serving.parameter_server.tier import TierSettings
+from serving.parameter_server.tier_table import TierSettings
 from serving.storage import MemoryStore, RedisStore, RocksDbStore, SharedMemoryStore, SnapshotStore
 from serving.storage.store import Store
 

@@ -20,7 +20,7 @@ from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import write
 from serving.parameter_server.table_files import Progress
-from serving.parameter_server.tier import Tier, TierSettings
+from serving.parameter_server.tier_table import Tier, TierSettings
 from serving.storage import SnapshotStore
 from serving.storage.store import Change, Keys, Mask, RowPtrs, Store, Vectors, Weights
 

@@ -1,25 +1,29 @@
-"""One table in one tier: whether the tier answers for it, and, in a cache, whether its rows may be trusted."""
+"""A store as one tier, and one table in it: whether it answers, and, in a cache, whether its rows may be trusted."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from time import perf_counter as now_s
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.errors import StoreError, StoreFullError, StoreTimeoutError, without_frames
+from serving.errors import StoreError, StoreFullError, StoreTimeoutError, StoreUnreachableError, without_frames
 from serving.model.records import Combiner
 from serving.parameter_server.cache_state import CacheState
+from serving.parameter_server.circuit_breaker import CircuitBreaker
 from serving.parameter_server.first_rows import FirstRows
-from serving.parameter_server.tier import Tier
+from serving.storage import SnapshotStore
 from serving.storage.row_codec import may_be_copied, rounded
 from serving.storage.store import (
     Keys,
+    LastingStore,
     LastingTable,
     Mask,
     NativeTable,
     RowPtrs,
+    Store,
     StoreTable,
     Vectors,
     Weights,
@@ -41,6 +45,76 @@ NO_KEYS: Keys = np.empty(0, dtype=np.int64)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
 # A cache that loses rows again and again spends at most a fifth of the time being filled.
 REST_RATIO = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """What a configuration says of a tier in addition to its store.
+
+    Attributes:
+        timeout_ms: maximum time that a lookup waits for the tier; None: no limit.
+        is_initialized: models' files are loaded into the tier; False: it keeps what it has. RAM then starts empty, and
+            a store that outlives the process must have the tables.
+        first_rows: which rows of the files a partial cache gets first.
+        takes_copies: rows found in slower tiers are copied into this tier, if the server promotes.
+    """
+
+    timeout_ms: int | None = None
+    is_initialized: bool = True
+    first_rows: FirstRows = field(default_factory=FirstRows)
+    takes_copies: bool = True
+
+
+class Tier:
+    """One store, and what all its tables share.
+
+    Attributes:
+        store: the store.
+        name: the store's name.
+        depth: counts from the fastest tier, 0.
+        settings: the rest of its configuration.
+        breaker: ends calls that take too long; None: no call has a limit.
+    """
+
+    def __init__(self, store: Store, depth: int, settings: TierSettings) -> None:
+        """Assume that ``store`` answers."""
+        self.store = store
+        self.name = store.name
+        self.depth = depth
+        self.settings = settings
+        self.breaker = None if settings.timeout_ms is None else CircuitBreaker(store.name, settings.timeout_ms)
+        self._beats = 0
+
+    @property
+    def is_volatile(self) -> bool:
+        """Whether the rows are in this process's memory only."""
+        return not isinstance(self.store, LastingStore | SnapshotStore)
+
+    def watch(self, tables: "Sequence[TierTable]", *, is_beat: bool) -> None:
+        """Probe the silent tables of this tier and, if ``is_beat``, one more table in turn. Probes are not counted.
+
+        So outages begin and end without requests. A tier that cannot be reached is asked once.
+        """
+        usable = [table for table in tables if table.is_asked]  # a refill ends other outages
+        asked = [table for table in usable if table.is_failing]
+        if is_beat and usable:
+            self._beats += 1
+            asked.append(usable[self._beats % len(usable)])
+        for table in asked:
+            try:
+                table.probe()
+            except StoreUnreachableError as err:
+                for other in usable:
+                    other.fell_silent(err)
+                return
+            except StoreError as err:
+                table.fell_silent(err)
+
+    def close(self) -> None:
+        """Close the store."""
+        if self.breaker is not None:
+            self.breaker.close()
+        self.store.close()
 
 
 class TierTable:

@@ -10,8 +10,7 @@ from serving.errors import ConfigError, StoreError, StoreFullError
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import Table
 from serving.parameter_server.table_files import TableSource
-from serving.parameter_server.tier import Tier
-from serving.parameter_server.tier_table import TierTable
+from serving.parameter_server.tier_table import Tier, TierTable
 from serving.storage.marker import NOT_LOADED, Marker
 from serving.storage.store import Batches, Keys, StoreTable, Vectors
 

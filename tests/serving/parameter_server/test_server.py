@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kernels.host import round_rows
 from serving.errors import RequestError, StoreError, StoreTimeoutError, StoreUnreachableError, UnknownModelError
-from serving.parameter_server import ParameterServer, tier, tier_table
+from serving.parameter_server import ParameterServer, tier_table
 from serving.parameter_server.counters import FETCH_BUCKETS_S, TableCounting
 from serving.parameter_server.health import ModelHealth
 from serving.parameter_server.table import ModelVersions, Table, VersionClock
@@ -225,7 +225,7 @@ def tables(*names):
 
 def in_tier(store, *held):
     """The tables in a tier of this store."""
-    one = tier.Tier(store, 0, tier.TierSettings())
+    one = tier_table.Tier(store, 0, tier_table.TierSettings())
     return [TierTable(one, table, store.table(table.spec)) for table in held]
 
 
