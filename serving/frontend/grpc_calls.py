@@ -332,11 +332,14 @@ class OpenCalls:
         limits, size = self._limits, self._most_message_bytes
         held_bytes: dict[_Connection, int] = {}
         for connection in self._used:
-            for call in connection.reads():
-                if not call.is_stream and now_s - connection.waiting[call] > limits.body_timeout_s:
-                    self._refuse(call, _LATE, f"the message did not arrive within {limits.body_timeout_s:g} s")
             traffic = sockets.traffic(connection.client)
-            held_bytes[connection] = connection.held_bytes(size, None if traffic is None else traffic.received_bytes)
+            received_bytes = None if traffic is None else traffic.received_bytes
+            for call in connection.reads():
+                arrived_bytes = 0 if received_bytes is None else max(received_bytes - call.bytes_before, 0)
+                time_s = limits.body_time_s(min(arrived_bytes, size))
+                if not call.is_stream and now_s - connection.waiting[call] > time_s:
+                    self._refuse(call, _LATE, f"the message did not arrive within {time_s:g} s")
+            held_bytes[connection] = connection.held_bytes(size, received_bytes)
         self._used = {connection for connection in held_bytes if connection.reads()}
         excess_bytes: float = sum(held_bytes.values()) - max(limits.max_arriving_bytes, 2 * size)
         if excess_bytes <= 0:

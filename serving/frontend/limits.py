@@ -30,7 +30,8 @@ class Limits:
         max_streams: maximum calls at a time on one gRPC connection.
         max_calls: maximum gRPC calls at a time; above it, calls that wait for their clients end.
         head_timeout_s: maximum time for the first line and the headers of a request to arrive.
-        body_timeout_s: maximum time for a body to arrive.
+        body_timeout_s: maximum time for a body to arrive, again for each ``body_part_bytes``.
+        body_part_bytes: how much of a body must arrive in that time.
         idle_timeout_s: how long a connection stays open between two requests. Clients keep a pool of connections, and
             fail on closed connections.
         answer_timeout_s: how long a client may leave a waiting answer unread.
@@ -49,8 +50,13 @@ class Limits:
     max_calls: int = 4096
     head_timeout_s: float = 30.0
     body_timeout_s: float = 30.0
+    body_part_bytes: int = 16 << 20
     idle_timeout_s: float = 75.0
     answer_timeout_s: float = 30.0
+
+    def body_time_s(self, arrived_bytes: int) -> float:
+        """Return how long a body may take if so many of its bytes have arrived."""
+        return self.body_timeout_s * (1 + arrived_bytes // self.body_part_bytes)
 
     @property
     def most_unread_bytes(self) -> int:

@@ -1,7 +1,9 @@
 """The HTTP front end: KServe v2, a JSON form for people, health and metrics, as one FastAPI application."""
 
+import asyncio
 import re
 from base64 import b64encode
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,26 @@ _ERRORS: dict[int, str] = {
 }
 
 
+class _Shared:
+    """Work in a thread. Requests that come while it runs get its result too, so they never take more than one thread.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._running: asyncio.Task[Any] | None = None
+
+    async def result(self) -> Any:
+        if self._running is None:
+            self._running = asyncio.create_task(asyncio.to_thread(self._work))
+            self._running.add_done_callback(self._forget)
+        return await asyncio.shield(self._running)
+
+    def _forget(self, _task: Any) -> None:
+        self._running = None
+
+
 def create_app(front: FrontEnd, access: Access | None = None) -> ASGIApp:
     """Make the HTTP application; ``access`` says who may do what. Without it, the listener is this machine's only."""
     access = access or Access()
@@ -79,11 +101,15 @@ def create_app(front: FrontEnd, access: Access | None = None) -> ASGIApp:
 def _add_metrics_route(app: FastAPI, front: FrontEnd) -> None:
     metrics, siblings = Metrics(front.metrics, front.repository.readings), front.siblings
 
+    def page() -> bytes | str:  # waits for GPUs and for the other workers
+        return metrics.page() if siblings is None else merged_page(siblings.of_all("metrics", metrics.record()))
+
+    shared = _Shared(page)
+
     @app.get("/metrics", response_class=Response)
-    def prometheus() -> Response:  # not a coroutine: it waits for GPUs, so it runs in a thread
+    async def prometheus() -> Response:
         """Counters in Prometheus's text format."""
-        page = metrics.page() if siblings is None else merged_page(siblings.of_all("metrics", metrics.record()))
-        return Response(page, media_type=_PROMETHEUS_TEXT)
+        return Response(await shared.result(), media_type=_PROMETHEUS_TEXT)
 
 
 def _add_status_routes(app: FastAPI, front: FrontEnd) -> None:
@@ -94,11 +120,17 @@ def _add_status_routes(app: FastAPI, front: FrontEnd) -> None:
     async def status_page() -> Response:
         return Response(page, media_type="text/html", headers=headers)
 
-    @app.get("/status")
-    def status_document() -> dict[str, Any]:  # not a coroutine: it waits for GPUs, so it runs in a thread
-        """What the status page shows: models, tables, tiers, and what they counted since the start."""
+    def document() -> dict[str, Any]:  # waits for GPUs and for the other workers
         own, siblings = front.status.document(), front.siblings
         return own if siblings is None else merged_status(siblings.of_all("status", own).values())
+
+    shared = _Shared(document)
+
+    @app.get("/status")
+    async def status_document() -> dict[str, Any]:
+        """What the status page shows: models, tables, tiers, and what they counted since the start."""
+        found: dict[str, Any] = await shared.result()
+        return found
 
 
 def _content_security_policy(page: bytes) -> str:

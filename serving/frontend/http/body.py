@@ -34,20 +34,35 @@ class ArrivingBody:
 
     Attributes:
         chunks: what has arrived.
+        deadline: ends the wait.
         is_given_up: whether it must make room for other bodies.
     """
 
-    def __init__(self, deadline: asyncio.Timeout) -> None:
-        """Wait for the body until ``deadline``."""
+    def __init__(self, limits: Limits) -> None:
+        """Wait for the body within ``limits`` from now on."""
         self.chunks = bytearray()
         self.is_given_up = False
-        self._deadline = deadline
+        self._limits = limits
+        self.deadline = asyncio.timeout(limits.body_timeout_s)
+
+    @property
+    def time_s(self) -> float:
+        """How long the body may take, as far as it has arrived."""
+        return self._limits.body_time_s(len(self.chunks))
+
+    def add(self, chunk: bytes) -> None:
+        """Add a piece; a large body gets more time as it arrives."""
+        before_s = self.time_s
+        self.chunks += chunk
+        due_s = self.deadline.when()
+        if self.time_s > before_s and due_s is not None and not self.is_given_up and not self.deadline.expired():
+            self.deadline.reschedule(due_s + self.time_s - before_s)
 
     def give_up(self) -> None:
         """End the wait for the body."""
-        if not self._deadline.expired():
+        if not self.deadline.expired():
             self.is_given_up = True
-            self._deadline.reschedule(0)
+            self.deadline.reschedule(0)
 
 
 class Arriving:
@@ -74,7 +89,7 @@ class Arriving:
 
     def add(self, body: ArrivingBody, chunk: bytes) -> None:
         """Add a piece to ``body``."""
-        body.chunks += chunk
+        body.add(chunk)
         if body in self._bodies:
             self._bytes += len(chunk)
         while self._bytes > self.max_bytes:
@@ -100,17 +115,16 @@ async def read_body(receive: Receive, headers: dict[bytes, bytes], limits: Limit
         raise PayloadTooLargeError(
             f"the body has {declared[:32].decode()} bytes, but the server accepts {limits.max_body_bytes:,}"
         )
-    deadline = asyncio.timeout(limits.body_timeout_s)
-    arriving_body = ArrivingBody(deadline)
+    arriving_body = ArrivingBody(limits)
     try:
-        async with deadline:
+        async with arriving_body.deadline:
             body = await _read(receive, arriving_body, limits.max_body_bytes, arriving, declared)
     except TimeoutError as err:
         if arriving_body.is_given_up:
             raise OverloadedError(
                 f"more than {arriving.max_bytes:,} bytes of bodies are arriving; this body has been arriving longest"
             ) from err
-        raise LateBodyError(f"the body did not arrive within {limits.body_timeout_s:g} s") from err
+        raise LateBodyError(f"the body did not arrive within {arriving_body.time_s:g} s") from err
     if len(body) > limits.max_body_bytes:
         raise PayloadTooLargeError(
             f"the body has more than the {limits.max_body_bytes:,} bytes that the server accepts"

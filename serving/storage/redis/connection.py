@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from redis import exceptions
+
+# redis-py documents no parser to extend, so pyproject.toml has an upper bound. The tests of the store run the parser.
 from redis._parsers import _HiredisParser
 from redis.connection import Connection
 

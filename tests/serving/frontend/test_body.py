@@ -166,6 +166,19 @@ def test_a_body_that_does_not_arrive_is_given_up(sent):
         asyncio.run(stalled())
 
 
+def test_each_part_of_a_large_body_has_the_time_of_a_body():
+    parts = [bytes(100), bytes(150)]
+
+    async def receive():
+        if parts:
+            return {"type": "http.request", "body": parts.pop(), "more_body": True}
+        return await asyncio.Event().wait()
+
+    limits = Limits(body_timeout_s=0.01, body_part_bytes=100)
+    with pytest.raises(RequestError, match=r"did not arrive within 0\.03 s"):
+        asyncio.run(read_body(receive, {}, limits, Arriving(limits)))
+
+
 class TestArriving:
     """Bodies of at most 100 bytes; together they may hold 200 while they arrive."""
 

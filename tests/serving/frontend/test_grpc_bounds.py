@@ -143,14 +143,15 @@ class TestUnfinishedMessages:
             assert clients[-1].wait_for(lambda: ended() >= 6)
             assert is_answered(address, model)
 
-    def test_have_a_time_limit(self, serve):
-        address = serve(body_timeout_s=0.3)
+    @pytest.mark.parametrize(("size_bytes", "time"), [(1, b"0.3 s"), (3000, b"0.6 s")])
+    def test_have_a_time_limit_for_each_part(self, serve, size_bytes, time):
+        address = serve(body_timeout_s=0.3, body_part_bytes=2000)
         with RawClient(address) as client:
             call = client.open(INFER)
-            client.send(call, message_of(b"a", of_bytes=100))
+            client.send(call, message_of(bytes(size_bytes), of_bytes=5000))
 
             assert client.wait_for(lambda: client.ended(call))
-            assert b"the message did not arrive within 0.3 s" in client.text_of(call)
+            assert b"the message did not arrive within " + time in client.text_of(call)
 
     def test_are_only_those_that_are_unfinished(self, serve, model):
         address = serve(max_body_bytes=MIB, max_arriving_bytes=32 * MIB)

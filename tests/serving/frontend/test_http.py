@@ -242,6 +242,32 @@ def test_a_metrics_page_that_waits_for_a_gpu_delays_no_request(repository, monke
     assert asyncio.run(exchange()) == [200, 200]
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/status"])
+def test_requests_for_a_page_that_is_being_made_share_it(repository, monkeypatch, path):
+    is_asked, all_have_come, readings = threading.Event(), threading.Event(), []
+
+    def waiting_readings():
+        is_asked.set()
+        assert all_have_come.wait(60)
+        readings.append(1)
+        return []
+
+    monkeypatch.setattr(repository, "readings", waiting_readings)
+    app = create_app(FrontEnd(repository))
+
+    async def exchange():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+            pages = [asyncio.ensure_future(client.get(path)) for _ in range(50)]
+            assert await asyncio.to_thread(is_asked.wait, 60)
+            all_have_come.set()
+            return [(await page).text for page in pages], (await client.get(path)).status_code
+
+    pages, later = asyncio.run(exchange())
+
+    assert len(set(pages)) == 1
+    assert (later, len(readings)) == (200, 2)
+
+
 def test_a_server_without_models_is_live_but_not_ready(tmp_path):
     client = Client(create_app(FrontEnd(ModelRepository(tmp_path))))
 
