@@ -121,7 +121,7 @@ class TableSink:
         self._add(lookup, rows)
 
     def rows(self) -> torch.Tensor | None:
-        """Return the sum float32[U, D] of the gradients of each row that has one. None: no row has one."""
+        """Return the sum float32[U, D] of the gradients of each row that has one. None: there are no gradients."""
         if self._kept:
             kept, self._kept = self._kept, []
             self._add(*_sum(kept))

@@ -55,9 +55,9 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
 
     @property
     def grad(self) -> torch.Tensor | None:
-        """The gradient, in RAM. It can be changed in place or replaced. None: no row has a gradient."""
+        """The gradient, in RAM. It can be changed in place or replaced. None: no backward pass has left one."""
         rows = self.sink.rows()
-        if rows is None or not len(rows):
+        if rows is None:
             return None
         return rows if self.processes.size == 1 else rows.as_subclass(ShardGradient)
 

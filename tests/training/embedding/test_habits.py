@@ -13,6 +13,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
@@ -217,6 +219,14 @@ def scaled_for_amp(model, optimizer, factor=1.0, unscale=True):
         scaler.update()
 
 
+def scaled_without_keys(model, optimizer):
+    scaler = torch.amp.GradScaler("cpu")
+    of_table = type(optimizer)([table_of(model)], lr=0.1)
+    scaler.scale(model(KEYS[:0], torch.zeros(3, dtype=torch.int64)).sum()).backward()
+    scaler.step(of_table)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
 def frozen(model, optimizer):
     one_step(model, optimizer)
     table_of(model).requires_grad_(False)
@@ -333,13 +343,6 @@ def known_and_checkpointed(model, optimizer):
     checkpointed(model, optimizer, use_reentrant=True)
 
 
-def autocast(model, optimizer):
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
-        loss = loss_of(model)
-    loss.backward()
-    optimizer.step()
-
-
 def in_the_backward_pass(model, optimizer):
     for parameter in model.parameters():
         of_parameter = type(optimizer)([parameter], lr=0.1)
@@ -387,7 +390,7 @@ FOLLOWED = {
     "GradScaler, infinite": partial(scaled_for_amp, factor=torch.inf, unscale=False),
     "GradScaler with clipping": scaled_for_amp,
     "GradScaler with clipping, NaN": partial(scaled_for_amp, factor=torch.nan),
-    "autocast": autocast,
+    "GradScaler without keys": scaled_without_keys,
     "requires_grad_(False)": frozen,
     "requires_grad_(True) again": thawed,
     "eval() with gradients": evaluated,
@@ -406,6 +409,64 @@ FOLLOWED = {
     "a reentrant checkpoint with known keys": known_and_checkpointed,
     "parameter groups": learning_rates_by_group,
 }
+
+
+def of_gradients(change):
+    """A habit that changes every gradient by a factor."""
+
+    def habit(model, optimizer, factor, keys):
+        if any(parameter.grad is not None for parameter in model.parameters()):
+            change(model, factor)
+
+    return habit
+
+
+def replace_gradients(model, factor):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad * factor
+
+
+def step_and_zero(model, optimizer, factor, keys):
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def pass_back(model, optimizer, factor, keys):
+    vectors = model(torch.tensor(keys, dtype=torch.int64), torch.tensor([0, len(keys) // 2, len(keys)]))
+    (vectors.tanh().sum() * factor).backward()
+
+
+ANY_ORDER = {
+    "backward": pass_back,
+    "step": step_and_zero,
+    "zero_grad": lambda model, optimizer, factor, keys: optimizer.zero_grad(factor > 1),
+    "clip_grad_value_": of_gradients(lambda model, factor: nn.utils.clip_grad_value_(model.parameters(), factor / 9)),
+    "clip_grad_norm_": of_gradients(lambda model, factor: nn.utils.clip_grad_norm_(model.parameters(), factor / 3)),
+    "grad = another": of_gradients(replace_gradients),
+    "requires_grad_": lambda model, optimizer, factor, keys: table_of(model).requires_grad_(factor > 1),
+    "eval": lambda model, optimizer, factor, keys: model.train(factor > 1),
+}
+FACTORS, BAGS = st.floats(0.1, 2), st.lists(st.integers(0, ROWS - 1), max_size=6)
+USES = st.one_of(
+    st.tuples(st.just("backward"), FACTORS, BAGS), st.tuples(st.sampled_from(sorted(ANY_ORDER)), FACTORS, BAGS)
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(USES, max_size=30))
+def test_habits_in_any_order_give_the_weights_of_a_parameter(uses):
+    ours, theirs = table_model(), plain_model()
+    ours(torch.arange(ROWS), torch.arange(ROWS + 1))  # so that all rows exist
+
+    for model in (ours, theirs):
+        optimizer = optimizers.SGD(model.parameters(), lr=0.05)
+        for name, factor, keys in uses:
+            ANY_ORDER[name](model, optimizer, factor, keys)
+        optimizer.step()
+
+    torch.testing.assert_close(ours.embedding.rows(), theirs.embedding.rows(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(ours.net.weight.double(), theirs.net.weight, rtol=1e-3, atol=1e-5)
 
 
 class PapersOptimizer(torch.optim.Optimizer):
@@ -544,6 +605,21 @@ def test_a_gradient_is_the_sum_over_the_rows_that_were_read():
 
     assert table_of(model).grad.tolist() == [[2.0] * DIM, [1.0] * DIM, [1.0] * DIM]  # of the keys 1, 2 and 5
     assert table_of(model).shape == (0, DIM)
+
+
+def test_autocast_computes_as_with_an_embedding_bag():
+    ours, theirs = table_model(), Model(Plain().float(), torch.float32)
+
+    for model in (ours, theirs):
+        optimizer = optimizers.SGD(model.parameters(), lr=0.1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model()
+            loss = (out - 1).square().sum()
+        assert out.dtype == torch.bfloat16
+        loss.backward()
+        optimizer.step()
+
+    torch.testing.assert_close(ours.embedding.rows(), theirs.embedding.rows().double())
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1])
