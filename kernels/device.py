@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -296,10 +297,11 @@ def _open_cuda(index: int) -> Device:
             f"cuda:{index}: a parent of this process has opened a GPU, and CUDA does not work in a forked child: "
             "open devices after the fork"
         )
-    try:
-        ctypes.CDLL("libcuda.so.1")  # as CUDA's runtime does; without a driver, nobody waits for the import of CuPy
-    except OSError as err:
-        raise DeviceUnavailableError(f"cuda:{index}: no usable NVIDIA driver: {err}") from err
+    if "cupy" not in sys.modules:
+        try:
+            ctypes.CDLL("libcuda.so.1")  # as CUDA's runtime does; without a driver, nobody waits for the import of CuPy
+        except OSError as err:
+            raise DeviceUnavailableError(f"cuda:{index}: no usable NVIDIA driver: {err}") from err
     try:
         from kernels.cuda_device import CudaDevice
     except ImportError as err:

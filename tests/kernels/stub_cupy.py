@@ -69,11 +69,6 @@ class StubGpu:
         return f"machine code {len(self.compiled)}".encode()
 
 
-def library_or_stub_driver(name, *options, library=ctypes.CDLL, **more):
-    """Open a library as ``ctypes.CDLL`` does; the NVIDIA driver seems to be installed."""
-    return None if name == "libcuda.so.1" else library(name, *options, **more)
-
-
 def stub_modules(gpu):
     """Return the modules that replace CuPy's in ``sys.modules``."""
     cuda = ModuleType("cupy.cuda")

@@ -8,7 +8,6 @@ import pytest
 
 from kernels.device import open_device
 from kernels.errors import DeviceUnavailableError
-from tests.kernels.stub_cupy import library_or_stub_driver
 
 
 @pytest.fixture
@@ -36,8 +35,6 @@ def test_a_name_always_opens_the_same_device_in_a_process():
 
 @pytest.mark.parametrize("name", ["cuda:0", "auto"])
 def test_without_cupy_the_error_names_the_extras_that_install_it(without_cupy, monkeypatch, name):
-    monkeypatch.setattr("ctypes.CDLL", library_or_stub_driver)
-
     with pytest.raises(
         DeviceUnavailableError, match=r"cuda:0: CuPy cannot be used .*hotrow\[cuda13\].*hotrow\[cuda12\]"
     ):
@@ -63,11 +60,11 @@ def test_the_file_cache_counts_as_free_memory_of_the_runner(monkeypatch, tmp_pat
 
 
 IN_A_FORKED_CHILD = """
-import ctypes, os, sys
+import os, sys
 from kernels import device
 from kernels.device import open_device
 from kernels.errors import DeviceUnavailableError
-from tests.kernels.stub_cupy import StubGpu, library_or_stub_driver, stub_modules
+from tests.kernels.stub_cupy import StubGpu, stub_modules
 
 def child(act, fork=os.fork):
     number = fork()
@@ -86,7 +83,6 @@ def fork_next_to_a_thread_that_opens_a_device():
     return number
 
 sys.modules |= stub_modules(StubGpu())
-ctypes.CDLL = library_or_stub_driver
 child(lambda: open_device("cuda:0"))
 runner = open_device("runner")
 child(lambda: open_device("runner") not in (runner, None), fork_next_to_a_thread_that_opens_a_device)
