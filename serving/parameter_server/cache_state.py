@@ -2,13 +2,13 @@
 
 ::
 
-             loaded               missed a write              begin_refill
+             loaded               missed a write              a refill begins
     LOADING ───────▶ SERVING ───────────────────▶ INVALID ───────────────▶ REFILLING
        │                ▲                          ▲    ▲                    │   │
        └────────────────┼──────────────────────────┘    └────────────────────┘   │
         unreachable     │                         missed a write, or failed      │
                         └────────────────────────────────────────────────────────┘
-                                               end_refill
+                                           has every row
 
     unload and erase lead from every state to DROPPED
 
@@ -34,11 +34,6 @@ class CacheState(Enum):
     REFILLING = "refilling"
     INVALID = "invalid"
     DROPPED = "dropped"
-
-    @property
-    def answers(self) -> bool:
-        """Whether lookups may ask the cache, and promotions may write to it."""
-        return self is CacheState.SERVING
 
     @property
     def takes_writes(self) -> bool:

@@ -61,7 +61,7 @@ def load_tables(
     for table, source in loads:
         caches = [CacheTable(tier, table, tier.store.table(source.spec)) for tier in faster]
         table.take_tiers(caches, TruthTable(last, table, last.store.table(source.spec), source))
-    announce_tables(tiers, sources)
+    share_bounds(tiers, sources)
     for table, source in loads:
         for in_tier in table.tiers:
             if in_tier.tier.is_volatile:
@@ -81,10 +81,10 @@ def load_tables(
         table.truth.was_loaded()
 
 
-def announce_tables(tiers: Sequence[Tier], sources: Sequence[TableSource], leaving: Set[str] = frozenset()) -> None:
-    """Announce ``sources`` to stores whose tables share a bound; tables that are ``leaving`` make room for them."""
+def share_bounds(tiers: Sequence[Tier], sources: Sequence[TableSource], leaving: Set[str] = frozenset()) -> None:
+    """Give ``sources`` their shares in stores whose tables share a bound; see ``Store.share_bounds``."""
     for tier in tiers:
-        tier.store.announce([(source.spec, source.model.rows) for source in sources], leaving)
+        tier.store.share_bounds([(source.spec, source.model.rows) for source in sources], leaving)
 
 
 def note_current_caches(table: Table) -> None:
@@ -208,7 +208,7 @@ def _fill_lasting_cache(cache: CacheTable, lasting: LastingTable, unreachable: s
     except StoreUnreachableError as err:
         unreachable.add(cache.tier)
         cache.could_not_fill(err)
-    cache.table.removed_keys = set()
+    cache.removed_keys = set()
     cache.begin_service(is_current=not lasting.is_whole)  # a store with invalid parts bypasses these itself
 
 

@@ -2,17 +2,17 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 
 from serving.background import PeriodicWorker
 from serving.config import ModelConfig
 from serving.errors import ConfigError, StoreError, UnknownModelError, about, did_you_mean
 from serving.parameter_server.loading import (
-    announce_tables,
     erase_tables,
     load_tables,
     note_current_caches,
+    share_bounds,
     with_kept_tables,
 )
 from serving.parameter_server.promotion import Promoter
@@ -85,50 +85,63 @@ class ServedModels:
                     return self._tables.get(model.full_name(table))
         return None
 
-    def announce(self, configs: Sequence[ModelConfig], leaving: Sequence[ModelConfig]) -> None:
+    def share_bounds(self, configs: Sequence[ModelConfig], leaving: Sequence[ModelConfig]) -> None:
         """See ``ParameterServer.share_bounds``."""
         with self._lock:
             sources = []
             for config in configs:
+                named = config
+                with suppress(StoreError):  # the load reports it
+                    named = self._named(config)
                 with about(config.name):
-                    sources += [table_source(config, table) for table in config.tables]
-            announce_tables(
-                self._tiers,
-                sources,
-                {old.full_name(table) for old in leaving for table in old.tables},
-            )
+                    sources += [table_source(named, table) for table in named.tables]
+            share_bounds(self._tiers, sources, _names(leaving))
 
     def load(self, config: ModelConfig, progress: Progress | None = None) -> ModelConfig:
         """See ``ParameterServer.load_model``."""
         with self._lock:
-            truth = self._tiers[-1]
-            config = with_kept_tables(truth.store, config, is_filled=truth.settings.is_initialized)
-            loaded = next((model for model in self._models if _exclude_each_other(model, config)), None)
-            if loaded is not None:
-                reason = f"model {config.name!r} is already loaded, in version {loaded.version}; unload it first"
-                raise ConfigError(config.source, "", reason)
-            served = Table.all_of(config, [tier.name for tier in self._tiers], self._promoter)
-            loads = [
-                (table, table_source(config, table_config))
-                for table, table_config in zip(served, config.tables, strict=True)
-            ]
+            named = config
             try:
-                load_tables(self._tiers, loads, progress)
-            except BaseException:
-                for table in served:
-                    table.end()
-                with suppress(StoreError):  # the first error says more
-                    for_all(table.close for table in served)
-                raise
-            self._tables = {**self._tables, **{table.name: table for table in served}}
-            self._to_erase = [table for table in self._to_erase if table.name not in self._tables]
-            if len(self._tiers) > 1 and self._refill_worker is None:
-                self._refill_worker = PeriodicWorker("hotrow-refill", self._refill, LOOK_INTERVAL_S)
-            if self._watcher is None and not all(tier.is_volatile for tier in self._tiers):
-                self._watcher = PeriodicWorker("hotrow-outages", self._watch, WATCH_INTERVAL_S)
-            # A copy of the record tells this load from earlier loads, whose sessions are refused.
-            self._models = (*self._models, config.model_copy())
-            return self._models[-1]
+                named = self._named(config)
+                return self._load(named, progress)
+            finally:  # a load that failed has not taken all of its shares
+                for tier in self._tiers:
+                    tier.store.give_back(_names([config, named]))
+
+    def _named(self, config: ModelConfig) -> ModelConfig:
+        """The model with the names that its tables have in the stores."""
+        truth = self._tiers[-1]
+        return with_kept_tables(truth.store, config, is_filled=truth.settings.is_initialized)
+
+    def _load(self, config: ModelConfig, progress: Progress | None) -> ModelConfig:
+        loaded = next((model for model in self._models if _exclude_each_other(model, config)), None)
+        if loaded is not None:
+            reason = f"model {config.name!r} is already loaded, in version {loaded.version}; unload it first"
+            raise ConfigError(config.source, "", reason)
+        again = [table for table in self._to_erase if table.name in _names([config])]
+        self._to_erase = [table for table in self._to_erase if table not in again]
+        for_all(table.close for table in again)
+        served = Table.all_of(config, [tier.name for tier in self._tiers], self._promoter)
+        loads = [
+            (table, table_source(config, table_config))
+            for table, table_config in zip(served, config.tables, strict=True)
+        ]
+        try:
+            load_tables(self._tiers, loads, progress)
+        except BaseException:
+            for table in served:
+                table.end()
+            with suppress(StoreError):  # the first error says more
+                for_all(table.close for table in served)
+            raise
+        self._tables = {**self._tables, **{table.name: table for table in served}}
+        if len(self._tiers) > 1 and self._refill_worker is None:
+            self._refill_worker = PeriodicWorker("hotrow-refill", self._refill, LOOK_INTERVAL_S)
+        if self._watcher is None and not all(tier.is_volatile for tier in self._tiers):
+            self._watcher = PeriodicWorker("hotrow-outages", self._watch, WATCH_INTERVAL_S)
+        # A copy of the record tells this load from earlier loads, whose sessions are refused.
+        self._models = (*self._models, config.model_copy())
+        return self._models[-1]
 
     def forget(self, name: str, version: int | None, *, erase: bool, held: ModelConfig | None = None) -> None:
         """See ``ParameterServer.unload_model`` and, with ``erase``, ``erase_model``."""
@@ -201,6 +214,10 @@ class ServedModels:
             for cache in table.caches:
                 with self._filling:
                     cache.refill_if_due()
+
+
+def _names(configs: Sequence[ModelConfig]) -> Set[str]:
+    return {config.full_name(table) for config in configs for table in config.tables}
 
 
 def _is_erased(table: Table) -> bool:

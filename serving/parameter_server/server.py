@@ -105,9 +105,9 @@ class ParameterServer:
         return server
 
     def share_bounds(self, configs: Sequence[ModelConfig], leaving: Sequence[ModelConfig] = ()) -> None:
-        """Announce the models that will be loaded, so that their tables share the room in RAM in proportion.
+        """Share the room in RAM between the tables of models that will be loaded, in proportion to their rows.
 
-        A model that was not announced gets the room that the others leave.
+        A model without a share gets the room that the others leave.
 
         Args:
             configs: the models.
@@ -115,10 +115,10 @@ class ParameterServer:
                 until these models are unloaded.
 
         Raises:
-            StoreError: the system does not have the memory; nothing was announced.
-            ModelFileError: a file is missing or damaged; nothing was announced.
+            StoreError: the system does not have the memory; no table got a share.
+            ModelFileError: a file is missing or damaged; no table got a share.
         """
-        self._served.announce(configs, leaving)
+        self._served.share_bounds(configs, leaving)
 
     def load_model(self, config: ModelConfig, progress: Progress | None = None) -> ModelConfig:
         """Load every table of a model, or none if a table fails.

@@ -163,7 +163,6 @@ class Table:
         truth: the last of ``tiers``.
         is_written: this process has changed rows of the table; guarded by the clock's lock.
         is_uncertain: the truth failed in the middle of a change, so caches may differ from it; the same lock guards it.
-        removed_keys: keys that were removed since the load, while a cache has not been filled yet; None: none waits.
     """
 
     spec: TableSpec
@@ -178,7 +177,6 @@ class Table:
     truth: "TruthTable" = field(init=False)
     is_written: bool = False
     is_uncertain: bool = False
-    removed_keys: set[int] | None = None
 
     @property
     def name(self) -> str:
@@ -303,8 +301,9 @@ def _checked(table: Table, keys: Keys, rows: Vectors | None) -> Change[Table]:
 def _write_truth(tables: Sequence[Table], changes: Sequence[Change[Table]]) -> None:
     """Write to the source of truth. If it fails in the middle, the caches of the tables may differ from it."""
     for table, keys, rows in changes:
-        if rows is None and table.removed_keys is not None:
-            table.removed_keys.update(keys.tolist())
+        for cache in table.caches if rows is None else ():
+            if cache.removed_keys is not None:
+                cache.removed_keys.update(keys.tolist())
     were_uncertain = [table.is_uncertain for table in tables]
     for table in tables:
         table.is_uncertain = True

@@ -125,7 +125,6 @@ class TierTable:
         table: the table.
         stored: the table in the tier's store.
         lasting: ``stored``, if its rows outlive the process.
-        is_asked: lookups may ask the tier.
     """
 
     def __init__(self, tier: Tier, table: "Table", stored: StoreTable) -> None:
@@ -134,10 +133,14 @@ class TierTable:
         self.table = table
         self.stored = stored
         self.lasting = stored if isinstance(stored, LastingTable) else None
-        self.is_asked = True
         self._pooling = stored if isinstance(stored, HeldTable) else None
         self._is_silent = False  # the last call was not answered
         self._failed_keys: Keys | None = None  # of the last failed call, until they are answered
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether lookups may ask the tier."""
+        return True
 
     @property
     def is_failing(self) -> bool:
@@ -198,7 +201,9 @@ class TierTable:
                 self._probe(self._failed_keys)
 
     def fell_silent(self, error: StoreError) -> None:
-        """Note a call that was not answered."""
+        """Note a call that was not answered; the stores of a table that was unloaded refuse every call."""
+        if self.table.clock.is_gone:
+            return
         self._is_silent = True
         if self._failed_keys is None:
             self._failed_keys = NO_KEYS
@@ -267,20 +272,26 @@ class CacheTable(TierTable):
         state: whether its rows may be trusted; changed while the lock of the table's clock is held.
         is_refilled: it is refilled if it becomes invalid; False: it keeps what it has.
         is_filled: it has had the table's rows since the model was loaded.
+        removed_keys: keys that were removed since the load, while the cache waits for its first fill; None: it does not
+            wait. The lock of the table's clock guards it.
     """
 
     def __init__(self, tier: Tier, table: "Table", stored: StoreTable) -> None:
         """Begin in the state LOADING."""
         super().__init__(tier, table, stored)
         self.state = CacheState.LOADING
-        self.is_asked = False
         self.is_refilled = self.lasting is None or tier.settings.is_initialized
         self.is_filled = False
-        self._refills = 0  # the number of the refill that runs; another may not end it
+        self.removed_keys: set[int] | None = None
         self._due_at_s = 0.0  # when it may be filled again
         self._pause_s = 0.0  # how long it rests if that fails
         self._paused_until_s = 0.0  # until then it is offered no rows; only the promotion's thread writes it
         self._refuses_promotions = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether lookups may ask the cache, and promotions may write to it."""
+        return self.state is CacheState.SERVING
 
     @property
     def is_current(self) -> bool:
@@ -292,7 +303,6 @@ class CacheTable(TierTable):
         if not self.state.may_become(state):
             raise ValueError(f"{self.tier.name}, table {self.table.name!r}: {self.state.name} -> {state.name}")
         self.state = state
-        self.is_asked = state.answers
 
     def begin_service(self, *, is_current: bool = True) -> None:
         """End the load; ``is_current``: the cache has every write, or knows itself which of its parts are invalid."""
@@ -327,8 +337,11 @@ class CacheTable(TierTable):
             return
         try:
             self.fill()
-        except StoreError as err:
-            self.could_not_fill(err)
+        except Exception as err:  # the other caches must still be filled
+            if isinstance(err, StoreError):
+                self.could_not_fill(err)
+            else:
+                logger.exception("tier %s cannot be filled, table %r", self.tier.name, self.table.name)
             self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
             self._due_at_s = now_s() + self._pause_s
         else:
@@ -336,32 +349,48 @@ class CacheTable(TierTable):
             self._due_at_s = now_s() + REST_RATIO * (now_s() - began)
 
     def fill(self) -> None:
-        """Bring the cache up to the truth.
+        """Bring the cache up to the truth; one thread at a time. An invalid cache stays invalid if this fails.
 
         Raises:
             StoreError: see ``LastingTable.fill``.
         """
-        truth, settings, was_written = self.table.truth, self.tier.settings, True
-        with self.table.clock.lock:
-            token = self._begin_refill()
-        if self.lasting is not None:
-            was_written = self.lasting.fill(truth, starting=token is not None or not self.is_filled)
-        else:
-            truth.refill(self.stored, settings.first_rows if settings.is_initialized else FirstRows(cache_rate=0.0))
-        with self.table.clock.lock:
-            is_asked = self._end_refill(token)
-        if is_asked:
+        truth, settings, lock, was_written = self.table.truth, self.tier.settings, self.table.clock.lock, True
+        with lock:
+            was_invalid = self.state is CacheState.INVALID  # else it is loaded, or fills its invalid parts itself
+            if was_invalid:
+                self.become(CacheState.REFILLING)  # it takes changes again
+        try:
+            if self.lasting is not None:
+                was_written = self.lasting.fill(truth, starting=was_invalid or not self.is_filled)
+            else:
+                truth.refill(self.stored, settings.first_rows if settings.is_initialized else FirstRows(cache_rate=0.0))
+        except BaseException:
+            with lock:
+                if self.state is CacheState.REFILLING:
+                    self.become(CacheState.INVALID)
+            raise
+        was_filled = self.is_filled
+        with lock:
+            if self.state in (CacheState.LOADING, CacheState.REFILLING):  # it missed no change meanwhile
+                self.become(CacheState.SERVING)
+            self.is_filled, self.removed_keys = True, None
+        if self.is_asked:
             self._answered(NO_KEYS if self._failed_keys is None else self._failed_keys)
-            if self.is_filled and was_written:
+            if was_filled and was_written:
                 self.table.counting.refilled(self.tier.depth)
-        self.is_filled, self.table.removed_keys = True, None
 
     def could_not_fill(self, error: StoreError) -> None:
-        """Note that the cache could not be filled now; the server tries again later."""
-        with self.table.clock.lock:
-            if self.state is CacheState.REFILLING:
-                self.become(CacheState.INVALID)
+        """Count and note that the cache could not be filled now; the server tries again later."""
         self._failed(error)
+
+    @property
+    def takes_copies(self) -> bool:
+        """Whether rows found in slower tiers are copied into the cache.
+
+        A cache that outlives the process takes them only from the process that writes its truth. Another process may
+        have read a row that the writer has removed since, from the cache too.
+        """
+        return self.tier.settings.takes_copies and (self.lasting is None or self.table.truth.writes)
 
     @property
     def takes_promotions(self) -> bool:
@@ -387,23 +416,6 @@ class CacheTable(TierTable):
     def drop_promotion(self, rows: int) -> None:
         """Count rows that a slower tier held and that this tier is not offered."""
         self.table.counting.promoted(self.tier.depth, 0, rows)
-
-    def _begin_refill(self) -> int | None:
-        """Have an invalid cache take changes again while it is filled; returns the refill's token.
-
-        None if it is not invalid: it is being loaded, or fills its invalid parts itself.
-        """
-        if self.state is not CacheState.INVALID:
-            return None
-        self.become(CacheState.REFILLING)
-        self._refills += 1
-        return self._refills
-
-    def _end_refill(self, token: int | None) -> bool:
-        """Ask the cache again, unless it missed another change since; returns whether it is asked."""
-        if self.state is CacheState.LOADING or (self.state is CacheState.REFILLING and token == self._refills):
-            self.become(CacheState.SERVING)
-        return self.is_asked
 
     def _take(self, write: Callable[[], None]) -> None:
         try:

@@ -86,7 +86,8 @@ class TruthTable(TierTable):
         """See ``Truth.take``."""
         clock = self.table.clock
         with clock.lock:
-            removed = np.fromiter(self.table.removed_keys or (), dtype=np.int64)
+            removed_keys = set[int]().union(*(cache.removed_keys or () for cache in self.table.caches))
+            removed = np.fromiter(removed_keys, dtype=np.int64)
             is_new = ~self.stored.fetch(keys, np.empty_like(rows)) & ~np.isin(keys, removed)
             if is_new.any():
                 if self.lasting is not None:

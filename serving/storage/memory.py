@@ -19,7 +19,7 @@ class MemoryStore(Store):
     """Rows in RAM, within one budget for all tables.
 
     A table takes its memory when it is opened. With a budget, a table gets as many rows as it asks for while the budget
-    lasts. Tables that were announced together share the rest of the budget in proportion to their rows. Without a
+    lasts. Tables that get their shares together divide the rest of the budget in proportion to their rows. Without a
     budget, a table gets its rows and some headroom, limited by the table's own capacity if it has one.
     A full table refuses new keys. With an ``overflow_policy``, a table that its bound makes smaller evicts rows.
     """
@@ -63,38 +63,41 @@ class MemoryStore(Store):
         )
         self._target_ratio = overflow_resolution_target
         self._is_backed = is_backed
-        self._announced: dict[str, tuple[TableSpec, Quota]] = {}  # tables that are not open yet
-        self._lock = threading.Lock()  # one change of the tables at a time; guards _announced
+        self._shares: dict[str, tuple[TableSpec, Quota]] = {}  # of tables that are not open yet
+        self._lock = threading.Lock()  # one change of the tables at a time; guards _shares
 
     def _new_table(self, spec: TableSpec) -> "MemoryTable":
         return MemoryTable(self, spec)
 
-    def announce(self, wanted: Sequence[tuple[TableSpec, int]], leaving: Set[str] = frozenset()) -> None:
-        """See ``Store.announce``; an announced table keeps its quota until it is opened or closed."""
+    def share_bounds(self, wanted: Sequence[tuple[TableSpec, int]], leaving: Set[str] = frozenset()) -> None:
+        """See ``Store.share_bounds``."""
         with self._lock:
             self._check_open()
-            known = self._tables.keys() | self._announced.keys()
+            known = self._tables.keys() | self._shares.keys()
             new = [(spec, rows) for spec, rows in wanted if spec.name not in known]
             other_quotas = [(spec, rows) for spec, rows in self._quotas() if spec.name not in leaving]
             quotas = self._budget.quotas(new, other_quotas)
             added = {spec.name: (spec, quota) for (spec, _), quota in zip(new, quotas, strict=True)}
-            announced = {**self._announced, **added}
-            self._check_memory(announced.values())
-            self._announced = announced
+            shares = {**self._shares, **added}
+            self._check_memory(shares.values())
+            self._shares = shares
+
+    def give_back(self, tables: Set[str]) -> None:
+        """See ``Store.give_back``."""
+        with self._lock:
+            self._shares = {name: share for name, share in self._shares.items() if name not in tables}
 
     def erase(self, table: str) -> None:
         """See ``Store.erase``."""
         self._check_open(table)
-        with self._lock:
-            self._announced.pop(table, None)
         open_table = self._tables.get(table)
         if open_table is not None:
             open_table.close()
 
     def _open(self, spec: TableSpec, rows: int) -> HostTable | NoRows:
         """Take the memory of a table."""
-        announced = self._announced.pop(spec.name, None)
-        quota = announced[1] if announced else self._budget.quota(spec, rows, self._quotas())
+        share = self._shares.pop(spec.name, None)
+        quota = share[1] if share else self._budget.quota(spec, rows, self._quotas())
         if quota.rows:
             return self._new_rows(spec, quota)
         if self._budget.shared:
@@ -102,10 +105,10 @@ class MemoryStore(Store):
         return NoRows()
 
     def _quotas(self) -> list[tuple[TableSpec, int]]:
-        """Return the open and announced tables, and the rows of their quotas."""
+        """Return the tables that are open or have a share, and the rows of their quotas."""
         given = [(table.spec, table.capacity_rows or 0) for table in self._tables.values()]
         return [quota_rows for quota_rows in given if quota_rows[1]] + [
-            (spec, quota.rows) for spec, quota in self._announced.values()
+            (spec, quota.rows) for spec, quota in self._shares.values()
         ]
 
     def _new_rows(self, spec: TableSpec, quota: Quota) -> HostTable:
@@ -119,11 +122,11 @@ class MemoryStore(Store):
     def _policy(self, quota: Quota) -> OverflowPolicy | None:
         return self._budget.overflow_policy if quota.is_bounded else None
 
-    def _check_memory(self, announced: Iterable[tuple[TableSpec, Quota]]) -> None:
+    def _check_memory(self, shares: Iterable[tuple[TableSpec, Quota]]) -> None:
         """Refuse tables that do not fit into memory together, before the first of them is loaded."""
         sizes = (
             HostTable.memory_bytes(spec.dim, quota.rows, spec.row_dtype, self._policy(quota))
-            for spec, quota in announced
+            for spec, quota in shares
             if quota.rows
         )
         try:
@@ -191,7 +194,6 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
     def close(self) -> None:
         """See ``StoreTable.close``; the memory is freed when the last reader is done."""
         with self._memory._lock:
-            self._memory._announced.pop(self.spec.name, None)
             self._memory.remove(self)
             self._held = None
 

@@ -324,12 +324,12 @@ class Store(ABC):
 
     @abstractmethod
     def erase(self, table: str) -> None:
-        """Close a table if it is open, and remove all its rows, also a file that was made from it.
+        """Remove all rows of a table, also a file that was made from it, and close the table if it is open.
 
         The model's own file stays. An unknown table is no error.
 
         Raises:
-            StoreError: the store cannot remove the rows.
+            StoreError: the store cannot remove the rows; the table may be erased again.
         """
 
     def write(self, changes: Sequence[Change[StoreTable]]) -> None:
@@ -344,11 +344,15 @@ class Store(ABC):
             else:
                 table.insert(keys, rows)
 
-    def announce(self, wanted: Sequence[tuple[TableSpec, int]], leaving: Set[str] = frozenset()) -> None:
-        """Announce the tables that will be opened together, and the rows of each, so that they share the room fairly.
+    def share_bounds(self, wanted: Sequence[tuple[TableSpec, int]], leaving: Set[str] = frozenset()) -> None:
+        """Give shares of the room to tables that will be opened together, by the rows of each.
 
-        Open tables and tables announced before keep their room, except tables that are ``leaving`` soon.
+        Open tables and tables that have a share keep their room, except tables that are ``leaving`` soon.
         """
+        return
+
+    def give_back(self, tables: Set[str]) -> None:
+        """Take the shares of tables that will not be opened; a name without a share is no error."""
         return
 
     def close(self) -> None:

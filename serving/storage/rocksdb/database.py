@@ -221,8 +221,8 @@ class Database:
         exit_gate.call(self._handle.flush_wal, True)
 
     def _remove_family(self, table: str) -> None:
-        del self._families[tag(table)]
         self._handle.drop_column_family(tag(table))
+        del self._families[tag(table)]
 
 
 def _add_to(batch: Any, raw_keys: list[bytes], values: NDArray[np.uint8] | None) -> None:

@@ -94,14 +94,14 @@ class RocksDbStore(LastingStore):
         return RocksDbTable(self, spec)
 
     def erase(self, table: str) -> None:
-        """See ``Store.erase``; a read-only store closes the table and raises StoreError, as the rows stay."""
+        """See ``Store.erase``; a read-only store raises StoreError, as the rows stay."""
         with self.changing(table) as database:
-            open_table = self._tables.get(table)
-            if open_table is not None:
-                open_table.close()
             if database.family(table) is not None:
                 self._check_writable(table)
                 database.drop_family(table)
+            open_table = self._tables.get(table)
+            if open_table is not None:
+                open_table.close()
 
     def write(self, changes: Sequence[Change[StoreTable]]) -> None:
         """See ``Store.write``; changes are written in batches, each whole or not at all, and are then on the disk."""

@@ -2,7 +2,8 @@ import json
 import shutil
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -107,6 +108,37 @@ def test_models_that_are_announced_together_share_memory_in_proportion_to_their_
         rows = [[memory.tables[f"{name}.table{n}"].count() for n in (0, 1)] for name in ("one", "two", "late")]
         np.testing.assert_allclose(rows, [[30, 10], [30, 10], [0, 0]], atol=1.5)
         assert np.sum(rows[:2]) == 80
+
+
+def test_tables_that_keep_the_names_of_an_earlier_release_get_one_share_of_the_memory(model, tmp_path):
+    memory = MemoryStore(capacity_rows=80)
+    earlier = config_of(model).model_copy(update={"version": 7, "table_tag": "7"})
+    with ParameterServer([rocksdb(tmp_path)]) as server:
+        server.load_model(earlier)
+    kept = earlier.model_copy(update={"table_tag": "7-0123abcd"})
+    other = config_of(model, "other")
+    with ParameterServer([memory, rocksdb(tmp_path)]) as server:
+        server.share_bounds([kept, other])
+        for config in (kept, other):
+            server.load_model(config)
+
+        rows = [[memory.tables[f"{name}.table{n}"].count() for n in (0, 1)] for name in ("dcn@7", "other")]
+        np.testing.assert_allclose(rows, [[30, 10], [30, 10]], atol=1.5)
+
+
+def test_a_load_that_fails_gives_its_share_of_the_memory_back(model, tmp_path):
+    memory = MemoryStore(capacity_rows=80)
+    folder = shutil.copytree(model.config_file.parent, tmp_path / "failing")
+    failing = read_inference_config(folder / model.config_file.name, "failing")
+    with ParameterServer([memory, rocksdb(tmp_path)]) as server:
+        server.share_bounds([failing])
+        shutil.rmtree(folder)
+        with pytest.raises(ModelFileError):
+            server.load_model(failing)
+
+        server.load_model(config_of(model))
+
+        assert sum(table.count() for table in memory.tables.values()) == 80
 
 
 def test_announcing_a_model_whose_file_is_missing_is_refused_and_announces_nothing(model):
@@ -338,6 +370,45 @@ def test_erasing_a_model_from_a_database_that_is_only_read_says_that_its_rows_st
 
         assert server.models() == ()
         assert durable.table(TABLE0).marker() is not None
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """A context in which RocksDB cannot drop a table."""
+
+    @contextmanager
+    def full_disk():
+        with monkeypatch.context() as patch:
+            full = StoreError("rocksdb", "dcn.table0", "No space left on device")
+            patch.setattr("serving.storage.rocksdb.database.Database.drop_family", Mock(side_effect=full))
+            with pytest.raises(StoreError, match="No space left on device; its rows stay; a later erasure"):
+                yield
+
+    return full_disk
+
+
+def test_an_erasure_that_a_full_disk_stopped_is_ended_by_a_later_one(model, tmp_path, full_disk):
+    with ParameterServer([MemoryStore(), durable := rocksdb(tmp_path)]) as server:
+        for name in ("dcn", "other"):
+            server.load_model(config_of(model, name))
+        with full_disk():
+            server.erase_model("dcn")
+
+        server.erase_model("other")
+
+        assert durable.kept_tables() == []
+
+
+def test_an_erasure_that_failed_does_not_keep_tables_of_other_dimensions_out(write_model, tmp_path, full_disk):
+    wide, narrow = (write_model(write_model.table(dim=dim), folder=f"of_{dim}") for dim in (6, 4))
+    with ParameterServer([rocksdb(tmp_path)]) as server:
+        server.load_model(config_of(wide))
+        with full_disk():
+            server.erase_model("dcn")
+
+        server.load_model(config_of(narrow))
+
+        assert_served(server, narrow)
 
 
 @pytest.mark.parametrize("is_loaded_again", [False, True])

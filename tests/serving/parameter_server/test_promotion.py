@@ -9,7 +9,7 @@ import pytest
 from serving.errors import StoreError
 from serving.parameter_server import TierSettings, promotion, tier_table
 from serving.storage import MemoryStore
-from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, keep, model_of, serve
+from tests.serving.small_server import KEYS, ROWS, DictStore, DurableDictStore, held_by, keep, model_of, serve
 
 WAIT_S = 60
 NEW = np.full((1, 3), 7.0, dtype=np.float32)
@@ -87,6 +87,22 @@ def test_a_default_is_never_stored(config):
         assert server.wait_for_promotions(WAIT_S)
         assert held_by(server.stores[0]).keys() == {1, 2}
         assert held_by(server.stores[1]).keys() == set(KEYS)
+
+
+def test_a_cache_that_outlives_the_process_takes_promoted_rows_only_where_the_last_tier_is_written(config):
+    class ReadOnly(DurableDictStore):
+        writes = False
+
+    for slow, expected in (ReadOnly("slow"), set()), (DurableDictStore("slow"), {1, 2}):
+        memory, shared = MemoryStore(), DurableDictStore("shared")
+        with serve(config, memory, shared, slow, promote=True) as server:
+            keep(memory, [])
+            keep(shared, [])
+            server.lookup("m.t", np.array([1, 2]))
+            assert server.wait_for_promotions()
+
+            assert held_by(memory).keys() == {1, 2}
+            assert held_by(shared).keys() == expected
 
 
 def test_a_lookup_does_not_wait_for_its_promotion(gated):

@@ -226,6 +226,69 @@ def test_ram_whose_hot_keys_cannot_be_read_is_filled_again_later_and_holds_up_no
 
 
 @pytest.mark.usefixtures("looks_often")
+def test_an_unexpected_error_of_a_refill_is_logged_and_holds_up_no_table(config, caplog):
+    class Broken(RefusingMemory):
+        is_broken = True
+
+        def on_insert(self, table, keys, rows):
+            super().on_insert(table, keys, rows)
+            if self.is_broken and table.spec.name == "m.t":
+                raise RuntimeError("a fault")
+
+    fast = Broken()
+    fast.is_broken = False
+    with serve(config, fast, DurableDictStore("slow")) as server:
+        server.load_model(config.model_copy(update={"name": "n"}))
+        fast.is_broken = fast.refuses = True
+        for table in ("m.t", "n.t"):
+            server.insert(table, np.array([1]), NEW)
+        fast.refuses = False
+        wait_until(lambda: server.counters()["n.t"].tiers[0].refills == 1, "the other table is filled again")
+        wait_until(lambda: "RuntimeError: a fault" in caplog.text, "the error is logged")
+        assert "tier memory cannot be filled, table 'm.t'" in caplog.text
+        fast.is_broken = False
+        wait_for_refill(server)
+
+        assert server.counters()["m.t"].tiers[0].state == "serving"
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_refill_that_ends_with_its_model_is_no_outage(config, caplog):
+    is_walked, go_on = threading.Event(), threading.Event()
+
+    class Walked(DurableDictStore):
+        def items(self, table, batch_rows=65536):
+            for batch in super().items(table, batch_rows):
+                is_walked.set()
+                assert go_on.wait(60)
+                yield batch
+
+    class Away(HookedMemory):
+        is_away = False
+
+        def on_insert(self, table, keys, rows):
+            if self.is_away:
+                raise StoreUnreachableError(self.name, table.spec.name, "is away")
+            super().on_insert(table, keys, rows)
+
+    fast = Away()
+    with serve(config, fast, Walked("slow")) as server:
+        clock = server._served.table("m.t").clock
+        fast.is_away = True
+        server.insert("m.t", np.array([1]), NEW)
+        fast.is_away = False
+        assert is_walked.wait(60)
+        caplog.clear()
+        unloading = threading.Thread(target=server.unload_model, args=("m",))
+        unloading.start()
+        wait_until(lambda: clock.is_gone, "the model is being unloaded")
+        go_on.set()
+        unloading.join(60)
+
+        assert caplog.messages == []
+
+
+@pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("kind", [RefusingMemory, RefusingStore, RefusingDurableStore])
 def test_changes_while_a_cache_is_filled_again_are_in_the_cache_afterwards(config, kind):
     is_walked, go_on = threading.Event(), threading.Event()
@@ -318,6 +381,7 @@ def test_a_lasting_cache_that_took_every_change_is_not_filled_again(config):
         assert looked_up(server, 1) == {1: NEW[0].tolist()}
 
 
+@pytest.mark.usefixtures("looks_often")
 def test_the_last_tier_takes_rows_of_a_cache_except_keys_that_were_removed_since_the_load(config):
     class Late(DurableDictStore):
         """A cache that cannot be reached when the model is loaded."""
@@ -325,10 +389,14 @@ def test_the_last_tier_takes_rows_of_a_cache_except_keys_that_were_removed_since
         def marker(self, table):
             raise StoreUnreachableError(self.name, table, "down")
 
-    slow = DurableDictStore("slow")
-    with serve(config, Late("fast"), slow) as server:
+    memory, slow = RefusingMemory(), DurableDictStore("slow")
+    with serve(config, memory, Late("fast"), slow) as server:
         truth = server._served.table("m.t").truth
         server.evict("m.t", np.array([1]))
+        memory.refuses = True
+        server.insert("m.t", np.array([2]), ROWS[1:2])
+        memory.refuses = False
+        wait_for_refill(server)  # of RAM: the other cache still waits
 
         assert truth.take(np.array([1, 2, 777]), NEW.repeat(3, axis=0)) == 1
 

@@ -187,6 +187,19 @@ def test_a_follower_fills_redis_with_the_rows_of_its_writer(redis_server, client
             )
 
 
+def test_a_follower_does_not_bring_a_removed_row_back_into_redis(redis_server, client, config, tmp_path):
+    with serve_in_front(config, redis_of(redis_server), tmp_path / "db") as writer:
+        follower = rocksdb_in(tmp_path / "db", read_only=True)
+        with serve(config, redis_of(redis_server), follower, promote=True) as server:
+            writer.evict([3])
+            client.delete(*client.keys("*.hotrow.removed"))  # as time does
+            assert 3 in rows_of(server, [3])  # its view of the database is older
+            assert server.wait_for_promotions()
+
+            writer.check()
+            assert held_by(writer.stores[0]) == writer.rows
+
+
 def test_a_server_of_old_files_bypasses_a_redis_of_other_files_and_leaves_it_alone(
     redis_server, config, start, tmp_path, caplog
 ):

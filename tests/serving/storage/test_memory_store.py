@@ -44,7 +44,7 @@ def test_tables_that_are_announced_together_share_a_budget_of_rows_in_proportion
     store = MemoryStore(capacity_rows=1000)
     specs = [TableSpec(f"m.{name}", 4) for name in "abcde"]
 
-    store.announce(list(zip(specs, [20_000, 40_000, 10, 0], strict=False)))
+    store.share_bounds(list(zip(specs, [20_000, 40_000, 10, 0], strict=False)))
     store.table(specs[4]).open(100)  # was not announced
     for spec in specs[:4]:
         store.table(spec).open(40_000)
@@ -60,7 +60,7 @@ def test_tables_that_are_announced_together_share_a_budget_of_bytes_in_proportio
     specs = [TableSpec("m.a", 16), TableSpec("m.b", 8), TableSpec("m.c", 32, row_dtype="int8")]
     wanted = [30_000, 60_000, 100]
 
-    store.announce(list(zip(specs, wanted, strict=True)))
+    store.share_bounds(list(zip(specs, wanted, strict=True)))
     for spec, rows in zip(specs, wanted, strict=True):
         store.table(spec).open(rows)
 
@@ -101,10 +101,10 @@ def test_shares_keep_within_the_budget_and_leave_no_table_out_that_there_is_room
         assert sum(given_rows) == max(left, 0)
 
 
-def test_a_share_of_a_table_that_is_not_opened_goes_back_when_it_is_dropped():
+def test_a_share_of_a_table_that_is_not_opened_can_be_given_back():
     store = MemoryStore(capacity_rows=100)
-    store.announce([(TableSpec("m.a", 4), 60), (TableSpec("m.b", 4), 60)])
-    store.erase("m.a")
+    store.share_bounds([(TableSpec("m.a", 4), 60), (TableSpec("m.b", 4), 60)])
+    store.give_back({"m.a", "m.unknown"})
 
     store.table(TableSpec("m.c", 4)).open(100)
 
@@ -117,7 +117,7 @@ def test_tables_that_are_announced_later_keep_what_they_have_and_share_what_is_l
     store.table(specs[0]).open(60)
 
     for _ in range(2):
-        store.announce([(spec, 60) for spec in specs])
+        store.share_bounds([(spec, 60) for spec in specs])
     for spec in specs:
         store.table(spec).open(60)
 
@@ -150,12 +150,12 @@ def test_tables_that_do_not_fit_into_memory_together_are_refused_before_one_take
 
     numbers = r"[0-9,]+ bytes of memory are needed, but 20,000,000 are available"
     with pytest.raises(StoreError, match=rf"memory: .*{numbers}; {re.escape(advice)}$"):
-        store.announce([(spec, 100_000) for spec in specs])
+        store.share_bounds([(spec, 100_000) for spec in specs])
     with pytest.raises(StoreError, match=rf"memory: .*'m\.a': {numbers}; {re.escape(advice)}$"):
         store.table(specs[0]).open(1_000_000)
     assert not store.tables
 
-    store.announce([(spec, 10_000) for spec in specs])
+    store.share_bounds([(spec, 10_000) for spec in specs])
     for spec in specs:
         store.table(spec).open(10_000)
     assert all(store.tables[spec.name].capacity_rows for spec in specs)
