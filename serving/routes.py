@@ -40,7 +40,7 @@ class Prediction:
 
     probabilities: NDArray[np.float32]
     defaulted_keys: int
-    incomplete: Sequence[tuple[int, Mask]] = ()
+    incomplete: Sequence[tuple[int, Mask | None]] = ()
 
 
 class Route(Protocol):
@@ -104,7 +104,7 @@ class DeviceRoute:
             while request.complete():
                 network.again()
             probabilities = network.answer()
-        return Prediction(probabilities, request.defaulted_keys)
+        return Prediction(probabilities, request.defaulted_keys, request.incomplete)
 
     def _network_in(self, work: "DeviceWorkspace") -> "NetworkWorkspace":
         """Return the network's buffers in a workspace; the first request, or one of another network, makes them."""

@@ -18,7 +18,7 @@ from serving.defaults_watch import DefaultsWatch
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, RequestError
-from serving.lookup import LookupResult, LookupSession, defaulted_keys_of
+from serving.lookup import LookupResult, LookupSession
 from serving.metrics import MetricSample
 from serving.routes import LeastBusy, Prediction, open_routes
 from serving.storage.store import Keys
@@ -112,7 +112,7 @@ class LookupOnlySession(ModelSession):
             np.split(rows, list(accumulate(keys.size for keys in of_table))[:-1])
             for rows, of_table in zip(together.embeddings, of_tables, strict=True)
         ]
-        defaulted = defaulted_keys_of(self._lookups[0], requests, together.defaulted_keys, together.incomplete)
+        defaulted = _defaulted_of_each(self._lookups[0], requests, together)
         return [LookupResult(rows, count) for rows, count in zip(zip(*parts, strict=True), defaulted, strict=True)]
 
 
@@ -239,7 +239,7 @@ class InferenceSession(ModelSession):
         together = self.predict_batch(join_batches(batches))
         parts = np.split(together.probabilities, list(accumulate(batch.samples for batch in batches))[:-1])
         keys = [[table.keys for table in batch.tables] for batch in batches]
-        defaulted = defaulted_keys_of(self.embedding_cache, keys, together.defaulted_keys, together.incomplete)
+        defaulted = _defaulted_of_each(self.embedding_cache, keys, together)
         return [Prediction(part, count) for part, count in zip(parts, defaulted, strict=True)]
 
     def refresh_embedding_cache(self) -> None:
@@ -254,6 +254,34 @@ class InferenceSession(ModelSession):
     def __repr__(self) -> str:
         """Return the model and what runs its dense network."""
         return f"InferenceSession({self.config.summary}; {self.engine})"
+
+
+def _defaulted_of_each(
+    lookup: LookupSession, requests: Sequence[Sequence[Keys]], together: LookupResult | Prediction
+) -> list[int]:
+    """Return how many keys of each request got a default; in the asynchronous mode without late keys.
+
+    Args:
+        lookup: has the model's tables.
+        requests: the keys of each request, one int64[N] per table.
+        together: the answer to all requests.
+
+    Raises:
+        StoreError: a tier did not answer, and no other tier holds one of the keys.
+    """
+    counts = [0] * len(requests)
+    for table, found in together.incomplete if together.defaulted_keys else ():
+        of_requests = [keys[table] for keys in requests]
+        if found is None:
+            name = lookup.config.full_name(lookup.config.tables[table])
+            distinct, places = np.unique(np.concatenate(of_requests), return_inverse=True)
+            found = lookup.server.contains(name, distinct)[places]
+        begin = 0
+        for at, keys in enumerate(of_requests):
+            end = begin + keys.size
+            counts[at] += keys.size - int(np.count_nonzero(found[begin:end]))
+            begin = end
+    return counts
 
 
 def check_runtime(source: str, engine: Any, threads: Any) -> None:

@@ -7,7 +7,6 @@ from serving.lookup.devices import (
     open_lookups,
     warn_of_idle_caches,
 )
-from serving.lookup.merged import defaulted_keys_of
 from serving.lookup.session import LookupResult, LookupSession
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "LookupResult",
     "LookupSession",
     "check_device_name",
-    "defaulted_keys_of",
     "open_devices",
     "open_lookups",
     "warn_of_idle_caches",

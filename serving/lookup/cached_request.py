@@ -15,7 +15,7 @@ from serving.parameter_server.copies import Copies, ReadRows
 from serving.storage.store import Keys, Mask, Vectors
 
 # Queues keys of a table, given by its index, for a later insertion. See ``InsertQueue.offer``.
-Later = Callable[[int, Keys], None]
+InsertLater = Callable[[int, Keys], None]
 
 
 class CachedRequest:
@@ -26,7 +26,8 @@ class CachedRequest:
 
     Attributes:
         work: the request's buffers. The caller queues their first launch.
-        late_keys: how many keys, with duplicates, got a default although a tier may hold them.
+        late: int64[T], how many keys of each table, with duplicates, got a default although a tier may hold them;
+            None: no key did.
         defaulted: int64[T], how many keys of each table, with duplicates, got a default: late keys, and keys that no
             tier holds; None: no key did.
     """
@@ -38,13 +39,13 @@ class CachedRequest:
         copies: Copies,
         keys: Sequence[Keys],
         work: DeviceWorkspace,
-        later: Later | None,
+        insert_later: InsertLater | None,
     ) -> None:
-        """Begin a request for ``keys``, with one entry per table; ``later`` is None in the exact mode."""
+        """Begin a request for ``keys``, with one entry per table; ``insert_later`` is None in the exact mode."""
         self.work = work
-        self.late_keys = 0
+        self.late: NDArray[np.int64] | None = None
         self.defaulted: NDArray[np.int64] | None = None
-        self._settings, self._later = settings, later
+        self._settings, self._insert_later = settings, insert_later
         self._caches, self._copies, self._keys = caches, copies, keys
         # Nothing of the following is needed if no key is missing, the common case.
         self._hit_rates = np.zeros(0)  # by table, of the first launch
@@ -56,6 +57,19 @@ class CachedRequest:
     def defaulted_keys(self) -> int:
         """How many keys, with duplicates, got a default."""
         return 0 if self.defaulted is None else int(self.defaulted.sum())
+
+    @property
+    def late_keys(self) -> int:
+        """How many keys, with duplicates, got a default although a tier may hold them."""
+        return 0 if self.late is None else int(self.late.sum())
+
+    @property
+    def incomplete(self) -> Sequence[tuple[int, None]]:
+        """The tables in which keys got a default because no tier holds them; see ``LookupResult``."""
+        if self.defaulted is None:
+            return ()
+        unknown = self.defaulted if self.late is None else self.defaulted - self.late
+        return [(table, None) for table in np.flatnonzero(unknown).tolist()]
 
     def complete(self) -> bool:
         """Wait for the last launch. If it missed rows that the request waits for, read and queue them, and return True.
@@ -105,7 +119,7 @@ class CachedRequest:
             misses[~unchanged] = 0
             self.work.pooling.insert(misses)
 
-    def _count_defaulted(self, keys: NDArray[np.uint32]) -> None:
+    def _count_defaulted(self, keys: NDArray[np.int64] | NDArray[np.uint32]) -> None:
         """Count keys that got a default, of each table."""
         if self.defaulted is None:
             self.defaulted = np.zeros(len(self._keys), dtype=np.int64)
@@ -116,20 +130,23 @@ class CachedRequest:
         sizes = np.array([of_table.size for of_table in self._keys])
         self._hit_rates = 1.0 - missing.positions / np.maximum(sizes, 1)
         self._is_late = np.zeros(len(self._keys), dtype=np.bool_)
-        if self._later is not None:
+        if self._insert_later is not None:
             for t in np.flatnonzero(self._hit_rates >= self._settings.hit_rate_threshold).tolist():
                 self._is_late[t] = self._caches[t].can_keep(missing[t].keys)
 
     def _queue_late(self, missing: Missing) -> None:
         """Queue missing keys of tables for which the request does not wait, for a later insertion."""
+        if self._insert_later is None:
+            return
+        late = np.zeros(len(self._keys), dtype=np.int64)
         for t in np.flatnonzero(self._is_late).tolist():
             of_table = missing[t]
-            if self._later is not None and of_table.keys.size:
-                self._later(t, of_table.keys)
-                late = np.zeros(len(self._keys), dtype=np.uint32)
+            if of_table.keys.size:
+                self._insert_later(t, of_table.keys)
                 late[t] = of_table.times.sum()
-                self._count_defaulted(late)
-                self.late_keys += int(late[t])
+        if np.count_nonzero(late):
+            self.late = late if self.late is None else self.late + late
+            self._count_defaulted(late)
 
     def _rows_of(self, missing: Missing) -> list[Vectors]:
         """Read the rows of missing keys from the tiers; those for which the request does not wait are defaults."""

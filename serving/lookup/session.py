@@ -24,13 +24,13 @@ class LookupResult:
     Attributes:
         embeddings: one array per table, in graph order: float32[B, S, D] for bags, float32[N, D] for single keys.
         defaulted_keys: how many keys, over all tables, got the default value.
-        incomplete: the tables in which keys may have got it, as far as that is known: the table's index, and found:
-            bool[N].
+        incomplete: the tables in which keys may have got it because no tier holds them: the table's index, and found:
+            bool[N]; None instead if caches on a device only counted the keys.
     """
 
     embeddings: tuple[NDArray[np.float32], ...]
     defaulted_keys: int
-    incomplete: Sequence[tuple[int, Mask]] = ()
+    incomplete: Sequence[tuple[int, Mask | None]] = ()
 
 
 class LookupSession:

@@ -1,9 +1,9 @@
-"""One table's cache on one device, and the tiers behind it."""
+"""One table's cache on one device, the tiers behind it, and whether the device can be used."""
 
 import logging
 import threading
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from math import ceil
 
 import numpy as np
@@ -14,7 +14,6 @@ from gpu_cache.readers import Readers
 from kernels.device import Device
 from kernels.errors import DeviceFaultError
 from serving.lookup.cache_plan import ERASED_AT_ONCE, PlannedCache
-from serving.lookup.device_health import DeviceHealth
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.copies import ReadRows
 from serving.storage.store import Keys
@@ -25,6 +24,40 @@ _MOST_REFRESHED_ROWS = 65536  # in one step, because a step holds all its rows i
 # Requests miss the rows of one update until the readers before it have ended, and their misses cost time. Updates do
 # not queue up, because later readers would wait for all of them.
 _UPDATED_AT_ONCE = 1024
+
+
+class DeviceHealth:
+    """Remembers the first fault of a device under one model's caches. May be used from any thread.
+
+    CUDA refuses all work in a process whose kernel has failed. A device that still works may have missed an erasure,
+    and its cache would answer with an outdated row. So nothing uses the device after its first fault.
+    """
+
+    def __init__(self, about: str) -> None:
+        """Begin without a fault; ``about`` names the model and the device in messages."""
+        self._about = about
+        self._fault: str | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no work has failed so far."""
+        return self._fault is None
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Use the device in this block.
+
+        Raises:
+            DeviceFaultError: work failed, in this block or in an earlier block.
+        """
+        if self._fault is not None:
+            raise DeviceFaultError(f"{self._about}: not used after a fault: {self._fault}")
+        try:
+            yield
+        except DeviceFaultError as err:
+            self._fault = str(err)
+            logger.error("%s: not used anymore, restart the process: %s", self._about, err)
+            raise
 
 
 class TableCache:
@@ -43,12 +76,12 @@ class TableCache:
         plan: PlannedCache,
         device: Device,
         readers: Readers,
-        health: DeviceHealth,
+        device_health: DeviceHealth,
     ) -> None:
         """Allocate the memory, and subscribe to changes of the table ``name`` in the tiers of ``server``.
 
         ``readers`` is shared by all caches of the model on the device. Callers use the cache only inside
-        ``health.watch()``.
+        ``device_health.watch()``.
         """
         layout, capacity = plan.capacity.layout, plan.capacity
         self.plan = plan
@@ -63,7 +96,7 @@ class TableCache:
             capacity.kind,
             readers=readers,
         )
-        self._health = health
+        self._device_health = device_health
         self._is_static = capacity.kind == "static"
         self._changes = 0  # reported by the tiers
         self._full_after = -1  # value of _changes when a static cache had no place for a row
@@ -170,7 +203,7 @@ class TableCache:
         thread at a time reports changes, so the buffers need no lock.
         """
         self._changes += 1
-        with suppress(DeviceFaultError), self._health.watch():
+        with suppress(DeviceFaultError), self._device_health.watch():
             for begin in range(0, keys.size, ERASED_AT_ONCE):
                 part = keys[begin : begin + ERASED_AT_ONCE]
                 host, on_device = self._erased[: part.size], self._erased_on_device[: part.size]

@@ -6,7 +6,9 @@ import pytest
 from serving.errors import DeviceMemoryError, RequestError, UnknownModelError
 from serving.lookup import LookupSession
 from serving.lookup.cache_plan import SINGLE_KEYS
-from serving.lookup.key_parts import parts_of
+from serving.lookup.cached_session import parts_of
+from serving.parameter_server import ParameterServer
+from serving.session import LookupOnlySession
 from tests.gpu_cache.bags import scheduled
 from tests.serving.lookup.cached import UNKNOWN_KEYS, Sketch, cached, request, same, served, with_cache, write_model
 from tests.serving.lookup.test_cached_session import counted, held
@@ -124,6 +126,46 @@ def test_parts_have_all_keys_in_order_and_fit_the_limit(most):
     assert 1 <= sizes[-1] <= most
     for t, of_table in enumerate(keys):
         assert np.concatenate([part[t] for part in parts]).tolist() == of_table.tolist()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The tables whose keys are looked for in the tiers."""
+    tables, contains = [], ParameterServer.contains
+
+    def recorded(server, table, keys):
+        tables.append(table)
+        return contains(server, table, keys)
+
+    monkeypatch.setattr(ParameterServer, "contains", recorded)
+    return tables
+
+
+@pytest.mark.parametrize("most", [SINGLE_KEYS, 2])
+def test_merged_requests_look_only_for_the_keys_of_tables_with_defaults(
+    device, server, config, asked, monkeypatch, most
+):
+    monkeypatch.setattr("serving.lookup.cached_session.SINGLE_KEYS", most)
+    requests = [[[0, 3], [3], [6]], [[0], [UNKNOWN_KEYS[0], 6, UNKNOWN_KEYS[1]], [3]]]
+    requests = [[np.array(keys) for keys in of_tables] for of_tables in requests]
+
+    with cached(server, config, device) as lookup:
+        for _ in range(2):  # the caches miss the unknown keys, and then know them to be absent
+            answers = LookupOnlySession([lookup]).lookup_together(requests)
+            assert [answer.defaulted_keys for answer in answers] == [0, 2]
+
+    assert asked == ["m.t1", "m.t1"]
+
+
+def test_merged_requests_do_not_look_for_late_keys(device, server, config, asked):
+    requests = [[np.array([0, 3])] * 3, [np.array([6])] * 3]
+
+    with cached(server, with_cache(config, mode="asynchronous", hit_rate_threshold=0.0), device) as lookup:
+        answers = LookupOnlySession([lookup]).lookup_together(requests)
+        assert counted(lookup, "late_keys") == [9]
+
+    assert [answer.defaulted_keys for answer in answers] == [0, 0]
+    assert not asked
 
 
 def test_a_request_of_cached_rows_allocates_no_memory(device, server, config):

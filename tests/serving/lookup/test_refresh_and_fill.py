@@ -11,8 +11,7 @@ from gpu_cache.errors import CacheFullError
 from serving.errors import ConfigError, DeviceMemoryError, StoreError
 from serving.lookup import LookupSession, cache_plan, open_lookups
 from serving.lookup.cache_plan import buffers_memory, caches_memory, check_memory, describe_caches, plan_caches
-from serving.lookup.cached_session import CachedLookupSession
-from serving.lookup.first_keys import first_keys
+from serving.lookup.cached_session import CachedLookupSession, keys_to_fill
 from serving.model.sparse_rows import row_dtype
 from serving.parameter_server import FirstRows, ParameterServer, TierSettings
 from serving.storage import MemoryStore
@@ -59,7 +58,7 @@ def test_hot_keys_come_first_and_in_order(tmp_path):
 
     with ParameterServer([MemoryStore()], settings=settings) as server:
         server.load_model(config)
-        parts = [part.tolist() for part in first_keys(server, config, config.tables[0], 1400)]
+        parts = [part.tolist() for part in keys_to_fill(server, config, config.tables[0], 1400)]
 
     given = [key for part in parts for key in part]
     distinct = list(dict.fromkeys(hottest.tolist()))
