@@ -119,7 +119,7 @@ class CachedLookupSession(LookupSession):
         parts = [self._lookup_part(part) for part in parts_of(keys, SINGLE_KEYS)]
         defaulted = [counts for _, counts in parts if counts is not None]
         self._copies.answered([of_table.size for of_table in keys], np.sum(defaulted, axis=0) if defaulted else None)
-        return joined([result for result, _ in parts])
+        return _joined([result for result, _ in parts])
 
     def request(
         self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None = None, is_whole: bool = False
@@ -333,7 +333,7 @@ def parts_of(keys: Sequence[Keys], most_keys: int) -> Iterator[list[Keys]]:
         yield [of_table[max(begin - first, 0) : max(begin + most_keys - first, 0)] for of_table, first in cuts]
 
 
-def joined(answers: Sequence[LookupResult]) -> LookupResult:
+def _joined(answers: Sequence[LookupResult]) -> LookupResult:
     """Join the answers to the parts of a request."""
     if len(answers) == 1:
         return answers[0]
