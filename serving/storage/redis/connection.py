@@ -1,4 +1,7 @@
-"""What Hotrow adds to a connection of redis-py: a deadline, the node's identity, and rows that are not parsed."""
+"""What Hotrow adds to redis-py's connections to a node.
+
+A connection has a deadline, knows the node's identity and does not parse rows. A pool lends it to one thread at a time.
+"""
 
 import re
 import socket
@@ -9,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from queue import Empty
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -17,9 +22,9 @@ from redis import exceptions
 
 # redis-py documents no parser to extend, so pyproject.toml has an upper bound. The tests of the store run the parser.
 from redis._parsers import _HiredisParser
-from redis.connection import Connection
+from redis.connection import BlockingConnectionPool, Connection
 
-from serving.config import RedisTlsConfig
+from serving.config import RedisConfig, RedisTlsConfig
 
 _ASKS_FOR_TLS = "if the server has no TLS, remove enable_tls from the volatile_db of the ps.json"
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
@@ -213,6 +218,101 @@ class RowConnection(Connection):
         except BaseException:
             connected.close()
             raise
+
+
+class NoConnectionError(exceptions.ConnectionError):
+    """No connection is available; the message says why."""
+
+
+class BusyError(NoConnectionError):
+    """Other threads held all connections until the deadline."""
+
+
+class RowPool(BlockingConnectionPool):
+    """redis-py's pool, made safe: no thread touches a connection that another thread holds."""
+
+    def get_connection(self, *_: Any, **__: Any) -> Any:
+        """See ``lend``; redis-py calls this."""
+        return self.lend(time.monotonic() + self.timeout)
+
+    def lend(self, deadline: float) -> RowConnection:
+        """Lend a connection whose every wait ends at ``deadline``, by ``time.monotonic``.
+
+        Raises:
+            BusyError: every connection was lent until then.
+        """
+        self._checkpid()
+        try:
+            free: RowConnection | None = self.pool.get(timeout=max(deadline - time.monotonic(), 0))
+        except Empty as err:
+            raise BusyError(f"all {self.max_connections} connections are busy") from err
+        connection: RowConnection = free or self.make_connection()
+        connection.holder = get_ident()
+        connection.expire_at(deadline)
+        try:
+            connection.connect()
+            if not _is_idle(connection):
+                connection.disconnect()
+                connection.connect()
+        except BaseException:
+            self.release(connection)
+            raise
+        return connection
+
+    def release(self, connection: Any) -> None:
+        """Take a connection back, once.
+
+        redis-py's cluster pipeline returns connections twice if it finds no node to learn the slots from. After the
+        first return another thread may hold the connection, and a third thread must not get it too.
+        """
+        if connection.holder == get_ident():
+            connection.holder = None
+            super().release(connection)
+
+    def disconnect_free_connections(self, moving_address_src: str | None = None) -> None:
+        """Close the idle connections.
+
+        redis-py may close a connection that was lent in the meantime. Here the idle connections are borrowed first.
+        """
+        with self._all_free() as connections:
+            for connection in connections:
+                connection.disconnect()
+
+    @contextmanager
+    def _all_free(self) -> Iterator[list[RowConnection]]:
+        taken: list[RowConnection | None] = []
+        try:
+            while True:
+                taken.append(self.pool.get_nowait())
+        except Empty:
+            yield [connection for connection in taken if connection is not None]
+        finally:
+            for connection in reversed(taken):
+                self.pool.put_nowait(connection)
+
+
+def _is_idle(connection: RowConnection) -> bool:
+    """Whether a connection is open, and no unexpected reply has arrived."""
+    try:
+        return not connection.can_read()
+    except (exceptions.RedisError, OSError):
+        return False
+
+
+def pool_of(config: RedisConfig, tls: ssl.SSLContext | None, **options: Any) -> RowPool:
+    """A pool of at most ``num_node_connections`` connections, with redis-py's ``options``: at least host and port."""
+    return RowPool(
+        connection_class=RowConnection,
+        max_connections=config.num_node_connections,
+        timeout=config.timeout_ms / 1000,
+        username=None if config.user_name == "default" else config.user_name,
+        password=config.password.get_secret_value() or None,
+        driver_info=None,  # redis-py would send its name and version, which takes a right and two round trips
+        connect_timeout_s=config.connect_timeout_ms / 1000,
+        tls=tls,
+        tls_name=config.tls.server_name if config.tls else "",
+        **options,
+    )
 
 
 @contextmanager

@@ -158,16 +158,6 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-def read_marker(partition: Partition) -> Command:
-    """Ask for the whole marker: ``PartitionMarker.read``."""
-    return plain("HGETALL", partition.marker)
-
-
-def read_generation(partition: Partition) -> Command:
-    """Ask for the marker's generation alone."""
-    return plain("HGET", partition.marker, "generation")
-
-
 def set_changed(partition: Partition) -> Command:
     """Note that rows of the partition have changed, if it has a marker."""
     return _script(SET_CHANGED, [partition.marker], [])
@@ -176,11 +166,6 @@ def set_changed(partition: Partition) -> Command:
 def begin(partition: Partition, token: str) -> Command:
     """Drop a partition's rows, if the lease is held, and note that Hotrow fills it; the reply is 0 if it is not."""
     return _script(BEGIN, [partition.lease, partition.marker, partition.values, partition.times], [token])
-
-
-def set_run_id(partition: Partition, run_id: str) -> Command:
-    """Note that the partition is valid on this node."""
-    return plain("HSET", partition.marker, "run_id", run_id)
 
 
 def take_lease(partition: Partition, token: str) -> Command:

@@ -13,8 +13,7 @@ from redis.exceptions import AskError, ClusterDownError, ClusterError, MovedErro
 from serving.config import RedisConfig
 from serving.errors import without_frames
 from serving.storage.redis.commands import Command, RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
-from serving.storage.redis.connection import RowConnection, reason_of, seconds_until
-from serving.storage.redis.pool import BusyError, NoConnectionError
+from serving.storage.redis.connection import BusyError, NoConnectionError, RowConnection, reason_of, seconds_until
 from serving.storage.redis.topology import BROKEN, LATE, LOST, Address, RedisTopology, node_error
 
 # After a call got no answer from a node in time, no other call asks that node for this many times as long. A node that

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from serving.errors import without_frames
 from serving.storage.marker import Marker
-from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import RedisNodeError, plain
 from serving.storage.redis.marker import PartitionMarker
 from serving.storage.redis.nodes import RedisNodes, Reply, value_of
@@ -110,7 +109,7 @@ class PartitionStates:
 
     def markers(self, numbers: Sequence[int]) -> list[tuple[PartitionMarker | None, str]]:
         """The marker of each partition, and the identity of its node."""
-        replies = self._nodes.run_identified([scripts.read_marker(self._partitions[at]) for at in numbers])
+        replies = self._nodes.run_identified([plain("HGETALL", self._partitions[at].marker) for at in numbers])
         return [(self._read(reply), reply.run_id) for reply in replies]
 
     def marker(self) -> Marker | None:
@@ -223,7 +222,7 @@ class PartitionStates:
         if self.truth is not None and not self._has_every_write(number, loaded, nodes):
             return replace(known, status=Status.INVALID, reason=f"{name}: its node may have lost writes")
         if loaded is not None and loaded.run_id != run_id:
-            self._nodes.run([scripts.set_run_id(self._partitions[number], run_id)])
+            self._nodes.run([plain("HSET", self._partitions[number].marker, "run_id", run_id)])
         return PartitionState(Status.VALID, marker.generation if marker else None, run_id)
 
     def _has_every_write(self, number: int, loaded: PartitionMarker | None, nodes: set[str]) -> bool:

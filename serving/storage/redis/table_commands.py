@@ -178,9 +178,8 @@ class TableCommands:
             out[...], found[...] = 0.0, False
             groups = [group for group in groups if states[group.partition].status is Status.VALID]
         places = [order[group.begin : group.end] for group in groups]
-        replies = self._nodes.run_each(
-            [*self._reads(keys, out, order, groups), *(scripts.read_generation(self.partitions[at]) for at in valid)]
-        )
+        generations = [plain("HGET", self.partitions[at].marker, "generation") for at in valid]
+        replies = self._nodes.run_each([*self._reads(keys, out, order, groups), *generations])
         # Asked for after the rows, on the same connection: newer rows come with the generation that says so.
         stale = {
             at

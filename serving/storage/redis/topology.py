@@ -24,8 +24,7 @@ from redis.retry import Retry
 from serving.config import RedisConfig
 from serving.errors import without_frames
 from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
-from serving.storage.redis.connection import reason_of, tls_context
-from serving.storage.redis.pool import BusyError, NoConnectionError, pool_of
+from serving.storage.redis.connection import BusyError, NoConnectionError, pool_of, reason_of, tls_context
 
 REFRESH_PAUSE_S = 0.1  # between questions for the topology while a node is down
 BROKEN = (RedisError, RedisClusterException, OSError)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from serving.config import RedisConfig
-from serving.storage.redis.pool import BusyError, pool_of
+from serving.storage.redis.connection import BusyError, pool_of
 
 
 @pytest.fixture
