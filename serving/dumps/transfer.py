@@ -199,7 +199,7 @@ def _names_of(model: ModelConfig, table: TableConfig) -> Sequence[str]:
 
 def _with_kept_tables(truth: Store, model: ModelConfig, config: ParameterServerConfig) -> ModelConfig:
     """Name the model's tables as a server with this configuration does."""
-    return with_kept_tables(truth, model, is_filled=tier_settings(config)[truth.name].is_initialized)
+    return with_kept_tables(truth, model, is_filled=tier_settings(config)[truth.name].fills_at_start)
 
 
 @contextmanager

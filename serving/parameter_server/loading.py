@@ -64,9 +64,9 @@ def load_tables(
     share_bounds(tiers, sources)
     for table, source in loads:
         for in_tier in table.tiers:
-            if in_tier.tier.is_volatile:
+            if in_tier.tier.is_in_process:
                 giving_way(partial(in_tier.stored.open, source.model.rows))
-    if last.is_volatile and last.settings.is_initialized:
+    if last.is_in_process and last.settings.fills_at_start:
         check_room(last.name, {table.name: table.truth.stored.capacity_rows for table, _ in loads}, sources)
     unreachable: set[Tier] = set()
     for table, _ in loads:
@@ -74,7 +74,7 @@ def load_tables(
         for cache in reversed(table.caches):
             if cache.lasting is None:
                 _fill_memory_cache(cache, progress)
-            elif cache.is_refilled:
+            elif cache.may_refill:
                 _fill_lasting_cache(cache, cache.lasting, unreachable)
             else:
                 _open_kept_cache(cache, cache.lasting)
@@ -149,7 +149,7 @@ def has_rows(stored: StoreTable) -> bool:
 
 def _load_truth(truth: TruthTable, progress: Progress | None) -> None:
     stored, source, name = truth.stored, truth.source, truth.tier.name
-    is_filled = truth.tier.settings.is_initialized
+    is_filled = truth.tier.settings.fills_at_start
     if isinstance(stored, SnapshotTable):
         stored.serve_file(source.model)
     elif not isinstance(stored, LastingTable):
@@ -188,7 +188,7 @@ def load_marked(stored: LastingTable, source: TableSource, progress: Progress | 
 
 def _fill_memory_cache(cache: CacheTable, progress: Progress | None) -> None:
     truth, first_rows = cache.table.truth, cache.tier.settings.first_rows
-    if cache.tier.settings.is_initialized:
+    if cache.tier.settings.fills_at_start:
         if truth.has_rows_of_files:
             giving_way(partial(_fill_memory, cache.stored, truth.source, None, first_rows, progress))
         elif truth.may_be_copied:

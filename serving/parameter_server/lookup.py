@@ -92,7 +92,7 @@ def look_up_tables(
 
     Args:
         tables: the tables.
-        keys: int64[N] of each table.
+        keys: int64[N] of each table, contiguous.
         times: see ``_Search``, table after table.
         is_request: see ``look_up``.
     """
@@ -112,7 +112,7 @@ def look_up_tables(
         begin, end = ends[t], ends[t + 1]
         if t in missed:
             part = None if times is None else times[begin:end]
-            rows[t], found[begin:end] = look_up(tables[t], np.ascontiguousarray(keys[t]), is_request, part)
+            rows[t], found[begin:end] = look_up(tables[t], keys[t], is_request, part)
         else:
             tables[t].counting.all_hit(0, counted[t + 1] - counted[t], seconds)
     return rows, found
@@ -301,12 +301,10 @@ class PooledTables:
             UnknownModelError, StoreError: see ``lookup``.
         """
         self._tables[0].check_loaded()
-        answers = [look_up(*asked) for asked in zip(self._tables, map(np.ascontiguousarray, keys), strict=True)]
+        rows, all_found = look_up_tables(self._tables, [np.ascontiguousarray(of_table) for of_table in keys])
         self._tables[0].check_loaded()
-        found = [found for _, found in answers]
-        defaulted_keys = self._count(list(enumerate(found)))
-        incomplete = [(place, mask) for place, mask in enumerate(found) if not mask.all()]
-        return tuple(rows for rows, _ in answers), defaulted_keys, incomplete
+        found = list(enumerate(np.split(all_found, list(accumulate(map(len, keys)))[:-1])))
+        return tuple(rows), self._count(found), [(place, mask) for place, mask in found if not mask.all()]
 
     def _look_up_rest(
         self,

@@ -111,7 +111,7 @@ class ServedModels:
     def _named(self, config: ModelConfig) -> ModelConfig:
         """The model with the names that its tables have in the stores."""
         truth = self._tiers[-1]
-        return with_kept_tables(truth.store, config, is_filled=truth.settings.is_initialized)
+        return with_kept_tables(truth.store, config, is_filled=truth.settings.fills_at_start)
 
     def _load(self, config: ModelConfig, progress: Progress | None) -> ModelConfig:
         loaded = next((model for model in self._models if _exclude_each_other(model, config)), None)
@@ -137,7 +137,7 @@ class ServedModels:
         self._tables = {**self._tables, **{table.name: table for table in served}}
         if len(self._tiers) > 1 and self._refill_worker is None:
             self._refill_worker = PeriodicWorker("hotrow-refill", self._refill, LOOK_INTERVAL_S)
-        if self._watcher is None and not all(tier.is_volatile for tier in self._tiers):
+        if self._watcher is None and not all(tier.is_in_process for tier in self._tiers):
             self._watcher = PeriodicWorker("hotrow-outages", self._watch, WATCH_INTERVAL_S)
         # A copy of the record tells this load from earlier loads, whose sessions are refused.
         self._models = (*self._models, config.model_copy())
@@ -202,7 +202,7 @@ class ServedModels:
         self._looks += 1
         tables = self.tables()
         for tier in self._tiers:
-            if not tier.is_volatile:
+            if not tier.is_in_process:
                 is_beat = self._looks % INTERVALS_OF_A_BEAT == 0
                 tier.watch([table.tiers[tier.depth] for table in tables], is_beat=is_beat)
         for table in tables:

@@ -86,7 +86,7 @@ def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
     settings = {}
     for tier in config.volatile_tiers:
         settings[_STORE_NAMES[tier.type]] = TierSettings(
-            is_initialized=tier.initialize_after_startup,
+            fills_at_start=tier.initialize_after_startup,
             first_rows=FirstRows(tier.initial_cache_rate, tier.hot_keys if isinstance(tier, HashMapConfig) else None),
             takes_copies=tier.cache_missed_embeddings,
         )

@@ -67,11 +67,11 @@ class ModelVersions:
                 yield np.ones(sum(of_table.size for keys, _ in reads for of_table in keys), dtype=np.bool_)
                 return
             masks = [
-                clock.storable(of_table, version)
+                clock.unchanged_since(of_table, version)
                 for keys, version in reads
                 for clock, of_table in zip(clocks, keys, strict=True)
             ]
-            yield np.concatenate(masks)
+            yield np.concatenate(masks) & (not self.is_gone)
 
 
 class VersionClock:
@@ -123,10 +123,6 @@ class VersionClock:
             for listener in self._listeners:
                 calls.callback(listener, keys)
 
-    def storable(self, keys: Keys, version: int) -> Mask:
-        """Which of ``keys``, read after ``version``, may be stored now. The caller holds the lock of the versions."""
-        return self.unchanged_since(keys, version) & (not self.is_gone)
-
     def listen(self, listener: Callable[[Keys], None]) -> None:
         """Call ``listener`` with the keys of every later change. The lock is held then: it must not take it.
 
@@ -141,7 +137,10 @@ class VersionClock:
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def unchanged_since(self, keys: Keys, version: int) -> Mask:
-        """Which of ``keys`` have certainly not changed since ``version``. The caller holds the lock."""
+        """Which of ``keys`` have certainly not changed since ``version``.
+
+        The caller holds the lock of the clock or of the versions.
+        """
         unchanged: Mask = self._changed_at[_stripes(keys)] <= version
         return unchanged
 

@@ -28,7 +28,7 @@ from serving.storage.store import (
     Vectors,
     Weights,
 )
-from serving.storage.tables import HeldTable
+from serving.storage.tables import LocalTable
 
 if TYPE_CHECKING:
     from serving.parameter_server.table import Table
@@ -53,14 +53,14 @@ class TierSettings:
 
     Attributes:
         timeout_ms: maximum time that a lookup waits for the tier; None: no limit.
-        is_initialized: models' files are loaded into the tier; False: it keeps what it has. RAM then starts empty, and
+        fills_at_start: models' files are loaded into the tier; False: it keeps what it has. RAM then starts empty, and
             a store that outlives the process must have the tables.
         first_rows: which rows of the files a partial cache gets first.
         takes_copies: rows found in slower tiers are copied into this tier, if the server promotes.
     """
 
     timeout_ms: int | None = None
-    is_initialized: bool = True
+    fills_at_start: bool = True
     first_rows: FirstRows = field(default_factory=FirstRows)
     takes_copies: bool = True
 
@@ -86,7 +86,7 @@ class Tier:
         self._beats = 0
 
     @property
-    def is_volatile(self) -> bool:
+    def is_in_process(self) -> bool:
         """Whether the rows are in this process's memory only."""
         return not isinstance(self.store, LastingStore | SnapshotStore)
 
@@ -133,7 +133,7 @@ class TierTable:
         self.table = table
         self.stored = stored
         self.lasting = stored if isinstance(stored, LastingTable) else None
-        self._pooling = stored if isinstance(stored, HeldTable) else None
+        self._pooling = stored if isinstance(stored, LocalTable) else None
         self._is_silent = False  # the last call was not answered
         self._failed_keys: Keys | None = None  # of the last failed call, until they are answered
 
@@ -166,7 +166,7 @@ class TierTable:
     def fetch_pooled(
         self, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
     ) -> tuple[Vectors, Mask] | StoreError | None:
-        """Return the same for ``HeldTable.fetch_pooled``; None if the store does not pool."""
+        """Return the same for ``LocalTable.fetch_pooled``; None if the store does not pool."""
         pooling = self._pooling
         if pooling is None:
             return None
@@ -270,7 +270,7 @@ class CacheTable(TierTable):
 
     Attributes:
         state: whether its rows may be trusted; changed while the lock of the table's clock is held.
-        is_refilled: it is refilled if it becomes invalid; False: it keeps what it has.
+        may_refill: it is refilled if it becomes invalid; False: it keeps what it has.
         is_filled: it has had the table's rows since the model was loaded.
         removed_keys: keys that were removed since the load, while the cache waits for its first fill; None: it does not
             wait. The lock of the table's clock guards it.
@@ -280,7 +280,7 @@ class CacheTable(TierTable):
         """Begin in the state LOADING."""
         super().__init__(tier, table, stored)
         self.state = CacheState.LOADING
-        self.is_refilled = self.lasting is None or tier.settings.is_initialized
+        self.may_refill = self.lasting is None or tier.settings.fills_at_start
         self.is_filled = False
         self.removed_keys: set[int] | None = None
         self._due_at_s = 0.0  # when it may be filled again
@@ -333,7 +333,7 @@ class CacheTable(TierTable):
     def refill_if_due(self) -> None:
         """Fill the cache if it is invalid and has rested after the last attempt."""
         began = now_s()
-        if not self.is_refilled or self.is_current or self.table.clock.is_gone or began < self._due_at_s:
+        if not self.may_refill or self.is_current or self.table.clock.is_gone or began < self._due_at_s:
             return
         try:
             self.fill()
@@ -363,7 +363,7 @@ class CacheTable(TierTable):
             if self.lasting is not None:
                 was_written = self.lasting.fill(truth, starting=was_invalid or not self.is_filled)
             else:
-                truth.refill(self.stored, settings.first_rows if settings.is_initialized else FirstRows(cache_rate=0.0))
+                truth.refill(self.stored, settings.first_rows if settings.fills_at_start else FirstRows(cache_rate=0.0))
         except BaseException:
             with lock:
                 if self.state is CacheState.REFILLING:

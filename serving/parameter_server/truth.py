@@ -55,7 +55,7 @@ class TruthTable(TierTable):
             if marker.digest != self._digest:
                 raise self._error("another process has loaded it from other files: load the model again")
         else:
-            changed = self.lasting is not None or not self.tier.settings.is_initialized
+            changed = self.lasting is not None or not self.tier.settings.fills_at_start
             marker = Marker(self.source.digest, self.source.model.rows, changed=changed)
         if self.table.is_written and marker.current_caches is None:  # a truth other than RocksDB does not keep them
             return replace(marker, changed=True, current_caches=())

@@ -157,7 +157,7 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
     @property
     def evicted_rows(self) -> int:
         """Rows evicted by overflows since the table was opened."""
-        host_table = self._held
+        host_table = self._rows
         return host_table.stats().evicted_rows if isinstance(host_table, HostTable) else 0
 
     def samples(self) -> Iterable[MetricSample]:
@@ -169,10 +169,10 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
         """See ``StoreTable.open``; opening an open table again changes nothing."""
         with self._memory._lock:
             self._memory.check_name(self)
-            if self._held is None:
+            if self._rows is None:
                 host_table = self._memory._open(self.spec, rows)
                 self._memory.add(self)
-                self._held = host_table
+                self._rows = host_table
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """See ``StoreTable.insert``."""
@@ -195,7 +195,7 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
         """See ``StoreTable.close``; the memory is freed when the last reader is done."""
         with self._memory._lock:
             self._memory.remove(self)
-            self._held = None
+            self._rows = None
 
     def _insert_in_parts(self, host_table: HostTable, keys: Keys, rows: Vectors) -> int:
         """Insert rows in parts that fit the table, and return how many rows were evicted."""

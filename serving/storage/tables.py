@@ -36,7 +36,7 @@ class Rows(Protocol):
     def fetch_pooled(
         self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
     ) -> Mask:
-        """See ``HeldTable.fetch_pooled``."""
+        """See ``LocalTable.fetch_pooled``."""
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """See ``StoreTable.items``."""
@@ -56,7 +56,7 @@ class NoRows:
     def fetch_pooled(
         self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
     ) -> Mask:
-        """See ``HeldTable.fetch_pooled``."""
+        """See ``LocalTable.fetch_pooled``."""
         return none_found(keys, out)
 
     def items(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
@@ -64,21 +64,21 @@ class NoRows:
         return iter(())
 
 
-Held = TypeVar("Held", bound=Rows)
+AnyRows = TypeVar("AnyRows", bound=Rows)
 
 
-class HeldTable(StoreTable, Generic[Held]):
+class LocalTable(StoreTable, Generic[AnyRows]):
     """A table whose rows are in memory or in a mapped file, so it can pool them; subclasses open and change it.
 
     Its store ``keeps_row_dtype``.
 
-    ``_held`` is replaced as a whole, so readers need no lock. It is None while the table is not open.
+    ``_rows`` is replaced as a whole, so readers need no lock. It is None while the table is not open.
     """
 
     def __init__(self, store: Store, spec: TableSpec) -> None:
         """Hold no rows yet."""
         super().__init__(store, spec)
-        self._held: Held | None = None
+        self._rows: AnyRows | None = None
 
     def count(self) -> int:
         """See ``StoreTable.count``."""
@@ -115,7 +115,7 @@ class HeldTable(StoreTable, Generic[Held]):
 
     def samples(self) -> Iterable[MetricSample]:
         """See ``StoreTable.samples``."""
-        rows = self._held
+        rows = self._rows
         if rows is not None and not isinstance(rows, NoRows):
             yield MetricSample("hotrow_tier_rows", "Rows that a tier holds.", (), len(rows), is_gauge=True)
             help_text = "Size of a tier's memory or mapped file."
@@ -126,8 +126,8 @@ class HeldTable(StoreTable, Generic[Held]):
     def size_bytes(self) -> int:
         """The size of the table's memory, with keys and spare rows, or of its mapped file."""
 
-    def _open_rows(self) -> Held:
-        rows = self._held
+    def _open_rows(self) -> AnyRows:
+        rows = self._rows
         if rows is None:
             raise self._not_open()
         return rows
@@ -142,19 +142,19 @@ class HeldTable(StoreTable, Generic[Held]):
 AnyHostTable = TypeVar("AnyHostTable", bound=HostTable | NoRows)
 
 
-class HostRowsTable(HeldTable[AnyHostTable]):
-    """A ``HeldTable`` whose rows are a host table."""
+class HostRowsTable(LocalTable[AnyHostTable]):
+    """A ``LocalTable`` whose rows are a host table."""
 
     @property
     def native(self) -> NativeTable | None:
         """See ``StoreTable.native``."""
-        host_table = self._held
+        host_table = self._rows
         return host_table if isinstance(host_table, HostTable) else None
 
     @property
     def size_bytes(self) -> int:
         """RAM of the table with its keys and spare rows."""
-        host_table = self._held
+        host_table = self._rows
         return host_table.stats().memory_bytes if isinstance(host_table, HostTable) else 0
 
     def _insert_into(self, host_table: HostTable, keys: Keys, rows: Vectors) -> int:

@@ -208,7 +208,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
         """See ``StoreTable.close``; the table is unmapped, and its file still counts as memory."""
         with self._shared._lock, self._shared._writing:
             self._shared.remove(self)
-            self._held = self._found = None
+            self._rows = self._found = None
 
     def marker(self) -> Marker | None:
         """See ``LastingTable.marker``; waits while another process fills the table.
@@ -274,8 +274,8 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
         The store's lock is held.
         """
         attached = self._attach()
-        if self._held is not None and attached is not None and attached.source == self._held.source:
-            self._held = attached
+        if self._rows is not None and attached is not None and attached.source == self._rows.source:
+            self._rows = attached
 
     def _wait_for(self, is_wanted: Callable[[SharedTable], bool]) -> SharedTable | None:
         """Wait for a copy that ``is_wanted``, and return it; None if this process is the writer that must fill it."""
@@ -299,7 +299,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
     def _current(self) -> SharedTable | None:
         """Return the table of the file as it is now, which may be a newer copy than the open table."""
         store, file = self._shared, self._shared._folder.table_file(self.spec.name)
-        for copy in (self._found, self._held):
+        for copy in (self._found, self._rows):
             if copy is not None and (copy.writes if store.writes else copy.is_at(file)):
                 return copy
         return self._attach()
@@ -318,7 +318,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
 
     def _serve(self, copy: SharedTable) -> None:
         self._shared.add(self)
-        self._held, self._found = copy, None
+        self._rows, self._found = copy, None
         self._shared._sizes[self.spec.name] = (self.spec, copy.capacity_rows)
 
     def _to_write(self) -> SharedTable:

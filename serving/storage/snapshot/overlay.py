@@ -97,7 +97,7 @@ class OverlaidSnapshot:
     def fetch_pooled(
         self, keys: Keys, row_ptrs: RowPtrs, out: Vectors, combiner: Combiner, weights: Weights | None = None
     ) -> Mask:
-        """See ``HeldTable.fetch_pooled``."""
+        """See ``LocalTable.fetch_pooled``."""
         overlay = self._overlay
         if self._reader is None and overlay is not None:
             return overlay.rows.fetch_pooled(keys, row_ptrs, out, combiner, weights)

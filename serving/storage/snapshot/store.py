@@ -13,7 +13,7 @@ from serving.storage.snapshot.folder import SnapshotFolder
 from serving.storage.snapshot.overlay import OverlaidSnapshot
 from serving.storage.snapshot.reader import SnapshotReader
 from serving.storage.store import Keys, NativeTable, Store, TableSpec, Vectors
-from serving.storage.tables import HeldTable
+from serving.storage.tables import LocalTable
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class SnapshotStore(Store):
         return self._folder.open(spec, model)
 
 
-class SnapshotTable(HeldTable[OverlaidSnapshot]):
+class SnapshotTable(LocalTable[OverlaidSnapshot]):
     """A table of a ``SnapshotStore``."""
 
     def __init__(self, store: SnapshotStore, spec: TableSpec) -> None:
@@ -114,7 +114,7 @@ class SnapshotTable(HeldTable[OverlaidSnapshot]):
     @property
     def native(self) -> NativeTable | None:
         """See ``StoreTable.native``; None for a table with changes."""
-        snapshot = self._held
+        snapshot = self._rows
         return None if snapshot is None else snapshot.native
 
     @property
@@ -125,12 +125,12 @@ class SnapshotTable(HeldTable[OverlaidSnapshot]):
     @property
     def size_bytes(self) -> int:
         """The size of the mapped file."""
-        snapshot = self._held
+        snapshot = self._rows
         return 0 if snapshot is None else snapshot.file_bytes
 
     def open(self, rows: int) -> None:
         """See ``StoreTable.open``; without ``serve_file`` a table has an overlay over no rows."""
-        if self._held is None:
+        if self._rows is None:
             self._hold(None, rows_with_headroom(rows))
 
     def serve_file(self, model: SparseModel) -> None:
@@ -160,10 +160,10 @@ class SnapshotTable(HeldTable[OverlaidSnapshot]):
         """See ``StoreTable.close``; the folder keeps the snapshot for the next ``serve_file``."""
         with self._snapshots._lock:
             self._snapshots.remove(self)
-            self._held = None
+            self._rows = None
 
     def _hold(self, reader: SnapshotReader | None, overlay_rows: int) -> None:
         given = self._snapshots._overlay_capacity_rows
         with self._snapshots._lock:
             self._snapshots.add(self)
-            self._held = OverlaidSnapshot(self.spec, reader, overlay_rows if given is None else given)
+            self._rows = OverlaidSnapshot(self.spec, reader, overlay_rows if given is None else given)

@@ -24,7 +24,7 @@ class SlowStore(MemoryStore):
     name = "slow"
 
 logging.disable()  # which says that the tier is late
-settings = {"memory": TierSettings(is_initialized=False), "slow": TierSettings(timeout_ms=int(sys.argv[2]) or None)}
+settings = {"memory": TierSettings(fills_at_start=False), "slow": TierSettings(timeout_ms=int(sys.argv[2]) or None)}
 server = ParameterServer([MemoryStore(), SlowStore()], promote=sys.argv[3] == "promote", settings=settings)
 server.load_model(model_of(Path(sys.argv[1])))
 with suppress(StoreError):

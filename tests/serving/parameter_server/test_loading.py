@@ -550,7 +550,7 @@ def wait_for_state(server, model, state):
 
 
 class TestTiersThatAreNotInitialized:
-    KEPT = TierSettings(is_initialized=False)
+    KEPT = TierSettings(fills_at_start=False)
 
     def test_memory_starts_empty_and_is_filled_by_promotion(self, model, tmp_path):
         memory = MemoryStore()

@@ -281,7 +281,7 @@ def test_closing_waits_for_the_running_promotion_and_drops_the_waiting_ones(conf
 
 def test_a_fast_tier_takes_promoted_rows_as_long_as_it_has_room(config):
     memory = MemoryStore(capacity_rows=5)
-    settings = {"memory": TierSettings(is_initialized=False)}
+    settings = {"memory": TierSettings(fills_at_start=False)}
     with serve(config, memory, DictStore("slow"), promote=True, settings=settings) as server:
         memory.tables["m.t"].insert(np.array(KEYS[:3]), ROWS[:3])
 
@@ -302,7 +302,7 @@ def test_a_table_that_was_full_is_offered_rows_again_after_a_while(config, monke
     clock = [0.0]
     monkeypatch.setattr(tier_table, "now_s", lambda: clock[0])
     memory = MemoryStore(capacity_rows=5)
-    settings = {"memory": TierSettings(is_initialized=False)}
+    settings = {"memory": TierSettings(fills_at_start=False)}
     with serve(config, memory, DictStore("slow"), promote=True, settings=settings) as server:
         memory.tables["m.t"].insert(np.array(KEYS[:5]), ROWS[:5])
         held = []

@@ -179,7 +179,7 @@ def test_a_cache_that_missed_a_change_is_filled_again_in_the_background(config, 
     [
         (TierSettings(first_rows=FirstRows(cache_rate=0.5)), {1, 2, 3, 4, 5, 6}),
         (TierSettings(first_rows=FirstRows(cache_rate=0.25, hot_keys=Path("hot"))), {12, 9, 1}),
-        (TierSettings(is_initialized=False), set()),
+        (TierSettings(fills_at_start=False), set()),
     ],
     ids=["half of it", "hot keys", "nothing"],
 )
@@ -326,7 +326,7 @@ def test_a_load_that_fails_leaves_no_cache_bypassed(config):
         pass
     with serve(config, slow) as server:
         server.insert("m.t", np.array([1]), NEW)  # which the other tiers miss
-    kept = {"middle": TierSettings(is_initialized=False)}
+    kept = {"middle": TierSettings(fills_at_start=False)}
     fast.refuses = True
     with ParameterServer([fast, middle, slow], settings=kept) as server:
         with pytest.raises(StoreError, match="takes nothing"):
@@ -408,7 +408,7 @@ def test_the_last_tier_takes_rows_of_a_cache_except_keys_that_were_removed_since
 
 def test_a_cache_that_keeps_what_it_has_is_bypassed_where_it_may_have_missed_a_change(config):
     fast, slow = RefusingDurableStore("fast"), DurableDictStore("slow")
-    with serve(config, fast, slow, settings={"fast": TierSettings(is_initialized=False)}) as server:
+    with serve(config, fast, slow, settings={"fast": TierSettings(fills_at_start=False)}) as server:
         fast.rows["m.t"] = {1: ROWS[0]}
         fast.refuses = True
         change(server, "insert")
@@ -473,7 +473,7 @@ def test_lookups_agree_with_a_dict_whatever_is_changed_promoted_or_evicted(confi
     expected = dict(zip(KEYS, ROWS.tolist(), strict=True))
     memory = MemoryStore(capacity_rows=capacity_rows, overflow_policy=policy)
     stores = memory, DictStore("middle"), DictStore("slow")
-    empty = TierSettings(is_initialized=False)
+    empty = TierSettings(fills_at_start=False)
     with serve(config, *stores, promote=True, settings={"memory": empty}) as server:
         keep(stores[1], KEYS[::2])
         for verb, keys, value in operations:
@@ -497,7 +497,7 @@ def test_lookups_agree_with_a_dict_whatever_is_changed_promoted_or_evicted(confi
 
 def test_a_fast_tier_without_room_keeps_no_old_row(config):
     memory = MemoryStore(capacity_rows=4)
-    with serve(config, memory, DictStore("slow"), settings={"memory": TierSettings(is_initialized=False)}) as server:
+    with serve(config, memory, DictStore("slow"), settings={"memory": TierSettings(fills_at_start=False)}) as server:
         memory.tables["m.t"].insert(np.array(KEYS[:4]), ROWS[:4])
 
         server.insert("m.t", np.array([4, 100, 101, 1]), NEW.repeat(4, axis=0))

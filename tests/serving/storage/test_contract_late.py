@@ -196,7 +196,7 @@ def test_a_redis_that_keeps_what_it_has_is_not_filled_and_is_bypassed_if_it_may_
     with Server(serve(config, rocksdb_in(database))) as server:
         server.insert([3], 7)
         rows = server.rows
-    kept = {"redis": TierSettings(is_initialized=False)}
+    kept = {"redis": TierSettings(fills_at_start=False)}
     with Server(serve(config, redis_of(redis_server), rocksdb_in(database), settings=kept), rows) as server:
         server.check()
         server.insert([5], 8)

@@ -184,7 +184,7 @@ def test_a_cache_that_missed_a_write_to_a_table_of_another_program_is_filled_at_
 ):
     """The table has no marker of a load, so the flag for its caches must be kept without one."""
     write_to_rocksdb(database, OLD | OTHERS)
-    kept = {"rocksdb": TierSettings(is_initialized=False)}
+    kept = {"rocksdb": TierSettings(fills_at_start=False)}
     rows = OLD | OTHERS
     with Server(serve(config, redis_of(own_server, **IMPATIENT), rocksdb_in(database), settings=kept), rows) as server:
         server.check()
@@ -205,7 +205,7 @@ def test_a_checkpoint_of_a_table_of_another_program_fills_its_caches(redis_serve
 
     def served(folder):
         stores = redis_of(redis_server), rocksdb_in(folder)
-        kept = {"rocksdb": TierSettings(is_initialized=False)}
+        kept = {"rocksdb": TierSettings(fills_at_start=False)}
         return Server(serve(config, *stores, settings=kept), OLD | OTHERS)
 
     with served(tmp_path / "db") as server:
@@ -230,7 +230,7 @@ def test_files_that_replace_changed_rows_are_a_line_in_the_log(config, database,
 def test_ram_in_front_of_another_programs_table_is_filled_again_after_a_missed_change(config, tmp_path):
     write_to_rocksdb(tmp_path / "db", FILE)
 
-    fast, kept = RefusingMemory(), {"rocksdb": TierSettings(is_initialized=False)}
+    fast, kept = RefusingMemory(), {"rocksdb": TierSettings(fills_at_start=False)}
     with Server(serve(config, fast, rocksdb_in(tmp_path / "db"), settings=kept), FILE) as server:
         assert held_by(fast) == FILE
         fast.refuses = True

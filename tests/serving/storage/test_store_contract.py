@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from serving.errors import StoreError
 from serving.storage import Marker, TableSpec
 from serving.storage.store import Change, LastingStore, LastingTable
-from serving.storage.tables import HeldTable
+from serving.storage.tables import LocalTable
 from tests.serving.storage.tiers import QUICK_FOLDER, STORES
 
 DIM = 4
@@ -368,4 +368,4 @@ def test_a_store_of_lasting_rows_has_lasting_tables(store):
     table = store.table(TableSpec(TABLE, DIM))
 
     assert isinstance(table, LastingTable) == isinstance(store, LastingStore)
-    assert store.keeps_row_dtype or not isinstance(table, HeldTable)
+    assert store.keeps_row_dtype or not isinstance(table, LocalTable)
