@@ -146,49 +146,51 @@ def _load(config: ModelConfig, given: ParameterServer | None) -> tuple[Parameter
 
 
 class _SharedServer:
-    """The parameter server of one ``ps.json``, and how many sessions each of its models has in this process."""
+    """The parameter server of one ``ps.json``, which is open while this process has sessions of its models."""
 
-    def __init__(self, ps: ParameterServerConfig) -> None:
-        self.server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
+    def __init__(self) -> None:
+        self.lock = Lock()  # guards the fields below; held during a load, so each model is loaded once
+        self.server: ParameterServer | None = None
         self.sessions: Counter[str] = Counter()  # by the name of the first table, which only one loaded model has
 
+    def load(self, ps: ParameterServerConfig, config: ModelConfig) -> tuple[ParameterServer, ModelConfig, Release]:
+        """Load the model, unless another session has loaded it; return also what releases it."""
+        with self.lock:
+            if self.server is None:
+                self.server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
+            server = self.server
+            try:
+                tag = {"table_tag": config.table_tag}  # a loaded version may have kept the tables of an earlier release
+                same = [model for model in server.models() if model.model_copy(update=tag) == config]
+                loaded = same[-1] if same else server.load_model(config)
+            except BaseException:
+                self._close_unused()
+                raise
+            self.sessions[loaded.full_name(loaded.tables[0])] += 1
+        return server, loaded, partial(self._release, server, loaded)
 
-_shared: dict[Path, _SharedServer] = {}  # by ps.json
-_shared_lock = Lock()  # guards _shared and its servers; held during a load, so each model is loaded once
+    def _release(self, server: ParameterServer, config: ModelConfig) -> None:
+        model = config.full_name(config.tables[0])
+        with self.lock:
+            self.sessions[model] -= 1
+            if not self.sessions[model]:
+                _unload(server, config)
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        if self.server is not None and not self.sessions.total():
+            server, self.server = self.server, None
+            server.close()
+
+
+_shared: dict[str, _SharedServer] = {}  # by ps.json
 
 
 def _load_shared(ps: ParameterServerConfig, config: ModelConfig) -> tuple[ParameterServer, ModelConfig, Release]:
     """Load the model into the server of its repository, unless another session has loaded it."""
     check_hot_keys(ps)
-    file = Path(ps.source).resolve()
-    with _shared_lock:
-        if file not in _shared:
-            _shared[file] = _SharedServer(ps)
-        shared = _shared[file]
-        try:
-            tag = {"table_tag": config.table_tag}  # a loaded version may have kept the tables of an earlier release
-            same = [model for model in shared.server.models() if model.model_copy(update=tag) == config]
-            loaded = same[-1] if same else shared.server.load_model(config)
-        except BaseException:
-            _close_unused(file)
-            raise
-        shared.sessions[loaded.full_name(loaded.tables[0])] += 1
-    return shared.server, loaded, partial(_release_shared, file, loaded)
-
-
-def _release_shared(file: Path, config: ModelConfig) -> None:
-    with _shared_lock:
-        shared, model = _shared[file], config.full_name(config.tables[0])
-        shared.sessions[model] -= 1
-        if not shared.sessions[model]:
-            _unload(shared.server, config)
-        _close_unused(file)
-
-
-def _close_unused(file: Path) -> None:
-    """Close the server of a ``ps.json`` that no session uses. The caller holds the lock."""
-    if not _shared[file].sessions.total():
-        _shared.pop(file).server.close()
+    # ``setdefault`` is one step, so all threads get the same server.
+    return _shared.setdefault(str(Path(ps.source).resolve()), _SharedServer()).load(ps, config)
 
 
 def _unload(server: ParameterServer, config: ModelConfig) -> None:

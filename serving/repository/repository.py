@@ -38,6 +38,7 @@ from serving.errors import (
     about,
     did_you_mean,
     told,
+    without_frames,
 )
 from serving.lookup import check_device_name, warn_of_idle_caches
 from serving.metrics import MetricSample
@@ -75,7 +76,7 @@ class Peers(Protocol):
         """Return the versions to serve from the start; None: those that the repository has."""
 
     def follow(self, versions: Versions) -> None:
-        """Have every other process serve these versions."""
+        """Have every other process serve these versions; raise WorkerError if a process could not follow."""
 
     def renew(self, model: str) -> Versions | None:
         """Make the leading process load the files that a model's folder has now, and return ``versions``."""
@@ -118,8 +119,10 @@ class ModelRepository:
         self._models: dict[str, dict[int, ServedModel]] = {}
         self._states = VersionStates()
         self._is_ending = threading.Event()
-        self._loading = ""  # the model that is being loaded
-        self._ended_load = ""  # the model whose load must end
+        # The models of the loads that run or wait for the lock. The event says that a later unload ends the load.
+        self._loads: dict[threading.Event, str] = {}
+        self._is_unloaded: threading.Event | None = None  # the event of the load that runs
+        self._lag: WorkerError | None = None  # why another process does not serve what this process serves
         self._poller: PeriodicWorker | None = None
 
     @property
@@ -165,11 +168,8 @@ class ModelRepository:
                     self._switch(config.name, [self._open(loader, config, of_model, stamp, progress)], ())
             if self.control == "poll" and self._leads:
                 self._poll()  # loads what the start has left out
-            try:
-                self._lead()
-            except WorkerError as err:  # the other processes may still read the old rows
-                logger.error("%s", told(err))
-            else:
+            self._lead()
+            if self._lag is None:  # otherwise another process may still read the old rows
                 for name in self._models:
                     loader.server.erase_other_versions(name)
         except BaseException:
@@ -191,13 +191,17 @@ class ModelRepository:
             VersionConflictError: a version serves other files, and ``ps.json`` lists the model.
             UnknownModelError: the repository has no such model.
             ConfigError, ModelFileError, StoreError, DeviceUnavailableError, DeviceMemoryError: see ``load``.
+            LoadEndedError: an unload of the model was asked for after this load.
+            WorkerError: another process does not serve what this process serves. A repeated load asks it again.
         """
         self._check_explicit()
-        with self._lock, next_to_requests():
+        with self._turn_to_load(name):
             # Each call logs its failure.
             self._states.log_again(name)
             self._source.look()
+            self._states.keep_models(self._source.names)
             self._serve(name, policy)
+            self._check_followed()
 
     def renew(self, name: str) -> None:
         """In every process, serve the same versions of a model from the files that its folder has now.
@@ -208,7 +212,7 @@ class ModelRepository:
         Raises:
             HotrowError: see ``load_model``; nothing has changed.
         """
-        with self._lock, next_to_requests():
+        with self._turn_to_load(name):
             if name in self._models and self._source.can_change:
                 logger.warning("model %s: its files have changed, so all workers swap to them", name)
                 self._serve(name, VersionPolicy.of_versions(self._models[name]))
@@ -216,27 +220,31 @@ class ModelRepository:
     def unload_model(self, name: str) -> None:
         """Drop all versions of a model, after their requests in flight; stores that outlive the process keep its rows.
 
-        A load of the model that is running ends.
+        Earlier loads of the model end, also those that wait for another load.
 
         Raises:
             RequestError: the control mode is not ``"explicit"``.
             UnknownModelError: no version of the model is served or was being loaded.
+            WorkerError: another process does not serve what this process serves. A repeated unload asks it again.
         """
         self._check_explicit()
-        has_ended_load = self._loading == name
-        if has_ended_load:
-            self._ended_load = name
+        loads = [is_unloaded for is_unloaded, model in self._loads.copy().items() if model == name]
+        for is_unloaded in loads:
+            is_unloaded.set()
         with self._lock:
             if name in self._models:
                 self._unload(name)
-            elif not has_ended_load:
+            elif self._lag is not None:  # an earlier unload may be what the other process did not follow
+                self._lead()
+            elif not loads:
                 raise self._unknown(name)
+            self._check_followed()
 
     def poll(self) -> None:
         """Follow the changes of the folder: new, removed and replaced versions, models and policies.
 
         A version that fails does not affect other versions. Its first failure is logged. It is tried again when its
-        files change, and from time to time if they do not.
+        files change, and from time to time if they do not. A process that did not follow a change is asked again.
         """
         with self._lock, next_to_requests():
             self._poll()
@@ -244,14 +252,13 @@ class ModelRepository:
     def _poll(self) -> None:
         if self._loader is None or not self._source.can_change:
             return
+        if self._lag is not None:
+            self._lead()
         for name in self._source.due():
             if self._is_ending.is_set():
                 return
             try:
                 is_served = self._serve(name, None, each_alone=True)
-            except WorkerError as err:  # the worker may follow at the next look
-                self._states.note_fault(name, 0, err)
-                self._source.tried(name, failed=True, soon=True)
             except HotrowError:
                 self._source.tried(name, failed=True)
             else:
@@ -264,8 +271,9 @@ class ModelRepository:
         """Serve these versions, which the process that leads has loaded, and no others.
 
         Raises:
-            HotrowError: a version cannot be loaded; see ``load``.
+            HotrowError: the versions of a model cannot be loaded, see ``load``; the other models are followed.
         """
+        faults: list[HotrowError] = []
         with self._lock, next_to_requests():
             if self._loader is None or not self._source.can_change:
                 return
@@ -275,9 +283,14 @@ class ModelRepository:
             served = self.served()
             for name, digests in versions.items():
                 if digests != served.get(name):
-                    self._serve(name, VersionPolicy.of_versions(map(int, digests)), digests=digests)
+                    try:
+                        self._serve(name, VersionPolicy.of_versions(map(int, digests)), digests=digests)
+                    except HotrowError as err:
+                        faults.append(without_frames(err))
             for name in self._models.keys() - versions.keys():
                 self._unload(name)
+        if faults:
+            raise without_frames(faults[0])
 
     def served(self) -> Versions:
         """The served versions of every model, newest first, and their digests."""
@@ -437,9 +450,23 @@ class ModelRepository:
         return self._peers is None or self._peers.leads
 
     def _lead(self) -> None:
-        """Have the other processes serve what this process serves, if it leads."""
-        if self._peers is not None and self._peers.leads:
+        """Have the other processes serve what this process serves, if it leads; ``_lag`` says whether they do."""
+        if self._peers is None or not self._peers.leads:
+            return
+        try:
             self._peers.follow(self.served())
+        except WorkerError as err:
+            if self._lag is None:
+                logger.error("%s", told(err))
+            self._lag = without_frames(err)
+        else:
+            if self._lag is not None:
+                logger.warning("all workers follow again")
+            self._lag = None
+
+    def _check_followed(self) -> None:
+        if self._lag is not None:
+            raise without_frames(self._lag)
 
     def _serve(
         self,
@@ -463,13 +490,19 @@ class ModelRepository:
         loader, serving = self._loader, self._models.get(name, {})
         if loader is None:
             raise UnknownModelError("the repository is closed")
-        with about(name), self._loading_of(name):
+        with about(name):
+            self._go_on()
             folder = self._opened_folder(name, policy)
             opened, wanted, is_whole = self._open_chosen(loader, folder, each_alone, digests)
             leaving = [model for number, model in serving.items() if number not in wanted or number in opened]
+            if not wanted:  # all are broken: what serves keeps serving
+                leaving = []
             if opened or leaving:
                 self._switch(name, list(opened.values()), leaving)
-                self._drop_after_peers(loader, leaving, erase=bool(opened))
+            if opened or leaving or self._lag is not None:
+                self._lead()
+            for model in leaving:  # a process that did not follow still reads the old rows
+                loader.drop(model, erase=bool(opened) and self._lag is None)
             self._states.keep_versions(name, folder.versions)
             return is_whole
 
@@ -520,15 +553,6 @@ class ModelRepository:
         self._states.clear(name, 0)
         return folder
 
-    def _drop_after_peers(self, loader: VersionLoader, leaving: Sequence[ServedModel], *, erase: bool) -> None:
-        followed = False
-        try:
-            self._lead()
-            followed = True
-        finally:  # a process that did not follow still reads the old rows
-            for model in leaving:
-                loader.drop(model, erase=erase and followed)
-
     def _newly_opened(
         self,
         loader: VersionLoader,
@@ -544,11 +568,10 @@ class ModelRepository:
             self._states.show(folder.name, number, "LOADING")
         stamp = None if path is None else stamp_of(path)
         is_same = loaded is not None and (stamp is None or loaded.stamp == stamp)
-        go_on = partial(self._go_on, folder.name)
         config = (
             loaded.config
             if loaded is not None and is_same
-            else giving_way(partial(folder.read_to_serve, number, go_on))
+            else giving_way(partial(folder.read_to_serve, number, self._go_on))
         )
         if digests is not None and config.digest != digests[str(number)]:
             raise ModelFileError(config.source, f"expected the files of {digests[str(number)]}, found {config.digest}")
@@ -588,7 +611,7 @@ class ModelRepository:
 
         def report(task: str, rows: int, all_rows: int) -> None:
             nonlocal is_checked
-            self._go_on(config.name)
+            self._go_on()
             if not is_checked:  # once, because a version may have a thousand files; a table checks its own after that
                 self._check_unchanged(config, stamp)
                 is_checked = True
@@ -611,22 +634,27 @@ class ModelRepository:
         if stamp is not None and self._source.stamp(config) != stamp:
             raise ModelFileError(Path(config.source).parent, "a file was changed while the version was loaded")
 
-    def _go_on(self, name: str) -> None:
-        """End the load of a model if it was ended, or if the repository is being closed."""
+    def _go_on(self) -> None:
+        """End the load that runs if its model was unloaded meanwhile, or if the repository is being closed."""
         if self._is_ending.is_set():
             raise LoadEndedError("the server is stopping")
-        if self._ended_load == name:
+        if self._is_unloaded is not None and self._is_unloaded.is_set():
             raise LoadEndedError("the load was ended by an unload")
 
     @contextmanager
-    def _loading_of(self, name: str) -> Iterator[None]:
-        """Let ``unload_model`` end the load of a model while the block runs."""
-        self._ended_load = ""  # that load is over
-        self._loading = name
+    def _turn_to_load(self, name: str) -> Iterator[None]:
+        """Wait for the lock, and load a model in the block; an unload ends the load even before its turn."""
+        is_unloaded = threading.Event()
+        self._loads[is_unloaded] = name
         try:
-            yield
+            with self._lock, next_to_requests():
+                self._is_unloaded = is_unloaded
+                try:
+                    yield
+                finally:
+                    self._is_unloaded = None
         finally:
-            self._loading = ""
+            del self._loads[is_unloaded]
 
     @contextmanager
     def _isolated(self, config: ModelConfig) -> Iterator[None]:
@@ -680,13 +708,11 @@ class ModelRepository:
         if loader is None:
             return
         self._models = {other: versions for other, versions in self._models.items() if other != name}
-        try:
-            self._lead()
-        finally:
-            for number, model in versions.items():
-                self._states.show(name, number, "UNLOADING")
-                loader.drop(model)
-                self._states.show(name, number, "UNAVAILABLE", "unloaded")
+        self._lead()
+        for number, model in versions.items():
+            self._states.show(name, number, "UNLOADING")
+            loader.drop(model)
+            self._states.show(name, number, "UNAVAILABLE", "unloaded")
 
 
 def _check_same(models: Sequence[ModelConfig], served: Versions | None) -> None:

@@ -197,11 +197,11 @@ class ModelSource:
                 attempt.pauses -= 1
         return due
 
-    def tried(self, name: str, *, failed: bool, soon: bool = False) -> None:
-        """Note whether a model that was ``due`` is served as its folder says; ``soon``: try again at the next look."""
+    def tried(self, name: str, *, failed: bool) -> None:
+        """Note whether a model that was ``due`` is served as its folder says."""
         attempt = self._attempts[name]
         attempt.failures += failed
-        attempt.pauses = None if not failed else 0 if soon else min(2**attempt.failures, _MOST_PAUSES + 1) - 1
+        attempt.pauses = None if not failed else min(2**attempt.failures, _MOST_PAUSES + 1) - 1
 
     def _mark(self, name: str) -> tuple[object, bool]:
         """What a model's folder looks like, and whether the versions to serve have manifests.

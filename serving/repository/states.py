@@ -69,13 +69,18 @@ class VersionStates:
 
     def keep_versions(self, name: str, numbers: Collection[int]) -> None:
         """Forget the versions that a model's folder no longer has."""
-        for place in [place for place in self._states if place[0] == name and place[1] not in numbers]:
-            self.clear(*place)
+        for place in self._places():
+            if place[0] == name and place[1] not in numbers:
+                self.clear(*place)
 
     def keep_models(self, names: Collection[str]) -> None:
-        """Forget the faults of models that are gone."""
-        for place in [place for place in self._logged if place[0] not in names]:
-            self.clear(*place)
+        """Forget the models whose folders are gone."""
+        for place in self._places():
+            if place[0] not in names:
+                self.clear(*place)
+
+    def _places(self) -> set[Place]:
+        return {*self._states, *self._faults, *self._logged}
 
     def now(self) -> Mapping[Place, ModelState]:
         """The states of versions that do not serve."""

@@ -1,6 +1,8 @@
 """Opening and closing models."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -8,12 +10,14 @@ import pytest
 from kernels.host import round_rows
 from serving import ParameterServer, load_model
 from serving.errors import ConfigError, ModelFileError, StoreFullError, UnknownModelError
+from serving.model.sparse_model import SparseModel
 from serving.storage import MemoryStore
 from tests.serving.ps_files import write_ps
 from tests.tools.tiny_model import TinyModel
 
 # Float32 against float64 through two layers of at most 40 inputs.
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
+DEADLINE_S = 60
 
 
 @pytest.fixture
@@ -266,6 +270,30 @@ def test_the_sessions_of_a_process_share_one_server_for_a_ps_json(repository):
     assert server.models() == ()
     with load_model(repository / "tiny", engine="numpy") as third:
         assert third.embedding_cache.server is not server
+
+
+def test_closing_a_session_does_not_wait_for_a_load_of_another_repository(repository, tmp_path, monkeypatch):
+    is_loading, may_go_on = threading.Event(), threading.Event()
+    batches = SparseModel.batches
+
+    def held(*arguments):
+        is_loading.set()
+        may_go_on.wait(DEADLINE_S)
+        return batches(*arguments)
+
+    TinyModel(rows=50).write(tmp_path / "others", version=1)
+    for folder in (repository, tmp_path / "others"):
+        write_ps(folder)
+    session = load_model(repository / "tiny", engine="numpy")
+    monkeypatch.setattr(SparseModel, "batches", held)
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(load_model, tmp_path / "others" / "tiny", engine="numpy")
+        try:
+            assert is_loading.wait(DEADLINE_S)
+            pool.submit(session.close).result(DEADLINE_S)
+        finally:
+            may_go_on.set()
+        other.result(DEADLINE_S).close()
 
 
 def test_two_versions_of_a_model_share_the_server_of_a_ps_json_and_no_row(repository):

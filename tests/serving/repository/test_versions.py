@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import threading
 import time
 import uuid
@@ -103,6 +104,15 @@ def load_and_end(repository, end):
                 end(repository)
             time.sleep(0.01)
         load.result(0)
+
+
+def wait_until_stopped(thread):
+    """Wait until a thread waits for a lock: two looks find it at the same place."""
+    places = [None]
+    while len(places) < 3 or places[-1] != places[-2]:
+        time.sleep(0.1)
+        frame = sys._current_frames()[thread.ident]
+        places.append((frame.f_code, frame.f_lasti))
 
 
 def raise_full(_):
@@ -390,6 +400,45 @@ class TestExplicitMode:
         repository.load_model("tiny")
 
         assert versions_that_answer(repository) == (1,)
+
+    def test_an_unload_ends_a_load_that_waits_for_another_load(self, folder, opened, held_loads):
+        repository = opened(folder, startup=())
+        is_loading, may_go_on = held_loads
+        errors = []
+
+        def load():
+            with pytest.raises(LoadEndedError, match="the load was ended by an unload") as caught:
+                repository.load_model("tiny")
+            errors.append(caught.type)
+
+        first, second, unload = (
+            threading.Thread(target=work) for work in (load, load, lambda: repository.unload_model("tiny"))
+        )
+        first.start()
+        try:
+            assert is_loading.wait(DEADLINE_S)
+            for thread in (second, unload):
+                thread.start()
+                wait_until_stopped(thread)
+        finally:
+            may_go_on.set()
+        for thread in (first, second, unload):
+            thread.join(DEADLINE_S)
+
+        assert errors == [LoadEndedError] * 2
+        assert not repository.models()
+        repository.load_model("tiny")
+        assert versions_that_answer(repository) == (1,)
+
+    def test_a_model_whose_folder_is_removed_leaves_the_index_at_the_next_load(self, folder, opened):
+        SECOND.write(folder, "other")
+        repository = opened(folder)
+        repository.unload_model("other")
+        shutil.rmtree(folder / "other")
+
+        repository.load_model("tiny")
+
+        assert states(repository) == [("tiny", "1", "READY")]
 
     def test_a_faulty_request_to_unload_does_not_end_a_load(self, folder, opened, held_loads):
         repository = opened(folder, startup=())
@@ -837,7 +886,18 @@ class TestPolling:
         shutil.rmtree(folder / "other")
         repository.poll()
         assert versions_that_answer(repository) == (1,)
-        assert list(repository.models()) == ["tiny"]
+        assert states(repository) == [("tiny", "1", "READY")]
+
+    def test_a_version_keeps_serving_if_the_version_that_replaces_it_is_broken(self, folder, opened):
+        repository = opened(folder, control="poll", poll_s=3600)
+        shutil.rmtree(folder / "tiny" / "1")
+        (SECOND.write(folder, "tiny", 2) / "dense.model").write_bytes(b"1234")
+
+        repository.poll()
+
+        assert versions_that_answer(repository) == (1,)
+        assert states(repository) == [("tiny", "1", "READY"), ("tiny", "2", "UNAVAILABLE")]
+        assert repository.readiness_of_all().is_ready
 
     def test_the_folder_is_looked_at_again_and_again(self, folder, opened):
         repository = opened(folder, control="poll", poll_s=0.05)
@@ -899,6 +959,78 @@ class OtherWorkers:
 
     def follow(self, versions):
         pass
+
+
+class SlowWorker(OtherWorkers):
+    """Worker 1, as worker 0 sees it; it can fail to follow."""
+
+    def __init__(self):
+        super().__init__(True, None)
+        self.fails = False
+        self.served = {}
+
+    def follow(self, versions):
+        if self.fails:
+            raise WorkerError(1, "no answer")
+        self.served = versions
+
+
+def test_a_load_or_an_unload_that_a_worker_did_not_follow_may_be_repeated(folder, opened):
+    worker = SlowWorker()
+    repository = opened(folder, peers=worker)
+    SECOND.write(folder, "tiny", 2)
+    for act, served in ((repository.load_model, ["tiny"]), (repository.unload_model, [])):
+        worker.fails = True
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="worker 1: no answer"):
+                act("tiny")
+        assert list(repository.models()) == served
+
+        worker.fails = False
+        act("tiny")
+
+        assert worker.served == repository.served()
+    with pytest.raises(UnknownModelError):
+        repository.unload_model("tiny")
+
+
+def test_a_poll_asks_a_worker_again_that_did_not_follow(folder, opened, caplog):
+    worker = SlowWorker()
+    worker.fails = True
+    repository = opened(folder, control="poll", poll_s=3600, peers=worker)
+    for change in (
+        lambda: None,  # the start
+        lambda: SECOND.write(folder, "other"),
+        lambda: SECOND.write(folder, "tiny", 2),
+        lambda: shutil.rmtree(folder / "other"),
+    ):
+        worker.fails = True
+        change()
+        for _ in range(2):
+            repository.poll()
+        assert worker.served != repository.served()
+
+        worker.fails = False
+        repository.poll()
+
+        assert worker.served == repository.served()
+    assert caplog.text.count("worker 1: no answer") == caplog.text.count("all workers follow again") == 4
+
+
+def test_a_worker_that_cannot_follow_one_model_follows_the_others(folder, opened):
+    for name in ("broken", "other"):
+        FIRST.write(folder, name)
+    leader, worker = opened(folder), opened(folder, peers=OtherWorkers(False, None))
+    for name in ("broken", "other"):
+        SECOND.write(folder, name, 2)
+        leader.load_model(name)
+    leader.unload_model("tiny")
+    (folder / "broken" / "2" / "dense.model").write_bytes(b"1234")
+
+    with pytest.raises(ModelFileError, match=r"dense\.model"):
+        worker.follow(leader.served())
+
+    assert {name: worker.versions(name) for name in worker.models()} == {"broken": (1,), "other": (2,)}
 
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["before tables are opened", "after the last is filled"])
