@@ -15,7 +15,7 @@ from training.embedding.config import EmbeddingBagConfig
 from training.embedding.exchange import OwnedTable, Sharding, SharedLookups
 from training.embedding.gradients import PooledBags, not_compiled
 from training.embedding.inputs import FeatureBags, read_feature
-from training.embedding.lookups import LocalLookups, Lookups
+from training.embedding.lookups import LocalLookups, LookedUpRows, Lookups
 from training.embedding.parameter import TableParameter, sinks_of, which_make_rows
 from training.embedding.table import EmbeddingTable
 from training.embedding.table_folders import write_tables
@@ -75,6 +75,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         self._processes = Processes(process_group)
         if seed is None:
             seed = int(torch.randint(2**62, ()))
+        self._configs = dict(tables)
         self.tables: dict[str, EmbeddingTable] = {}
         for number, (name, config) in enumerate(tables.items()):
             shard = (self._processes.rank, self._processes.size)
@@ -183,7 +184,11 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         names = list(self.tables)
         owners = [names.index(table.name) % self._processes.size for table in tables]
         owned = [
-            OwnedTable(table, owner if self._sharding == "table" else None)
+            # the config of every process, so that all refuse the same keys
+            OwnedTable(
+                LookedUpRows(table.name, self._configs[table.name], table.native),
+                owner if self._sharding == "table" else None,
+            )
             for table, owner in zip(tables, owners, strict=True)
         ]
         return SharedLookups(self._processes, owned, bags, trains, divisor=self._processes.size)

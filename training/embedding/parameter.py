@@ -132,21 +132,25 @@ def which_make_rows(parameters: Sequence[TableParameter], bags: Sequence[Feature
     """Return for each lookup whether new keys get rows. A frozen table makes none, and no table does without gradients.
 
     ``torch.utils.checkpoint`` repeats a forward pass inside of a backward pass. The first forward pass has made the
-    rows, unless it ran without gradients as it does with ``use_reentrant=True``.
+    rows, unless it ran without gradients as it does with ``use_reentrant=True``. A key that a table has not admitted
+    has no row in either.
 
     Raises:
-        RuntimeError: a repeated forward pass would make rows.
+        RuntimeError: a repeated forward pass would make rows, or several processes share a table, so none can tell.
     """
     makes_rows = [trains and torch.is_grad_enabled() and one.requires_grad for one in parameters]
-    if not any(makes_rows) or backward_pass() == -1:
+    if backward_pass() == -1:
         return makes_rows
-    for parameter, one in zip(parameters, bags, strict=True):
+    for parameter, makes, one in zip(parameters, makes_rows, bags, strict=True):
         table = parameter.table
-        if parameter.processes.size > 1 or (table.native.find(one.keys) < 0).any():
-            raise RuntimeError(
-                f"table {table.name!r}: a repeated forward pass cannot make rows: pass use_reentrant=False to "
-                "torch.utils.checkpoint, or keep the tables out of it"
-            )
+        if not makes or table.config.admit_after > 1:
+            continue
+        repeated = f"table {table.name!r}: a repeated forward pass cannot make rows"
+        if parameter.processes.size > 1:
+            raise RuntimeError(f"{repeated} in several processes: keep the tables out of torch.utils.checkpoint")
+        if (table.native.find(one.keys) < 0).any():
+            advice = "pass use_reentrant=False to torch.utils.checkpoint, or keep the tables out of it"
+            raise RuntimeError(f"{repeated}: {advice}")
     return [False] * len(parameters)
 
 

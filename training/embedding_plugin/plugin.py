@@ -16,6 +16,7 @@ from training.embedding_plugin.creating import OptimizerType, first_rows, optimi
 from training.embedding_plugin.embedding import Embedding, Limits
 from training.errors import SessionError
 from training.optimizers.rules import UpdateType
+from training.processes import Processes
 
 _KEY_TYPES: dict[str, KeyType] = {"int64": "I64", "uint32": "I32"}
 _VALUE_TYPES = {"float": torch.float32, "half": torch.float16}
@@ -63,8 +64,10 @@ def init(
         SessionError: ``init`` was called before, without ``reset``.
         TypeError: ``visible_gpus`` is not a list, or a number is not an int.
         ValueError: a value is out of range, or a batch cannot be divided between the replicas.
+        RuntimeError: there are several processes.
     """
     global _plugin
+    Processes().require_joined("init", "one process with several replicas")
     if _plugin is not None:
         raise SessionError("init was called before; call reset first, which drops all embeddings")
     gpus = [whole("init", "visible_gpus", gpu, 0) for gpu in items("init", "visible_gpus", visible_gpus)]

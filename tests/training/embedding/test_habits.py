@@ -597,6 +597,21 @@ def test_a_checkpoint_that_would_never_make_rows_is_refused(embedding):
         checkpointed(model, optimizers.SGD(model.parameters(), lr=0.1), use_reentrant=True)
 
 
+def test_a_checkpoint_asks_for_no_row_of_a_table_that_makes_none():
+    configs = {name: EmbeddingBagConfig(DIM, initializer=Constant(0.25)) for name in ("frozen", "t")}
+    configs["rare"] = EmbeddingBagConfig(DIM, admit_after=2)
+    tables = EmbeddingBagCollection(configs)
+    tables.table_0.requires_grad_(False)
+    optimizer = optimizers.SGD(tables.parameters(), lr=1.0)
+
+    vectors = checkpoint(lambda: tables(dict.fromkeys(configs, KEYS)), use_reentrant=False)
+    sum(one.sum() for one in vectors.values()).backward()
+    optimizer.step()
+
+    assert [len(table) for table in tables.tables.values()] == [0, 3, 1]  # KEYS has 1 twice
+    assert tables.tables["t"].rows()[1][:, 0].tolist() == [-1.75, -0.75, -0.75]
+
+
 def test_a_gradient_is_the_sum_over_the_rows_that_were_read():
     model = table_model()
     assert table_of(model).grad is None

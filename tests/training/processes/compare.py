@@ -6,12 +6,14 @@ import sys
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.utils.checkpoint import checkpoint
 
 from tests.training.embedding.oracle import flat
-from training import EmbeddingBagCollection, EmbeddingBagConfig, clip_grad_norm_
+from training import EmbeddingBagCollection, EmbeddingBagConfig, clip_grad_norm_, embedding_plugin
 from training.embedding import Constant, Uniform
 from training.optimizers import SGD, Adam, MomentumSGD
 
@@ -113,6 +115,8 @@ def main():
     with_other_losses(rank, size)
     with_clipping(rank, size)
     with_a_gradient_that_is_not_finite(rank)
+    with_a_key_beyond_fixed_rows()
+    with_a_checkpoint()
     without_a_group()
     sys.stdout.write(f"rank {rank} of {size}: all equal\n")
     gc.collect()  # DistributedDataParallel refers to itself and to the group, which then would not end its threads
@@ -127,12 +131,8 @@ def check_states(shared, alone, rank, size, sharding):
         for name, table in shared.tables.items():
             assert sorted(other.tables[name].rows()[0].tolist()) == sorted(table.rows()[0].tolist())
     state = shared.get_extra_state() | {"shard": [(rank + 1) % size, size, sharding]}
-    try:
+    with pytest.raises(ValueError, match="expected the rows of process"):
         other.set_extra_state(state)
-    except ValueError as err:
-        assert "expected the rows of process" in str(err)  # noqa: PT017
-    else:
-        raise AssertionError("another process's rows were loaded")
 
 
 class Net(torch.nn.Module):
@@ -218,12 +218,8 @@ def with_clipping(rank, size):
         lambda: table.grad.data.norm(2),
         lambda: table.grad.detach().pow(2).sum(),
     ):
-        try:
+        with pytest.raises(TypeError, match=r"training\.clip_grad_norm_"):
             of_one_process()
-        except TypeError as err:
-            assert "training.clip_grad_norm_" in str(err)  # noqa: PT017
-        else:
-            raise AssertionError("the norm of one process was taken")
     norm = clip_grad_norm_([*tables.parameters(), weight], 1.0)
     optimizer.step()
     torch.testing.assert_close(norm, torch.tensor(7.0).sqrt())
@@ -242,16 +238,32 @@ def with_a_gradient_that_is_not_finite(rank):
     assert scaler.get_scale() == 1.0
 
 
+def with_a_key_beyond_fixed_rows():
+    """The process that asks for the key refuses it, not the process that has the rows."""
+    for sharding in ("key", "table"):
+        config = EmbeddingBagConfig(1, rows=4)
+        tables = EmbeddingBagCollection({"t": config}, process_group=dist.group.WORLD, sharding=sharding)
+        with pytest.raises(IndexError, match=r"table 't': expected keys from 0 to 3, got 4 at position 1"):
+            tables({"t": torch.tensor([1, 4])})
+
+
+def with_a_checkpoint():
+    """No process knows whether another one has the row of a key."""
+    tables, _ = two_tables("u")
+    one = torch.ones(1, requires_grad=True)
+    out = checkpoint(lambda one: one * tables({"u": torch.tensor([1])})["u"], one, use_reentrant=False)
+    with pytest.raises(RuntimeError, match=r"table 'u': .* keep the tables out of torch.utils.checkpoint"):
+        out.sum().backward()
+
+
 def without_a_group():
     """Each process would train tables of its own."""
     tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(1)})
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.ModuleList([tables, torch.nn.Linear(1, 1)]))
-    try:
+    with pytest.raises(RuntimeError, match=r"expected process_group=torch.distributed.group.WORLD"):
         model.module[0]({"t": torch.tensor([1])})
-    except RuntimeError as err:
-        assert "expected process_group=torch.distributed.group.WORLD" in str(err)  # noqa: PT017
-    else:
-        raise AssertionError("each process trains tables of its own")
+    with pytest.raises(RuntimeError, match="init: expected one process with several replicas, got"):
+        embedding_plugin.init([0])
 
 
 if __name__ == "__main__":
