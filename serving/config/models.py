@@ -1,5 +1,6 @@
 """The records of models and of a whole ``ps.json``."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -209,4 +210,5 @@ def tables_of(
 def onnx_next_to(dense_file: Path) -> Path | None:
     """Return the ONNX export next to a ``.model`` file, or None if there is none."""
     onnx_file = dense_file.with_suffix(".onnx")
-    return onnx_file if onnx_file.is_file() and not is_network_file(dense_file) else None
+    # os.path.isfile: of a name that is too long, pathlib raises an error
+    return onnx_file if os.path.isfile(onnx_file) and not is_network_file(dense_file) else None

@@ -16,6 +16,10 @@ MIB = 2**20
 #: How much memory a decoder's process may take in all, and how long one input may take.
 MOST_MIB, LONGEST_S = 1024, 20
 MOST_KEPT_BYTES = 4096
+#: Atheris itself takes memory for each input, so no process gets more inputs.
+INPUTS_OF_A_PROCESS = 200_000
+#: How much memory a decoder may keep after so many inputs, without the fuzzer.
+REPEATED, MOST_GROWTH_MIB = 10_000, 8
 
 
 def fuzz(name, inputs, seed, folder):
@@ -38,26 +42,43 @@ def fuzz(name, inputs, seed, folder):
 
 
 def fuzz_in_process(name, inputs, seed, folder):
-    """Fuzz one decoder in a process of its own, and keep its new inputs; return the figures."""
+    """Fuzz one decoder in processes of its own, and keep its new inputs; return the figures."""
     from tests.proof.decoders import CORPUS, corpus_of  # not before ``fuzz`` has instrumented what they import
 
-    for place in ("new", "known"):
-        (folder / place).mkdir(parents=True)
-    for number, data in enumerate(corpus_of(name)):
-        (folder / "known" / str(number)).write_bytes(data)
-    command = [sys.executable, "-m", "tests.proof.hostile", name, str(inputs), str(seed), str(folder)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, check=False)
-    text = done.stdout.decode(errors="replace")
-    (CORPUS / name).mkdir(parents=True, exist_ok=True)
-    for file in (folder / "new").iterdir():
-        if file.stat().st_size <= MOST_KEPT_BYTES:
-            shutil.copy(file, CORPUS / name)
-    read = {key: int(value) for key, value in re.findall(r"stat::(\w+):\s+(\d+)", text)}
-    figures = {"inputs": read.get("number_of_executed_units", 0), "peak_rss_mib": read.get("peak_rss_mb", 0)}
-    if not done.returncode:
-        return {**figures, "faults": []}
-    artifacts = [file for file in folder.iterdir() if file.name.startswith(("crash-", "timeout-", "oom-"))]
-    return {**figures, "faults": [text[-3000:], *(repr(one.read_bytes()[:2000]) for one in artifacts)]}
+    figures = {"inputs": 0, "peak_rss_mib": 0, "faults": []}
+    for number, begin in enumerate(range(0, inputs, INPUTS_OF_A_PROCESS)):
+        part = folder / str(number)
+        for place in ("new", "known"):
+            (part / place).mkdir(parents=True)
+        for position, data in enumerate(corpus_of(name)):
+            (part / "known" / str(position)).write_bytes(data)
+        count = min(INPUTS_OF_A_PROCESS, inputs - begin)
+        command = [sys.executable, "-m", "tests.proof.hostile", name, str(count), str(seed + number), str(part)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, check=False)
+        text = done.stdout.decode(errors="replace")
+        (CORPUS / name).mkdir(parents=True, exist_ok=True)
+        for file in (part / "new").iterdir():
+            if file.stat().st_size <= MOST_KEPT_BYTES:
+                shutil.copy(file, CORPUS / name)
+        read = {key: int(value) for key, value in re.findall(r"stat::(\w+):\s+(\d+)", text)}
+        figures["inputs"] += read.get("number_of_executed_units", 0)
+        figures["peak_rss_mib"] = max(figures["peak_rss_mib"], read.get("peak_rss_mb", 0))
+        if done.returncode:
+            artifacts = [file for file in part.iterdir() if file.name.startswith(("crash-", "timeout-", "oom-"))]
+            figures["faults"] += [text[-3000:], *(repr(file.read_bytes()[:2000]) for file in artifacts)]
+    return {**figures, "growth_mib": growth_mib(name, seed)}
+
+
+def growth_mib(name, seed):
+    """Decode the neighbours of the kept inputs without the fuzzer; return how much memory stays."""
+    from tests.proof.decoders import TARGETS, corpus_of
+
+    rng, known = random.Random(seed), corpus_of(name)
+    for number in range(2 * REPEATED):
+        if number == REPEATED:
+            before = resident_bytes("self")
+        TARGETS[name].takes(TARGETS[name].change(rng.choice(known), rng))
+    return (resident_bytes("self") - before) // MIB
 
 
 def resident_bytes(pid):

@@ -79,6 +79,7 @@ def test_no_hostile_input_makes_a_decoder_fail(record, tmp_path, name):
 
     assert figures["faults"] == []
     assert figures["inputs"] >= inputs * 0.99
+    assert figures["growth_mib"] <= hostile.MOST_GROWTH_MIB
 
 
 @pytest.mark.parametrize("inputs", [1500, long(500_000)])

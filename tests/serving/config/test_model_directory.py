@@ -48,6 +48,15 @@ def test_an_onnx_file_next_to_the_dense_weights_is_recorded(write_model):
     assert read_model_directory(directory).onnx_file == directory / "_dense_10.onnx"
 
 
+def test_dense_weights_whose_name_is_too_long_for_another_suffix_have_no_onnx_file(write_model):
+    directory = write_version(write_model, 1)
+    graph = json.loads((directory / "graph.json").read_text())
+    graph["inference"]["dense_model_file"] = "a" * 255
+    (directory / "graph.json").write_text(json.dumps(graph))
+
+    assert read_model_directory(directory).onnx_file is None
+
+
 @pytest.mark.parametrize("file", ["graph.json", "_dense_10.model", "0_sparse_10.model"])
 def test_a_file_that_differs_from_the_manifest_is_refused(write_model, file):
     directory = write_version(write_model, 1)
