@@ -92,10 +92,11 @@ def look_up_tables(
 
     Args:
         tables: the tables.
-        keys: int64[N] of each table, contiguous.
+        keys: int64[N] of each table.
         times: see ``_Search``, table after table.
         is_request: see ``look_up``.
     """
+    keys = [np.ascontiguousarray(of_table) for of_table in keys]
     ends = list(accumulate(map(len, keys), initial=0))
     counted = ends if times is None else np.concatenate([[0], np.cumsum(times, dtype=np.int64)])[ends].tolist()
     asked = [t for t, of_table in enumerate(keys) if of_table.size]
@@ -301,7 +302,7 @@ class PooledTables:
             UnknownModelError, StoreError: see ``lookup``.
         """
         self._tables[0].check_loaded()
-        rows, all_found = look_up_tables(self._tables, [np.ascontiguousarray(of_table) for of_table in keys])
+        rows, all_found = look_up_tables(self._tables, keys)
         self._tables[0].check_loaded()
         found = list(enumerate(np.split(all_found, list(accumulate(map(len, keys)))[:-1])))
         return tuple(rows), self._count(found), [(place, mask) for place, mask in found if not mask.all()]

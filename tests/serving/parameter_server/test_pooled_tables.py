@@ -126,6 +126,20 @@ def test_answers_and_counts_are_those_of_single_lookups(two_servers, config, see
     assert counted(together) == counted(single)
 
 
+def test_single_keys_are_answered_and_counted_as_by_single_lookups(two_servers, config):
+    together, single = two_servers
+    keys = [np.arange(-5, 200)[place::2] for place in range(len(config.tables))]  # parts of other arrays
+
+    rows, defaulted_keys, incomplete = together.pooled_tables(config).rows(keys)
+    expected = [single.lookup(name, of_table) for name, of_table in zip(names(config), keys, strict=True)]
+
+    assert [of_table.tobytes() for of_table in rows] == [of_table.tobytes() for of_table, _ in expected]
+    assert defaulted_keys == sum(int((~found).sum()) for _, found in expected)
+    masks = {place: found.tolist() for place, (_, found) in enumerate(expected) if not found.all()}
+    assert {place: found.tolist() for place, found in incomplete} == masks
+    assert counted(together) == counted(single)
+
+
 def test_missing_rows_are_promoted(config):
     server = serve(config, MemoryStore(), DictStore("slow"), promote=True)
     keys = np.arange(0, 60, 3)
