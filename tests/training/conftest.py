@@ -7,6 +7,7 @@ import torch
 
 from serving.model.graph import parse_graph
 from training.model.ctr_model import CtrModel
+from training.model.export import export_model
 from training.model.trainer import train
 from training.optimizers.learning_rate import LearningRateSchedule
 from training.synthetic.criteo_like import generate
@@ -72,8 +73,20 @@ def model(document):
     return CtrModel(parse_graph(document, "graph.json"), seed=0)
 
 
-@pytest.fixture
-def trained(model):
+def train_a_little(model):
     samples = generate(600, seed=0).samples
     list(train(model, samples, samples, epochs=1, batch_size=64, schedule=LearningRateSchedule(0.01), seed=0))
     return model
+
+
+@pytest.fixture
+def trained(model):
+    return train_a_little(model)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The model ``trained`` as a version: exported once, because tracing the network takes long."""
+    document = copy.deepcopy(TWO_TABLES)
+    model = train_a_little(CtrModel(parse_graph(document, "graph.json"), seed=0))
+    return export_model(model, document, tmp_path_factory.mktemp("exported"), "two")

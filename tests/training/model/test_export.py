@@ -1,4 +1,6 @@
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +23,9 @@ from training.synthetic.criteo_like import generate
 
 
 @pytest.fixture
-def version(trained, document, tmp_path):
-    return export_model(trained, document, tmp_path / "models", "two")
+def version(exported, tmp_path):
+    """The version of the model ``trained``."""
+    return Path(shutil.copytree(exported, tmp_path / "models" / "two" / "1"))
 
 
 def ragged_samples(model, rows, rng):

@@ -1,6 +1,9 @@
 """A graph with slot_size_array: training data, requests, calibration and the export mean the same keys."""
 
+import copy
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +16,7 @@ from serving.model.manifest import read_manifest, write_manifest
 from serving.opening import load_model
 from serving.protocol.ctr import triton_config
 from serving.protocol.samples import read_samples
+from tests.training.conftest import TWO_TABLES
 from training.data.opening import default_columns, open_data
 from training.errors import DataError
 from training.model.ctr_model import CtrModel
@@ -34,11 +38,17 @@ def raw():
     return keys[:, :1] % 2, rng.normal(size=(ROWS, 13)).astype(np.float32), keys
 
 
-@pytest.fixture
-def training_document(tmp_path, document):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("slot_sizes")
+
+
+@pytest.fixture(scope="module")
+def training_document(folder):
+    document = copy.deepcopy(TWO_TABLES)
     document["layers"][0] |= {"format": "Parquet", "slot_size_array": SIZES}
-    (tmp_path / "graph.json").write_text(json.dumps(document), encoding="utf-8")
-    return read_document(tmp_path / "graph.json")
+    (folder / "graph.json").write_text(json.dumps(document), encoding="utf-8")
+    return read_document(folder / "graph.json")
 
 
 def write_parquet(path, document, raw):
@@ -51,21 +61,26 @@ def write_arrays(path, raw):
     np.savez(path, label=labels, dense=dense, wide=keys[:, :6], deep=keys[:, 6:])
 
 
-@pytest.fixture
-def trained_on_files(tmp_path, training_document, raw):
-    write_parquet(tmp_path / "data.parquet", training_document, raw)
-    samples = open_data(tmp_path / "data.parquet", training_document)
+@pytest.fixture(scope="module")
+def trained_on_files(folder, training_document, raw):
+    write_parquet(folder / "data.parquet", training_document, raw)
+    samples = open_data(folder / "data.parquet", training_document)
     model = CtrModel(training_document.graph, seed=0)
     for _ in range(5):
         model.train_batch(samples, learning_rate=0.05)
     return model
 
 
-@pytest.fixture
-def version(tmp_path, training_document, trained_on_files, raw):
+@pytest.fixture(scope="module")
+def exported_with_calibration(folder, training_document, trained_on_files, raw):
     labels, dense, keys = raw
     shifted = Samples(labels.astype(np.float32), dense, Bags.one_key_each(keys + OFFSETS))
-    return export_model(trained_on_files, training_document.document, tmp_path / "models", "two", calibration=shifted)
+    return export_model(trained_on_files, training_document.document, folder / "models", "two", calibration=shifted)
+
+
+@pytest.fixture
+def version(exported_with_calibration, tmp_path):
+    return Path(shutil.copytree(exported_with_calibration, tmp_path / "models" / "two" / "1"))
 
 
 def probabilities(model, raw):
@@ -205,11 +220,9 @@ def test_a_model_whose_samples_were_not_shifted_is_exported_as_before(tmp_path, 
     np.testing.assert_array_equal(np.load(version / "calibration.npz")["CATCOLUMN"], stored.reshape(-1))
 
 
-def test_a_graph_without_sizes_says_nothing_about_keys(trained, document, tmp_path):
-    version = export_model(trained, document, tmp_path, "two")
-
-    assert "keys" not in json.loads((version / "manifest.json").read_text(encoding="utf-8"))
-    assert read_model_directory(version).slot_keys == "stored"
+def test_a_graph_without_sizes_says_nothing_about_keys(exported):
+    assert "keys" not in json.loads((exported / "manifest.json").read_text(encoding="utf-8"))
+    assert read_model_directory(exported).slot_keys == "stored"
 
 
 def test_a_manifest_that_does_not_fit_its_graph_is_refused(version):
