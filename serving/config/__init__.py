@@ -8,7 +8,7 @@ reads any of these paths, with every model that it serves.
 from serving.config.gpu import GpuCacheConfig, GpuNetworkConfig
 from serving.config.inference import read_inference_config
 from serving.config.keys_without_effect import MOST_ROCKSDB_BATCH_ROWS
-from serving.config.model_directory import read_model_directory
+from serving.config.model_directory import check_sizes, read_model_directory
 from serving.config.models import ModelConfig, ParameterServerConfig, TableConfig
 from serving.config.ps import read_ps_config
 from serving.config.repository import (
@@ -54,6 +54,7 @@ __all__ = [
     "TableConfig",
     "VersionPolicy",
     "VolatileDbConfig",
+    "check_sizes",
     "incomplete_entries",
     "model_names",
     "models_folder",

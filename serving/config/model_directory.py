@@ -1,15 +1,26 @@
 """The folders of a model repository: ``<model>/<version>/graph.json`` and the files next to it."""
 
 import os
+from collections.abc import Collection
 from os.path import isdir, isfile, islink  # they return False where Path's methods raise, as in a folder without rights
 from pathlib import Path
 
 from serving.config.inference import read_version_graph
 from serving.config.models import ModelConfig
 from serving.errors import ModelFileError
-from serving.model.manifest import MANIFEST_NAME, GoOn, Manifest, digest_of_files, sha256_of, verify_manifest
+from serving.model.dense_file import check_dense_size
+from serving.model.graph import is_network_file, read_model_graph
+from serving.model.manifest import (
+    MANIFEST_NAME,
+    GoOn,
+    Manifest,
+    check_size,
+    digest_of_files,
+    sha256_of,
+    verify_manifest,
+)
 from serving.model.regular_file import real_path
-from serving.model.sparse_file import open_sparse
+from serving.model.sparse_file import COLUMNS, open_sparse
 
 GRAPH_FILE = "graph.json"
 
@@ -48,11 +59,29 @@ def read_model_directory(path: str | Path, go_on: GoOn | None = None) -> ModelCo
     if has_manifest:
         digest = sha256_of(directory / MANIFEST_NAME)
     elif version:  # otherwise its tables have no names of their own, and the digest is not worth reading every file
-        for table in config.tables:  # a file of the wrong size is not worth reading either
-            open_sparse(table.file, table.dim, config.key_type, table.row_layout)
-        digest = digest_of_files(directory, go_on)
+        digest = digest_of_files(directory, check_sizes(config), go_on)  # a wrong size is not worth reading either
     config = config.model_copy(update={"digest": digest})
     return config.model_copy(update={"table_tag": f"{version}-{config.short_digest}" if version else ""})
+
+
+def check_sizes(config: ModelConfig) -> Collection[Path]:
+    """Check the sizes of a model's tables and of its network, and return the real paths of these files.
+
+    Raises:
+        ModelFileError: a file of a table is missing, or a file has the wrong size.
+    """
+    files: set[Path] = set()
+    for table in config.tables:
+        open_sparse(table.file, table.dim, config.key_type, table.row_layout)
+        files |= {real_path(file) for file in (table.file, *(table.file / column for column in COLUMNS))}
+    graph_file, weights = config.graph_file, config.dense_file
+    if graph_file is not None and weights is not None and isfile(weights):
+        if is_network_file(weights):
+            check_size(weights)
+        else:
+            check_dense_size(weights, read_model_graph(graph_file, weights))
+        files.add(real_path(weights))
+    return files
 
 
 def _check_place(directory: Path, manifest: Manifest) -> None:

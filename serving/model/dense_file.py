@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+from io import BufferedReader
 from pathlib import Path
 from typing import TypeAlias
 
@@ -53,6 +54,11 @@ def statistics_path(dense_file: str | Path) -> Path:
     return Path(f"{dense_file}.ntp.json")
 
 
+def check_dense_size(path: str | Path, graph: Graph) -> None:
+    """Check the size of a dense model file without reading it; see ``read_dense``."""
+    _open(path, graph).close()
+
+
 def read_dense(path: str | Path, graph: Graph) -> Weights:
     """Read all weights of ``graph``, and the statistics of its BatchNorm layers from the side file.
 
@@ -61,18 +67,11 @@ def read_dense(path: str | Path, graph: Graph) -> Weights:
     Raises:
         ModelFileError: a file is missing, or its size or content does not fit the graph.
     """
-    expected_bytes = 4 * sum(math.prod(spec.shape) for spec in graph.weights)
-    try:
-        with open_regular(path) as file:
-            found_bytes = os.fstat(file.fileno()).st_size
-            if found_bytes != expected_bytes:  # checked before reading, because the file may be larger than memory
-                reason = f"expected {expected_bytes:,} bytes ({_breakdown(graph)}), found {found_bytes:,} bytes"
-                raise ModelFileError(path, reason)
+    with _open(path, graph) as file:
+        try:
             floats = np.fromfile(file, dtype="<f4").astype(np.float32, copy=False)
-    except FileNotFoundError as err:
-        raise ModelFileError(path, "no such file") from err
-    except OSError as err:
-        raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
+        except OSError as err:
+            raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
     weights: Weights = {}
     begin = 0
     for spec in graph.weights:
@@ -82,6 +81,23 @@ def read_dense(path: str | Path, graph: Graph) -> Weights:
             _log.warning("%s: %s has weights that are NaN or infinite", path, weight_key(spec))
         begin = end
     return {**weights, **_read_statistics(path, graph)}
+
+
+def _open(path: str | Path, graph: Graph) -> BufferedReader:
+    """Open a dense model file, whose size is checked because it may be larger than memory."""
+    expected_bytes = 4 * sum(math.prod(spec.shape) for spec in graph.weights)
+    try:
+        file = open_regular(path)
+    except FileNotFoundError as err:
+        raise ModelFileError(path, "no such file") from err
+    except OSError as err:
+        raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
+    found_bytes = os.fstat(file.fileno()).st_size
+    if found_bytes != expected_bytes:
+        file.close()
+        reason = f"expected {expected_bytes:,} bytes ({_breakdown(graph)}), found {found_bytes:,} bytes"
+        raise ModelFileError(path, reason)
+    return file
 
 
 def write_dense(path: str | Path, graph: Graph, weights: Weights) -> None:

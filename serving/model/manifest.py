@@ -8,14 +8,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
-from serving.model.regular_file import open_regular
+from serving.model.regular_file import MOST_ONNX_BYTES, check_regular, open_regular, real_path
 from serving.model.slot_sizes import SlotKeys
 from serving.model.strict_json import Fields, log_newer, read_json
 
@@ -125,16 +125,24 @@ def verify_manifest(directory: str | Path, full: bool = True, go_on: GoOn | None
     return manifest
 
 
-def digest_of_files(directory: str | Path, go_on: GoOn | None = None) -> str:
+def digest_of_files(directory: str | Path, checked: Collection[Path] = (), go_on: GoOn | None = None) -> str:
     """Return the digest of a version without a manifest: the SHA-256 of what ``sha256sum`` prints for its files.
 
-    ``go_on`` may end the hashing.
+    Args:
+        directory: the version.
+        checked: real paths of the files whose sizes the caller has checked. Any other file has at most 2 GiB, because
+            nothing says that it is as large as it should be, and hashing it would take long.
+        go_on: may end the hashing.
 
     Raises:
-        ModelFileError: a file cannot be read, or is not a regular file.
+        ModelFileError: a file cannot be read, is not a regular file, or is too large.
     """
     directory = Path(directory)
-    lines = [f"{sha256_of(directory / name, go_on)}  {name}\n" for name in _listing(directory, follow_links=True)]
+    names = _listing(directory, follow_links=True)
+    for name in names:
+        if real_path(directory / name) not in checked:
+            check_size(directory / name)
+    lines = [f"{sha256_of(directory / name, go_on)}  {name}\n" for name in names]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -157,6 +165,14 @@ def status_of(path: str | Path) -> tuple[object, ...]:
     except OSError as err:
         return (err.errno,)
     return found.st_mode, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def check_size(path: Path) -> None:
+    """Refuse a file that is larger than any file whose content does not say its size: an ONNX network."""
+    try:
+        check_regular(path, MOST_ONNX_BYTES)
+    except OSError as err:
+        raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
 
 
 def sha256_of(path: Path, go_on: GoOn | None = None) -> str:

@@ -29,7 +29,11 @@ from serving.model.sparse_model import SparseModel
 from serving.model.sparse_rows import KeyType, RowLayout, row_dtype
 from serving.model.sparse_writer import write_sparse_directory
 
-__all__ = ["KeyType", "RowLayout", "SparseModel", "open_sparse", "write_sparse_directory"]
+__all__ = ["COLUMNS", "KeyType", "RowLayout", "SparseModel", "open_sparse", "write_sparse_directory"]
+
+
+#: The files of a table's directory.
+COLUMNS = ("key", "emb_vector", "slot_id", "meta")
 
 
 def open_sparse(

@@ -14,6 +14,7 @@ from serving.config import (
     ModelFolder,
     ParameterServerConfig,
     VersionPolicy,
+    check_sizes,
     incomplete_entries,
     model_names,
     models_folder,
@@ -247,6 +248,7 @@ def with_digest(config: ModelConfig) -> ModelConfig:
     """
     if config.digest:
         return config
+    check_sizes(config)
     digests = [sha256_of(file) for file in (config.graph_file, config.dense_file) if file is not None]
     digests += [open_table_file(config, table).digest() for table in config.tables]
     return config.model_copy(update={"digest": hashlib.sha256(" ".join(digests).encode()).hexdigest()})

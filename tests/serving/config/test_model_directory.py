@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -128,4 +129,38 @@ def test_a_table_of_the_wrong_size_is_refused_before_the_digest_reads_any_file(w
     os.mkfifo(directory / "unreadable")
 
     with pytest.raises(ModelFileError, match=r"0_sparse_10\.model: expected a multiple of \d+ bytes"):
+        read_model_directory(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("_dense_10.model", r"expected \d+ bytes \(.*\), found 4,398,046,511,104 bytes"),
+        ("0_sparse_10.model", r"expected a multiple of \d+ bytes"),
+        *(
+            (name, "cannot be read: expected at most 2,147,483,648 bytes, found 4,398,046,511,104")
+            for name in ("_dense_10.onnx", "calibration.npz", "model.py", "notes/old")
+        ),
+    ],
+)
+def test_a_file_that_is_too_large_is_refused_before_the_digest_reads_any_file(write_model, name, reason):
+    directory = write_version(write_model, 1)
+    (directory / "notes").mkdir()
+    with (directory / name).open("ab") as file:
+        file.truncate(1 << 42)
+
+    with pytest.raises(ModelFileError, match=rf"{re.escape(str(directory / name))}: {reason}"):
+        read_model_directory(directory)
+
+
+def test_a_network_that_is_too_large_is_refused_before_the_digest_reads_any_file(write_model):
+    directory = write_version(write_model, 1)
+    graph = json.loads((directory / "graph.json").read_text())
+    graph["inference"]["dense_model_file"] = "net.onnx"
+    graph["layers"] = [one for one in graph["layers"] if one["type"] == "Data" or "sparse_embedding_hparam" in one]
+    (directory / "graph.json").write_text(json.dumps(graph))
+    with (directory / "net.onnx").open("wb") as file:
+        file.truncate(1 << 42)
+
+    with pytest.raises(ModelFileError, match=r"net\.onnx: cannot be read: expected at most 2,147,483,648 bytes"):
         read_model_directory(directory)

@@ -94,6 +94,13 @@ def add_endless_file(version):
     (version / "manifest.json").write_text(json.dumps(manifest))
 
 
+def add_endless_rows(version):
+    """The same for a version without a manifest, whose largest files are those of its tables."""
+    (version / "manifest.json").unlink()
+    for column, row_bytes in (("key", 8), ("emb_vector", 4 * FIRST.dim)):
+        os.truncate(version / "item" / column, row_bytes << 32)
+
+
 def load_and_end(repository, end):
     """Load a model whose files take long to hash, and end the load meanwhile; raise the load's error."""
     with ThreadPoolExecutor(1) as pool:
@@ -370,7 +377,7 @@ class TestExplicitMode:
         assert lowered
         assert threading.current_thread() not in lowered
 
-    @pytest.mark.parametrize("has_manifest", [True, False])
+    @pytest.mark.parametrize("make_endless", [add_endless_file, add_endless_rows])
     @pytest.mark.parametrize(
         ("end", "reason"),
         [
@@ -379,12 +386,9 @@ class TestExplicitMode:
         ],
         ids=["by an unload", "by a stop"],
     )
-    def test_a_load_can_be_ended_while_large_files_are_hashed(self, folder, opened, has_manifest, end, reason):
+    def test_a_load_can_be_ended_while_large_files_are_hashed(self, folder, opened, make_endless, end, reason):
         repository = opened(folder, startup=())
-        version = folder / "tiny" / "1"
-        add_endless_file(version)
-        if not has_manifest:
-            (version / "manifest.json").unlink()
+        make_endless(folder / "tiny" / "1")
 
         with pytest.raises(LoadEndedError, match=reason):
             load_and_end(repository, end)
