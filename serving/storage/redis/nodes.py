@@ -16,9 +16,8 @@ from serving.storage.redis.commands import Command, RedisNodeError, RedisNodeTim
 from serving.storage.redis.connection import BusyError, NoConnectionError, RowConnection, reason_of, seconds_until
 from serving.storage.redis.topology import BROKEN, LATE, LOST, Address, RedisTopology, node_error
 
-# After a call got no answer from a node in time, no other call asks that node for this many times as long. A node that
-# refuses connections is asked again at once, but a silent node must not hold up every caller.
-PAUSE_RATIO = 1.0
+# The pause before a silent node is probed doubles from ``timeout_ms`` to this time.
+LONGEST_PAUSE_S = 30.0
 # After these errors the same command may succeed at another node, or here a moment later. MOVED is an AskError too.
 ELSEWHERE = (AskError, TryAgainError, ClusterDownError)
 # redis-py tries a command up to 16 times; this long it may follow a slot that moves. Here it took 0.2 s.
@@ -55,6 +54,16 @@ class Reply:
     is_passed_on: bool = False
 
 
+@dataclass(slots=True)
+class _Silence:
+    """A node that did not answer in time. No call asks it until it has answered a probe."""
+
+    client: Redis
+    reason: str
+    pause_s: float
+    probe_at: float
+
+
 class _Exchange(NamedTuple):
     """Commands sent to one node: their places among all commands of the call."""
 
@@ -69,6 +78,9 @@ class RedisNodes:
 
     redis-py knows the nodes, makes connections, logs users in, and follows slots that move.
 
+    A node that refuses connections is asked again at once. A silent node would hold up every caller, so calls skip it
+    until it has answered ``probe``.
+
     Attributes:
         topology: the nodes.
     """
@@ -77,7 +89,7 @@ class RedisNodes:
         """Connect nowhere yet. See ``RedisTopology`` for the error."""
         self.topology = RedisTopology(config)
         self._timeout_s = config.timeout_ms / 1000
-        self._paused: dict[Address, tuple[float, str]] = {}  # until when a node is not asked, and why; one write each
+        self._silent: dict[Address, _Silence] = {}  # calls add nodes, and ``probe`` removes them
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
         """Send ``commands`` to all nodes at once, and return the replies in the same order, as redis-py gives them.
@@ -85,9 +97,8 @@ class RedisNodes:
         A command that did not reach its node, or reached the wrong node, is sent again, so it may run twice.
 
         Raises:
-            RedisNodeTimeoutError: a node did not answer within ``timeout_ms``. Finding its successor may take
-                ``connect_timeout_ms`` more.
-            RedisUnreachableError: a node cannot be reached.
+            RedisNodeTimeoutError: a node did not answer within ``timeout_ms``.
+            RedisUnreachableError: a node cannot be reached, or was silent and is being probed.
             RedisNodeError: a node answered with an error.
         """
         return [value_of(reply) for reply in self.run_each(commands)]
@@ -101,7 +112,8 @@ class RedisNodes:
         deadline = time.monotonic() + self._timeout_s
         replies = self._at_once(commands, deadline)
         for address in {reply.value.address for reply in replies if isinstance(reply.value, _NoAnswer)}:
-            self.topology.refresh(address)
+            if not self._silent:  # a silent node might be asked for the slots: ``probe`` does that
+                self.topology.refresh(address)
         for command, reply in zip(commands, replies, strict=True):
             if isinstance(reply.value, (_NoAnswer, Exception)):
                 if isinstance(reply.value, (_NoAnswer, MovedError)):
@@ -128,6 +140,33 @@ class RedisNodes:
             replies[place] = reply
         return replies
 
+    def probe(self) -> None:
+        """Learn the slots again if a node is silent, and ask each silent node whose pause is over for an answer.
+
+        A background thread calls this often, because a silent node may hold it up.
+        """
+        for address, silence in list(self._silent.items()):
+            self.topology.refresh(address)
+            if not self.topology.is_master(address):  # another node has its slots
+                del self._silent[address]
+            elif time.monotonic() >= silence.probe_at:
+                if self._answers(silence.client):
+                    del self._silent[address]
+                silence.pause_s = min(2 * silence.pause_s, max(LONGEST_PAUSE_S, self._timeout_s))
+                silence.probe_at = time.monotonic() + silence.pause_s
+
+    def _answers(self, client: Redis) -> bool:
+        """Whether a node answers in time; an error is an answer too, and the next call reports it."""
+        try:
+            with _borrowed(client, time.monotonic() + self._timeout_s) as connection:
+                connection.unread = 1
+                connection.send_command("INFO", "server", check_health=False)
+                connection.read_response()
+                connection.unread = 0
+        except BROKEN as err:
+            return not isinstance(err, LATE)
+        return True
+
     def _at_once(self, commands: Sequence[Command], deadline: float) -> list[Reply]:
         """Send each command to its node, then read the replies, node by node; errors stand in their replies' places."""
         replies = [Reply() for _ in commands]
@@ -145,20 +184,21 @@ class RedisNodes:
                 client, places = by_node[address]
                 began, connection = time.monotonic(), None
                 try:
-                    self._check_not_paused(address)
+                    self._check_not_silent(address)
                     connection = taken.enter_context(_borrowed(client, deadline))
                     connection.unread = len(places)
                     connection.send_packed_command([b"".join([commands[place].payload for place in places])])
                     sent.append(_Exchange(address, client, connection, places))
                 except BROKEN as err:
-                    failure = self._no_answer(address, err, began, connection is None)
+                    failure = self._no_answer(address, err, is_unreachable=connection is None)
+                    self._note_silence(failure, err, client, may_wait=began < deadline)
                     for place in places:  # busy connections say nothing about the node
                         replies[place].value = failure.error() if isinstance(err, BusyError) else failure
             for exchange in sent:
-                self._read(exchange, commands, replies)
+                self._read(exchange, commands, replies, deadline)
         return replies
 
-    def _read(self, exchange: _Exchange, commands: Sequence[Command], replies: list[Reply]) -> None:
+    def _read(self, exchange: _Exchange, commands: Sequence[Command], replies: list[Reply], deadline: float) -> None:
         began = time.monotonic()
         for done, place in enumerate(exchange.places):
             reply = replies[place]
@@ -169,7 +209,8 @@ class RedisNodes:
                 is_elsewhere = isinstance(err, ELSEWHERE)
                 reply.value = without_frames(err) if is_elsewhere else RedisNodeError(f"{exchange.address}: {err}")
             except BROKEN as err:
-                no_answer = self._no_answer(exchange.address, err, began, is_unreachable=False)
+                no_answer = self._no_answer(exchange.address, err, is_unreachable=False)
+                self._note_silence(no_answer, err, exchange.client, may_wait=began < deadline)
                 for rest in exchange.places[done:]:
                     replies[rest].value = no_answer
                 return
@@ -206,18 +247,20 @@ class RedisNodes:
                 if seconds_until(deadline) < FOLLOWED_S:
                     raise ClusterError("its slot is still moving to another node") from err
 
-    def _check_not_paused(self, address: Address) -> None:
-        until, reason = self._paused.get(address, (0.0, ""))
-        if time.monotonic() < until:
-            raise NoConnectionError(f"{reason}, a moment ago")
+    def _check_not_silent(self, address: Address) -> None:
+        silence = self._silent.get(address)
+        if silence is not None:
+            raise NoConnectionError(f"{silence.reason} in an earlier call; it is being probed")
 
-    def _no_answer(self, address: Address, error: Exception, began: float, is_unreachable: bool) -> _NoAnswer:
+    def _note_silence(self, no_answer: _NoAnswer, error: Exception, client: Redis, *, may_wait: bool) -> None:
+        """Skip a node from now on if it was late; ``may_wait``: other nodes have not used up the time of the call."""
+        if no_answer.is_late and may_wait and not isinstance(error, BusyError):
+            probe_at = time.monotonic() + self._timeout_s
+            self._silent.setdefault(no_answer.address, _Silence(client, no_answer.reason, self._timeout_s, probe_at))
+
+    def _no_answer(self, address: Address, error: Exception, *, is_unreachable: bool) -> _NoAnswer:
         reason = self.topology.why_no_connection(error) if is_unreachable else f"no reply: {reason_of(error)}"
-        is_late = isinstance(error, LATE)
-        if is_late and not isinstance(error, BusyError):
-            now = time.monotonic()
-            self._paused[address] = (now + PAUSE_RATIO * (now - began), reason)
-        return _NoAnswer(address, reason, is_unreachable, is_late, type(node_error(reason, error)))
+        return _NoAnswer(address, reason, is_unreachable, isinstance(error, LATE), type(node_error(reason, error)))
 
 
 def value_of(reply: Reply) -> Any:

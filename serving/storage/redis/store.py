@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from serving.background import QueueWorker
+from serving.background import PeriodicWorker, QueueWorker
 from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError, StoreTimeoutError, StoreUnreachableError
 from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 LOPSIDED_RATIO = 1.5
 # Found keys that wait to be reported to an overflow policy; more are not counted.
 MOST_WAITING_TOUCHES = 64
+# How often silent nodes are looked at.
+PROBE_INTERVAL_S = 0.25
 
 
 class RedisStore(LastingStore):
@@ -62,6 +64,7 @@ class RedisStore(LastingStore):
         with suppress(StoreUnreachableError) if may_be_late else nullcontext(), self.translated(""):
             self.nodes.topology.connect()
         self.touches = QueueWorker("hotrow-redis-touches", MOST_WAITING_TOUCHES)
+        self._prober = PeriodicWorker("hotrow-redis-probes", self.nodes.probe, PROBE_INTERVAL_S)
 
     @property
     def identity(self) -> str:
@@ -96,6 +99,7 @@ class RedisStore(LastingStore):
             super().close()
             self.touches.wait(self.config.timeout_ms / 1000)
             self.touches.close()
+            self._prober.close(self.config.timeout_ms / 1000)
             self.nodes.topology.close()
 
     def add(self, table: StoreTable) -> None:

@@ -26,7 +26,8 @@ from serving.errors import without_frames
 from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
 from serving.storage.redis.connection import BusyError, NoConnectionError, pool_of, reason_of, tls_context
 
-REFRESH_PAUSE_S = 0.1  # between questions for the topology while a node is down
+# Between questions for the topology while a node is down. A question that a silent node held up has a longer pause.
+REFRESH_PAUSE_S, REFRESH_PAUSE_RATIO = 0.1, 4.0
 BROKEN = (RedisError, RedisClusterException, OSError)
 LOST = (*BROKEN, IndexError)  # redis-py raises IndexError if no node of a cluster knows a slot
 LATE = (TimeoutError, RedisTimeoutError, BusyError)
@@ -64,7 +65,7 @@ class RedisTopology:
         """
         self._config = config
         self._pool = partial(pool_of, config, tls_context(config.tls) if config.tls else None)
-        self._refreshed_at = -REFRESH_PAUSE_S
+        self._refresh_from = 0.0
         self._client: Redis | RedisCluster | None = None
         self._connecting = threading.Lock()  # one thread connects at a time
 
@@ -128,12 +129,21 @@ class RedisTopology:
     def refresh(self, failed: Address) -> None:
         """Learn the slots again from any node except ``failed``; without an answer, the known slots stay."""
         now = time.monotonic()
-        if not isinstance(self.client, RedisCluster) or now < self._refreshed_at + REFRESH_PAUSE_S:
+        if not isinstance(self.client, RedisCluster) or now < self._refresh_from:
             return
-        self._refreshed_at = now  # no other thread asks at the same time
-        with suppress(*LOST):
-            self.client.nodes_manager.initialize(last_failed_node_name=f"{failed.host}:{failed.port}")
-        self._refreshed_at = time.monotonic()
+        self._refresh_from = float("inf")  # no other thread asks at the same time
+        try:
+            with suppress(*LOST):
+                self.client.nodes_manager.initialize(last_failed_node_name=f"{failed.host}:{failed.port}")
+        finally:
+            ended = time.monotonic()
+            self._refresh_from = ended + max(REFRESH_PAUSE_S, REFRESH_PAUSE_RATIO * (ended - now))
+
+    def is_master(self, address: Address) -> bool:
+        """Whether a node is the server, or a master of the cluster, as last heard."""
+        if not isinstance(self.client, RedisCluster):
+            return True
+        return any((node.host, node.port) == address for node in self.client.get_primaries())
 
     def close(self) -> None:
         """Close idle connections; a busy connection ends with its user."""
