@@ -16,8 +16,8 @@ from serving.storage.redis.commands import Command, RedisNodeError, RedisNodeTim
 from serving.storage.redis.connection import BusyError, NoConnectionError, RowConnection, reason_of, seconds_until
 from serving.storage.redis.topology import BROKEN, LATE, LOST, Address, RedisTopology, node_error
 
-# The pause before a silent node is probed doubles from ``timeout_ms`` to this time.
-LONGEST_PAUSE_S = 30.0
+# The pause between two probes of a silent node, if ``timeout_ms`` is not longer.
+PROBE_PAUSE_S = 1.0
 # After these errors the same command may succeed at another node, or here a moment later. MOVED is an AskError too.
 ELSEWHERE = (AskError, TryAgainError, ClusterDownError)
 # redis-py tries a command up to 16 times; this long it may follow a slot that moves. Here it took 0.2 s.
@@ -60,7 +60,6 @@ class _Silence:
 
     client: Redis
     reason: str
-    pause_s: float
     probe_at: float
 
 
@@ -152,8 +151,7 @@ class RedisNodes:
             elif time.monotonic() >= silence.probe_at:
                 if self._answers(silence.client):
                     del self._silent[address]
-                silence.pause_s = min(2 * silence.pause_s, max(LONGEST_PAUSE_S, self._timeout_s))
-                silence.probe_at = time.monotonic() + silence.pause_s
+                silence.probe_at = time.monotonic() + max(PROBE_PAUSE_S, self._timeout_s)
 
     def _answers(self, client: Redis) -> bool:
         """Whether a node answers in time; an error is an answer too, and the next call reports it."""
@@ -256,7 +254,7 @@ class RedisNodes:
         """Skip a node from now on if it was late; ``may_wait``: other nodes have not used up the time of the call."""
         if no_answer.is_late and may_wait and not isinstance(error, BusyError):
             probe_at = time.monotonic() + self._timeout_s
-            self._silent.setdefault(no_answer.address, _Silence(client, no_answer.reason, self._timeout_s, probe_at))
+            self._silent.setdefault(no_answer.address, _Silence(client, no_answer.reason, probe_at))
 
     def _no_answer(self, address: Address, error: Exception, *, is_unreachable: bool) -> _NoAnswer:
         reason = self.topology.why_no_connection(error) if is_unreachable else f"no reply: {reason_of(error)}"
