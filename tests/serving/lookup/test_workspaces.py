@@ -36,7 +36,7 @@ def workspaces(made):
         made.append(FakeWorkspace(max_keys))
         return made[-1]
 
-    return Workspaces(make, most=2, max_keys=10)
+    return Workspaces(make, most_workspaces=2, max_keys=10)
 
 
 def test_a_returned_workspace_is_lent_again(workspaces, made):
@@ -125,7 +125,7 @@ def test_a_workspace_that_cannot_be_made_leaves_its_place_free():
         return FakeWorkspace(max_keys)
 
     failures = [MemoryError("no room")]
-    workspaces = Workspaces(make, most=1, max_keys=1)
+    workspaces = Workspaces(make, most_workspaces=1, max_keys=1)
 
     with pytest.raises(MemoryError), workspaces.lend(1):
         pass
@@ -139,7 +139,7 @@ def test_a_batch_too_large_for_any_workspace_does_not_change_the_size_for_later_
             raise MemoryError("no room")
         return FakeWorkspace(max_keys)
 
-    workspaces = Workspaces(make, most=1, max_keys=10)
+    workspaces = Workspaces(make, most_workspaces=1, max_keys=10)
 
     with pytest.raises(MemoryError), workspaces.lend(1000):
         pass
