@@ -11,7 +11,7 @@ from serving.dense.calibration import Calibration
 from serving.errors import ConfigError, ModelFileError, RequestError
 from serving.lookup import LookupSession
 from serving.model.numpy_faults import UNREADABLE, unreadable
-from serving.model.regular_file import open_regular
+from serving.model.regular_file import is_absent, open_regular
 from serving.model.version_writer import CALIBRATION_FILE
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def look_up_calibration(lookup: LookupSession, file: str | Path | None, toleranc
     if not 0 < tolerance <= 1:
         raise ConfigError("engine int8", "tolerance", f"expected more than 0 and at most 1, got {tolerance!r}")
     path = lookup.config.network_files()[0].parent / CALIBRATION_FILE if file is None else Path(file)
-    if file is None and not path.exists():
+    if file is None and is_absent(path):
         reason = (
             f"the engine int8 needs samples to measure its error on: give a calibration file ({_FORM}), or put it here"
         )

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection
-from os.path import isdir, isfile, islink  # they return False where Path's methods raise, as in a folder without rights
+from os.path import exists, isdir, isfile, islink  # False where Path's methods raise, as without rights
 from pathlib import Path
 
 from serving.config.inference import read_version_graph
@@ -19,7 +19,7 @@ from serving.model.manifest import (
     sha256_of,
     verify_manifest,
 )
-from serving.model.regular_file import real_path
+from serving.model.regular_file import is_absent, real_path
 from serving.model.sparse_file import COLUMNS, open_sparse
 
 GRAPH_FILE = "graph.json"
@@ -50,7 +50,7 @@ def read_model_directory(path: str | Path, go_on: GoOn | None = None) -> ModelCo
         given = directory = _newest_version(directory)
     named = given if version_number(given) else directory  # a version may be a link to a folder of any name
     version = version_number(named)
-    has_manifest = (directory / MANIFEST_NAME).exists()
+    has_manifest = not is_absent(directory / MANIFEST_NAME)
     if has_manifest:
         _check_place(named, verify_manifest(directory, go_on=go_on))
     # Before the digest, because the graph's size is checked, and a digest reads files of any size.
@@ -136,15 +136,20 @@ def why_unreadable(directory: Path) -> str:
     try:
         os.stat(directory / ".")
         os.listdir(directory)
+    except FileNotFoundError as err:
+        return "is a link to a folder that does not exist" if islink(directory) else f"cannot be read: {err.strerror}"
     except OSError as err:
         return f"cannot be read: {err.strerror}"
     return ""
 
 
+def is_dead_link(entry: Path) -> bool:
+    """Return whether a link leads to nothing."""
+    return islink(entry) and not exists(entry)
+
+
 def _why_incomplete(entry: Path) -> str:
-    if islink(entry) and not entry.exists():
-        return "is a link to a folder that does not exist"
-    if not isdir(entry):
+    if not isdir(entry) and not is_dead_link(entry):
         return "is not a folder"
     return why_unreadable(entry) or f"has no {GRAPH_FILE}"
 

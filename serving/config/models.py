@@ -1,6 +1,5 @@
 """The records of models and of a whole ``ps.json``."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from serving.model.graph import Graph, is_network_file
 from serving.model.manifest import MANIFEST_NAME, read_manifest
 from serving.model.names import MODEL_NAME, NAME_EXPECTED
 from serving.model.records import Combiner
-from serving.model.regular_file import real_path
+from serving.model.regular_file import is_absent, real_path
 from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
 from serving.model.sparse_rows import KeyType, RowLayout
 
@@ -166,11 +165,16 @@ def slot_keys_of(graph: Graph, graph_file: Path, key_type: KeyType) -> SlotKeys:
 
     Raises:
         ConfigError: the manifest says that the server shifts keys, but the graph does not say by what.
+        ModelFileError: the manifest is not a regular file.
     """
-    try:
-        keys = read_manifest(graph_file.parent).keys if (graph_file.parent / MANIFEST_NAME).is_file() else "stored"
-    except ModelFileError:  # not a manifest of Hotrow
-        keys = "stored"
+    manifest = graph_file.parent / MANIFEST_NAME
+    keys: SlotKeys = "stored"
+    if not is_absent(manifest):
+        try:
+            keys = read_manifest(graph_file.parent).keys
+        except ModelFileError:
+            if not manifest.is_file():
+                raise  # otherwise it is not a manifest of Hotrow
     if keys == "unshifted" and (graph.slot_sizes is None or key_type != "I64"):
         expected = "a Data layer with slot_size_array, one number per slot, and int64 keys"
         raise ConfigError(str(graph_file), "layers[0]", f"{MANIFEST_NAME} says keys: unshifted, which needs {expected}")
@@ -210,5 +214,4 @@ def tables_of(
 def onnx_next_to(dense_file: Path) -> Path | None:
     """Return the ONNX export next to a ``.model`` file, or None if there is none."""
     onnx_file = dense_file.with_suffix(".onnx")
-    # os.path.isfile: of a name that is too long, pathlib raises an error
-    return onnx_file if os.path.isfile(onnx_file) and not is_network_file(dense_file) else None
+    return None if is_absent(onnx_file) or is_network_file(dense_file) else onnx_file

@@ -14,6 +14,7 @@ from serving.config.model_directory import (
     children,
     complete_versions,
     incomplete_versions,
+    is_dead_link,
     is_model_directory,
     read_model_directory,
     version_number,
@@ -27,7 +28,7 @@ from serving.config.version_policy import CONFIG_FILE, VersionPolicy, read_trito
 from serving.errors import ConfigError, ModelFileError, UnknownModelError, about, did_you_mean
 from serving.model.manifest import GoOn
 from serving.model.names import MODEL_NAME
-from serving.model.regular_file import real_path
+from serving.model.regular_file import is_absent, real_path
 from serving.model.strict_json import read_json
 
 PS_FILE = "ps.json"
@@ -55,7 +56,10 @@ class ModelFolder:
 
         Raises:
             ConfigError: ``config.pbtxt`` cannot be accepted.
+            ModelFileError: the folder cannot be read.
         """
+        if fault := why_unreadable(directory):
+            raise ModelFileError(directory, fault)
         policy = read_triton_config(directory).policy if policy is None else policy
         return cls(directory.name, complete_versions(directory), directory, ps, policy)
 
@@ -154,9 +158,7 @@ def models_folder(path: Path) -> Path | None:
         ConfigError: the path does not exist, or a configuration cannot be accepted.
     """
     if path.is_dir():
-        is_listed = (
-            isfile(path / PS_FILE) and not _model_directories(path) and read_ps_config(path / PS_FILE, []).models
-        )
+        is_listed = isfile(path / PS_FILE) and not _has_folders(path) and read_ps_config(path / PS_FILE, []).models
         return None if is_model_directory(path) or is_listed else path
     if not _has(read_json(path), *PS_KEYS) or read_ps_config(path, []).models:
         return None
@@ -180,8 +182,6 @@ def open_model_folder(folder: Path, name: str, policy: VersionPolicy | None = No
     if name not in directories:
         close = did_you_mean(name, directories)
         raise UnknownModelError(f"no model {name[:64]!r} is in the repository{close}")
-    if fault := why_unreadable(directories[name]):
-        raise ModelFileError(directories[name], fault)
     return ModelFolder.of(directories[name], _tiers_of(folder, []), policy)
 
 
@@ -276,7 +276,7 @@ def read_tiers(directory: str | Path, config: ModelConfig) -> ParameterServerCon
 def _ps_of(directory: str | Path, name: str) -> ParameterServerConfig | None:
     """Read the ``ps.json`` of the repository of the model ``name``; raise only this model's faults."""
     folders = (Path(abspath(directory)), real_path(directory))  # the given path may be a link
-    file = next((file for folder in folders if (file := _ps_file_of(folder)).exists()), None)
+    file = next((file for folder in folders if not is_absent(file := _ps_file_of(folder))), None)
     if file is None:
         return None
     faults: list[HotrowError] = []
@@ -345,14 +345,14 @@ def _with_version(config: ModelConfig) -> ModelConfig:
 
 def _read_folder(path: Path, faults: list[HotrowError] | None, only_complete: bool) -> ParameterServerConfig:
     ps = _tiers_of(path, faults)
-    if (ps.models or faults) and not _model_directories(path):
+    if (ps.models or faults) and not _has_folders(path):
         return _listed(ps)
     return _of_folders(ps, path, faults, only_complete)
 
 
 def _tiers_of(folder: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
     file = folder / PS_FILE
-    return read_ps_config(file, faults) if file.exists() else _in_memory((), "I64", str(file))
+    return _in_memory((), "I64", str(file)) if is_absent(file) else read_ps_config(file, faults)
 
 
 def _of_folders(
@@ -383,10 +383,17 @@ def _of_folders(
 def _model_directories(path: Path) -> Sequence[Path]:
     """Return the folders that have an entry called like a version, and those that may have one but cannot be read.
 
-    Hidden folders are ignored, and so is a folder without rights whose name no model can have, as ``lost+found``.
+    Hidden folders are ignored, and so is a folder without rights whose name no model can have, as ``lost+found``. A
+    dead link is a folder that cannot be read.
     """
-    folders = [child for child in path.iterdir() if isdir(child) and not child.name.startswith(".")]
+    entries = [child for child in path.iterdir() if not child.name.startswith(".")]
+    folders = [entry for entry in entries if isdir(entry) or is_dead_link(entry)]
     return sorted(folder for folder in folders if any(map(version_number, children(folder))) or _is_hidden(folder))
+
+
+def _has_folders(path: Path) -> bool:
+    """Whether a folder has folders of models; a dead link alone does not make it a repository."""
+    return any(map(isdir, _model_directories(path)))
 
 
 def _is_hidden(folder: Path) -> bool:

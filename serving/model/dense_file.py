@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
 from serving.model.records import Graph, WeightSpec
-from serving.model.regular_file import open_regular
+from serving.model.regular_file import is_absent, open_regular
 from serving.model.strict_json import Fields, read_json
 
 Weights: TypeAlias = dict[str, NDArray[np.float32]]  # by "<layer>.<weight>", of WeightSpec.shape
@@ -125,7 +125,7 @@ def _read_statistics(dense_file: str | Path, graph: Graph) -> Weights:
         return {}
     path = statistics_path(dense_file)
     names = list(dict.fromkeys(spec.layer for spec in graph.statistics))
-    if not path.exists():
+    if is_absent(path):
         raise ModelFileError(path, f"no such file; it holds the mean and variance of {', '.join(names)}")
     try:
         layers = list(Fields(read_json(path), str(path), "", ("layers",)).objects("layers"))

@@ -1,6 +1,6 @@
 """Opens regular files. Pipes and devices are refused, because reading them may never end.
 
-Links are followed.
+Links are followed. A dead link is not an absent file: the file was moved or is on a disk that is not mounted.
 """
 
 import errno
@@ -19,6 +19,11 @@ def real_path(path: str | Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def is_absent(path: str | Path) -> bool:
+    """Return whether an optional file is not there; a dead link is there."""
+    return not os.path.lexists(path)
+
+
 def open_regular(path: str | Path, most_bytes: int | None = None) -> BufferedReader:
     """Open a regular file for reading, without waiting for a writer of a pipe.
 
@@ -27,9 +32,15 @@ def open_regular(path: str | Path, most_bytes: int | None = None) -> BufferedRea
         most_bytes: refuse a larger file; None: any size.
 
     Raises:
-        OSError: the file cannot be opened, is not a regular file or is too large; ``strerror`` says which.
+        FileNotFoundError: there is no such file.
+        OSError: the file cannot be opened, is a dead link, not a regular file or too large; ``strerror`` says which.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except FileNotFoundError as err:
+        if is_absent(path):
+            raise
+        raise OSError(errno.ENODEV, "a link to a file that does not exist", str(path)) from err
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):

@@ -24,6 +24,7 @@ from typing import get_args
 
 from serving.errors import ModelFileError
 from serving.model.mapped_file import map_file
+from serving.model.regular_file import is_absent
 from serving.model.snapshot_model import SnapshotModel, is_snapshot
 from serving.model.sparse_model import SparseModel
 from serving.model.sparse_rows import KeyType, RowLayout, row_dtype
@@ -65,7 +66,7 @@ def _open_directory(path: Path, dim: int, key_type: KeyType) -> SparseModel:
         raise ModelFileError(path / "key", f"expected a multiple of 8 bytes, at least 8, found {key_bytes:,}")
     rows = key_bytes // 8
     for name, row_bytes in (("emb_vector", 4 * dim), ("slot_id", 8), ("meta", 8)):
-        if name != "emb_vector" and not (path / name).exists():
+        if name != "emb_vector" and is_absent(path / name):
             continue
         found = _size_bytes(path / name)
         if found != rows * row_bytes:
@@ -77,7 +78,7 @@ def _open_directory(path: Path, dim: int, key_type: KeyType) -> SparseModel:
             )
     keys = map_file(path / "key", "<i8", (rows,))
     vectors = map_file(path / "emb_vector", "<f4", (rows, dim))
-    has_slots = (path / "slot_id").exists()
+    has_slots = not is_absent(path / "slot_id")
     slot_ids = map_file(path / "slot_id", "<u8", (rows,)) if has_slots else None
     return SparseModel(path, "directory", key_type, keys, vectors, (path / "key", path / "emb_vector"), slot_ids)
 

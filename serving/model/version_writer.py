@@ -17,6 +17,7 @@ from serving.model.dense_file import statistics_path
 from serving.model.manifest import MANIFEST_NAME, write_manifest
 from serving.model.names import MODEL_NAME, NAME_EXPECTED
 from serving.model.records import Graph
+from serving.model.regular_file import is_absent
 from serving.model.slot_sizes import SlotKeys
 from serving.model.strict_json import read_json
 
@@ -155,7 +156,7 @@ def check_table_names(graph: Graph) -> None:
 
 def _check_tiers(path: Path) -> None:
     """Refuse a ``ps.json`` that makes servers refuse every model in this repository."""
-    if not path.exists():
+    if is_absent(path):
         return
     document = read_json(path)
     if not isinstance(document, dict):
@@ -213,7 +214,7 @@ def _next_version(folder: Path) -> int:
 def _free_version(folder: Path, version: int) -> int:
     if version < 1:
         raise OutputError(f"version {version}: expected at least 1")
-    if (folder / str(version)).exists():
+    if not is_absent(folder / str(version)):
         raise OutputError(f"{folder / str(version)}: this version exists, and a version is never changed")
     return version
 

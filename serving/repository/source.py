@@ -25,6 +25,7 @@ from serving.config import (
 from serving.config.control import EVERY_MODEL, ControlMode
 from serving.errors import ConfigError, UnknownModelError, did_you_mean, printable
 from serving.model.manifest import MANIFEST_NAME, Stamp, sha256_of, stamp_of
+from serving.model.regular_file import is_absent
 from serving.parameter_server.table_files import open_table_file
 
 logger = logging.getLogger("hotrow.repository")
@@ -218,7 +219,7 @@ class ModelSource:
             chosen = [model.versions[number] for number in model.chosen() if number in model.versions]
         except HotrowError as err:
             return str(err), True
-        has_manifests = all((version / MANIFEST_NAME).exists() for version in chosen)
+        has_manifests = not any(is_absent(version / MANIFEST_NAME) for version in chosen)
         return tuple(map(stamp_of, chosen)), has_manifests
 
     def _read_wanted(self, name: str, versions: Mapping[str, str]) -> Iterable[ModelConfig]:

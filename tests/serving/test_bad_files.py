@@ -200,6 +200,23 @@ def test_every_damaged_file_is_refused_without_a_manifest_too(bare, name, damage
     assert refusal(bare).startswith(f"{bare / name}: {WITHOUT_MANIFEST[name, damage]}")
 
 
+@pytest.mark.parametrize("is_version", [True, False])
+@pytest.mark.parametrize("name", ["user/slot_id", "user/meta", "manifest.json"])
+def test_an_optional_file_that_is_a_dead_link_is_refused(bare, name, is_version):
+    folder = bare if is_version else bare.rename(bare.with_name("export"))
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("gone")
+
+    assert refusal(folder).startswith(str(folder / name))
+
+
+def test_a_ps_json_that_is_a_dead_link_is_refused(version):
+    ps = version.parent.parent / "ps.json"
+    ps.symlink_to("gone")
+
+    assert refusal(version, ConfigError) == f"{ps}: cannot be read: a link to a file that does not exist"
+
+
 @pytest.mark.parametrize("name", ["dense.model", "user", "user/key", "graph.json"])
 def test_links_in_a_circle_are_refused(bare, name):
     (bare / name).rename(bare.parent / "elsewhere")

@@ -49,6 +49,13 @@ def test_an_onnx_file_next_to_the_dense_weights_is_recorded(write_model):
     assert read_model_directory(directory).onnx_file == directory / "_dense_10.onnx"
 
 
+def test_an_onnx_file_that_is_a_dead_link_is_recorded_too_so_a_session_refuses_it(write_model):
+    directory = write_version(write_model, "export")
+    (directory / "_dense_10.onnx").symlink_to("gone")
+
+    assert read_model_directory(directory).onnx_file == directory / "_dense_10.onnx"
+
+
 def test_dense_weights_whose_name_is_too_long_for_another_suffix_have_no_onnx_file(write_model):
     directory = write_version(write_model, 1)
     graph = json.loads((directory / "graph.json").read_text())

@@ -37,3 +37,13 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path):
 
     with pytest.raises(OSError, match="expected at most 1,000 bytes, found 1,099,511,627,776"):
         read_regular(tmp_path / "file", 1000)
+
+
+def test_a_dead_link_is_not_an_absent_file(tmp_path):
+    (tmp_path / "link").symlink_to("gone")
+
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "gone")
+    with pytest.raises(OSError, match="a link to a file that does not exist") as caught:
+        open_regular(tmp_path / "link")
+    assert not isinstance(caught.value, FileNotFoundError)

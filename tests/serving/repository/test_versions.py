@@ -738,6 +738,7 @@ def make_unreadable_entries(folder):
     (folder / "lost+found").mkdir(0)
     (folder / "notes").write_text("")
     (folder / "secret").mkdir(0)
+    (folder / "moved").symlink_to(folder / "releases")
     (folder / "tiny" / "2").symlink_to(folder / "releases")
     (folder / "tiny" / "3").write_text("")
     (folder / "tiny" / "4").mkdir(0)
@@ -755,6 +756,7 @@ class TestEntries:
         assert versions_that_answer(repository) == (1,)
         found = [(one.name, one.version, one.state, one.reason) for one in repository.index()]
         assert found == [
+            ("moved", "", "UNAVAILABLE", "is a link to a folder that does not exist"),
             ("secret", "", "UNAVAILABLE", "cannot be read: Permission denied"),
             ("tiny", "1", "READY", ""),
             ("tiny", "2", "UNAVAILABLE", "is a link to a folder that does not exist"),
@@ -927,6 +929,31 @@ class TestPolling:
         repository.poll()
 
         assert versions_that_answer(repository) == (2,)
+
+    def test_a_model_keeps_serving_while_its_folder_is_a_dead_link(self, folder, opened):
+        (folder / "tiny").rename(folder.parent / "release")
+        (folder / "tiny").symlink_to(folder.parent / "release")
+        repository = opened(folder, control="poll", poll_s=3600)
+
+        (folder.parent / "release").rename(folder.parent / "gone")
+        repository.poll()
+
+        assert versions_that_answer(repository) == (1,)
+        assert states(repository) == [("tiny", "", "UNAVAILABLE"), ("tiny", "1", "READY")]
+
+    def test_a_policy_that_is_a_dead_link_changes_nothing(self, folder, opened):
+        SECOND.write(folder, "tiny", 2)
+        write_policy(folder, "{ specific { versions: [1] } }")
+        repository = opened(folder, control="poll", poll_s=3600)
+
+        (folder / "tiny" / "config.pbtxt").unlink()
+        (folder / "tiny" / "config.pbtxt").symlink_to("gone")
+        repository.poll()
+
+        assert versions_that_answer(repository) == (1,)
+        fault = repository.index()[0]
+        assert (fault.name, fault.version, fault.state) == ("tiny", "", "UNAVAILABLE")
+        assert fault.reason.endswith("config.pbtxt: cannot be read: a link to a file that does not exist")
 
     def test_a_policy_that_changes_is_followed(self, folder, opened):
         repository = opened(folder, control="poll", poll_s=3600)
