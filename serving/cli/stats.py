@@ -109,7 +109,8 @@ def _lines(server: str, now: Document, before: Document | None) -> Iterator[str]
     for model in now["models"]:
         for version in model["versions"]:
             if version["reason"]:
-                yield f"{model['name']} version {version['version']}: {version['reason']}"
+                number = f" version {version['version']}" if version["version"] else ""  # otherwise the whole model
+                yield f"{model['name']}{number}: {version['reason']}"
     earlier_tables = {} if before is None or is_first else dict(_tables(before))
     rows = [row for path, table in _tables(now) for row in _tier_rows(path, table, earlier_tables.get(path), seconds)]
     yield ""
@@ -130,8 +131,7 @@ def _model_rows(model: Document, before: Document | None, seconds: float | None)
         figures += [f"{(count - before_it) / seconds:,.0f}" for count, before_it in counts]
     for index, version in enumerate(model["versions"]):
         shared = figures if index == 0 else []
-        state = "degraded" if version["state"] == "READY" and version["reason"] else version["state"].lower()
-        yield (model["name"] if index == 0 else "", version["version"], state, *shared)
+        yield (model["name"] if index == 0 else "", version["version"] or "-", version["state"].lower(), *shared)
     if not model["versions"]:
         yield (model["name"], "-", "unloaded", *figures)
 

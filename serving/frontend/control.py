@@ -17,6 +17,7 @@ from kernels.errors import DeviceUnavailableError
 from serving.config import VersionPolicy, policy_from
 from serving.errors import ConfigError, MissingExtraError, ModelFileError, RequestError, UnknownModelError, told
 from serving.frontend.client_texts import folders_of, without_folders
+from serving.frontend.status import merged_index
 from serving.frontend.version import server_version
 from serving.frontend.workers import Siblings
 from serving.metrics import merged_statistics
@@ -118,15 +119,24 @@ class Control:
         """A model's configuration in Triton's form."""
         return self._repository.loaded(model, version).triton_config()
 
-    def index(self, only_ready: bool = False) -> list[Document]:
-        """The models and their states."""
-        states = [asdict(state) for state in self._repository.index() if state.state == "READY" or not only_ready]
-        for entry in states:
-            entry["reason"] = without_folders(entry["reason"], self._folders)
+    async def index(self, only_ready: bool = False) -> list[Document]:
+        """The models and their states; each state is the worst of all workers."""
+        states = self.own_index()
+        if self._siblings is not None:
+            answers = await asyncio.to_thread(self._siblings.of_all, "index", states)
+            states = merged_index(answers.values())
         return [
             {name: value for name, value in state.items() if value or (state["state"] and name != "digest")}
             for state in states
+            if state["state"] == "READY" or not only_ready
         ]
+
+    def own_index(self) -> list[Document]:
+        """The index of this worker alone."""
+        states = [asdict(state) for state in self._repository.index()]
+        for entry in states:
+            entry["reason"] = without_folders(entry["reason"], self._folders)
+        return states
 
     async def load(self, model: str, parameters: Document) -> None:
         """Load a model, or the versions that its folder has now; returns once they are loaded.

@@ -332,9 +332,9 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return ParseDict(document, service_pb2.ModelStatisticsResponse())
 
     @_call
-    def RepositoryIndex(self, request: Any) -> Any:
+    async def RepositoryIndex(self, request: Any) -> Any:
         kind = service_pb2.RepositoryIndexResponse
-        models = [_without_extensions(entry, kind.ModelIndex) for entry in self._control.index(request.ready)]
+        models = [_without_extensions(entry, kind.ModelIndex) for entry in await self._control.index(request.ready)]
         return kind(models=models)
 
     @_call

@@ -1,8 +1,9 @@
-"""The status document, which the status page and ``hotrow stats`` show."""
+"""The status document, which the status page and ``hotrow stats`` show, and the documents of several workers."""
 
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -53,7 +54,7 @@ class Status:
         for state in self._repository.index():
             reason = without_folders(state.reason, self._folders)
             shown = models.setdefault(state.name, _model(state.name))
-            if state.version:  # a model that was never loaded has none
+            if state.state:  # a model that was never loaded has none
                 shaped = self._with_shapes(state.name, state.version, tables)
                 shown["versions"].append(
                     {"version": state.version, "state": state.state, "reason": reason, "tables": shaped}
@@ -133,9 +134,19 @@ def merged_status(documents: Iterable[Document]) -> Document:
                         tier["state"] = max(tier["state"], same_tier["state"], key=_TIER_STATES.index)
                         if tier["fetch_times"] and same_tier["fetch_times"]:
                             _add_times(tier["fetch_times"], same_tier["fetch_times"])
-            model["versions"].sort(key=lambda version: int(version["version"]))
+            model["versions"].sort(key=lambda version: int(version["version"] or 0))
     merged["models"].sort(key=lambda model: str(model["name"]))
     return merged
+
+
+def merged_index(indexes: Iterable[list[Document]]) -> list[Document]:
+    """One repository index of several workers, by name and version; each state is the worst of all workers."""
+    merged: dict[tuple[str, int], Document] = {}
+    for entry in chain.from_iterable(indexes):
+        place = entry["name"], int(entry["version"] or 0)
+        if place not in merged or _badness(entry) > _badness(merged[place]):
+            merged[place] = entry
+    return [merged[place] for place in sorted(merged)]
 
 
 def _badness(version: Document) -> tuple[bool, bool]:

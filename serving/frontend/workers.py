@@ -6,6 +6,7 @@ answers the others on a Unix socket in a folder of this user. Calls and answers 
     versions                      the versions that the worker serves, and their digests
     follow, versions              serve these versions
     metrics, status               the worker's metrics and status document
+    index                         the worker's repository index
     statistics, model, version    the worker's statistics
     adopt, changes                make the changes of clients, see ``Control.adopt``
     changes                       what clients have changed, for a worker that starts
@@ -284,6 +285,7 @@ class WorkerServer:
         }
         self._quick_work: dict[str, Callable[..., Any]] = {
             "versions": self._repository.served,
+            "index": self._control.own_index,
             "statistics": self._control.own_statistics,
             "adopt": self._control.adopt,
             "changes": self._control.changes,

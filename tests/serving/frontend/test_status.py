@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from kernels.errors import HotrowError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.frontend.status import merged_status
@@ -177,6 +178,28 @@ def test_loaded_and_unloaded_versions_are_told_apart(tmp_path):
         ("UNAVAILABLE", "unloaded", []),
         ("UNAVAILABLE", "unloaded", []),
     ]
+
+
+def test_the_status_has_the_states_and_reasons_of_the_index(tmp_path):
+    version = TinyModel().write(tmp_path, "ctr")
+    TinyModel().write(tmp_path, "broken")
+    (tmp_path / "broken" / "config.pbtxt").write_text('name: "other"')
+    with ModelRepository(tmp_path, control="explicit", startup=("ctr",)) as repository:
+        repository.load()
+        client = Client(create_app(FrontEnd(repository)))
+        (version / "dense.model").write_bytes(b"1234")
+        for name in ("ctr", "broken"):
+            with pytest.raises(HotrowError):
+                repository.load_model(name)
+        shown = status(client)
+        index = client.post("/v2/repository/index", {}).json()
+
+    fields = ("version", "state", "reason")
+    versions = [(model["name"], version) for model in shown["models"] for version in model["versions"]]
+    found = [(name, *map(version.get, fields)) for name, version in versions]
+    assert found == [(one["name"], *map(one.get, fields)) for one in index]
+    assert [place[:3] for place in found] == [("broken", "", "UNAVAILABLE"), ("ctr", "1", "READY")]
+    assert all(reason for *_, reason in found)
 
 
 def test_a_model_without_a_dense_network_has_its_tables(tmp_path):

@@ -4,11 +4,11 @@ import asyncio
 import os
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
-from serving.errors import RequestError, StoreError, UnknownModelError, WorkerError
+from serving.errors import ModelFileError, RequestError, StoreError, UnknownModelError, WorkerError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.workers import Siblings, WorkerPlace, WorkerServer
 from serving.metrics import Metrics, RequestMetrics, merged_page
@@ -67,6 +67,20 @@ def test_the_first_worker_starts_alone_and_the_others_do_not(siblings):
     assert siblings(0).versions() is None
     with pytest.raises(WorkerError, match="worker 0: is not running; the server is starting it again"):
         siblings(1).versions()
+
+
+def test_every_worker_gives_the_same_index(siblings, front):
+    folder = front.repository.path
+    with answering(siblings(0), front), ModelRepository(folder, control="explicit", peers=siblings(1)) as repository:
+        repository.load()
+        with closing(FrontEnd(repository, siblings=siblings(1))) as other:
+            (TinyModel().write(folder, "broken") / "dense.model").write_bytes(b"1234")
+            with pytest.raises(ModelFileError):
+                front.repository.load_model("broken")
+            index = asyncio.run(other.control.index())
+
+    assert index == asyncio.run(front.control.index())
+    assert [(one["name"], one["state"]) for one in index] == [("broken", "UNAVAILABLE"), ("tiny", "READY")]
 
 
 def test_a_swap_waits_for_a_worker_that_starts(siblings, front):

@@ -18,6 +18,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from kernels.errors import HotrowError
 from serving.config import VersionPolicy, policy_from, read_model_directory
 from serving.errors import (
     ConfigError,
@@ -1046,6 +1047,21 @@ def test_a_poll_asks_a_worker_again_that_did_not_follow(folder, opened, caplog):
 
         assert worker.served == repository.served()
     assert caplog.text.count("worker 1: no answer") == caplog.text.count("all workers follow again") == 4
+
+
+def test_a_worker_that_follows_lists_only_what_it_serves(folder, opened):
+    os.symlink("gone", folder / "moved")
+    repository = opened(folder, peers=OtherWorkers(False, {"tiny": {"1": digest_of(folder)}}))
+    SECOND.write(folder, "other")
+    served = repository.served()
+
+    with pytest.raises(HotrowError):
+        repository.follow(served | {"other": {"1": "0" * 64}})
+    assert states(repository) == [("other", "1", "UNAVAILABLE"), ("tiny", "1", "READY")]
+    repository.follow(served | {"other": {"1": digest_of(folder, name="other")}})
+    assert states(repository) == [("other", "1", "READY"), ("tiny", "1", "READY")]
+    repository.follow(served)
+    assert states(repository) == [("tiny", "1", "READY")]
 
 
 def test_a_worker_that_cannot_follow_one_model_follows_the_others(folder, opened):
