@@ -1,12 +1,17 @@
 """The processes of one training, which torchrun starts: one process, or a process group of ``torch.distributed``.
 
 Every process calls the same methods in the same order. An exception in one process ends the others: their next call
-fails when that process has exited.
+fails when that process has exited. An exchange has a title, so processes that are at different places notice it.
 """
 
 import atexit
+import hashlib
+import itertools
+import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +22,10 @@ from numpy.typing import NDArray
 from training.shared_memory import Ints, Outbox, open_outboxes
 
 Value = TypeVar("Value")
+
+_log = logging.getLogger(__name__)
+_groups = itertools.count()
+_SIGN_S, _SILENCE_S = 1, 10
 
 
 class _Total(torch.autograd.Function):  # type: ignore[misc]
@@ -50,6 +59,8 @@ class Processes:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         self._outboxes: list[list[Outbox]] | None = None  # two of each process, from the first exchange
+        self._number = next(_groups) if self.size > 1 else 0  # every process makes its groups in the same order
+        self._titles: Counter[str] = Counter()
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -139,31 +150,92 @@ class Processes:
                 if self.is_first:
                     yield values[0]
 
+    def numbered(self, act: str) -> str:
+        """Return an act with its number, for the title of an exchange: ``lookup 3``."""
+        self._titles[act] += 1
+        return f"{act} {self._titles[act]}"
+
     def exchange(
-        self, to_processes: Sequence[Sequence[NDArray[Any]]], received: Ints | None = None
+        self, title: str, to_processes: Sequence[Sequence[NDArray[Any]]], received: Ints | None = None
     ) -> tuple[NDArray[Any], Ints]:
         """Send numbers to every process, and return the numbers from process 0, from process 1, and so on.
 
+        A process that is silent for 10 seconds is logged.
+
         Args:
+            title: what the numbers are.
             to_processes: for each process, P one-dimensional arrays. All have one dtype.
             received: int64[processes, P], the sizes of the arrays that come; None: unknown.
 
         Returns:
             the joined arrays from all processes, and ``received``.
+
+        Raises:
+            RuntimeError: another process sends numbers with another title, has ended, or was silent for the time-out of
+                the process group.
         """
+        if self.size == 1:
+            return np.concatenate(to_processes[0]), np.array([[part.size for part in to_processes[0]]])
         if self._outboxes is None:
+            self._meet(title)
             self._outboxes = [open_outboxes(self.rank, self.size, self._gather) for _ in range(2)]
         # The two outboxes of a process take turns. A process reads all outboxes before it enters the next exchange.
         # That exchange ends when all have entered it, so all have read an outbox before it is written again.
         self._outboxes.reverse()
         outboxes = self._outboxes[0]
+        if outboxes:
+            outboxes[self.rank].write(to_processes)
+        self._meet(title)
         if not outboxes:
-            return self._exchange_messages(to_processes, received)
-        outboxes[self.rank].write(to_processes)
-        self.wait()
+            return self._exchange_messages(title, to_processes, received)
         dtype = to_processes[0][0].dtype
         numbers, sizes = zip(*(outbox.read(self.rank, dtype) for outbox in outboxes), strict=True)
         return np.concatenate(numbers), np.stack(sizes)
+
+    def _meet(self, title: str) -> None:
+        """Wait until every process is here. Raise an error in every process if one has another title."""
+        digest = hashlib.blake2b(f"{self._number} {title}".encode(), digest_size=8).digest()
+        digests = torch.empty(self.size, dtype=torch.int64)
+        mine = torch.from_numpy(np.frombuffer(digest, np.int64).copy())
+        self._finish(dist.all_gather(list(digests.split(1)), mine, group=self._group, async_op=True), title)
+        if bool((digests == mine).all()):
+            return
+        came: list[tuple[str, int]] = self._gather((title, self._number))
+        other = next(rank for rank, one in enumerate(came) if one != came[0])
+        shown = [f"{one} in process {rank}" for rank, (one, _) in ((0, came[0]), (other, came[other]))]
+        if came[0][1] != came[other][1]:
+            shown[1] += ", which are tables of another collection"
+        raise RuntimeError(f"expected the same lookups and steps in every process, got {shown[0]} and {shown[1]}")
+
+    def _finish(self, sent: dist.Work, title: str) -> None:
+        """Wait until every process has sent what belongs to a title. After a second, leave a sign of this process."""
+        silent = ""
+        try:
+            if self._is_done(sent, _SIGN_S):
+                return
+            assert self.group is not None
+            store = self.group.get_group_store()
+            signs = [f"hotrow/{self._number}/{rank}" for rank in range(self.size)]
+            store.set(signs[self.rank], title)
+            if self._is_done(sent, _SILENCE_S - _SIGN_S):
+                return
+            came = [store.check([sign]) and store.get(sign).decode() == title for sign in signs]
+            silent = ", ".join(str(rank) for rank, has_come in enumerate(came) if not has_come)
+            if silent:
+                _log.warning("%s: process %d has waited %d s for process %s", title, self.rank, _SILENCE_S, silent)
+            sent.wait()
+        except RuntimeError as err:  # of PyTorch, or of its store
+            missing = f"process {silent} did not come" if silent else "another process has ended"
+            raise RuntimeError(f"{title}: {missing}: {err}") from err
+
+    def _is_done(self, sent: dist.Work, seconds: float) -> bool:
+        try:
+            sent.wait(timedelta(seconds=seconds))
+        except RuntimeError:
+            if sent.is_completed():
+                raise
+            return False
+        return True
 
     def _gather(self, value: Any) -> list[Any]:
         """Return what each process gives, which can be pickled."""
@@ -172,19 +244,21 @@ class Processes:
         return values
 
     def _exchange_messages(
-        self, to_processes: Sequence[Sequence[NDArray[Any]]], received: Ints | None
+        self, title: str, to_processes: Sequence[Sequence[NDArray[Any]]], received: Ints | None
     ) -> tuple[NDArray[Any], Ints]:
         sent = np.array([[part.size for part in of_process] for of_process in to_processes])
         if received is None:
             sizes = torch.empty_like(torch.from_numpy(sent))
-            dist.all_to_all_single(sizes, torch.from_numpy(sent.copy()), group=self._group)
+            counts = torch.from_numpy(sent.copy())
+            self._finish(dist.all_to_all_single(sizes, counts, group=self._group, async_op=True), title)
             received = sizes.numpy()
         parts = [part for of_process in to_processes for part in of_process]
         # PyTorch owns the memory: a thread of gloo frees it, and must not need the interpreter for that at its end.
         dtype = torch.from_numpy(parts[0]).dtype
         flat, out = torch.empty(sent.sum(), dtype=dtype), torch.empty(received.sum(), dtype=dtype)
         np.concatenate(parts, out=flat.numpy())
-        dist.all_to_all_single(out, flat, received.sum(axis=1).tolist(), sent.sum(axis=1).tolist(), group=self._group)
+        splits = received.sum(axis=1).tolist(), sent.sum(axis=1).tolist()
+        self._finish(dist.all_to_all_single(out, flat, *splits, group=self._group, async_op=True), title)
         return out.numpy(), received
 
 

@@ -172,7 +172,7 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Embedding
         parameters[0].processes.require_joined("feature_columns", "one process")
     lookups = LocalLookups([column.table for column in columns], bags, makes_rows)
     devices = [one.device for one in bags]
-    vectors = PooledBags.apply(lookups, sinks_of(parameters), devices, *parameters, *[None] * len(columns))
+    vectors = PooledBags.apply(lookups, sinks_of(parameters, lookups), devices, *parameters, *[None] * len(columns))
     return torch.cat(vectors, dim=1)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from training.embedding.config import EmbeddingBagConfig
 from training.embedding.exchange import OwnedTable, Sharding, SharedLookups
 from training.embedding.gradients import PooledBags, not_compiled
-from training.embedding.inputs import FeatureBags, read_feature
+from training.embedding.inputs import NO_BAGS, FeatureBags, read_feature
 from training.embedding.lookups import LocalLookups, LookedUpRows, Lookups
 from training.embedding.parameter import TableParameter, sinks_of, which_make_rows
 from training.embedding.table import EmbeddingTable
@@ -34,9 +34,9 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         optimizer = training.optimizers.Adam(tables.parameters(), lr=0.01)
         vectors = tables({"user": users, "tags": (tags, offsets)})
 
-    With a ``process_group``, every process calls ``forward``, and ``backward`` for its answer, the same number of times
-    and with the same set of features. A row gets the mean of its gradients in all processes, as
-    ``DistributedDataParallel`` does for the other parameters. Each process saves its own rows.
+    With a ``process_group``, every process calls ``forward`` and the optimizer's ``step`` in the same order, and reads
+    ``grad`` if another one does. Features and losses may differ. A row gets the mean of its gradients in all processes,
+    as ``DistributedDataParallel`` does for the other parameters. Each process saves its own rows.
 
     In training mode with gradients enabled, ``forward`` adds rows for new keys to tables that require gradients.
     Evaluation adds none. As for any parameter, gradients do not depend on the mode. ``docs/embedding-tables.md`` says
@@ -91,7 +91,8 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
                     raise ValueError(f"feature {feature!r}: expected one table that reads it, got {both}")
                 self._table_of[feature] = name
         for number, table in enumerate(self.tables.values()):  # a table's name may have dots, a parameter's may not
-            self.register_parameter(f"table_{number}", TableParameter(table, self._processes))
+            owner = number % self._processes.size if sharding == "table" else None
+            self.register_parameter(f"table_{number}", TableParameter(table, self._processes, owner))
         self._parameter_of = dict(zip(self.tables, self.parameters(), strict=True))
         # A state has the rows, so it needs no parameters without elements.
         self.register_state_dict_post_hook(_drop_parameters)
@@ -130,16 +131,21 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             ValueError: a tensor has another shape; or the distinct keys are more than ``max_rows``.
             IndexError: a key is none of a table's fixed rows.
             ReservedKeyError: a key is one of the four reserved values.
-            RuntimeError: there are several processes without a ``process_group``; or ``torch.utils.checkpoint`` would
-                not make rows.
+            RuntimeError: there are several processes without a ``process_group``; another process does something else,
+                or has ended; or ``torch.utils.checkpoint`` would not make rows.
         """
         for feature in features:
             if feature not in self._table_of:
                 raise KeyError(f"no table reads the feature {feature!r}; the features are {', '.join(self._table_of)}")
-        if not features:
+        # In the order of the tables, because the processes may pass the features in any order. A feature that is not
+        # here may be in another process.
+        bags = {
+            name: read_feature(name, features[name]) if name in features else NO_BAGS
+            for name in self._table_of
+            if name in features or self._processes.size > 1
+        }
+        if not bags:
             return {}
-        # in the order of the tables, because the processes may pass the features in any order
-        bags = {name: read_feature(name, features[name]) for name in self._table_of if name in features}
         parameters = [self._parameter_of[self._table_of[feature]] for feature in bags]
         makes_rows = which_make_rows(parameters, list(bags.values()), self.training)
         if any(makes_rows):
@@ -149,7 +155,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         shapes = [(*one.shape, lookup.shape[1]) for one, lookup in zip(bags.values(), lookups.pooled, strict=True)]
         devices = [one.device for one in bags.values()]
         weights = [one.weights for one in bags.values()]
-        pooled = PooledBags.apply(lookups, sinks_of(parameters), devices, *parameters, *weights)
+        pooled = PooledBags.apply(lookups, sinks_of(parameters, lookups), devices, *parameters, *weights)
         of_bags = {feature: one.reshape(shape) for feature, one, shape in zip(bags, pooled, shapes, strict=True)}
         return {feature: of_bags[feature] for feature in features}
 
@@ -181,16 +187,10 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
     ) -> Lookups:
         if self._processes.size == 1:
             return LocalLookups(tables, bags, trains)
-        names = list(self.tables)
-        owners = [names.index(table.name) % self._processes.size for table in tables]
-        owned = [
-            # the config of every process, so that all refuse the same keys
-            OwnedTable(
-                LookedUpRows(table.name, self._configs[table.name], table.native),
-                owner if self._sharding == "table" else None,
-            )
-            for table, owner in zip(tables, owners, strict=True)
-        ]
+        # the config of every process, so that all refuse the same keys
+        shared = [LookedUpRows(table.name, self._configs[table.name], table.native) for table in tables]
+        owners = [self._parameter_of[table.name].owner for table in tables]
+        owned = list(map(OwnedTable, shared, owners))
         return SharedLookups(self._processes, owned, bags, trains, divisor=self._processes.size)
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from training.embedding.lookups import Floats, Lookups
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: Bags, and the gradient of their pooled vectors.
 RowGradient = tuple[BagLookup, Floats]
-#: Take what each lookup's rows get, None where nothing; return what PyTorch gets for each lookup's parameter.
-Receiver = Callable[[Sequence[RowGradient | None]], Sequence[torch.Tensor | None]]
+#: Take the ``row_gradients`` of lookups, and return what PyTorch gets for each lookup's parameter.
+Receiver = Callable[[Sequence[Any]], Sequence[torch.Tensor | None]]
 
 
 def not_compiled(function: Function) -> Function:
@@ -95,7 +95,7 @@ class TableSink:
     def __init__(self) -> None:
         """Begin without gradients."""
         self.hooks: OrderedDict[int, Callable[[torch.Tensor], torch.Tensor | None]] = OrderedDict()
-        self._arrived: dict[int, list[RowGradient]] = defaultdict(list)  # in backward passes that have not ended
+        self._arrived: dict[int, list[Any]] = defaultdict(list)  # in backward passes that have not ended
         self._kept: list[RowGradient] = []
         self._summed: tuple[BagLookup, torch.Tensor] | None = None  # together with ``_kept`` all gradients
 
@@ -103,7 +103,7 @@ class TableSink:
         """Return whether there are gradients."""
         return bool(self._kept) or self._summed is not None
 
-    def receive(self, gradient: RowGradient) -> None:
+    def receive(self, gradient: Any) -> None:
         """Take a gradient in a backward pass. It counts once the pass gets to the parameter, see ``keep``."""
         self._arrived[backward_pass()].append(gradient)
 
@@ -114,9 +114,7 @@ class TableSink:
             self._kept += arrived
             return
         lookup, rows = _sum(arrived)
-        for hook in list(self.hooks.values()):
-            changed = hook(rows)
-            rows = rows if changed is None else changed
+        rows = self._hooked(rows)
         self.rows()
         self._add(lookup, rows)
 
@@ -145,6 +143,12 @@ class TableSink:
         self.clear()
         return taken
 
+    def _hooked(self, rows: torch.Tensor) -> torch.Tensor:
+        for hook in list(self.hooks.values()):
+            changed = hook(rows)
+            rows = rows if changed is None else changed
+        return rows
+
     def _add(self, lookup: BagLookup, rows: torch.Tensor) -> None:
         if self._summed is not None:
             lookup, rows = _sum([(one, to_floats(of_one)) for one, of_one in (self._summed, (lookup, rows))])
@@ -158,7 +162,8 @@ def sparse_gradients(
     given = [one for one in gradients if one is not None]
     sums = iter(sum_row_gradients([lookup for lookup, _ in given], [floats for _, floats in given]))
     return [
-        None if one is None else _sparse(*next(sums), tensor) for tensor, one in zip(tensors, gradients, strict=True)
+        None if one is None else sparse_gradient(*next(sums), tensor)
+        for tensor, one in zip(tensors, gradients, strict=True)
     ]
 
 
@@ -180,7 +185,8 @@ def _sum(gradients: Sequence[RowGradient]) -> tuple[BagLookup, torch.Tensor]:
     return lookup, torch.from_numpy(sums)
 
 
-def _sparse(rows: NDArray[np.int64], values: Floats, like: torch.Tensor) -> torch.Tensor:
+def sparse_gradient(rows: NDArray[np.int64], values: Floats, like: torch.Tensor) -> torch.Tensor:
+    """Return a sparse gradient of a tensor. The rows are ascending."""
     gradient = torch.sparse_coo_tensor(
         torch.from_numpy(rows)[None], torch.from_numpy(values), like.shape, is_coalesced=True, check_invariants=False
     )

@@ -38,6 +38,9 @@ class FeatureBags:
         return bags % self.slots
 
 
+NO_BAGS = FeatureBags(np.empty(0, np.int64), None, None, 1, (0,), torch.device("cpu"))
+
+
 def read_feature(name: str, value: Any) -> FeatureBags:
     """Read the bags of one input; see ``EmbeddingBagCollection.forward`` for the forms.
 

@@ -1,7 +1,7 @@
 """The lookups of one forward pass, and how their gradients find their rows again."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -50,10 +50,10 @@ class Lookups(Protocol):
     pooled: list[Floats]
     gradients_need_rows: bool
 
-    def row_gradients(self, gradients: Sequence[Floats | None]) -> Sequence[tuple[BagLookup, Floats] | None]:
-        """Turn the gradients of ``pooled`` into the gradients that the tables of this process get, one per lookup.
+    def row_gradients(self, gradients: Sequence[Floats | None]) -> Sequence[Any]:
+        """Turn the gradients of ``pooled`` into what the receiver of ``PooledBags`` takes for each lookup.
 
-        None: the loss of this process, or of every process, does not depend on a lookup.
+        None: the loss does not depend on a lookup.
         """
 
     def weight_gradients(self, number: int, gradient: Floats) -> Floats:

@@ -1,15 +1,18 @@
 """A table among the parameters of a PyTorch module."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn, Self
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from training.embedding.gradients import Receiver, RowGradient, TableSink, backward_pass
+from training.embedding.exchange import OwnedTable, ShardSink, SharedLookups
+from training.embedding.gradients import Receiver, TableSink, backward_pass
 from training.embedding.inputs import FeatureBags
+from training.embedding.lookups import Lookups
 from training.embedding.table import EmbeddingTable
 from training.processes import Processes
 
@@ -38,6 +41,7 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
     Attributes:
         table: the rows of this process.
         processes: have the rows of the whole table.
+        owner: see ``OwnedTable``.
         sink: the gradients since the last step.
     """
 
@@ -45,11 +49,13 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
         """Make a parameter without elements."""
         return super().__new__(cls, torch.empty(0, 0))  # type: ignore[no-any-return]
 
-    def __init__(self, table: EmbeddingTable, processes: Processes | None = None) -> None:
-        """Take the rows. None: this process has all rows."""
+    def __init__(self, table: EmbeddingTable, processes: Processes | None = None, owner: int | None = None) -> None:
+        """Take the rows of this process. See ``OwnedTable`` for the owner. None: this process has all rows."""
         self.table = table
         self.processes = processes or Processes()
-        self.sink = TableSink()
+        self.owner = owner
+        is_shared = self.processes.size > 1
+        self.sink = ShardSink(self.processes, OwnedTable(table, owner)) if is_shared else TableSink()
         self.data = torch.empty(0, table.config.dim)
         self.register_post_accumulate_grad_hook(_keep)
 
@@ -102,13 +108,13 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TableParameter":
         """Copy the rows. Gradients and hooks are not copied, as for any parameter."""
-        copied = _made(copy.deepcopy(self.table, memo), self.processes, self.requires_grad)
+        copied = _made(copy.deepcopy(self.table, memo), self.processes, self.owner, self.requires_grad)
         memo[id(self)] = copied
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the rows."""
-        return _made, (self.table, self.processes, self.requires_grad)
+        return _made, (self.table, self.processes, self.owner, self.requires_grad)
 
 
 class ShardGradient(torch.Tensor):  # type: ignore[misc]
@@ -154,14 +160,30 @@ def which_make_rows(parameters: Sequence[TableParameter], bags: Sequence[Feature
     return [False] * len(parameters)
 
 
-def sinks_of(parameters: Sequence[TableParameter]) -> Receiver:
+def sinks_of(parameters: Sequence[TableParameter], lookups: Lookups) -> Receiver:
     """Return a receiver that gives each lookup's gradient to the sink of its table."""
+    if isinstance(lookups, SharedLookups) and torch.is_grad_enabled():
+        shards = _shards(parameters)
+        for parameter, owned in zip(parameters, lookups.owned, strict=True):
+            assert isinstance(parameter.sink, ShardSink)
+            parameter.sink.looked_up, parameter.sink.owned = shards, owned
     return partial(_to_sinks, parameters)
 
 
-def _to_sinks(
-    parameters: Sequence[TableParameter], gradients: Sequence[RowGradient | None]
-) -> list[torch.Tensor | None]:
+def send_gradients(parameters: Iterable[TableParameter]) -> None:
+    """Send the gradients of tables that processes share to the owners of the rows. Every process calls this."""
+    of_processes: dict[int, list[ShardSink]] = defaultdict(list)
+    for sink in _shards(parameters):
+        of_processes[id(sink.processes)].append(sink)
+    for sinks in of_processes.values():
+        ShardSink.send("step", sinks)
+
+
+def _shards(parameters: Iterable[TableParameter]) -> list[ShardSink]:
+    return list(dict.fromkeys(one.sink for one in parameters if isinstance(one.sink, ShardSink)))
+
+
+def _to_sinks(parameters: Sequence[TableParameter], gradients: Sequence[Any]) -> list[torch.Tensor | None]:
     returned: list[torch.Tensor | None] = []
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
@@ -182,8 +204,8 @@ def _alias_of(parameter: TableParameter, elements: torch.Tensor) -> TableParamet
     return alias
 
 
-def _made(table: EmbeddingTable, processes: Processes, requires_grad: bool) -> TableParameter:
-    parameter: TableParameter = TableParameter(table, processes).requires_grad_(requires_grad)
+def _made(table: EmbeddingTable, processes: Processes, owner: int | None, requires_grad: bool) -> TableParameter:
+    parameter: TableParameter = TableParameter(table, processes, owner).requires_grad_(requires_grad)
     return parameter
 
 

@@ -16,7 +16,7 @@ from serving.model.graph import Graph
 from training.embedding.collection import EmbeddingBagCollection, pool
 from training.embedding.config import EmbeddingBagConfig
 from training.embedding.exchange import Sharding
-from training.embedding.parameter import TableParameter
+from training.embedding.parameter import TableParameter, send_gradients
 from training.embedding.table import EmbeddingTable, TableRows
 from training.model.document import TableOptimizer
 from training.model.initial_weights import initial_statistics, initial_weights
@@ -257,6 +257,7 @@ class CtrModel:
         self.step += 1
         gradients = [weight.grad for weight in self._weights.values() if weight.grad is not None]
         finish_average = self.processes.start_average([*gradients, loss])
+        send_gradients(self._collection.parameters())
         for optimizer, parameters in self._parameters_of.items():
             step_tables(parameters, optimizer.rule, optimizer.update_type, learning_rate, self.step)
         finish_average()

@@ -10,13 +10,14 @@ row has one.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields
+from itertools import chain
 from typing import Any, ClassVar, get_args
 
 import torch
 
-from training.embedding.parameter import TableParameter
+from training.embedding.parameter import TableParameter, send_gradients
 from training.optimizers.rules import (
     AdaGradRule,
     AdamRule,
@@ -91,6 +92,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        send_gradients(one for one in self._parameters() if isinstance(one, TableParameter))
         for group in self.param_groups:
             rule = self._rule(group)
             tables: dict[int, list[TableParameter]] = defaultdict(list)  # by step
@@ -104,9 +106,20 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 step_tables(parameters, rule, self._update_type, group["lr"], step, self._scaler)
         return loss
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients; see ``torch.optim.Optimizer.zero_grad``."""
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        for parameter in self._parameters():  # without reading the gradient, which may be in several processes
+            parameter.grad = None
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what ``copy.deepcopy`` and ``pickle`` need."""
         return {**super().__getstate__(), "_update_type": self._update_type, "_scaler": self._scaler}
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        return chain.from_iterable(group["params"] for group in self.param_groups)
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
         return self.rule_type(**{field.name: group[field.name] for field in fields(self.rule_type)})

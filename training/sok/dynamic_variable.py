@@ -75,7 +75,8 @@ class DynamicVariable(TableParameter):
         self.placement = Placement.read(call, mode, start.processes)
         self._name = checked_name(call, name)
         config = EmbeddingBagConfig(dimension, initializer=_read_initializer(initializer))
-        super().__init__(EmbeddingTable(name or "dynamic variable", config, seed=start.next_seed()), start.processes)
+        table = EmbeddingTable(name or "dynamic variable", config, seed=start.next_seed())
+        super().__init__(table, start.processes, self.placement.owner)
         self.requires_grad_(trainable)
 
     @property
@@ -142,7 +143,7 @@ class DynamicVariable(TableParameter):
         """Copy this process's rows with their states. Gradients are not copied."""
         copied = self.__new__(type(self))
         copied.placement, copied._name = self.placement, self._name
-        TableParameter.__init__(copied, copy.deepcopy(self.table, memo), self.processes)
+        TableParameter.__init__(copied, copy.deepcopy(self.table, memo), self.processes, self.owner)
         copied.requires_grad_(self.requires_grad)
         memo[id(self)] = copied
         return copied

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from training.embedding.config import Combiner, EmbeddingBagConfig
-from training.embedding.exchange import OwnedTable, SharedLookups
-from training.embedding.gradients import PooledBags, RowGradient, not_compiled, sparse_gradients
+from training.embedding.exchange import KeyGradients, OwnedTable, SharedLookups, to_owners
+from training.embedding.gradients import PooledBags, Receiver, not_compiled, sparse_gradient, sparse_gradients
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import LocalLookups, LookedUpRows, Lookups
 from training.embedding.parameter import sinks_of, which_make_rows
@@ -24,8 +24,9 @@ AnyVariable: TypeAlias = Variable | DynamicVariable
 def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, hotness: Any = None, combiners: Any = None) -> Any:
     """Look up rows of ids in several variables, and combine the vectors of each row into one vector.
 
-    With several processes, every process calls it, and ``backward`` for its answer, the same number of times and with
-    the same variables. Ids and the number of rows may differ.
+    With several processes, every process calls it with the same variables, and the optimizer's ``step``, in the same
+    order. Ids and the number of rows may differ. Every process also calls ``backward`` for its answer, unless the
+    variables are ``DynamicVariable``.
 
     With gradients enabled, a trainable ``DynamicVariable`` makes rows for new ids. Otherwise their vector is zero.
 
@@ -83,11 +84,14 @@ def look_up(
     processes = variables[0].placement.processes
     tables = [_owned(*one) for one in zip(variables, combiners, does_train, strict=True)]
     lookups: Lookups
+    receiver: Receiver = partial(sparse_gradients, variables)
     if processes.size == 1 and all(of.row_of is None for of in tables):
         lookups = LocalLookups([of.table for of in tables], bags, does_train)
     else:
         lookups = SharedLookups(processes, tables, bags, does_train, divisor=1)
-    receiver = sinks_of(dynamic) if dynamic else partial(_to_sparse, variables)
+        receiver = partial(_to_owners, lookups, variables, tables)
+    if dynamic:
+        receiver = sinks_of(dynamic, lookups)
     devices, weights = [one.device for one in bags], [one.weights for one in bags]
     return list(PooledBags.apply(lookups, receiver, devices, *variables, *weights))
 
@@ -105,10 +109,22 @@ def require_hotness(place: str, bags: FeatureBags, name: str, most: Any) -> None
         raise ValueError(f"{place}: expected at most {name} = {most} ids in a row, got {counts[row]} in row {row}")
 
 
-def _to_sparse(variables: Sequence[torch.Tensor], gradients: Sequence[RowGradient | None]) -> list[torch.Tensor | None]:
-    """Return the gradients of variables. A process without rows of a variable has none."""
-    here = [one if len(variable) else None for variable, one in zip(variables, gradients, strict=True)]
-    return sparse_gradients(variables, here)
+def _to_owners(
+    lookups: SharedLookups,
+    variables: Sequence[Variable],
+    tables: Sequence[OwnedTable],
+    gradients: Sequence[KeyGradients | None],
+) -> list[torch.Tensor | None]:
+    """Return the gradients of variables, from all processes. A process without rows of a variable has none."""
+    processes, title = variables[0].placement.processes, f"backward pass of {lookups.title}"
+    of_rows, is_finite = to_owners(processes, title, tables, lookups.owned, gradients)
+    here = [one if len(variable) else None for variable, one in zip(variables, of_rows, strict=True)]
+    sparse = sparse_gradients(variables, here)
+    for number, (variable, one) in enumerate(zip(variables, sparse, strict=True)):
+        if one is not None and not is_finite and not one._nnz():  # so that this process's GradScaler skips the step too
+            not_finite = np.full((1, variable.dimension), np.nan, np.float32)
+            sparse[number] = sparse_gradient(np.zeros(1, np.int64), not_finite, variable)
+    return sparse
 
 
 def _owned(variable: AnyVariable, combiner: Combiner, trains: bool) -> OwnedTable:

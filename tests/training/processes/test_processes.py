@@ -46,6 +46,30 @@ def test_lookups_in_shared_tables_are_those_of_one_process(processes, tmp_path):
 
     for rank in range(processes):
         assert f"rank {rank} of {processes}: all equal" in out
+        assert f"seed 0 rank {rank}: equal" in out
+    assert out.count("another process has ended") == processes - 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("processes", "first"), [(2 + number % 3, 20 * number) for number in range(10)])
+def test_processes_with_other_losses_and_features_get_equal_rows_or_a_named_error(processes, first, tmp_path):
+    program = (sys.executable, "-m", "tests.training.processes.trials", str(first), "20")
+
+    out = run(*program, processes=processes, cwd=tmp_path)
+
+    assert out.count("another process has ended") == processes - 1
+
+
+@pytest.mark.long
+def test_a_silent_process_is_logged_and_then_an_error(tmp_path):
+    program = (sys.executable, "-m", "tests.training.processes.trials", "0", "0")
+
+    out = run(*program, processes=3, cwd=tmp_path)
+
+    for rank in (0, 1):
+        assert out.count(f"process {rank} has waited 10 s for process 2") == 2
+        assert f"rank {rank}: keys of training lookup 3 of tables plain[3], " in out
+    assert out.count("process 2 did not come") == 2
 
 
 @pytest.mark.slow

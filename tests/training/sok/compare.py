@@ -148,6 +148,28 @@ def train_demo(rank, size):
     return losses, model
 
 
+def ids_of(*ids):
+    return sok.SparseTensor([[row, 0] for row in range(len(ids))], list(ids), [len(ids), 1])
+
+
+def check_other_losses(rank):
+    """The rows of a variable move outside of this package, so gradients cross in the backward pass."""
+    one, other = (sok.Variable(np.zeros((4, 1)), name=name) for name in ("one", "other"))
+    vectors = [sok.lookup_sparse(variable, ids_of(0, 1)) for variable in (one, other)]
+    with pytest.raises(RuntimeError, match=r"got backward pass of training lookup \d+ of tables one\[1\] in process 0"):
+        vectors[min(rank, 1)].sum().backward()
+    assert one.grad is None
+    assert other.grad is None
+
+
+def check_a_gradient_that_is_not_finite(rank):
+    """A process whose rows nobody has read notices it too."""
+    variable = sok.Variable(np.zeros((4, 1)), name="one")
+    (sok.lookup_sparse(variable, ids_of(0)) * (np.inf if rank == 1 else 1.0)).sum().backward()
+    assert variable.grad.coalesce().values().isnan().all()
+    assert variable.grad._nnz() == 1
+
+
 def main(folder):
     sok.init()
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -155,6 +177,8 @@ def main(folder):
         check_document(rank, size, mode)
     for kind in ("distributed", "localized", "dynamic"):
         check_lookups(rank, size, kind)
+    check_other_losses(rank)
+    check_a_gradient_that_is_not_finite(rank)
     sok.init(dist.group.WORLD)  # a group that exists
     losses, model = train_demo(rank, size)
     state = model.state_dict()
