@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after ``hotrow`` on the command line. None means the words of the process.
 
     Returns:
-        The exit code: 0 done, 1 the answer is an error, 2 the command could not start, 130 interrupted.
+        The exit code: 0 done, 1 an error, 2 a wrong command line or a server that could not start, 130 interrupted.
     """
     options = _parse(arguments)
     if options.command not in _REPORTS:

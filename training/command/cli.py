@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
         description="Train a CTR model and write it into a model repository.",
         epilog="Example: hotrow train --synthetic 200000 --output models && hotrow serve models",
     )
-    parser.set_defaults(run=partial(_run, parser), error_code=2)
+    parser.set_defaults(run=partial(_run, parser), error_code=1)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--data",

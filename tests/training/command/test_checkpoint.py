@@ -95,7 +95,7 @@ def test_more_epochs_go_on_from_the_end(tmp_path, capsys):
 def test_fewer_epochs_than_the_checkpoint_has_are_refused(tmp_path, capsys):
     assert hotrow_train(arguments(tmp_path, epochs=2)) == 0
 
-    assert hotrow_train(arguments(tmp_path, "--resume", epochs=1)) == 2
+    assert hotrow_train(arguments(tmp_path, "--resume", epochs=1)) == 1
 
     assert "checkpoints: has 2 epochs, so --epochs must be at least that, got 1" in capsys.readouterr().err
     assert not (tmp_path / "wdl" / "2").exists()
@@ -106,7 +106,7 @@ def test_a_second_training_cannot_use_the_folder_of_one_that_runs(tmp_path, caps
     try:
         wait_for(lambda: list((tmp_path / "checkpoints").glob("step-*")), first)
 
-        assert hotrow_train(arguments(tmp_path, "--resume", epochs=50, rows=20_000)) == 2
+        assert hotrow_train(arguments(tmp_path, "--resume", epochs=50, rows=20_000)) == 1
     finally:
         first.kill()
         first.communicate()
@@ -147,7 +147,7 @@ def test_only_the_newest_checkpoint_is_kept_and_nothing_else_is_touched(tmp_path
 def test_a_checkpoint_is_never_replaced_by_a_new_training(tmp_path, capsys):
     assert hotrow_train(arguments(tmp_path)) == 0
 
-    assert hotrow_train(arguments(tmp_path)) == 2
+    assert hotrow_train(arguments(tmp_path)) == 1
 
     assert (
         "step-36: a checkpoint of an earlier training; continue it with --resume or delete it"
@@ -168,13 +168,13 @@ def test_a_checkpoint_is_never_replaced_by_a_new_training(tmp_path, capsys):
 def test_other_settings_cannot_resume(tmp_path, capsys, more, message):
     assert hotrow_train(arguments(tmp_path, epochs=1)) == 0
 
-    assert hotrow_train(arguments(tmp_path, "--resume", *more)) == 2
+    assert hotrow_train(arguments(tmp_path, "--resume", *more)) == 1
 
     assert message in capsys.readouterr().err
 
 
 def test_without_a_checkpoint_nothing_starts_from_zero(tmp_path, capsys):
-    assert hotrow_train(arguments(tmp_path, "--resume")) == 2
+    assert hotrow_train(arguments(tmp_path, "--resume")) == 1
 
     shown = capsys.readouterr()
     assert "checkpoints: no checkpoint, so nothing can be resumed" in shown.err
@@ -189,7 +189,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, capsys):
     states = tmp_path / "checkpoints" / "step-18" / "0.states"
     states.write_bytes(states.read_bytes()[:-4])
 
-    assert hotrow_train(arguments(tmp_path, "--resume")) == 2
+    assert hotrow_train(arguments(tmp_path, "--resume")) == 1
 
     assert "0.states: expected" in capsys.readouterr().err
 
@@ -200,7 +200,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, capsys):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        assert hotrow_train(arguments(tmp_path, "--resume", epochs=2)) == 2
+        assert hotrow_train(arguments(tmp_path, "--resume", epochs=2)) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -266,7 +266,7 @@ def test_a_picture_of_the_epochs(tmp_path, capsys):
     capsys.readouterr()
     expected = "expected a file that ends in .svg, .png, .pdf"
     for file, reason in (("none/run.svg", "cannot be written: no such file"), ("run.doc", expected), ("run", expected)):
-        assert hotrow_train([*options, str(tmp_path / file)]) == 2
+        assert hotrow_train([*options, str(tmp_path / file)]) == 1
         shown = capsys.readouterr()
         assert f"{tmp_path / file}: {reason}" in shown.err
         assert "loss" not in shown.out

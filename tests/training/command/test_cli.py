@@ -52,7 +52,7 @@ def test_a_network_larger_than_memory_is_refused_with_its_size(tmp_path, capsys,
     graph = tmp_path / "huge.json"
     graph.write_text(json.dumps(document))
 
-    assert hotrow_train(["--synthetic", "100", "--model", str(graph), "--output", str(tmp_path / "out")]) == 2
+    assert hotrow_train(["--synthetic", "100", "--model", str(graph), "--output", str(tmp_path / "out")]) == 1
 
     assert re.search(r"huge\.json: layers: the weights of the dense network take [\d,]+ bytes", capsys.readouterr().err)
 
@@ -183,10 +183,14 @@ def test_a_users_arrays_become_a_model(tmp_path, capsys):
         (["--synthetic", "10", "--output", "out", "--name", "a/b"], "model name 'a/b'"),
         (["--synthetic", "10", "--output", "out", "--name", ""], "model name ''"),
         (["--describe", ""], ".: cannot be read: not a regular file"),
+        (
+            ["--synthetic", "100", "--output", "out", "--metrics", "/dev/full"],
+            "/dev/full: cannot be written: no space left on device",
+        ),
         (["--synthetic", "2000", "--output", "out", "--learning-rate", "1e30"], "the loss is not finite at step"),
     ],
 )
-def test_an_error_is_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, arguments, message):
+def test_an_error_is_one_line_with_exit_code_1(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     Path("bad.txt").write_text("what?\n", encoding="utf-8")
     write_criteo(Path("one.txt"), 1)
@@ -201,7 +205,7 @@ def test_an_error_is_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, ar
     code = hotrow_train(arguments)
 
     errors = capsys.readouterr().err
-    assert code == 2
+    assert code == 1
     assert errors.startswith("hotrow train: ")
     assert errors.count("\n") == 1
     assert message in errors
@@ -261,7 +265,7 @@ def test_help_needs_no_torch_and_a_missing_torch_names_the_extra(tmp_path):
     assert shown.returncode == 0
     assert "--synthetic ROWS" in shown.stdout
     assert f"({', '.join(built_in_graphs())}; default: dcn)" in " ".join(shown.stdout.split())
-    assert refused.returncode == 2
+    assert refused.returncode == 1
     assert refused.stderr == "hotrow train: training needs the package 'torch': pip install 'hotrow[train]'\n"
 
 
@@ -316,7 +320,7 @@ def test_a_wrong_description_of_files_is_refused(tmp_path, capsys, document, cha
     graph = tmp_path / "graph.json"
     graph.write_text(json.dumps(document))
 
-    assert hotrow_train(["--data", str(graph), "--model", str(graph), "--output", str(tmp_path / "out")]) == 2
+    assert hotrow_train(["--data", str(graph), "--model", str(graph), "--output", str(tmp_path / "out")]) == 1
 
     assert re.search(message, capsys.readouterr().err)
 
@@ -324,7 +328,7 @@ def test_a_wrong_description_of_files_is_refused(tmp_path, capsys, document, cha
 def test_files_without_samples_are_refused(tmp_path, capsys):
     (tmp_path / "list.txt").write_text("0\n")
 
-    assert hotrow_train(["--data", str(tmp_path / "list.txt"), "--output", str(tmp_path / "out")]) == 2
+    assert hotrow_train(["--data", str(tmp_path / "list.txt"), "--output", str(tmp_path / "out")]) == 1
 
     assert "list.txt: no samples" in capsys.readouterr().err
 
@@ -380,7 +384,7 @@ def test_without_an_output_nothing_is_trained(capsys):
 def test_metrics_that_cannot_be_written_are_refused_before_the_training(tmp_path, capsys):
     file = tmp_path / "none" / "metrics.json"
 
-    assert hotrow_train(["--synthetic", "100", "--output", str(tmp_path / "out"), "--metrics", str(file)]) == 2
+    assert hotrow_train(["--synthetic", "100", "--output", str(tmp_path / "out"), "--metrics", str(file)]) == 1
 
     shown = capsys.readouterr()
     assert f"hotrow train: {file}: cannot be written: no such file or directory\n" in shown.err
@@ -390,6 +394,6 @@ def test_metrics_that_cannot_be_written_are_refused_before_the_training(tmp_path
 def test_files_with_other_labels_than_the_graph_are_refused(tmp_path, capsys):
     write_norm(tmp_path / "data", np.ones((20, 1)), np.ones((20, 2)), np.ones((20, 4, 1), int).tolist())
 
-    assert hotrow_train(["--data", str(tmp_path / "data"), "--model", "mmoe", "--output", str(tmp_path / "out")]) == 2
+    assert hotrow_train(["--data", str(tmp_path / "data"), "--model", "mmoe", "--output", str(tmp_path / "out")]) == 1
 
     assert "the graph reads 2 labels, but the data has 1" in capsys.readouterr().err
