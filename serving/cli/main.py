@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from serving.cli.outcome import outcome
 from serving.cli.output import outlive_readers
@@ -46,10 +48,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return outcome(options, options.run)
 
 
+class _Parser(argparse.ArgumentParser):
+    """The parser of the command line and of each command. An empty path is refused: ``Path("")`` is the folder here."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register("type", Path, _path)
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got ''")
+    return Path(text)
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="hotrow", description="Serve CTR models whose embedding tables outgrow the GPU."
-    )
+    parser = _Parser(prog="hotrow", description="Serve CTR models whose embedding tables outgrow the GPU.")
     parser.add_argument("--version", action="version", version=f"hotrow {server_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     words = sys.argv[1:] if arguments is None else arguments

@@ -12,6 +12,7 @@ from serving.cli.client import DEFAULT_URL, Client, add_client_options, message_
 from serving.cli.numbers import number
 from serving.errors import RequestError, ServingError
 from serving.frontend.tokens import INFER
+from serving.model.regular_file import read_regular
 
 _STANDARD_INPUT = 0  # even if it is closed, when Python has no sys.stdin
 _LONGEST_TIMEOUT_S = 86_400
@@ -26,7 +27,7 @@ def add_parser(commands: Any) -> None:
         description='Send {"samples": [{"dense": [...], "keys": [[...], ...]}]} to a server and print its predictions.',
     )
     parser.add_argument("model", metavar="MODEL", help="the model's name")
-    parser.add_argument("file", metavar="FILE", help="the samples, a JSON file; - reads standard input")
+    parser.add_argument("file", type=_file, metavar="FILE", help="the samples, a JSON file; - reads standard input")
     parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
     parser.add_argument(
         "--timeout",
@@ -71,9 +72,17 @@ def _parse(answer: bytes, server: str) -> tuple[list[list[float]], int]:
         raise ServingError(f"{server}: the answer is not Hotrow's") from err
 
 
+def _file(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path or -, got ''")
+    return text
+
+
 def _read(file: str) -> bytes:
     try:
-        with open(_STANDARD_INPUT if file == "-" else file, "rb", closefd=file != "-") as opened:
+        if file != "-":
+            return read_regular(file, _MOST_BYTES)
+        with open(_STANDARD_INPUT, "rb", closefd=False) as opened:
             body = opened.read(_MOST_BYTES + 1)
     except OSError as err:
         raise RequestError(f"{file}: {err.strerror}") from err

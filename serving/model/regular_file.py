@@ -12,6 +12,7 @@ from pathlib import Path
 #: Protocol buffers hold at most 2 GiB; larger weights are in files of their own.
 MOST_ONNX_BYTES = 2 << 30
 _SHOWN_BYTES = 8
+_OTHER_KIND = "not a regular file"
 
 
 def real_path(path: str | Path) -> Path:
@@ -41,10 +42,14 @@ def open_regular(path: str | Path, most_bytes: int | None = None) -> BufferedRea
         if is_absent(path):
             raise
         raise OSError(errno.ENODEV, "a link to a file that does not exist", str(path)) from err
+    except OSError as err:
+        if err.errno == errno.ENXIO:  # a socket, or a device that is not there
+            raise OSError(errno.ENODEV, _OTHER_KIND, str(path)) from err
+        raise
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.ENODEV, "not a regular file", str(path))
+            raise OSError(errno.ENODEV, _OTHER_KIND, str(path))
         if most_bytes is not None and found.st_size > most_bytes:
             reason = f"expected at most {most_bytes:,} bytes, found {found.st_size:,}"
             raise OSError(errno.EFBIG, reason, str(path))

@@ -127,7 +127,7 @@ def open_document(model: str) -> TrainingDocument:
     if model in graphs:
         with as_file(graphs[model]) as path:
             return read_document(path)
-    if not Path(model).exists():
+    if not model or not Path(model).exists():  # Path("") is the folder here
         close = nearest(model, graphs)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError(model, "", f"no such graph file, and no built-in model ({', '.join(graphs)}){hint}")

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import shlex
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -135,6 +137,9 @@ def test_as_many_requests_run_at_a_time_as_the_container_has_cores(monkeypatch, 
         ("--fly", "unrecognized arguments: --fly"),
         ("fly", "'fly'"),
         ("serve", "REPO"),
+        ("check ''", "argument CONFIG: expected a path, got ''"),
+        ("predict m ''", "argument FILE: expected a path or -, got ''"),
+        ("train --data '' --output x", "argument --data: expected a path, got ''"),
         ("serve x --http-port 70000", "expected a whole number from 0 to 65535, got '70000'"),
         ("serve x --http-port -1", "expected a whole number from 0 to 65535, got '-1'"),
         ("serve x --http-port abc", "expected a whole number from 0 to 65535, got 'abc'"),
@@ -167,7 +172,7 @@ def test_as_many_requests_run_at_a_time_as_the_container_has_cores(monkeypatch, 
 )
 def test_a_wrong_command_line_exits_with_2_and_reports_what_was_expected(arguments, expected, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(arguments.split())
+        main(shlex.split(arguments))
 
     error = capsys.readouterr().err
     assert stopped.value.code == 2
@@ -408,7 +413,8 @@ class TestPredict:
         ("arguments", "expected"),
         [
             pytest.param(["m", "{none}"], "No such file", id="no such file"),
-            pytest.param(["m", "/dev/zero"], "/dev/zero: expected at most 2,147,483,648 bytes", id="an endless file"),
+            pytest.param(["m", "/dev/zero"], "/dev/zero: not a regular file", id="an endless file"),
+            pytest.param(["m", "{pipe}"], "{pipe}: not a regular file", id="a pipe"),
             pytest.param(["m", "{file}", "--url", "ftp://x"], "expected http://", id="another protocol"),
             pytest.param(["m", "{file}", "--url", "http://127.0.0.1:1"], "Connection refused", id="nobody listens"),
             pytest.param(["m", "{file}", "--url", "http://"], "http://", id="no host"),
@@ -438,7 +444,8 @@ class TestPredict:
     )
     def test_a_request_that_cannot_be_sent_gives_one_line_and_exit_code_1(self, tmp_path, capsys, arguments, expected):
         (tmp_path / "file").write_text("{}")
-        places = {"file": tmp_path / "file", "none": tmp_path / "none"}
+        places = {"file": tmp_path / "file", "none": tmp_path / "none", "pipe": tmp_path / "pipe"}
+        os.mkfifo(places["pipe"])
 
         assert main(["predict", *(argument.format(**places) for argument in arguments)]) == 1
 

@@ -27,7 +27,7 @@ def test_anything_else_is_refused_at_once(tmp_path, monkeypatch, make):
     monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     make("file")
 
-    with pytest.raises(OSError, match=r"not a regular file|No such device"):
+    with pytest.raises(OSError, match="not a regular file"):
         open_regular("file")
 
 
