@@ -2,7 +2,6 @@
 
 from collections import Counter
 from functools import partial
-from time import perf_counter_ns
 
 from serving.errors import OverloadedError
 from serving.frontend.batcher import Batcher, Batching
@@ -69,7 +68,9 @@ class PredictEndpoint:
     async def run(
         self, batcher: Batcher, version: str, size_bytes: int | None, exchange: Exchange, token: str = ""
     ) -> None:
-        """Admit a request, answer it and count it; ``exchange`` then has what it wrote.
+        """Admit a request, answer it and count the answer; ``exchange`` then has what it wrote.
+
+        The front end counts a request that fails, because it may fail before or within this call.
 
         Args:
             batcher: what ``find`` returned.
@@ -109,16 +110,12 @@ class PredictEndpoint:
 
     async def _answer(self, batcher: Batcher, size_bytes: int | None, exchange: Exchange) -> None:
         model = batcher.model
-        try:
-            if size_bytes is not None and self._runs_here(model, size_bytes):
-                self._runner.run(model.name, size_bytes, partial(answer_alone, model, exchange))
-            else:
-                processor_s = await batcher.answer(exchange)
-                if size_bytes is not None and model.never_waits:
-                    self._runner.took(model.name, size_bytes, processor_s)
-        except Exception:
-            model.statistics.failed(perf_counter_ns() - exchange.times_ns[0])
-            raise
+        if size_bytes is not None and self._runs_here(model, size_bytes):
+            self._runner.run(model.name, size_bytes, partial(answer_alone, model, exchange))
+        else:
+            processor_s = await batcher.answer(exchange)
+            if size_bytes is not None and model.never_waits:
+                self._runner.took(model.name, size_bytes, processor_s)
         model.statistics.answered(exchange.samples, exchange.batch_samples, exchange.times_ns)
         self._metrics.predicted(model.name, exchange.samples)
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import isawaitable
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import Any, NoReturn
 
 import grpc
@@ -286,7 +286,11 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             batcher = self._endpoint.find(message.model_name, version)
             model = batcher.model.name
             exchange = _InferExchange(message, self._control.regions, self._bounds)
-            await self._endpoint.run(batcher, version, exchange.size_bytes, exchange, token)
+            try:
+                await self._endpoint.run(batcher, version, exchange.size_bytes, exchange, token)
+            except BaseException:
+                batcher.model.statistics.failed(perf_counter_ns() - exchange.times_ns[0])
+                raise
             code = 200
             return exchange.written
         except ANSWERED as err:

@@ -266,6 +266,7 @@ class TestBodies:
 
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"the body was cut short after 9" in answer
+        assert 'hotrow_requests_total{code="499",model="tiny"}' in served.ask("/metrics")[2].decode()
 
     def test_a_client_that_disconnects_in_the_middle_of_a_body_does_no_harm(self, served, path):
         with served.connect() as connection:

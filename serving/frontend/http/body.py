@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
 from serving.errors import (
     LateBodyError,
@@ -15,7 +15,6 @@ from serving.errors import (
     RequestError,
     UnsupportedEncodingError,
 )
-from serving.frontend.http.request import CUT_SHORT
 from serving.frontend.limits import Limits
 
 #: zlib's ``wbits`` for the content encodings that clients send (RFC 1952 and RFC 1950).
@@ -104,7 +103,7 @@ class Arriving:
 
 
 class ClientDisconnectedError(Exception):
-    """The client disconnected before its request was complete, so nobody is left to answer."""
+    """The client disconnected before its request was complete. If it closed only one side, it still reads."""
 
 
 async def read_body(receive: Receive, headers: dict[bytes, bytes], limits: Limits, arriving: Arriving) -> bytes:
@@ -140,18 +139,16 @@ async def _read(receive: Receive, body: ArrivingBody, max_bytes: int, arriving: 
     with arriving.counted(body):
         while True:
             if message["type"] == "http.disconnect":
-                raise _disconnected(message, len(body.chunks), declared)
+                raise _disconnected(len(body.chunks), declared)
             arriving.add(body, message.get("body", b""))
             if not message.get("more_body") or len(body.chunks) > max_bytes:
                 return bytes(body.chunks)
             message = await receive()
 
 
-def _disconnected(message: Message, size_bytes: int, declared: bytes) -> Exception:
-    if CUT_SHORT not in message:
-        return ClientDisconnectedError()
+def _disconnected(size_bytes: int, declared: bytes) -> ClientDisconnectedError:
     of = f" of {int(declared):,}" if declared.isdigit() else ""
-    return RequestError(f"the body was cut short after {size_bytes:,}{of} bytes")
+    return ClientDisconnectedError(f"the body was cut short after {size_bytes:,}{of} bytes")
 
 
 def decompress(body: bytes, headers: dict[bytes, bytes], max_bytes: int) -> bytes:

@@ -112,13 +112,14 @@ class Edge:
                 log_request(scope["method"], path, watched.code, began, repeated, scope.get(MODEL, ""))
 
     async def _answer(self, scope: Scope, receive: Receive, send: "_WatchedSend") -> None:
-        refusal = "", 0
+        refusal, counted = ("", 0), 0
         try:
             if self._access is not None:
                 scope[TOKEN] = _admitted(self._access, scope, self._need)
             await self._app(scope, receive, send)
-        except ClientDisconnectedError:
-            send.code = 499  # nginx's code for a client that closed the request; nobody is left to receive it
+        except ClientDisconnectedError as err:
+            refusal = str(err), 400  # the client may have closed only its sending side
+            counted = 499  # nginx's code for a client that closed the request
         except ANSWERED as err:
             refusal = message_of(err), codes_of(err)[0]
         except asyncio.CancelledError:  # the stop timeout is over
@@ -131,6 +132,7 @@ class Edge:
             refusal = "internal error; see the server's log", 500
         if refusal[1]:  # sent here, because the client may be slow, and the error holds the request
             await _send_error(send, *refusal)
+            send.code = counted or send.code
 
 
 def _admitted(access: Access, scope: Scope, need: str) -> str:

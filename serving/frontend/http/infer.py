@@ -3,7 +3,7 @@
 import re
 from abc import abstractmethod
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -199,14 +199,19 @@ class HttpEndpoint:
         name, version = path["model"], path.get("version", "")
         batcher = self._endpoint.find(name, version)
         scope[MODEL] = batcher.model.name
-        headers = headers_of(scope)
-        token = scope.get(TOKEN, "")
-        self._check_load(scope, headers, batcher, token)
-        body = await read_body(receive, headers, self._limits, self._arriving)
-        # Counted from here on, so a client that sends slowly does not use up the limit.
-        exchange = form(body, headers, self._limits.max_body_bytes, self._decoders)
-        exchange.deadline_s = _deadline_of(headers)
-        await self._endpoint.run(batcher, version, exchange.size_bytes, exchange, token)
+        began_ns = perf_counter_ns()
+        try:
+            headers = headers_of(scope)
+            token = scope.get(TOKEN, "")
+            self._check_load(scope, headers, batcher, token)
+            body = await read_body(receive, headers, self._limits, self._arriving)
+            # Counted from here on, so a client that sends slowly does not use up the limit.
+            exchange = form(body, headers, self._limits.max_body_bytes, self._decoders)
+            exchange.deadline_s = _deadline_of(headers)
+            await self._endpoint.run(batcher, version, exchange.size_bytes, exchange, token)
+        except BaseException:
+            batcher.model.statistics.failed(perf_counter_ns() - began_ns)
+            raise
         return exchange.written
 
     def _check_load(self, scope: Scope, headers: dict[bytes, bytes], batcher: Batcher, token: str) -> None:

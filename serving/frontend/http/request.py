@@ -12,9 +12,6 @@ from starlette.types import ASGIApp, Message, Scope
 if TYPE_CHECKING:
     from serving.frontend.http.connection import Connection
 
-#: Key of an ``http.disconnect``: the client closed its sending side before the body was complete, and still reads.
-CUT_SHORT = "hotrow.cut_short"
-
 _log = logging.getLogger("hotrow.http")
 _STATUS_LINES = {int(status): b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 _WITHOUT_BODY = frozenset({204, 304})
@@ -68,7 +65,7 @@ class Request:
         self._expects_continue = expects_continue
         self._body: list[bytes] = []
         self._is_taken = False  # the application knows that the body is whole
-        self._end: Message | None = None  # the last message, if the client goes before its request is answered
+        self._is_cut_short = self._is_lost = False  # the client sends no more, or is gone, before the answer
         self._news: asyncio.Future[None] | None = None
         self._start: Message | None = None
         self._left_bytes: int | None = None  # what the body of the answer still needs; None: chunks
@@ -104,12 +101,12 @@ class Request:
 
     def cut_short(self) -> None:
         """The client has closed its side before the request was whole; it may wait for an answer."""
-        self._end = {"type": "http.disconnect", CUT_SHORT: True}
+        self._is_cut_short = True
         self._wake()
 
     def lose(self) -> None:
         """The client is gone; nothing can be sent."""
-        self._end = {"type": "http.disconnect"}
+        self._is_lost = True
         self._wake()
 
     # ASGI
@@ -120,8 +117,8 @@ class Request:
             self._expects_continue = False
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self._body or (self.is_whole and not self._is_taken)):
-            if self._end is not None or self.is_answered:
-                return self._end or {"type": "http.disconnect"}
+            if self._is_cut_short or self._is_lost or self.is_answered:
+                return {"type": "http.disconnect"}
             self._news = asyncio.get_running_loop().create_future()
             await self._news
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
@@ -208,10 +205,6 @@ class Request:
         if not self.keeps_alive and not says_close:
             more.append(b"connection: close\r\n")
         return _head(start["status"], [*self._connection.default_headers, *headers], more)
-
-    @property
-    def _is_lost(self) -> bool:
-        return self._end is not None and CUT_SHORT not in self._end
 
     def _wake(self) -> None:
         news = self._news

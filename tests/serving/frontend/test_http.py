@@ -122,6 +122,8 @@ def test_a_body_beyond_the_limit_is_counted_and_refused(ask, path, body):
 
     assert response.status_code == 413
     assert 'code="413",model="tiny"' in ask("GET", "/metrics").text
+    [counted] = ask("GET", "/v2/models/tiny/stats").json()["model_stats"]
+    assert counted["inference_stats"]["fail"]["count"] == 1
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
