@@ -66,6 +66,8 @@ def decode_message(
             part = region_part(_parameters(tensor), f"{path}.parameters")
             if part is None:
                 inputs[spec.name] = _numbers(tensor, raw, dtype, shape)
+            elif tensor.HasField("contents"):
+                raise RequestError("a tensor in shared memory has no contents")
             else:
                 check_part_size(part, dtype, shape, path)
                 parts.append(part)
@@ -81,10 +83,15 @@ def decode_message(
 def _numbers(tensor: Any, raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     count = math.prod(shape)
     if tensor.HasField("contents"):
-        numbers = getattr(tensor.contents, _CONTENTS[tensor.datatype])
+        wanted = _CONTENTS[tensor.datatype]
+        came = [field.name for field, _ in tensor.contents.ListFields()]
+        if came not in ([], [wanted]):
+            reason = f"{tensor.datatype} needs {wanted} and nothing else, but {' and '.join(came)} came"
+            raise RequestError(f"contents: {reason}")
+        numbers = getattr(tensor.contents, wanted)
         if len(numbers) != count:
             reason = f"shape {list(shape)} needs {count:,} numbers, but {len(numbers):,} came"
-            raise RequestError(f"contents.{_CONTENTS[tensor.datatype]}: {reason}")
+            raise RequestError(f"contents.{wanted}: {reason}")
         return np.array(numbers, dtype).reshape(shape)
     data = next(raw, None)
     if data is None:

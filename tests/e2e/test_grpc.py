@@ -175,11 +175,33 @@ def described(**changes):
         ({"name": "X"}, "inputs[0].name: the model has no input 'X'"),
         ({"datatype": "FP64"}, "inputs[0].datatype: expected FP32, but 'FP64' came"),
         ({"shape": []}, "inputs[0].shape: expected 1 to 8 extents, but 0 came"),
-        ({"shape": [-1, 3]}, "inputs[0].shape[0]: expected a whole number"),
+        (
+            {"shape": [-1, 3]},
+            "inputs[0].shape[0]: expected a whole number from 0 to 2147483647, but the number -1 came",
+        ),
         ({"raw": []}, "DES (inputs[0]): neither contents, raw_input_contents nor shared memory is there"),
         ({"raw": [bytes(11)]}, "raw_input_contents: shape [1, 3] of FP32 needs 12 bytes, but 11 came"),
         ({"raw": [bytes(12)] * 2}, "raw_input_contents: more entries than tensors without contents"),
         ({"contents": {"fp32_contents": [1, 2]}, "raw": []}, "contents.fp32_contents: shape [1, 3] needs 3 numbers"),
+        (
+            {"contents": {"fp32_contents": [1, 2, 3], "int64_contents": [1]}, "raw": []},
+            "contents: FP32 needs fp32_contents and nothing else, but int64_contents and fp32_contents came",
+        ),
+        (
+            {"contents": {"int64_contents": [1, 2, 3]}, "raw": []},
+            "contents: FP32 needs fp32_contents and nothing else, but int64_contents came",
+        ),
+        (
+            {
+                "contents": {"fp32_contents": [1, 2, 3]},
+                "raw": [],
+                "parameters": {
+                    "shared_memory_region": {"string_param": "r"},
+                    "shared_memory_byte_size": {"int64_param": 12},
+                },
+            },
+            "DES (inputs[0]): a tensor in shared memory has no contents",
+        ),
         ({"parameters": {"priority": {}}}, "DES (inputs[0]): parameters.priority: expected a value, but none came"),
         ({"parameters": {"shared_memory_region": {"bool_param": True}}}, "shared_memory_region: expected a string"),
     ],

@@ -76,6 +76,8 @@ def test_a_client_loads_swaps_and_unloads_a_model(start, folder, client_of):
     metadata = client.get_model_metadata("tiny")
     assert (metadata["versions"] if isinstance(metadata, dict) else list(metadata.versions)) == ["1", "2"]
 
+    with pytest.raises(InferenceServerException, match=r"no model '' is served|no such path"):
+        client.unload_model("")
     client.unload_model("tiny")
     assert state_of(client) == [("tiny", "1", "UNAVAILABLE"), ("tiny", "2", "UNAVAILABLE")]
 
@@ -105,7 +107,7 @@ def test_a_client_may_send_back_the_configuration_that_it_read(start, folder):
         ("models/tinny/load", {}, 404, "no model 'tinny' is in the repository; did you mean 'tiny'"),
         ("models/tinny/unload", {}, 404, "no model 'tinny' is served"),
         ("models/broken/load", {}, 400, "failed to load: model 'broken': "),
-        ("models/tiny/load", {"parameters": {"config": "{"}}, 400, "parameters.config: "),
+        ("models/tiny/load", {"parameters": {"config": "{"}}, 400, "parameters.config is not JSON: "),
         ("models/tiny/load", {"parameters": {"config": 1}}, 400, "parameters.config: expected a string"),
         (
             "models/tiny/load",
