@@ -300,6 +300,14 @@ class TestBrowsers:
         for path in ("/", "/v2", "/status", "/v2/health/live"):
             assert served.ask(path, headers={"Host": "evil.example"})[0] == 403
 
+    def test_the_host_of_an_absolute_target_counts(self, served):
+        with served.connect() as connection:
+            connection.sendall(b"GET http://evil.example/v2 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert b"got 'evil.example'" in answer
+
     def test_a_page_of_the_server_can_predict(self, served):
         assert served.ask("/predict/tiny", SAMPLES.encode(), {"Origin": served.url})[0] == 200
 

@@ -117,7 +117,8 @@ class RequestParser:
         except httptools.HttpParserCallbackError as err:
             raise err.__context__ or err from None
         except httptools.HttpParserError as err:
-            raise _not_http(err, bytes(piece)) from None
+            begins_head = not self._has_head and self._unfinished_bytes == size_bytes
+            raise _not_http(err, _wrong_line(bytes(piece)) if begins_head else b"", self._has_head) from None
         if self._unfinished_bytes > MAX_HEAD_BYTES:
             raise _too_large("trailers or chunk extensions")
         return begin + size_bytes
@@ -198,6 +199,9 @@ class RequestParser:
             url = httptools.parse_url(self._target)
         except httptools.HttpParserInvalidURLError as err:
             raise _not_http(err, self._target) from None
+        if url.host is not None:  # an absolute form; its authority replaces the header (RFC 9112, 3.2.2)
+            self._headers = [header for header in self._headers if header[0] != b"host"]
+            self._headers.append((b"host", _authority(url.host, url.port)))
         version = parser.get_http_version()
         keeps_alive = version != "1.0" and parser.should_keep_alive()
         method = parser.get_method().decode("ascii")
@@ -225,6 +229,24 @@ def _too_large(what: str) -> RefusedBytesError:
     )
 
 
-def _not_http(err: Exception, piece: bytes) -> RefusedBytesError:
-    dots = "..." if len(piece) > _SHOWN_BYTES else ""
-    return RefusedBytesError(400, f"expected HTTP/1.1, got {str(piece[:_SHOWN_BYTES])[1:]}{dots}: {err}")
+def _not_http(err: Exception, came: bytes, is_body: bool = False) -> RefusedBytesError:
+    """Return the error of bytes that are not HTTP; ``came`` is the wrong line, or empty if it is not known."""
+    dots = "..." if len(came) > _SHOWN_BYTES else ""
+    shown = f", got {str(came[:_SHOWN_BYTES])[1:]}{dots}" if came else ""
+    return RefusedBytesError(400, f"expected {'a chunk of a body' if is_body else 'HTTP/1.1'}{shown}: {err}")
+
+
+def _wrong_line(head: bytes) -> bytes:
+    """Return the line at which httptools refuses a head that it has refused."""
+    parser = httptools.HttpRequestParser(object())
+    for line in head.splitlines(keepends=True):
+        try:
+            parser.feed_data(line)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            return line.rstrip(b"\r\n") or head
+    return head
+
+
+def _authority(host: bytes, port: int | None) -> bytes:
+    name = b"[%s]" % host if b":" in host else host
+    return name if port is None else b"%s:%d" % (name, port)

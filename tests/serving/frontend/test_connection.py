@@ -291,6 +291,21 @@ def test_the_error_shows_bytes_that_are_not_http():
     assert b"expected HTTP/1.1, got 'hello world" in answers(b"hello world\r\n\r\n")
 
 
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        (
+            b"Content-Length: ten\r\n\r\n",
+            b"expected HTTP/1.1, got 'Content-Length: ten': Invalid character in Content-",
+        ),
+        (b"Host : x\r\n\r\n", b"expected HTTP/1.1, got 'Host : x': Invalid header token"),
+        (b"Transfer-Encoding: chunked\r\n\r\ng\r\n", b"expected a chunk of a body: Invalid character in chunk size"),
+    ],
+)
+def test_the_error_shows_the_line_that_is_not_http(rest, expected):
+    assert expected in answers(b"POST / HTTP/1.1\r\n" + rest)
+
+
 def test_a_client_that_does_not_read_its_answers_gets_no_more_answers():
     begun = []
 

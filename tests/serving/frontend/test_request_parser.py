@@ -137,3 +137,18 @@ def test_chunks_in_http_1_0_are_refused():
 def test_a_fragment_is_refused_because_a_proxy_may_take_it_for_the_path():
     with pytest.raises(RefusedBytesError, match="the request's path has the character '#'"):
         parse(b"POST /v2/repository/models/dcn/unload#/infer HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("target", "host"),
+    [
+        (b"http://evil.com/v2", b"evil.com"),
+        (b"http://user@evil.com:8000/v2", b"evil.com:8000"),
+        (b"http://[::1]:80/v2", b"[::1]:80"),
+        (b"/v2", b"localhost"),
+    ],
+)
+def test_the_authority_of_an_absolute_target_replaces_the_host(target, host):
+    [request] = parse(b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\nA: b\r\n\r\n")
+
+    assert request == ("GET", b"/v2", {b"host": host, b"a": b"b"}, b"")
