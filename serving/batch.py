@@ -129,12 +129,24 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     return Batch(_read_dense(dense, samples, config.dense_dim), joined)
 
 
+def check_batch(batch: Any) -> None:
+    """Refuse what ``read_batch`` did not make.
+
+    Raises:
+        RequestError: it is no Batch.
+    """
+    if not isinstance(batch, Batch):
+        raise RequestError(f"expected a Batch, which read_batch returns, got {type(batch).__name__}")
+
+
 def join_batches(batches: Sequence[Batch]) -> Batch:
     """Return the samples of several batches of one model, one after the other.
 
     Raises:
         RequestError: a table would have more keys than 32-bit offsets reach.
     """
+    for batch in batches:
+        check_batch(batch)
     by_table = zip(*(batch.tables for batch in batches), strict=True)
     return Batch(np.concatenate([batch.dense for batch in batches]), [_join_keys(of_table) for of_table in by_table])
 

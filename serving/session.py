@@ -11,7 +11,7 @@ from typing import Any, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import Batch, join_batches, read_batch
+from serving.batch import Batch, check_batch, join_batches, read_batch
 from serving.calibration import look_up_calibration, refuse_idle_calibration
 from serving.config import ModelConfig, read_inference_config, read_model_directory
 from serving.defaults_watch import DefaultsWatch
@@ -210,11 +210,12 @@ class InferenceSession(ModelSession):
         """Predict from a checked batch.
 
         Raises:
-            RequestError: the batch has fewer samples than the graph can work on, or the answer to a sample is not a
-                finite number.
+            RequestError: ``batch`` is no Batch, it has fewer samples than the graph can work on, or the answer to a
+                sample is not a finite number.
             StoreError: a tier did not answer, and no other tier holds one of the keys.
             DeviceFaultError: work on the GPU failed, now or earlier, and there is no other GPU.
         """
+        check_batch(batch)
         if too_few := self.graph.too_few(batch.samples):
             raise RequestError(too_few)
         with self._routes.one() as route:

@@ -414,8 +414,8 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
         end_with(place.starter)
     open_neighbours = [] if options.grpc_port is None else [_grpc_server()]
     tolerance = checked_tolerance(options)
-    certificate, key = options.ssl_certfile, options.ssl_keyfile or options.ssl_certfile
-    tls = None if certificate is None else Tls(certificate, key, options.ssl_ca_certs)
+    certificate = options.ssl_certfile
+    tls = None if certificate is None else Tls(certificate, options.ssl_keyfile, options.ssl_ca_certs)
     tokens = None if options.tokens is None else Tokens(options.tokens)
     runtime = Runtime(options.engine, calibration=options.calibration, tolerance=tolerance, device=options.device)
     repository = ModelRepository(

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection
-from os.path import exists, isdir, isfile, islink  # False where Path's methods raise, as without rights
+from os.path import exists, isdir, isfile, islink, lexists  # False where Path's methods raise, as without rights
 from pathlib import Path
 
 from serving.config.inference import read_version_graph
@@ -43,7 +43,8 @@ def read_model_directory(path: str | Path, go_on: GoOn | None = None) -> ModelCo
     """
     try:
         given, directory = Path(os.path.abspath(path)), real_path(path)
-        is_version = (directory / GRAPH_FILE).is_file()
+        graph = directory / GRAPH_FILE
+        is_version = graph.is_file() or lexists(graph)  # a pipe or a link to nothing is a fault of this version
     except (OSError, ValueError) as err:
         raise ModelFileError(str(path)[:200], f"cannot be a model's folder: {err}") from err
     if not is_version:
@@ -98,7 +99,7 @@ def _check_place(directory: Path, manifest: Manifest) -> None:
 
 def is_model_directory(directory: Path) -> bool:
     """Return whether a folder is a version or a model, not a repository."""
-    return isfile(directory / GRAPH_FILE) or bool(complete_versions(directory))
+    return lexists(directory / GRAPH_FILE) or bool(complete_versions(directory))
 
 
 def version_number(directory: Path) -> int:
@@ -151,12 +152,17 @@ def is_dead_link(entry: Path) -> bool:
 def _why_incomplete(entry: Path) -> str:
     if not isdir(entry) and not is_dead_link(entry):
         return "is not a folder"
-    return why_unreadable(entry) or f"has no {GRAPH_FILE}"
+    if reason := why_unreadable(entry):
+        return reason
+    graph = entry / GRAPH_FILE
+    if is_dead_link(graph):
+        return f"has a {GRAPH_FILE} that is a link to a file that does not exist"
+    return f"has a {GRAPH_FILE} that is not a regular file" if lexists(graph) else f"has no {GRAPH_FILE}"
 
 
 def _newest_version(directory: Path) -> Path:
     if not directory.is_dir():
-        raise ModelFileError(directory, "no such directory")
+        raise ModelFileError(directory, "not a folder" if lexists(directory) else "no such file or folder")
     versions = complete_versions(directory)
     if not versions:
         raise ModelFileError(directory, f"expected {GRAPH_FILE}, or version folders 1, 2, ... that hold one")

@@ -184,10 +184,7 @@ class Control:
 
     def _policy_of(self, model: str, text: str) -> VersionPolicy:
         path = "parameters.config"
-        try:
-            document = parse_document(text.encode(), Bounds())
-        except RequestError as err:
-            raise RequestError(f"{path}: {err}") from err
+        document = parse_document(text.encode(), Bounds(), path)
         with suppress(UnknownModelError):  # a client may change one key of what ``config`` returned
             own = self._repository.loaded(model).triton_config()
             document = {key: value for key, value in document.items() if key not in own or own[key] != value}

@@ -33,15 +33,14 @@ class Tls:
         wants_certificates: whether clients must present a certificate that one of the authorities signed.
     """
 
-    def __init__(self, certificate: Path, key: Path, authorities: Path | None) -> None:
-        """Read the files, and watch them until ``close``. The key may be in the certificate's file.
+    def __init__(self, certificate: Path, key: Path | None, authorities: Path | None) -> None:
+        """Read the files, and watch them until ``close``. Without ``key``, the key is in the certificate's file.
 
         Raises:
             ConfigError: a file cannot be read or is not what it should be.
         """
-        self._files = {_CERTIFICATE: certificate, _KEY: key}
-        if authorities is not None:
-            self._files[_AUTHORITIES] = authorities
+        given = {_CERTIFICATE: certificate, _KEY: key, _AUTHORITIES: authorities}
+        self._files = {option: file for option, file in given.items() if file is not None}
         self.wants_certificates = authorities is not None
         self._watched = WatchedFiles(self._files, self._use)
 
@@ -50,7 +49,10 @@ class Tls:
         self._watched.close()
 
     def _use(self, contents: Sequence[bytes]) -> None:
-        certificate, key, *authorities = contents
+        read = dict(zip(self._files, contents, strict=True))
+        certificate = read[_CERTIFICATE]
+        key = read.get(_KEY, certificate)
+        authorities = [read[_AUTHORITIES]] if _AUTHORITIES in read else []
         context = _Context(ssl.PROTOCOL_TLS_SERVER)
         context.sslobject_class = _AlertingObject
         try:
@@ -68,7 +70,7 @@ class Tls:
             except ssl.SSLError as err:
                 reason = f"expected certificates in PEM form{because(err)}"
                 raise ConfigError(self._named(_AUTHORITIES), "", reason) from err
-        self.context, self.contents = context, contents
+        self.context, self.contents = context, [certificate, key, *authorities]
         for option, content in ((_CERTIFICATE, certificate), *((_AUTHORITIES, authority) for authority in authorities)):
             self._warn_of_expiry(self._named(option), content)
 
@@ -86,7 +88,7 @@ class Tls:
             _log.warning("%s: a certificate expires on %s", source, _shown(ends))
 
     def _named(self, *options: str) -> str:
-        return ", ".join(f"{option} {self._files[option]}" for option in options)
+        return ", ".join(f"{option} {self._files[option]}" for option in options if option in self._files)
 
 
 class _Context(ssl.SSLContext):

@@ -38,8 +38,12 @@ class TableFolders:
         return open_folder(self.path / name)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, others: Sequence[str] = ()) -> Checkpoint:
     """Open a file or folder that holds tables by name.
+
+    Args:
+        path: the file or folder.
+        others: suffixes of files that the caller reads itself, for a message.
 
     Raises:
         ModelFileError: it does not exist, or its form is unknown.
@@ -52,7 +56,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
             return SafetensorsFile(path)
         if path.suffix in (".pt", ".pth"):
             return TorchFile(path)
-        raise ModelFileError(path, f"expected .safetensors, .pt or .pth, found {path.suffix or 'no suffix'!r}")
+        expected = ", ".join([*others, ".safetensors", ".pt"])
+        raise ModelFileError(path, f"expected {expected} or .pth, found {path.suffix or 'no suffix'!r}")
     if (path / ".metadata").exists():
         raise ModelFileError(path, _CONVERTED)
     for checkpoint in (DynamicEmbDump(path), TableFolders(path)):
@@ -93,7 +98,7 @@ def open_table(table: str, source: str | Path) -> TableRows | BareRows:
         return open_npz(path)
     if name is None and (path / "emb_vector").exists():
         return open_folder(path)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, (".npy", ".npz") if name is None else ())
     found = find_table(checkpoint, table) if name is None else name if name in checkpoint.names() else None
     if found is None:
         raise missing(checkpoint, table if name is None else name)

@@ -16,7 +16,7 @@ from gpu_cache.readers import Readers
 from kernels.device import Device
 from kernels.errors import DeviceFaultError
 from serving.background import InFlightCounter, PeriodicWorker
-from serving.batch import Batch, TableKeys
+from serving.batch import Batch, TableKeys, check_batch
 from serving.config import ModelConfig, TableConfig
 from serving.errors import DeviceMemoryError, RequestError, UnknownModelError
 from serving.lookup.cache_plan import (
@@ -140,6 +140,7 @@ class CachedLookupSession(LookupSession):
             DeviceFaultError: work on the device failed, now or in an earlier request.
             DeviceMemoryError: the request is too large for the device's free memory.
         """
+        check_batch(batch)
         if batch.samples > self.config.max_batchsize:
             raise RequestError(f"{batch.samples} samples, but the model takes at most {self.config.max_batchsize}")
         self._check_weights(batch, weights)
@@ -293,7 +294,7 @@ class CachedLookupSession(LookupSession):
     def _check_weights(self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None) -> None:
         if weights is None:
             return
-        self._check_weight_count(weights)
+        self._check_count("weights", weights)
         for table, of_table, given in zip(self.config.tables, batch.tables, weights, strict=True):
             if given is not None:
                 check_weights(self.config.full_name(table), of_table.keys, given)

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.device import Device
-from serving.batch import Batch
+from serving.batch import Batch, check_batch
 from serving.config import ModelConfig
 from serving.errors import RequestError
 from serving.metrics import MetricSample
@@ -72,12 +73,14 @@ class LookupSession:
                 see ``ParameterServer.lookup_pooled``.
 
         Raises:
-            RequestError: ``weights`` does not have one entry per table, or an entry is not float32[N].
+            RequestError: ``batch`` is no Batch, ``weights`` does not have one entry per table, or an entry is not
+                float32[N].
             StoreError: a tier did not answer, and no other tier holds one of the keys.
             UnknownModelError: the model has been unloaded, or another load has taken its name.
         """
+        check_batch(batch)
         if weights is not None:
-            self._check_weight_count(weights)
+            self._check_count("weights", weights)
         return LookupResult(*self._pooled.lookup(batch, weights))
 
     def lookup(self, keys: Sequence[Keys]) -> LookupResult:
@@ -116,12 +119,13 @@ class LookupSession:
     def close(self) -> None:
         """Free the caches after the requests in flight; does nothing without caches. Closing twice is allowed."""
 
-    def _check_weight_count(self, weights: Sequence[NDArray[np.float32] | None]) -> None:
-        if len(weights) != len(self._tables):
-            raise RequestError(f"expected weights of {len(self._tables)} tables, got {len(weights)}")
+    def _check_count(self, what: str, given: Any) -> None:
+        """Refuse arguments that do not have one entry per table."""
+        came = len(given) if hasattr(given, "__len__") else type(given).__name__
+        if came != len(self._tables):
+            raise RequestError(f"expected {what} of {len(self._tables)} tables, got {came}")
 
     def _check_keys(self, keys: Sequence[Keys]) -> None:
-        if len(keys) != len(self._tables):
-            raise RequestError(f"expected keys of {len(self._tables)} tables, got {len(keys)}")
+        self._check_count("keys", keys)
         for (_, name), of_table in zip(self._tables, keys, strict=True):
             check_keys(name, of_table, self.config.key_type)

@@ -188,7 +188,7 @@ class _Reader:
 
     def _line(self, line: bytes, where: str) -> _Named:
         try:
-            document = parse_document(line, None)
+            document = parse_document(line, None, "the text")
             if LOOKUPS in document:
                 yield from self._record(document, where)
                 return

@@ -56,8 +56,10 @@ class Bounds:
 DEFAULT_BOUNDS = Bounds()
 
 
-def check_json(text: bytes, bounds: Bounds) -> None:
+def check_json(text: bytes, bounds: Bounds, what: str = "the body") -> None:
     """Refuse a JSON text that has more values or more levels than ``bounds`` says; the text may be wrong JSON.
+
+    ``what`` is the text's name in messages.
 
     Raises:
         PayloadTooLargeError: it has too many values.
@@ -65,7 +67,7 @@ def check_json(text: bytes, bounds: Bounds) -> None:
     """
     # A value and what parts it from the next value are two characters.
     if len(text) >= 2 * bounds.max_json_values or not _is_shallow(text, bounds.max_json_depth):
-        _count(text, bounds)
+        _count(text, bounds, what)
 
 
 def _is_shallow(text: bytes, max_depth: int) -> bool:
@@ -79,7 +81,7 @@ def _is_shallow(text: bytes, max_depth: int) -> bool:
     return bool(np.cumsum(_STEPS[np.frombuffer(brackets, dtype=np.uint8)], dtype=np.int32).max() <= max_depth)
 
 
-def _count(text: bytes, bounds: Bounds) -> None:
+def _count(text: bytes, bounds: Bounds, what: str) -> None:
     """Count the values and the levels of a text exactly, up to the bounds."""
     values, depth, is_inside, follows_opening = 1, 0, False, False
     begin = 0
@@ -103,7 +105,7 @@ def _count(text: bytes, bounds: Bounds) -> None:
         depth = int(levels[-1])
         if values > bounds.max_json_values:
             reason = f"more than the {bounds.max_json_values:,} values that the server accepts in one JSON document"
-            raise PayloadTooLargeError(f"the body has {reason}; large tensors can be sent as binary data")
+            raise PayloadTooLargeError(f"{what} has {reason}; large tensors can be sent as binary data")
         if levels.max() > bounds.max_json_depth:
             reason = f"lists and objects that are nested more than {bounds.max_json_depth} deep"
-            raise RequestError(f"the body has {reason}, which the server does not accept")
+            raise RequestError(f"{what} has {reason}, which the server does not accept")

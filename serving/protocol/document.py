@@ -21,28 +21,38 @@ _KINDS: dict[type, str] = {
 }
 
 
-def parse_document(text: bytes, bounds: Bounds | None) -> dict[str, Any]:
+def parse_document(text: bytes, bounds: Bounds | None, what: str = "the body") -> dict[str, Any]:
     """Return the JSON object in ``text``; anything else is a RequestError, and so are NaN, Infinity and repeated keys.
 
     Args:
         text: the document.
         bounds: of a client's document; None: the text is trusted.
+        what: the text's name in messages.
 
     Raises:
         PayloadTooLargeError: the document has more values than ``bounds`` says.
     """
     if bounds is not None:
-        check_json(text, bounds)
+        check_json(text, bounds, what)
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as err:
-        raise RequestError(f"the body is not JSON: {err}") from err
+        raise RequestError(f"{what} is not JSON: {_not_utf_8(text) or err}") from err
     if type(document) is not dict:
-        raise RequestError(f"the body must be a JSON object, but {json_kind(document)} came")
+        raise RequestError(f"{what} must be a JSON object, but {json_kind(document)} came")
     # The parser takes the last of repeated keys, whose colons are then missing. Escapes may hide a colon.
     if bounds is not None and (b"\\" in text or text.count(b":") != _colons(document)):
         _refuse_repeated_keys(text.decode())
     return document
+
+
+def _not_utf_8(text: bytes) -> str:
+    """Return the first byte that is not UTF-8, for a message; an empty text if there is none."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as err:
+        return f"not UTF-8: byte {err.start} is 0x{text[err.start]:02x}"
+    return ""
 
 
 def _colons(document: dict[str, Any]) -> int:

@@ -12,7 +12,7 @@ from serving.errors import PayloadTooLargeError, RequestError
 from serving.protocol.bounds import Bounds
 from serving.protocol.document import checked, optional, required
 from serving.protocol.shared_memory import RegionPart
-from serving.protocol.tensors import DTYPES, Array, Signature, TensorSpec, quoted
+from serving.protocol.tensors import DTYPES, Array, Signature, TensorSpec, json_kind, quoted
 
 _LARGEST_EXTENT = 2**31 - 1
 REGION = "shared_memory_region"
@@ -116,7 +116,8 @@ def checked_shape(extents: Sequence[Any], path: str) -> tuple[int, ...]:
         raise RequestError(f"{path}.shape: expected 1 to 8 extents, but {len(extents):,} came")
     for index, extent in enumerate(extents):
         if type(extent) is not int or not 0 <= extent <= _LARGEST_EXTENT:
-            raise RequestError(f"{path}.shape[{index}]: expected a whole number from 0 to {_LARGEST_EXTENT}")
+            expected = f"expected a whole number from 0 to {_LARGEST_EXTENT}"
+            raise RequestError(f"{path}.shape[{index}]: {expected}, but {json_kind(extent)} came")
     if math.prod(extent or 1 for extent in extents) > _LARGEST_EXTENT:
         reason = f"expected a product of extents other than 0 of at most {_LARGEST_EXTENT}"
         raise RequestError(f"{path}.shape: {reason}, but {list(extents)} came")

@@ -18,9 +18,11 @@ from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError, did_you_mean
 from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
 from serving.protocol.ctr import slot_names
-from serving.protocol.document import checked, join, optional, parse_document, required
+from serving.protocol.document import checked, join, known_only, optional, parse_document, required
 from serving.protocol.tensors import DTYPES, Array, array_from_numbers, json_kind, json_numbers
 
+_BODY_MEMBERS = frozenset({"samples"})
+_SAMPLE_MEMBERS = frozenset({"dense", "keys"})
 _KEYS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 _KEYS_OF_SLOTS_SCHEMA: dict[str, Any] = {"type": "array", "items": _KEYS_SCHEMA}
 
@@ -86,7 +88,7 @@ def decode_samples(body: bytes, config: ModelConfig, bounds: Bounds = DEFAULT_BO
 
 def read_samples(document: dict[str, Any], config: ModelConfig) -> Batch:
     """See ``decode_samples``; ``document`` is the parsed body."""
-    _refuse_unknown(document, {"samples"}, "")
+    known_only(document, _BODY_MEMBERS, "")
     samples = required(document, "samples", list, "")
     if not samples:
         raise RequestError("samples: the list is empty")
@@ -97,7 +99,7 @@ def read_samples(document: dict[str, Any], config: ModelConfig) -> Batch:
     for index, entry in enumerate(samples):
         path = f"samples[{index}]"
         sample = checked(entry, dict, path)
-        _refuse_unknown(sample, {"dense", "keys"}, path)
+        known_only(sample, _SAMPLE_MEMBERS, path)
         features: list[Any] = optional(sample, "dense", list, [], path)
         dense.append(array_from_numbers(features, DTYPES["FP32"], (config.dense_dim,), f"{path}.dense"))
         bags.extend(_bags(sample, config.tables, path))
@@ -175,12 +177,6 @@ def _paths(samples: list[Any], config: ModelConfig) -> Iterator[str]:
         is_named = type(sample["keys"]) is dict
         for slot, name in enumerate(names):
             yield f"samples[{index}].keys" + (f".{name}" if is_named else f"[{slot}]")
-
-
-def _refuse_unknown(document: dict[str, Any], known: set[str], path: str) -> None:
-    for name in document:
-        if name not in known:
-            raise RequestError(f"{f'{path}.{name[:64]}' if path else name[:64]}: unknown field")
 
 
 def encode_predictions(probabilities: Array, defaulted_keys: int, version: str) -> bytes:

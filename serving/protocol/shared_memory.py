@@ -32,8 +32,10 @@ class _Memory:
     def __init__(self, key: str) -> None:
         """Open it, if it is a regular file; OSError if it cannot be opened."""
         self.path = _FOLDER / key.removeprefix("/")
+        if not stat.S_ISREG(os.stat(self.path, follow_symlinks=False).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):  # another file has its name now
             raise OSError(errno.EINVAL, "not a regular file")
 
     def __del__(self) -> None:

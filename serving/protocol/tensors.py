@@ -153,7 +153,16 @@ def _flatten(data: Any, shape: tuple[int, ...], path: str) -> list[Any]:
     else:
         if all(type(item) is list and len(item) == shape[-1] for item in level):
             return list(chain.from_iterable(level))
-    raise RequestError(f"{path}: the lists are not nested like shape {list(shape)}")
+    raise RequestError(_misfit(data, shape, path))
+
+
+def _misfit(data: Any, extents: tuple[int, ...], path: str) -> str:
+    """Return which list is not nested like a shape, for a message; an empty text if all are."""
+    if type(data) is not list or len(data) != extents[0]:
+        came = f"a list of {len(data):,}" if type(data) is list else json_kind(data)
+        return f"{path}: the shape needs a list of {extents[0]:,}, but {came} came"
+    deeper = (_misfit(item, extents[1:], f"{path}[{at}]") for at, item in enumerate(data)) if extents[1:] else ()
+    return next(filter(None, deeper), "")
 
 
 def _wrong_number(numbers: list[Any], dtype: np.dtype[Any], path: str) -> RequestError:

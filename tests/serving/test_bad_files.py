@@ -144,7 +144,7 @@ def test_the_manifest_reveals_every_damaged_file(version, name, damage):
 
     message = refusal(version)
 
-    if name == "graph.json" and damage in ("missing", "a folder"):
+    if name == "graph.json" and damage == "missing":
         assert message == f"{version}: expected graph.json, or version folders 1, 2, ... that hold one"
     elif damage in ("missing", "a folder"):
         assert message == f"{version / name}: named by the manifest, but missing"
@@ -222,7 +222,7 @@ def test_links_in_a_circle_are_refused(bare, name):
     (bare / name).rename(bare.parent / "elsewhere")
     (bare / name).symlink_to(bare / name)
 
-    assert name.partition("/")[0] in refusal(bare)
+    assert name.partition("/")[0] in refusal(bare, ServingError)
 
 
 @pytest.mark.parametrize(

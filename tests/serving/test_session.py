@@ -204,6 +204,18 @@ def test_a_wrong_request_is_refused(write_model, open_session):
         session.predict([0.0, 0.0], [1, 2], [0, 1, 2, 3])
 
 
+def test_only_a_checked_batch_is_predicted(write_model, open_session):
+    session = open_session(write_model())
+
+    for call in (session.predict_batch, lambda batch: session.predict_batches([batch])):
+        with pytest.raises(RequestError, match="expected a Batch, which read_batch returns, got NoneType"):
+            call(None)
+    with pytest.raises(RequestError, match="expected a Batch, which read_batch returns, got list"):
+        session.embedding_cache.lookup_pooled([])
+    with pytest.raises(RequestError, match="expected keys of 1 tables, got NoneType"):
+        session.embedding_cache.lookup(None)
+
+
 @pytest.mark.parametrize("engine", ["numpy", "onnx"])
 def test_an_answer_that_is_not_finite_is_refused(write_model, open_session, engine):
     model = write_model()

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from serving.config import read_model_directory
+from serving.config import read_model_directory, read_repository
 from serving.errors import ConfigError, ModelFileError
 from serving.model.manifest import write_manifest
 
@@ -117,8 +117,41 @@ def test_a_directory_without_any_version_is_refused(tmp_path):
 
 
 def test_a_missing_directory_is_refused(tmp_path):
-    with pytest.raises(ModelFileError, match="no such directory"):
+    with pytest.raises(ModelFileError, match="nowhere: no such file or folder"):
         read_model_directory(tmp_path / "nowhere")
+
+
+def test_a_pipe_is_not_a_directory(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(ModelFileError, match="pipe: not a folder"):
+        read_model_directory(tmp_path / "pipe")
+
+
+GRAPHS = [
+    pytest.param(os.mkfifo, "cannot be read: not a regular file", "is not a regular file", id="pipe"),
+    pytest.param(
+        lambda path: path.symlink_to("/dev/zero"), "cannot be read: not a", "is not a regular file", id="device"
+    ),
+    pytest.param(
+        lambda path: path.symlink_to("none"),
+        "cannot be read: a link to a file",
+        "is a link to a file that does not",
+        id="link",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "reason", "of_model"), GRAPHS)
+def test_a_graph_that_is_not_a_regular_file_is_refused(tmp_path, make, reason, of_model):
+    version = tmp_path / "dcn" / "1"
+    version.mkdir(parents=True)
+    make(version / "graph.json")
+
+    with pytest.raises(ConfigError, match=rf"graph\.json: {reason}"):
+        read_model_directory(version)
+    with pytest.raises(ModelFileError, match=f"dcn: has no complete version: 1 has a graph.json that {of_model}"):
+        read_repository(tmp_path)
 
 
 def test_a_graph_that_is_too_large_is_refused_before_the_digest_reads_it(write_model):

@@ -270,11 +270,11 @@ ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
         pytest.param(
             npz(CATCOLUMN=[1], ROWINDEX=[0, 1, 1, 1]), BOTH, "say which with --model: 'two', 'one'", id="whose request"
         ),
-        pytest.param(text("t.json", "[]"), TWO, "t.json: the body must be a JSON object", id="a list"),
+        pytest.param(text("t.json", "[]"), TWO, "t.json: the text must be a JSON object", id="a list"),
         pytest.param(
             text("t.jsonl", '{"samples": []}'), TWO, "t.jsonl: line 1: samples: the list is empty", id="no sample"
         ),
-        pytest.param(text("t.jsonl", "\n{"), TWO, "t.jsonl: line 2: the body is not JSON", id="half a line"),
+        pytest.param(text("t.jsonl", "\n{"), TWO, "t.jsonl: line 2: the text is not JSON", id="half a line"),
         pytest.param(
             text("t.jsonl", '{"model":"two","lookups":{"usr":[1]}}'),
             TWO,
@@ -332,7 +332,7 @@ ONE, TWO, BOTH = ["one"], ["two"], ["two", "one"]
         pytest.param(
             text("t.jsonl", '{"model":"two","lookups":{"user":[1]\n'),
             TWO,
-            "t.jsonl: line 1: the body is not JSON",
+            "t.jsonl: line 1: the text is not JSON",
             id="half a record with a line end",
         ),
         pytest.param(text("t.jsonl", "{}"), BOTH, "t.jsonl: line 1: requests do not name their model", id="whose line"),

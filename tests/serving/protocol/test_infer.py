@@ -122,7 +122,9 @@ class TestRefusedRequests:
         ("document", "expected"),
         [
             pytest.param(b"", "the body is not JSON", id="an empty body"),
-            pytest.param(b"\xff\x00", "the body is not JSON", id="bytes that are no text"),
+            pytest.param(
+                b'{"\xff": 1}', "the body is not JSON: not UTF-8: byte 2 is 0xff", id="bytes that are no text"
+            ),
             pytest.param(b'{"inputs": [}', "the body is not JSON", id="broken JSON"),
             pytest.param(b"[" * 64, "the body is not JSON", id="lists without an end"),
             pytest.param(b"[1]", "must be a JSON object, but a list came", id="a list"),
@@ -170,10 +172,14 @@ class TestRefusedRequests:
                 tensor("DES", "FP32", []), "DES (inputs[0].shape): expected 1 to 8 extents", id="an empty shape"
             ),
             pytest.param(
-                tensor("DES", "FP32", [-1]), "DES (inputs[0].shape[0]): expected a whole number", id="-1 extent"
+                tensor("DES", "FP32", [-1]),
+                "shape[0]): expected a whole number from 0 to 2147483647, but the number -1",
+                id="-1 extent",
             ),
             pytest.param(
-                tensor("DES", "FP32", [1, True]), "DES (inputs[0].shape[1]): expected", id="an extent no number"
+                tensor("DES", "FP32", [1, True]),
+                "DES (inputs[0].shape[1]): expected a whole number from 0 to 2147483647, but true came",
+                id="an extent no number",
             ),
             pytest.param(
                 tensor("DES", "FP32", [2**31]), "DES (inputs[0].shape[0]): expected", id="an extent too large"
@@ -206,8 +212,21 @@ class TestRefusedRequests:
             pytest.param(
                 des([1, [2]]), "DES (inputs[0].data[1]): expected a number, but a list came", id="half nested"
             ),
-            pytest.param(des([[1], [2]]), "not nested like shape [1, 2]", id="nested the other way"),
-            pytest.param(des([[1, 2], 3], (2, 2)), "not nested like shape [2, 2]", id="nested at first only"),
+            pytest.param(
+                des([[1], [2]]),
+                "DES (inputs[0].data): the shape needs a list of 1, but a list of 2 came",
+                id="other way",
+            ),
+            pytest.param(
+                des([[1, 2, 3]]),
+                "DES (inputs[0].data[0]): the shape needs a list of 2, but a list of 3 came",
+                id="a longer list",
+            ),
+            pytest.param(
+                des([[1, 2], 3], (2, 2)),
+                "data[1]): the shape needs a list of 2, but the number 3 came",
+                id="nested at first only",
+            ),
             pytest.param(
                 catcolumn([1, 2.5]),
                 "CATCOLUMN (inputs[0].data[1]): expected a whole number, but the number 2.5 came",

@@ -54,6 +54,15 @@ def test_the_status_lists_regions_and_an_unregistered_region_is_gone(regions, me
         regions.read(RegionPart("r", 0, 1))
 
 
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("/dev/zero"), os.mkfifo], ids=["link", "pipe"])
+def test_only_a_regular_file_is_registered(memory, make):
+    memory.unlink()
+    make(memory)
+
+    with pytest.raises(RequestError, match=f"key '/{memory.name}': cannot be opened: not a regular file"):
+        SharedMemory().register("x", f"/{memory.name}", 0, 1)
+
+
 @pytest.mark.parametrize(
     ("key", "offset", "size", "message"),
     [
