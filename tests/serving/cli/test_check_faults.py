@@ -31,7 +31,6 @@ def test_every_fault_of_every_model_of_a_repository_is_a_line(tmp_path, capsys):
     TinyModel().write(tmp_path, "good")
     (TinyModel().write(tmp_path, "graphless") / "graph.json").write_text("{")
     spoilt = unverified(TinyModel().write(tmp_path, "spoilt"))
-    (spoilt / "dense.model").write_bytes(b"1234")
     repeat_a_key(spoilt / "user")
     repeat_a_key(spoilt / "item")
     (tmp_path / "unfinished" / "1").mkdir(parents=True)
@@ -42,7 +41,6 @@ def test_every_fault_of_every_model_of_a_repository_is_a_line(tmp_path, capsys):
     expected = [
         ("graphless", "graphless/1/graph.json"),
         ("unfinished", "unfinished: has no complete version: 1 has no graph.json"),
-        ("spoilt", "spoilt/1/dense.model"),
         ("spoilt", "spoilt/1/user/key: key 5 is in row 5 and again in row 6"),
         ("spoilt", "spoilt/1/item/key: key 5 is in row 5 and again in row 6"),
     ]
