@@ -23,6 +23,9 @@ def answering(data):
             with connection:
                 connection.recv(65536)
                 connection.sendall(data)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):  # unread bytes would reset the connection, and take the answer along
+                    pass
 
         thread = threading.Thread(target=answer)
         thread.start()
