@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -23,9 +23,10 @@ def answering(data):
             with connection:
                 connection.recv(65536)
                 connection.sendall(data)
-                connection.shutdown(socket.SHUT_WR)
-                while connection.recv(65536):  # unread bytes would reset the connection, and take the answer along
-                    pass
+                with suppress(OSError):  # the client may be gone
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):  # unread bytes would reset the connection, and take the answer along
+                        pass
 
         thread = threading.Thread(target=answer)
         thread.start()
