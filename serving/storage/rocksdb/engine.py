@@ -9,7 +9,7 @@ from traceback import clear_frames
 from typing import Any
 
 from serving.errors import MissingExtraError, StoreError, StoreInUseError
-from serving.storage.rocksdb.file_checks import check_kinds, check_logs, check_manifest, damaged_logs_named
+from serving.storage.rocksdb.file_checks import check_files, check_logs, check_manifest, damaged_logs_named
 
 STORE_NAME = "rocksdb"
 
@@ -90,7 +90,7 @@ def open_database(rocksdict: Any, path: Path, read_only: bool, num_threads: int)
         _check_folder(path)
         if read_only:
             _check_made(path)
-        check_kinds(STORE_NAME, path)
+        check_files(STORE_NAME, path)
         check_manifest(STORE_NAME, path)
         check_logs(STORE_NAME, path)
         is_there = read_only or (path / "CURRENT").exists()
@@ -119,7 +119,7 @@ def recover_database(path: str | Path) -> None:
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
     with translated_errors(folder):
         _check_made(folder)
-        check_kinds(STORE_NAME, folder)
+        check_files(STORE_NAME, folder)
         check_manifest(STORE_NAME, folder)
         families = {name: options for name in rocksdict.Rdict.list_cf(str(folder))}
         rocksdict.Rdict(str(folder), options, families).close()  # opening moves the rows of the log to files
@@ -170,7 +170,7 @@ def check_database(path: Path, read_only: bool) -> None:
     if read_only:
         with translated_errors(path):
             _check_made(path)
-            check_kinds(STORE_NAME, path)
+            check_files(STORE_NAME, path)
             rocksdict.Rdict.list_cf(str(path))
         return
     missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]

@@ -1,6 +1,7 @@
 """Checks of the files of a RocksDB database that RocksDB does not check.
 
-RocksDB waits forever for the writer of a pipe, and reads an endless device until the process is out of memory.
+RocksDB waits forever for the writer of a pipe, and reads an endless device until the process is out of memory. It
+reads a log of any size.
 RocksDB treats a MANIFEST that was cut short as one whose last entry was being written. It opens an older state and
 removes the files that the shorter list does not name: the newest rows.
 RocksDB treats a damaged log as one whose last write was cut short. ``tolerate_corrupted_tail_records`` limits this to
@@ -20,17 +21,25 @@ from serving.errors import StoreError
 BLOCK_BYTES, HEADER_BYTES = 32768, 7
 NOTHING, FIRST, MIDDLE = 0, 2, 3
 _CORRUPTION = "Corruption: "
+#: Hotrow's logs have some 64 MiB. Another program's may be larger.
+MOST_LOG_BYTES = 8 * 2**30
 
 
-def check_kinds(store: str, path: Path) -> None:
-    """Raise StoreError if the database at ``path`` has a pipe, a device or a socket, or a link to one, as a file."""
+def check_files(store: str, path: Path) -> None:
+    """Raise StoreError if the database at ``path`` has a file that nobody should read to its end.
+
+    It is a pipe, a device or a socket, or a link to one; or it has no rows and is larger than any log.
+    """
     for name in os.listdir(path) if path.is_dir() else ():
         try:
-            mode = (path / name).stat().st_mode
+            found = (path / name).stat()
         except FileNotFoundError:  # the process that writes has just removed it, or it is a dead link
             continue
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
             raise StoreError(store, "", f"{path / name}: is not a regular file")
+        if found.st_size > MOST_LOG_BYTES and not name.endswith((".sst", ".blob")):
+            reason = f"expected at most {MOST_LOG_BYTES:,} bytes, found {found.st_size:,} bytes"
+            raise StoreError(store, "", f"{path / name}: {reason}; restore a checkpoint")
 
 
 def check_manifest(store: str, path: Path) -> None:

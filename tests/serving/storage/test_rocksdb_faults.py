@@ -158,6 +158,16 @@ def test_a_file_that_is_not_a_regular_file_is_an_error_at_once(path, name, make,
         RocksDbStore(path, read_only=read_only, num_threads=1)
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("name", ["IDENTITY", "CURRENT", "MANIFEST-*", "*.log"])
+def test_a_file_that_is_too_large_to_read_is_an_error_at_once(path, name, read_only):
+    file = next(path.glob(name))
+    os.truncate(file, 1 << 40)
+
+    with pytest.raises(StoreError, match=f"{re.escape(str(file))}: expected at most 8,589,934,592 bytes"):
+        RocksDbStore(path, read_only=read_only, num_threads=1)
+
+
 @pytest.mark.parametrize("read", [read_first, lambda store: list(store.tables[TABLE].items())])
 def test_an_error_that_somebody_keeps_does_not_keep_the_database_locked(path, read):
     damage(max(path.glob("*.sst"), key=lambda one: one.stat().st_size), "flipped")
