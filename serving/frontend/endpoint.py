@@ -90,22 +90,26 @@ class PredictEndpoint:
         model = self._repository.begin(batcher.model, version)
         if model is not batcher.model:  # a swap while the request arrived
             batcher = self._batcher(model)
-        self._in_flight += 1
-        self._in_flight_by_token[token] += 1
+        self._count(token, 1)
         try:
             await self._answer(batcher, size_bytes, exchange)
         finally:
-            self._in_flight -= 1
-            self._in_flight_by_token[token] -= 1
+            self._count(token, -1)
+            model.end()
+
+    def _count(self, token: str, requests: int) -> None:
+        """Add to the requests that run."""
+        self._in_flight += requests
+        if token:
+            self._in_flight_by_token[token] += requests
             if not self._in_flight_by_token[token]:  # tokens come and go
                 del self._in_flight_by_token[token]
-            model.end()
 
     def _check_in_flight(self, token: str) -> None:
         if self._in_flight >= self._limits.max_inflight:
             raise OverloadedError(f"{self._in_flight} requests are running; the server accepts no more at a time")
-        count = self._in_flight_by_token[token]
-        if token and count >= self._limits.max_inflight_per_token:
+        if token and self._in_flight_by_token[token] >= self._limits.max_inflight_per_token:
+            count = self._in_flight_by_token[token]
             raise OverloadedError(f"{count} requests of the token {token!r} are running; it may have no more at a time")
 
     async def _answer(self, batcher: Batcher, size_bytes: int | None, exchange: Exchange) -> None:

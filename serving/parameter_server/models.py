@@ -146,9 +146,7 @@ class ServedModels:
     def forget(self, name: str, version: int | None, *, erase: bool, held: ModelConfig | None = None) -> None:
         """See ``ParameterServer.unload_model`` and, with ``erase``, ``erase_model``."""
         with self._lock:
-            gone = next((loaded_model for loaded_model in self._models if loaded_model is held), None) or self.model(
-                name, version
-            )
+            gone = next((model for model in self._models if model is held), None) or self.model(name, version)
             if held is not None and gone is not held:
                 raise UnknownModelError(f"model {name!r} was loaded again")
             tables = [self._tables[gone.full_name(table)] for table in gone.tables]

@@ -592,7 +592,7 @@ class ModelRepository:
             raise VersionConflictError(reason)
         (devices,) = loader.open_devices([config])
         wanted = folder.chosen(broken)
-        leaving = [loaded.config for other, loaded in serving.items() if other == number or other not in wanted]
+        leaving = [model.config for other, model in serving.items() if other == number or other not in wanted]
         loader.server.share_bounds([config], leaving)
         return self._open(loader, config, devices, stamp)
 
@@ -713,7 +713,7 @@ class ModelRepository:
         loader, versions = self._loader, self._models[name]
         if loader is None:
             return
-        self._models = {other: versions for other, versions in self._models.items() if other != name}
+        self._models = {other: models for other, models in self._models.items() if other != name}
         self._lead()
         for number, model in versions.items():
             self._states.show(name, number, "UNLOADING")

@@ -151,7 +151,8 @@ class RedisNodes:
             elif time.monotonic() >= silence.probe_at:
                 if self._answers(silence.client):
                     del self._silent[address]
-                silence.probe_at = time.monotonic() + max(PROBE_PAUSE_S, self._timeout_s)
+                else:
+                    silence.probe_at = time.monotonic() + max(PROBE_PAUSE_S, self._timeout_s)
 
     def _answers(self, client: Redis) -> bool:
         """Whether a node answers in time; an error is an answer too, and the next call reports it."""

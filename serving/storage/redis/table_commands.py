@@ -233,7 +233,7 @@ class TableCommands:
         extras = self._extras(groups, name)
         numbers = [number for number, _ in (*notes, *groups, *extras)]
         replies = self._nodes.run_identified(
-            [*(partition for _, partition in notes), *commands, *(partition for _, partition in extras)]
+            [*(command for _, command in notes), *commands, *(command for _, command in extras)]
         )
         self.states.settle(numbers, replies)
 
