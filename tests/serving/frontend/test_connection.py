@@ -202,6 +202,46 @@ def test_any_number_of_requests_may_be_sent_without_waiting_for_answers():
     assert [int(line.split()[0]) for line in answer.split(b"\r\n\r\n/")[1:]] == list(range(1000))
 
 
+@pytest.mark.parametrize("connections", [2, 7, 8, 30])
+def test_requests_of_many_connections_that_arrive_together_are_all_answered(connections):
+    endings = (b"GET /last HTTP/1.1\r\nConnection: close\r\n\r\n", b"GARBAGE\r\n\r\n")
+
+    async def client(address):
+        loop = asyncio.get_running_loop()
+        clients = [await loop.create_connection(Received, *address) for _ in range(connections)]
+        for number, (transport, _) in enumerate(clients):
+            transport.write(FIRST + endings[number % 2])
+        await asyncio.gather(*(received.all for _, received in clients))
+        return [b"".join(received.parts) for _, received in clients]
+
+    for number, answer in enumerate(served(client)):
+        first, _, last = answer.partition(b"/first 3")
+        assert first.startswith(b"HTTP/1.1 200")
+        assert last.startswith((b"HTTP/1.1 200", b"HTTP/1.1 400")[number % 2])
+
+
+def test_invalid_bytes_that_arrive_while_an_answer_waits_for_others_do_not_prevent_it():
+    transports = []
+
+    async def echo_and_continue(scope, receive, send):
+        await echo(scope, receive, send)
+        transports.pop(0).write(b"GARBAGE\r\n\r\n")
+
+    async def client(address):
+        loop = asyncio.get_running_loop()
+        clients = [await loop.create_connection(Received, *address) for _ in range(2)]
+        for transport, _ in clients:
+            transports.append(transport)
+            transport.write(FIRST)
+        await asyncio.gather(*(received.all for _, received in clients))
+        return [b"".join(received.parts) for _, received in clients]
+
+    for answer in served(client, echo_and_continue):
+        first, _, last = answer.partition(b"/first 3")
+        assert first.startswith(b"HTTP/1.1 200")
+        assert last.startswith(b"HTTP/1.1 400")
+
+
 def test_a_body_of_any_number_of_chunks_is_answered():
     head = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
