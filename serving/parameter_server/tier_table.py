@@ -150,9 +150,7 @@ class TierTable:
     @property
     def native(self) -> NativeTable | None:
         """See ``StoreTable.native``; None also if the call must go through ``fetch``."""
-        if self.is_asked and not self._is_silent and self.tier.breaker is None:
-            return self.stored.native
-        return None
+        return None if self._is_silent or self.tier.breaker is not None else self.stored.native
 
     @property
     def may_be_copied(self) -> bool:
@@ -292,6 +290,11 @@ class CacheTable(TierTable):
     def is_asked(self) -> bool:
         """Whether lookups may ask the cache, and promotions may write to it."""
         return self.state is CacheState.SERVING
+
+    @property
+    def native(self) -> NativeTable | None:
+        """See ``TierTable.native``."""
+        return super().native if self.state is CacheState.SERVING else None
 
     @property
     def is_current(self) -> bool:

@@ -172,7 +172,7 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
             if self._rows is None:
                 host_table = self._memory._open(self.spec, rows)
                 self._memory.add(self)
-                self._rows = host_table
+                self._hold(host_table)
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
         """See ``StoreTable.insert``."""
@@ -195,7 +195,7 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
         """See ``StoreTable.close``; the memory is freed when the last reader is done."""
         with self._memory._lock:
             self._memory.remove(self)
-            self._rows = None
+            self._hold(None)
 
     def _insert_in_parts(self, host_table: HostTable, keys: Keys, rows: Vectors) -> int:
         """Insert rows in parts that fit the table, and return how many rows were evicted."""

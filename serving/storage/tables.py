@@ -145,11 +145,13 @@ AnyHostTable = TypeVar("AnyHostTable", bound=HostTable | NoRows)
 class HostRowsTable(LocalTable[AnyHostTable]):
     """A ``LocalTable`` whose rows are a host table."""
 
-    @property
-    def native(self) -> NativeTable | None:
-        """See ``StoreTable.native``."""
-        host_table = self._rows
-        return host_table if isinstance(host_table, HostTable) else None
+    #: See ``StoreTable.native``; not a property, because every request reads it once for each table.
+    native: NativeTable | None = None
+
+    def _hold(self, rows: AnyHostTable | None) -> None:
+        """Replace the rows."""
+        self._rows = rows
+        self.native = rows if isinstance(rows, HostTable) else None
 
     @property
     def size_bytes(self) -> int:

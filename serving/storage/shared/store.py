@@ -208,7 +208,8 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
         """See ``StoreTable.close``; the table is unmapped, and its file still counts as memory."""
         with self._shared._lock, self._shared._writing:
             self._shared.remove(self)
-            self._rows = self._found = None
+            self._hold(None)
+            self._found = None
 
     def marker(self) -> Marker | None:
         """See ``LastingTable.marker``; waits while another process fills the table.
@@ -275,7 +276,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
         """
         attached = self._attach()
         if self._rows is not None and attached is not None and attached.source == self._rows.source:
-            self._rows = attached
+            self._hold(attached)
 
     def _wait_for(self, is_wanted: Callable[[SharedTable], bool]) -> SharedTable | None:
         """Wait for a copy that ``is_wanted``, and return it; None if this process is the writer that must fill it."""
@@ -318,7 +319,8 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
 
     def _serve(self, copy: SharedTable) -> None:
         self._shared.add(self)
-        self._rows, self._found = copy, None
+        self._hold(copy)
+        self._found = None
         self._shared._sizes[self.spec.name] = (self.spec, copy.capacity_rows)
 
     def _to_write(self) -> SharedTable:

@@ -259,7 +259,11 @@ def test_a_lookup_that_meets_the_unloading_fails_and_calls_no_key_unknown(config
                 server.unload_model("m")
                 if reloaded:
                     server.load_model(config)
-            return super().native
+            return self.held
+
+        @native.setter
+        def native(self, host_table):
+            self.held = host_table
 
     class Unloading(MemoryStore):
         is_armed = False
