@@ -7,6 +7,9 @@ The peer is the same network in PyTorch: ``EmbeddingBag(sparse=True)`` with ``Sp
 weights. It gets row numbers instead of keys. Both use the same number of threads, and take turns.
 
 Memory is what the process takes for each row: its weights, both moments of Adam, and with us its key.
+
+``fused`` compares the table alone with FBGEMM's table for the CPU, whose backward pass moves the rows: lookup, backward
+pass and step of an ``EmbeddingBagCollection`` and an optimizer, with the same batches. It needs ``fbgemm-gpu-cpu``.
 """
 
 import resource
@@ -16,14 +19,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.report import Record, parse_arguments, publish
+from benchmarks.report import Record, parse_arguments, publish, take_turns
 from kernels.host import look_up_bags
 from serving.model.graph import parse_graph
+from training.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from training.model.ctr_model import CtrModel
+from training.optimizers import SGD, AdaGrad, RowWiseAdaGrad
 from training.samples import Bags, Samples
 
 SLOTS, DENSE, DIM, HIDDEN, BATCH = 26, 13, 16, 128, 4096
 LEARNING_RATE = 0.001
+FUSED = {"EXACT_SGD": SGD, "EXACT_ADAGRAD": AdaGrad, "EXACT_ROWWISE_ADAGRAD": RowWiseAdaGrad}
 GRAPH = {
     "layers": [
         {
@@ -95,13 +101,61 @@ def memory_bytes():
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
+def make_rows(table, rows):
+    """Give every key its row before the clock runs."""
+    for first in range(0, rows, 100_000):
+        keys = np.arange(first, min(rows, first + 100_000))
+        look_up_bags([table.native], [keys], [None], ["sum"], [None], [1], trains=[True])
+
+
+def fused(rows, rounds, batches):
+    """Records of the speed against FBGEMM, one per optimizer; none if FBGEMM is not installed."""
+    try:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+    except ImportError:
+        print("fbgemm-gpu-cpu is not installed, so there is no comparison with it")
+        return []
+    records, rng = [], np.random.default_rng(0)
+    offsets = torch.arange(BATCH * SLOTS + 1)
+    for name, optimizer in FUSED.items():
+        ours = EmbeddingBagCollection({"t": EmbeddingBagConfig(DIM)}, seed=0)
+        stepping = optimizer(ours.parameters(), lr=LEARNING_RATE)
+        make_rows(ours.tables["t"], rows)
+        specs = [(rows, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU)]
+        peer = SplitTableBatchedEmbeddingBagsCodegen(
+            specs, optimizer=EmbOptimType[name], learning_rate=LEARNING_RATE, eps=1e-7, pooling_mode=PoolingMode.SUM
+        )
+        peer.init_embedding_weights_uniform(-0.05, 0.05)
+
+        def our_step(keys, gradient, ours=ours, stepping=stepping):
+            stepping.zero_grad()
+            ours({"t": keys})["t"].backward(gradient)
+            stepping.step()
+
+        def peer_step(keys, gradient, peer=peer):
+            peer(keys, offsets).backward(gradient)
+
+        def draw_batch():
+            return torch.from_numpy(rng.integers(0, rows, BATCH * SLOTS)), torch.randn(BATCH * SLOTS, DIM)
+
+        calls = [[draw_batch() for _ in range(batches)] for _ in range(rounds + 1)]
+        pairs = take_turns(our_step, peer_step, calls)[1:]  # the first warms up
+        speeds = [tuple(batches * BATCH / seconds for seconds in pair) for pair in pairs]
+        params = {"rows": rows, "batch": BATCH, "slots": SLOTS, "dim": DIM, "optimizer": name}
+        records.append(Record.of("training.fused_samples_per_s", params, "1/s", speeds))
+    return records
+
+
 def compare(rows, rounds, batches):
     """Records of the speed, of the loss and of the memory at one number of rows."""
     ours = CtrModel(parse_graph(GRAPH, "graph.json"), seed=0)
     before = memory_bytes()
-    for first in range(0, rows, 100_000):  # every key has its row before the clock runs
-        keys = np.arange(first, min(rows, first + 100_000))
-        look_up_bags([ours.tables[0].native], [keys], [None], ["sum"], [None], [1], trains=[True])
+    make_rows(ours.tables[0], rows)
     memory = [memory_bytes() - before]
     torch.manual_seed(0)
     before = memory_bytes()
@@ -137,6 +191,7 @@ def main():
     records = []
     for rows in sizes:
         records += compare(rows, rounds, batches)
+        records += fused(rows, rounds, batches)
     publish(records, options.json)
 
 

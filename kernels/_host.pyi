@@ -401,6 +401,7 @@ class TrainingTable:
         dim: D, 1 to 65,536.
         row_dtype: of the weights, ``"fp32"``, ``"fp16"`` or ``"bf16"``. They are computed in float32, and rounded to
             the nearest value. States are float32.
+        rule: whose states the rows have; see ``update_tables``.
         initial_states: the value of each state of a new row.
         initializer: ``("uniform", low, high)``, ``("normal", mean, std)`` or ``("constant", value, 0)``.
         seed: of the first weights.
@@ -422,6 +423,7 @@ class TrainingTable:
         dim: int,
         *,
         row_dtype: RowDtype = "fp32",
+        rule: str = "sgd",
         initial_states: Sequence[float] = (),
         initializer: tuple[str, float, float] = ("uniform", -0.05, 0.05),
         seed: int = 0,
@@ -437,7 +439,13 @@ class TrainingTable:
     @property
     def dim(self) -> int: ...
     @property
+    def rule(self) -> str: ...
+    @property
     def initial_states(self) -> list[float]: ...
+    @property
+    def first_states(self) -> npt.NDArray[np.float32]:
+        """The states of a new row, float32[S]. A state has D floats; a state of ``"row_wise_ada_grad"`` has one."""
+
     @property
     def step(self) -> int:
         """The last step in which a row was updated; 0: none."""
@@ -454,8 +462,14 @@ class TrainingTable:
 
     def read(
         self, rows: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-        """Return copies of rows: their keys, float32[N, 1 + states, D], the steps of their last updates, their slots.
+    ) -> tuple[
+        npt.NDArray[np.int64],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.int64],
+        npt.NDArray[np.uint64],
+    ]:
+        """Return copies of rows: keys, vectors [N, D], states [N, S], the steps of their last updates, their slots.
 
         Raises:
             IndexError: there is no such row.
@@ -464,7 +478,8 @@ class TrainingTable:
     def write(
         self,
         keys: npt.NDArray[np.int64],
-        parts: npt.NDArray[np.float32],
+        vectors: npt.NDArray[np.float32],
+        states: npt.NDArray[np.float32],
         last_steps: npt.NDArray[np.int64],
         slots: npt.NDArray[np.uint64],
     ) -> None:
@@ -478,8 +493,8 @@ class TrainingTable:
     def clear(self) -> None:
         """Remove all rows and sightings. Fixed rows get their first weights again."""
 
-    def set_states(self, initial_states: Sequence[float]) -> None:
-        """Give every row these states in place of those that it has."""
+    def set_states(self, rule: str, initial_states: Sequence[float]) -> None:
+        """Give every row the states of a rule, in place of those that it has."""
 
     def sightings(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the keys that have no row yet, and how often each was looked up."""
@@ -605,7 +620,8 @@ def update_tables(
     Args:
         lookups: of tables.
         gradients: of the pooled bags of each lookup, float32[R, D].
-        rule: ``"sgd"``, ``"momentum_sgd"``, ``"nesterov"``, ``"adam"``, ``"ada_grad"`` or ``"ftrl"``.
+        rule: ``"sgd"``, ``"momentum_sgd"``, ``"nesterov"``, ``"adam"``, ``"ada_grad"``, ``"row_wise_ada_grad"`` or
+            ``"ftrl"``.
         update_type: ``"Local"``, ``"Global"`` or ``"LazyGlobal"``; see ``training.optimizers``.
         learning_rate: of this step.
         step: counted from 1.
@@ -613,7 +629,7 @@ def update_tables(
         scaler: gradients are divided by it.
 
     Raises:
-        ValueError: a name is unknown, a gradient has another shape, a table has other states than the rule, or some
+        ValueError: a name is unknown, a gradient has another shape, a table has the states of another rule, or some
             lookups of a table come from ``merge_gradients`` and others do not.
         TypeError: a lookup is one of an array.
     """

@@ -146,7 +146,7 @@ def load_model(folder: Path, model: CtrModel, optimizer: str) -> None:
     for t, (embedding, table) in enumerate(zip(graph.embeddings, model.tables, strict=True)):
         table.clear()
         paths = (folder / f"{t}.sparse", folder / f"{t}.states")
-        for rows in read_table(*paths, embedding, "I64", table.initial_states):
+        for rows in read_table(*paths, embedding, "I64", table):
             model.load(t, rows)
 
 

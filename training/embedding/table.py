@@ -20,13 +20,15 @@ class TableRows:
 
     Attributes:
         keys: int64[V].
-        parts: float32[V, P, D]. Part 0 is the vector; the other parts are the states of the optimizer.
+        vectors: float32[V, D].
+        states: float32[V, S], the states of the optimizer.
         last_steps: int64[V], the step of each row's last update; 0: none is known.
         slot_ids: uint64[V], the slot in which each key was first seen.
     """
 
     keys: NDArray[np.int64]
-    parts: NDArray[np.float32]
+    vectors: NDArray[np.float32]
+    states: NDArray[np.float32]
     last_steps: NDArray[np.int64]
     slot_ids: NDArray[np.uint64]
 
@@ -36,7 +38,9 @@ class TableRows:
 
     def __getitem__(self, some: slice | NDArray[np.int64] | NDArray[np.bool_]) -> Self:
         """Select rows by slice, by int64 positions or by bool[V]."""
-        return type(self)(self.keys[some], self.parts[some], self.last_steps[some], self.slot_ids[some])
+        return type(self)(
+            self.keys[some], self.vectors[some], self.states[some], self.last_steps[some], self.slot_ids[some]
+        )
 
 
 class EmbeddingTable:
@@ -46,7 +50,6 @@ class EmbeddingTable:
         name: the table's name.
         config: what the table is like.
         native: the rows, for the functions of ``kernels.host``.
-        rule: the name of the rule whose states the rows have; "": they have none, or no optimizer has set them.
     """
 
     def __init__(
@@ -55,7 +58,6 @@ class EmbeddingTable:
         config: EmbeddingBagConfig,
         *,
         seed: int = 0,
-        initial_states: Sequence[float] = (),
         shard: tuple[int, int] = (0, 1),
     ) -> None:
         """Make a table, without rows unless ``config`` says how many it has.
@@ -64,7 +66,6 @@ class EmbeddingTable:
             name: its name.
             config: what it is like.
             seed: of the first weights.
-            initial_states: the value of each state of a new row. An optimizer sets them, see ``use_states``.
             shard: ``(r, n)``: of fixed rows, the table has only those of the keys r, r + n, r + 2 n, ....
 
         Raises:
@@ -74,12 +75,10 @@ class EmbeddingTable:
         self.config = config
         self._seed = seed
         self._shard = shard
-        self.rule = ""
         self.native = TrainingTable(
             name,
             config.dim,
             row_dtype=config.row_dtype,
-            initial_states=initial_states,
             initializer=config.initializer.native,
             seed=seed,
             fixed_rows=config.rows,
@@ -99,17 +98,19 @@ class EmbeddingTable:
         """The last step in which a row was updated; 0: none. It marks a moment for ``dump``."""
         return self.native.step
 
-    @property
-    def initial_states(self) -> tuple[float, ...]:
-        """The value of each state of a new row."""
-        return tuple(self.native.initial_states)
-
     def use_states(self, rule: str, initial_states: Sequence[float]) -> None:
         """Give rows the states of an optimizer's rule, at their first values, unless they have them already."""
-        same = np.array_equal(np.array(initial_states, np.float32), np.array(self.initial_states, np.float32))
-        if rule != self.rule or not same:
-            self.native.set_states(initial_states)
-        self.rule = rule
+        same = np.array_equal(np.array(initial_states, np.float32), np.array(self.native.initial_states, np.float32))
+        if rule != self.native.rule or not same:
+            self.native.set_states(rule, initial_states)
+
+    def new_rows(
+        self, keys: NDArray[np.int64], vectors: NDArray[np.float32], slot_ids: NDArray[np.uint64] | None = None
+    ) -> TableRows:
+        """Return rows that no step has updated, with the states of new rows. Without slots, they are in slot 0."""
+        states = np.tile(self.native.first_states, (len(keys), 1))
+        slots = np.zeros(len(keys), np.uint64) if slot_ids is None else slot_ids
+        return TableRows(keys, vectors, states, np.zeros(len(keys), np.int64), slots)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy all rows, part by part."""
@@ -128,10 +129,10 @@ class EmbeddingTable:
         rows = TableRows(*self.native.read(self.native.changed_rows()))
         keys, counts = self.native.sightings()
         return {
-            "rule": self.rule,
-            "initial_states": list(self.initial_states),
+            "rule": self.native.rule,
+            "initial_states": self.native.initial_states,
             "keys": torch.from_numpy(rows.keys),
-            "parts": torch.from_numpy(rows.parts),
+            "parts": torch.from_numpy(np.concatenate([rows.vectors, rows.states], axis=1)),
             "last_steps": torch.from_numpy(rows.last_steps),
             "slot_ids": torch.from_numpy(rows.slot_ids.astype(np.int64)),
             "sighted_keys": torch.from_numpy(keys),
@@ -144,41 +145,42 @@ class EmbeddingTable:
         Raises:
             ValueError: the state has rows of another shape, or too many.
         """
-        parts, most = state["parts"], self.config.max_rows
-        shape = (1 + len(state["initial_states"]), self.config.dim)
-        if parts.shape[1:] != shape:
-            raise ValueError(f"table {self.name!r}: expected rows {list(shape)}, got {list(parts.shape[1:])}")
+        parts, most = state["parts"].flatten(1), self.config.max_rows
+        rule, initial_states = _rule_of(state)
+        like = TrainingTable(self.name, self.config.dim, rule=rule, initial_states=initial_states)
+        floats = self.config.dim + len(like.first_states)
+        if parts.shape[1] != floats:
+            raise ValueError(f"table {self.name!r}: expected rows of {floats} floats, got {parts.shape[1]}")
         if most is not None and len(parts) > most:
             raise ValueError(f"table {self.name!r}: expected at most {most} rows, got {len(parts)}")
 
     def load_state(self, state: dict[str, Any], owns: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> None:
         """Replace all rows by those of a state whose keys this process owns."""
         self.clear()
-        self.use_states(state["rule"], state["initial_states"])
-        names = ("keys", "parts", "last_steps", "slot_ids", "sighted_keys", "sightings")
-        keys, parts, last_steps, slot_ids, sighted, counts = (state[name].numpy() for name in names)
-        self.load(TableRows(keys, parts, last_steps, slot_ids.astype(np.uint64))[owns(keys)])
+        self.use_states(*_rule_of(state))
+        names = ("keys", "last_steps", "slot_ids", "sighted_keys", "sightings")
+        keys, last_steps, slot_ids, sighted, counts = (state[name].numpy() for name in names)
+        vectors, states = np.split(state["parts"].flatten(1).numpy(), [self.config.dim], axis=1)
+        self.load(TableRows(keys, vectors, states, last_steps, slot_ids.astype(np.uint64))[owns(keys)])
         mine = owns(sighted)
         self.native.write_sightings(sighted[mine], counts[mine])
 
     def empty_copy(self) -> Self:
         """Return a table of the same kind without trained rows."""
-        copy = type(self)(
-            self.name, self.config, seed=self._seed, initial_states=self.initial_states, shard=self._shard
-        )
-        copy.rule = self.rule
+        copy = type(self)(self.name, self.config, seed=self._seed, shard=self._shard)
+        copy.use_states(self.native.rule, self.native.initial_states)
         return copy
 
     def rows(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return copies of every key and its vector, int64[V] and float32[V, D], in the order of ``dump``."""
-        keys, parts, _, _ = self.native.read(self.native.changed_rows())
-        return keys, parts[:, 0]
+        keys, vectors, *_ = self.native.read(self.native.changed_rows())
+        return keys, vectors
 
     def served_rows(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
         """Yield keys and vectors as lookups read them, part by part. A served table has no ``max_norm``."""
         max_norm = self.config.max_norm
         for part in self.dump():
-            vectors = part.parts[:, 0]
+            vectors = part.vectors
             if max_norm is not None:
                 norms = np.linalg.norm(vectors, axis=1, keepdims=True)
                 vectors = np.where(norms > max_norm, vectors * (max_norm / np.maximum(norms, max_norm)), vectors)
@@ -212,7 +214,8 @@ class EmbeddingTable:
         """
         self.native.write(
             np.ascontiguousarray(rows.keys),
-            np.ascontiguousarray(rows.parts),
+            np.ascontiguousarray(rows.vectors),
+            np.ascontiguousarray(rows.states),
             np.ascontiguousarray(rows.last_steps),
             np.ascontiguousarray(rows.slot_ids),
         )
@@ -220,6 +223,11 @@ class EmbeddingTable:
     def clear(self) -> None:
         """Remove all rows. Fixed rows get their first weights again."""
         self.native.clear()
+
+
+def _rule_of(state: dict[str, Any]) -> tuple[str, list[float]]:
+    """Return the rule of a state, and the first values of its states. Earlier versions wrote "" if there was none."""
+    return state["rule"] or "sgd", state["initial_states"]
 
 
 def _unpickled(

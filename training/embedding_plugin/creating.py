@@ -9,15 +9,24 @@ import torch
 from training.embedding.table import EmbeddingTable, TableRows
 from training.embedding_plugin.arguments import items, one_of, shown
 from training.embedding_plugin.embedding import Optimizer
-from training.optimizers.rules import AdamRule, MomentumSgdRule, NesterovRule, SgdRule, UpdateRule, UpdateType
+from training.optimizers.rules import (
+    AdamRule,
+    MomentumSgdRule,
+    NesterovRule,
+    RowWiseAdaGradRule,
+    SgdRule,
+    UpdateRule,
+    UpdateType,
+)
 
-OptimizerType = Literal["Adam", "MomentumSGD", "Nesterov", "SGD"]
+OptimizerType = Literal["Adam", "MomentumSGD", "Nesterov", "SGD", "RowWiseAdaGrad"]
 _SCALERS = (1.0, 128.0, 256.0, 512.0, 1024.0)
 _RULES: dict[str, tuple[type[UpdateRule], tuple[str, ...]]] = {
     "Adam": (AdamRule, ("learning_rate", "beta1", "beta2", "epsilon")),
     "MomentumSGD": (MomentumSgdRule, ("learning_rate", "momentum_factor")),
     "Nesterov": (NesterovRule, ("learning_rate", "momentum_factor")),
     "SGD": (SgdRule, ("learning_rate",)),
+    "RowWiseAdaGrad": (RowWiseAdaGradRule, ("learning_rate", "initial_accumulator", "epsilon")),
 }
 
 
@@ -62,7 +71,4 @@ def first_rows(place: str, init_value: Any, table: EmbeddingTable, slots: int, v
         expected = f"init_value [V, {dim}] with V of at most {vocabulary:,}, the vocabulary of all GPUs"
         raise ValueError(f"{place}: expected {expected}, got {list(array.shape)}")
     keys = np.arange(len(array))
-    parts = np.empty((len(array), 1 + len(table.initial_states), dim), np.float32)
-    parts[:, 0] = array
-    parts[:, 1:] = np.array(table.initial_states, np.float32)[:, None]
-    return TableRows(keys, parts, np.zeros_like(keys), (keys % slots).astype(np.uint64))
+    return table.new_rows(keys, array, (keys % slots).astype(np.uint64))

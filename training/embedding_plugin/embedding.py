@@ -176,7 +176,7 @@ class Embedding:
         """
         if not len(self.table):
             raise ModelFileError(path, f"{self._place} has no rows yet, and an empty table cannot be read")
-        parts = ((rows.keys, rows.parts[:, 0].copy(), rows.slot_ids) for rows in self.table.dump())
+        parts = ((rows.keys, rows.vectors, rows.slot_ids) for rows in self.table.dump())
         keys, vectors, slot_ids = (np.concatenate(column) for column in zip(*parts, strict=True))
         write_sparse_directory(Path(path), keys, vectors, slot_ids if self.row_layout == "localized" else None)
 
@@ -194,7 +194,7 @@ class Embedding:
         if self.row_layout == "localized" and model.slot_ids is None:
             raise ModelFileError(path, "expected slot_id, because the embedding is localized, found none")
         layer = Layer(table.name, "", "", self.slots, config.dim, config.combiner, self.row_layout)
-        parts = read_table(Path(path), None, layer, limits.key_type, table.initial_states)
+        parts = read_table(Path(path), None, layer, limits.key_type, table)
         for number, rows in enumerate(parts):
             if number == 0:  # every key is checked
                 self._gradients.clear()

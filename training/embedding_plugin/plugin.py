@@ -115,12 +115,12 @@ def create_embedding(
         name_: its name. If there is such an embedding, the name gets a number: ``hugectr_embedding_1``.
         embedding_type: "localized" or "distributed". The vectors are the same. A localized embedding saves the slot of
             each key. A key of ``init_value`` is in slot ``key % slot_num``.
-        optimizer_type: "Adam", "MomentumSGD", "Nesterov" or "SGD".
+        optimizer_type: "Adam", "MomentumSGD", "Nesterov", "SGD" or "RowWiseAdaGrad".
         max_vocabulary_size_per_gpu: the most distinct keys of each GPU. Only their sum over all GPUs matters.
         slot_size_array: the most distinct keys of each slot, in place of ``max_vocabulary_size_per_gpu``. Only their
             sum matters.
         opt_hparams: [learning rate, beta1, beta2, epsilon] for Adam, [learning rate, momentum factor] for MomentumSGD
-            and Nesterov, [learning rate] for SGD.
+            and Nesterov, [learning rate] for SGD, [learning rate, initial accumulator, epsilon] for RowWiseAdaGrad.
         update_type: what happens to rows without a gradient: "Local", "Global" or "LazyGlobal".
         atomic_update: no effect. Gradients of a row are added before it moves.
         scaler: 1, 128, 256, 512 or 1024. Gradients are divided by it, because the loss was multiplied by it.
@@ -160,8 +160,8 @@ def create_embedding(
         name,
         EmbeddingBagConfig(whole(place, "embedding_vec_size", embedding_vec_size, 1), combiner, keeps_slots=True),
         seed=plugin.seed + len(plugin.embeddings),
-        initial_states=optimizer.rule.initial_states,
     )
+    table.use_states(optimizer.rule.name, optimizer.rule.initial_states)
     if not isinstance(init_value, bool):
         table.load(first_rows(place, init_value, table, slots, limits.vocabulary))
     plugin.embeddings[name] = Embedding(

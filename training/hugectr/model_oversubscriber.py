@@ -137,7 +137,8 @@ class _RowStore:
             raise MissingExtraError("rocksdict", "rocksdb", "use_model_oversubscriber") from err
         self._path = path
         self._rocksdict: Any = rocksdict
-        self._dtype = np.dtype([*_ROW_FIELDS, ("parts", "<f4", (1 + len(table.initial_states), table.config.dim))])
+        floats = [("vector", "<f4", (table.config.dim,)), ("states", "<f4", table.native.first_states.shape)]
+        self._dtype = np.dtype([*_ROW_FIELDS, *floats])
         with self._errors():
             self._rows = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True))
 
@@ -145,7 +146,8 @@ class _RowStore:
         for first in range(0, len(rows), _CHUNK_ROWS):
             chunk = rows[first : first + _CHUNK_ROWS]
             values = np.empty(len(chunk), self._dtype)
-            values["last_step"], values["slot_id"], values["parts"] = chunk.last_steps, chunk.slot_ids, chunk.parts
+            values["last_step"], values["slot_id"] = chunk.last_steps, chunk.slot_ids
+            values["vector"], values["states"] = chunk.vectors, chunk.states
             batch = self._rocksdict.WriteBatch(raw_mode=True)
             for key, value in zip(_cut(chunk.keys.astype("<i8")), _cut(values), strict=True):
                 batch.put(key, value)
@@ -175,8 +177,10 @@ class _RowStore:
 
     def _decoded(self, keys: NDArray[np.int64], data: bytes) -> TableRows:
         values = np.frombuffer(data, self._dtype)
-        parts, last_steps = values["parts"].astype(np.float32), values["last_step"].astype(np.int64)
-        return TableRows(keys, parts, last_steps, values["slot_id"].astype(np.uint64))
+        vectors, states = values["vector"].astype(np.float32), values["states"].astype(np.float32)
+        return TableRows(
+            keys, vectors, states, values["last_step"].astype(np.int64), values["slot_id"].astype(np.uint64)
+        )
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -323,7 +323,7 @@ class Session:
             states_path = Path(states_files[t]) if states_files else None
             if Path(file).is_file() and not Path(file).stat().st_size:
                 _log.warning("%s: the table has no rows", file)
-            for rows in read_table(Path(file), states_path, embedding, self._key_type, table.initial_states):
+            for rows in read_table(Path(file), states_path, embedding, self._key_type, table):
                 if self._oversubscriber is not None:
                     self._oversubscriber.add(t, rows)
                 else:

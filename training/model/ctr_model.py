@@ -68,8 +68,9 @@ class CtrModel:
         """
         self.graph = graph
         self.processes = processes or Processes()
-        self._rule = rule or AdamRule()
-        optimizers = tables or [TableOptimizer(self._rule, update_type)] * len(graph.embeddings)
+        rule = rule or AdamRule()
+        self._rule = rule.of_dense_weights
+        optimizers = tables or [TableOptimizer(rule, update_type)] * len(graph.embeddings)
         configs = {
             embedding.top: EmbeddingBagConfig(
                 embedding.dim,
@@ -90,10 +91,7 @@ class CtrModel:
         self._regularizers = regularizers
         self._label_weights = torch.tensor(label_weights or [1.0] * graph.label_dim)
         self._weights = {**initial_weights(graph, seed), **initial_statistics(graph)}
-        self._states = {
-            key: [torch.full_like(weight, value) for value in self._rule.initial_states]
-            for key, weight in self._weights.items()
-        }
+        self._states = {key: self._rule.new_states(weight) for key, weight in self._weights.items()}
         self._dropout_generator = torch.Generator()
         self._seed = seed
         self.step = 0

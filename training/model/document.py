@@ -12,7 +12,15 @@ from serving.model.strict_json import Fields, read_json
 from training.built_in import built_in_graphs
 from training.optimizers.learning_rate import LearningRateSchedule
 from training.optimizers.regularizer import Regularizer
-from training.optimizers.rules import AdamRule, MomentumSgdRule, NesterovRule, SgdRule, UpdateRule, UpdateType
+from training.optimizers.rules import (
+    AdamRule,
+    MomentumSgdRule,
+    NesterovRule,
+    RowWiseAdaGradRule,
+    SgdRule,
+    UpdateRule,
+    UpdateType,
+)
 
 _SCHEDULE_KEYS = ("learning_rate", "warmup_steps", "decay_start", "decay_steps", "decay_power", "end_lr")
 #: Each type of optimizer: its rule, and the clause and the keys that have the rule's parameters.
@@ -21,6 +29,7 @@ _OPTIMIZERS: dict[str, tuple[type[UpdateRule], str, tuple[str, ...]]] = {
     "MomentumSGD": (MomentumSgdRule, "momentum_sgd_hparam", ("momentum_factor",)),
     "Nesterov": (NesterovRule, "nesterov_hparam", ("momentum_factor",)),
     "SGD": (SgdRule, "sgd_hparam", ()),
+    "RowWiseAdaGrad": (RowWiseAdaGradRule, "row_wise_ada_grad_hparam", ("initial_accumulator", "epsilon")),
 }
 _UPDATE_TYPES: dict[str, UpdateType] = {"Local": "Local", "Global": "Global", "LazyGlobal": "LazyGlobal"}
 _DEFAULT_LEARNING_RATE = 0.001
@@ -84,7 +93,7 @@ class TrainingDocument:
         graph: its layers.
         labels: the labels, in graph order.
         optimizer: the type of the optimizer, as the JSON spells it.
-        rule: the formula of the dense weights.
+        rule: the formula, of which the dense weights have ``rule.of_dense_weights``.
         schedule: the learning rates.
         tables: the optimizer of each table: the document's, or the one in its embedding layer.
         regularizers: those of the losses.

@@ -149,4 +149,4 @@ class _Shift:
 
 
 def _vectors(parts: Iterable[TableRows]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    return ((part.keys, part.parts[:, 0]) for part in parts)
+    return ((part.keys, part.vectors) for part in parts)

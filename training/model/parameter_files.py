@@ -6,7 +6,7 @@
   model, as in HugeCTR (v3.0 to v24.06). A file ``<dense states>.json`` next to it has the optimizer's name and the
   number of steps, which HugeCTR does not store.
 - sparse states: Hotrow's own format, because HugeCTR's depends on its GPUs. One packed row for each row of the sparse
-  model, in the same order: int64 key, int64 step of the last update, float32[D] for each state. All little-endian.
+  model, in the same order: int64 key, int64 step of the last update, float32[S] with all states. All little-endian.
 
 The files of states are empty if the optimizer has no states. Every file is complete or absent.
 """
@@ -28,7 +28,7 @@ from serving.model.graph import Embedding, Graph
 from serving.model.sparse_file import KeyType, open_sparse
 from serving.model.sparse_rows import refuse_repeated_keys, row_dtype
 from serving.model.strict_json import Fields, read_json
-from training.embedding.table import TableRows
+from training.embedding.table import EmbeddingTable, TableRows
 
 _CHUNK_ROWS = 65_536
 
@@ -88,7 +88,7 @@ def write_table(
             for first in range(0, len(part), _CHUNK_ROWS):
                 chunk = part[first : first + _CHUNK_ROWS]
                 rows = np.empty(len(chunk), row)
-                rows["key"], rows["vector"] = chunk.keys, chunk.parts[:, 0]
+                rows["key"], rows["vector"] = chunk.keys, chunk.vectors
                 if embedding.row_layout == "localized":
                     rows["slot_id"] = chunk.slot_ids
                 file.write(rows.tobytes())
@@ -96,9 +96,9 @@ def write_table(
 
 
 def read_table(
-    path: Path, states_path: Path | None, embedding: Embedding, key_type: KeyType, initial_states: tuple[float, ...]
+    path: Path, states_path: Path | None, embedding: Embedding, key_type: KeyType, table: EmbeddingTable
 ) -> Iterator[TableRows]:
-    """Yield the rows of a sparse model, part by part. Without ``states_path`` they have the initial states.
+    """Yield the rows of a sparse model for a table, part by part. Without ``states_path`` they have the first states.
 
     Raises:
         ModelFileError: a file is missing, cut short or damaged, a key is repeated, or the states are not those of the
@@ -108,45 +108,42 @@ def read_table(
         return  # a table without rows
     model = open_sparse(path, embedding.dim, key_type, embedding.row_layout)
     refuse_repeated_keys(path, np.concatenate(list(model.key_batches(_CHUNK_ROWS))), key_type)
-    states = None if states_path is None else _open_states(states_path, model.rows, len(initial_states), embedding.dim)
+    states = None if states_path is None else _open_states(states_path, model.rows, len(table.native.first_states))
     first = 0
     for keys, vectors in model.batches(_CHUNK_ROWS):
         some = slice(first, first + len(keys))
-        parts = np.empty((len(keys), 1 + len(initial_states), embedding.dim), np.float32)
-        parts[:, 0] = vectors
-        parts[:, 1:] = np.array(initial_states, np.float32)[:, None]
-        last_steps = np.zeros(len(keys), np.int64)
+        slot_ids = None if model.slot_ids is None else model.slot_ids[some].astype(np.uint64)
+        rows = table.new_rows(keys, vectors, slot_ids)
         if states is not None:
             _check_same_keys(states_path, states["key"][some], keys, first)
-            parts[:, 1:], last_steps = states["states"][some], states["last_step"][some].astype(np.int64)
-        slot_ids = np.zeros(len(keys), np.uint64) if model.slot_ids is None else model.slot_ids[some].astype(np.uint64)
-        yield TableRows(keys, parts, last_steps, slot_ids)
+            rows.states[:], rows.last_steps[:] = states["states"][some], states["last_step"][some]
+        yield rows
         first += len(keys)
 
 
-def _states_dtype(states: int, dim: int) -> np.dtype[Any]:
-    return np.dtype([("key", "<i8"), ("last_step", "<i8"), ("states", "<f4", (states, dim))])
+def _states_dtype(floats: int) -> np.dtype[Any]:
+    return np.dtype([("key", "<i8"), ("last_step", "<i8"), ("states", "<f4", (floats,))])
 
 
 def _encoded_states(rows: TableRows) -> bytes:
-    states, dim = rows.parts.shape[1] - 1, rows.parts.shape[2]
-    if not states:
+    floats = rows.states.shape[1]
+    if not floats:
         return b""
-    encoded = np.empty(len(rows), _states_dtype(states, dim))
-    encoded["key"], encoded["last_step"], encoded["states"] = rows.keys, rows.last_steps, rows.parts[:, 1:]
+    encoded = np.empty(len(rows), _states_dtype(floats))
+    encoded["key"], encoded["last_step"], encoded["states"] = rows.keys, rows.last_steps, rows.states
     return encoded.tobytes()
 
 
-def _open_states(path: Path, rows: int, states: int, dim: int) -> NDArray[Any] | None:
+def _open_states(path: Path, rows: int, floats: int) -> NDArray[Any] | None:
     """Return the stored states of a sparse model with ``rows`` rows, or None if the optimizer has none."""
-    dtype = _states_dtype(states, dim)
-    expected_bytes = rows * dtype.itemsize if states else 0
+    dtype = _states_dtype(floats)
+    expected_bytes = rows * dtype.itemsize if floats else 0
     try:
         found_bytes = path.stat().st_size
         if found_bytes != expected_bytes:
-            reason = f"{rows:,} rows of {states} states of {dim} floats as the sparse model beside it"
+            reason = f"{rows:,} rows with {floats} floats of states as the sparse model beside it"
             raise ModelFileError(path, f"expected {expected_bytes:,} bytes, {reason}, found {found_bytes:,} bytes")
-        return np.memmap(path, dtype, "r") if states else None
+        return np.memmap(path, dtype, "r") if floats else None
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
 

@@ -25,6 +25,7 @@ from training.optimizers.rules import (
     MomentumSgdRule,
     Move,
     NesterovRule,
+    RowWiseAdaGradRule,
     SgdRule,
     UpdateRule,
     UpdateType,
@@ -135,7 +136,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         assert gradient is not None
         if not state:
             state["step"] = 0
-            state["states"] = [torch.full_like(weights, value) for value in rule.initial_states]
+            state["states"] = rule.new_states(weights)
         state["step"] += 1
         if not gradient.is_sparse:
             rule.update(Move(weights, state["states"], gradient / self._scaler, learning_rate, state["step"]))
@@ -175,6 +176,12 @@ class AdaGrad(RuleOptimizer):
     """See ``AdaGradRule``."""
 
     rule_type = AdaGradRule
+
+
+class RowWiseAdaGrad(RuleOptimizer):
+    """See ``RowWiseAdaGradRule``."""
+
+    rule_type = RowWiseAdaGradRule
 
 
 class Ftrl(RuleOptimizer):

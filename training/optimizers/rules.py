@@ -20,7 +20,7 @@ class Move:
 
     Attributes:
         weights: of any shape; changed in place.
-        states: one tensor per state of the rule, each in the shape of ``weights``; changed in place.
+        states: one tensor per state of the rule, see ``UpdateRule.new_states``; changed in place.
         gradient: in the shape of ``weights``.
         learning_rate: of this step.
         step: counted from 1 over the whole training.
@@ -62,6 +62,15 @@ class UpdateRule(ABC):
     @abstractmethod
     def update(self, move: Move) -> None:
         """Update weights and states."""
+
+    def new_states(self, weights: torch.Tensor) -> list[torch.Tensor]:
+        """Return the states of these weights before the first step, each in the shape of the weights."""
+        return [torch.full_like(weights, value) for value in self.initial_states]
+
+    @property
+    def of_dense_weights(self) -> "UpdateRule":
+        """The rule of the dense weights of a model whose tables have this rule."""
+        return self
 
     def update_lazily(self, move: Move, last_steps: torch.Tensor) -> None:
         """Update rows, and make up for the steps that they have skipped.
@@ -265,6 +274,34 @@ class AdaGradRule(UpdateRule):
         (accumulator,) = move.states
         accumulator.addcmul_(move.gradient, move.gradient)
         move.weights.addcdiv_(move.gradient, accumulator.sqrt().add_(self.epsilon), value=-move.learning_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class RowWiseAdaGradRule(AdaGradRule):
+    """AdaGrad with one ``n`` per row: ``n += mean(g^2); w -= lr g / (sqrt(n) + epsilon)``.
+
+    It is the row-wise AdaGrad of TorchRec and the ``EXACT_ROWWISE_ADAGRAD`` of FBGEMM. A row is ``weights[i]``. A float
+    of a vector is a row of its own.
+    """
+
+    name: ClassVar[str] = "row_wise_ada_grad"
+
+    def new_states(self, weights: torch.Tensor) -> list[torch.Tensor]:
+        """Return ``n``, of the shape [V, 1, ...] for weights [V, ...]."""
+        shape = (*weights.shape[:1], *[1] * (weights.dim() - 1))
+        return [weights.new_full(shape, self.initial_accumulator)]
+
+    @property
+    def of_dense_weights(self) -> UpdateRule:
+        """AdaGrad, because a row of dense weights is not looked up alone. DLRM does the same."""
+        return AdaGradRule(self.initial_accumulator, self.epsilon)
+
+    def update(self, move: Move) -> None:
+        """See ``UpdateRule.update``."""
+        (accumulator,) = move.states
+        squares = move.gradient.square()
+        accumulator.add_(squares.flatten(1).mean(1).reshape_as(accumulator) if squares.dim() > 1 else squares)
+        move.weights.sub_(move.gradient * (move.learning_rate / (accumulator.sqrt() + self.epsilon)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ A checkpoint is a folder ``batch-<n>``, which is complete or absent. It holds th
 - ``checkpoint.json``: n, the features, the optimizer and its steps;
 - ``dense.pt``: what the NN worker gave ``TrainCtx.dump_checkpoint``;
 - ``server-<n>/dim-<D>/``: the rows of a server's table, in ``keys.npy``, ``parts.npy`` and ``last_steps.npy``. The
-  least recently used row comes first.
+  least recently used row comes first. A row of ``parts.npy`` is the vector and then the states.
 """
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,12 +40,14 @@ class Rows:
 
     Attributes:
         keys: int64[V].
-        parts: float32[V, P, D]. Part 0 is the vector; the other parts are the states of the optimizer.
+        vectors: float32[V, D].
+        states: float32[V, S], the states of the optimizer.
         last_steps: int64[V], the step of each row's last update.
     """
 
     keys: NDArray[np.int64]
-    parts: NDArray[np.float32]
+    vectors: NDArray[np.float32]
+    states: NDArray[np.float32]
     last_steps: NDArray[np.int64]
 
 
@@ -158,7 +161,7 @@ def write_rows(folder: str | Path, server: int, tables: dict[int, TrainingTable]
         path, rows = Path(folder, f"server-{server}", f"dim-{dim}"), table.changed_rows()
         shapes = {
             "keys": ("<i8", ()),
-            "parts": ("<f4", (1 + len(table.initial_states), dim)),
+            "parts": ("<f4", (dim + len(table.first_states),)),
             "last_steps": ("<i8", ()),
         }
         with _writing(path):
@@ -169,7 +172,8 @@ def write_rows(folder: str | Path, server: int, tables: dict[int, TrainingTable]
                     header = {"descr": dtype, "fortran_order": False, "shape": (len(rows), *shape)}
                     np.lib.format.write_array_header_1_0(file, header)
                 for first in range(0, len(rows), _PART_ROWS):
-                    keys, parts, last_steps, _ = table.read(rows[first : first + _PART_ROWS])
+                    keys, vectors, states, last_steps, _ = table.read(rows[first : first + _PART_ROWS])
+                    parts = np.concatenate([vectors, states], axis=1)
                     for file, data in zip(files, (keys.data, parts.data, last_steps.data), strict=True):
                         file.write(data)
             finally:
@@ -189,19 +193,22 @@ def read_rows(
     for path in sorted(Path(folder).glob("server-*/dim-*")):
         keys, parts, last_steps = (_array_in(path / f"{name}.npy") for name in ("keys", "parts", "last_steps"))
         dim = path.name.removeprefix("dim-")
-        is_right = keys.dtype == last_steps.dtype == np.int64 and parts.dtype == np.float32 and parts.ndim == 3
-        if not is_right or str(parts.shape[2]) != dim:
+        is_right = keys.dtype == last_steps.dtype == np.int64 and parts.dtype == np.float32 and parts.ndim in (2, 3)
+        floats = math.prod(parts.shape[1:])  # [V, P, D] of earlier versions are as many floats in the same order
+        if not is_right or floats < int(dim):
             found = f"{keys.dtype}, {last_steps.dtype} and {parts.dtype}{list(parts.shape)}"
-            raise ModelFileError(path, f"expected int64 keys and steps and float32 rows [V, P, {dim}], found {found}")
+            expected = f"int64 keys and steps and float32 rows of at least {dim} floats"
+            raise ModelFileError(path, f"expected {expected}, found {found}")
         if not len(keys) == len(parts) == len(last_steps):
             counts = f"{len(keys)} keys, {len(parts)} rows and {len(last_steps)} steps"
             raise ModelFileError(path, f"expected as many rows and steps as keys, found {counts}")
+        vectors, states = np.split(parts.reshape(len(parts), floats), [int(dim)], axis=1)
         for first in range(0, len(keys), size):
             some = slice(first, first + size)
             is_own = servers_of(np.array(keys[some]), servers) == server
             yield (
-                int(path.name.removeprefix("dim-")),
-                Rows(keys[some][is_own], parts[some][is_own], last_steps[some][is_own]),
+                int(dim),
+                Rows(keys[some][is_own], vectors[some][is_own], states[some][is_own], last_steps[some][is_own]),
             )
 
 
@@ -232,7 +239,7 @@ def _rows_of(checkpoint: Path, feature: Feature) -> Iterator[tuple[NDArray[np.in
         if dim == feature.dim:
             signs = prefixed_signs(rows.keys) - np.uint64(feature.prefix)
             is_of_group = signs < np.uint64(feature.spacing)  # a smaller sign has wrapped around
-            yield signs[is_of_group].view(np.int64), rows.parts[is_of_group, 0]
+            yield signs[is_of_group].view(np.int64), rows.vectors[is_of_group]
 
 
 @contextmanager

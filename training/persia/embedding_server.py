@@ -51,6 +51,7 @@ class EmbeddingServer:
                 dim: TrainingTable(
                     f"dim {dim}",
                     dim,
+                    rule=self._settings["optimizer"]["rule"],
                     initial_states=self._settings["optimizer"]["initial_states"],
                     initializer=("uniform", low, high),
                     max_rows=self._capacity,
@@ -130,7 +131,9 @@ class EmbeddingServer:
         with self._lock:
             self._step = message.facts["step"]
             for dim, rows in read_rows(message.facts["folder"], self.number, self.servers, self._capacity):
-                self._table(dim).write(rows.keys, rows.parts, rows.last_steps, np.zeros(len(rows.keys), np.uint64))
+                self._table(dim).write(
+                    rows.keys, rows.vectors, rows.states, rows.last_steps, np.zeros(len(rows.keys), np.uint64)
+                )
         return NOTHING
 
     def _table(self, dim: int) -> TrainingTable:
@@ -147,6 +150,5 @@ def _clip(table: TrainingTable, keys: Keys, bound: float) -> None:
     """Keep the weights of rows within the bound."""
     is_beyond = (np.abs(_vectors(table, keys, trains=False)) > bound).any(axis=1)
     if is_beyond.any():
-        found, parts, last_steps, slots = table.read(table.find(keys[is_beyond]))
-        parts[:, 0].clip(-bound, bound, out=parts[:, 0])
-        table.write(found, parts, last_steps, slots)
+        found, vectors, states, last_steps, slots = table.read(table.find(keys[is_beyond]))
+        table.write(found, vectors.clip(-bound, bound), states, last_steps, slots)

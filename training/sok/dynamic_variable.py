@@ -13,7 +13,7 @@ from kernels.host import TrainingTable
 from training.embedding.config import Constant, EmbeddingBagConfig, Initializer, Uniform
 from training.embedding.inputs import FeatureBags
 from training.embedding.parameter import TableParameter
-from training.embedding.table import EmbeddingTable, TableRows
+from training.embedding.table import EmbeddingTable
 from training.sok.initialize import started
 from training.sok.placement import Placement, checked_name
 
@@ -119,17 +119,14 @@ class DynamicVariable(TableParameter):
     def own_rows(self, since: int = -1) -> Iterator[tuple[Ints, Floats]]:
         """Yield the keys and the vectors of this process's rows, part by part; see ``EmbeddingTable.dump``."""
         for rows in self.table.dump(since):
-            yield rows.keys, rows.parts[:, 0]
+            yield rows.keys, rows.vectors
 
     def check_stored(self, path: Any, keys: Ints) -> None:
         """Accept all stored keys."""
 
     def set_rows(self, keys: Ints, vectors: Floats) -> None:
         """Add or replace rows of this process. The optimizer's states of these rows begin again."""
-        states = np.array(self.table.initial_states, np.float32)
-        parts = np.empty((len(keys), 1 + len(states), self.dimension), np.float32)
-        parts[:, 0], parts[:, 1:] = vectors, states[:, None]
-        self.table.load(TableRows(keys, parts, np.zeros(len(keys), np.int64), np.zeros(len(keys), np.uint64)))
+        self.table.load(self.table.new_rows(keys, vectors))
 
     def __repr__(self, **named: Any) -> str:
         """Show the rows' number, not the missing elements."""

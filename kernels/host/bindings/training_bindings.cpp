@@ -416,12 +416,10 @@ void update_tables(const nb::sequence& lookups_in, const nb::sequence& gradients
   }
   const GilRelease release;
   const TableLocks locks(tables_of(gradients.lookups()));
-  const size_t states = kRuleStates[static_cast<size_t>(rule)];
   for (const TableUpdate& one : updates)
-    if (one.table->options().initial_states.size() != states)
-      throw nb::value_error(("table '" + one.table->options().name + "': expected rows with " + std::to_string(states) +
-                             " states for the rule '" + rule_name + "', got " +
-                             std::to_string(one.table->options().initial_states.size()))
+    if (one.table->options().rule != rule)
+      throw nb::value_error(("table '" + one.table->options().name + "': expected rows with the states of the rule '" +
+                             rule_name + "', got those of '" + name_of(one.table->options().rule) + "'")
                                 .c_str());
   gradients.refresh();
   for (size_t i = 0; i < update_of.size(); ++i) updates[update_of[i]].lookups.push_back(gradients.of(i));

@@ -38,7 +38,7 @@ class KeyedRandom {
 
 size_t stride_of(const TrainingOptions& options) {
   const size_t offset = TrainedRows::states_offset(options.type, options.dim);
-  return offset + options.initial_states.size() * options.dim * sizeof(float);
+  return offset + options.state_floats() * sizeof(float);
 }
 
 }  // namespace
@@ -230,8 +230,12 @@ void TrainingTable::initialize(size_t row, int64_t key) {
   }
   const auto number = static_cast<int64_t>(row);
   table.write(number, weights.data());
-  float* state = table.states(number);
-  for (const float first : options_.initial_states) state = std::fill_n(state, options_.dim, first);
+  first_states(table.states(number));
+}
+
+void TrainingTable::first_states(float* states) const {
+  for (const float first : options_.initial_states)
+    states = std::fill_n(states, state_floats(options_.rule, options_.dim), first);
 }
 
 void TrainingTable::make_fixed_rows() {
@@ -258,26 +262,26 @@ std::vector<int64_t> TrainingTable::rows_changed_since(int64_t since) const {
   return numbers;
 }
 
-void TrainingTable::read(const int64_t* rows, size_t n, int64_t* keys, float* parts, int64_t* last_steps,
-                         uint64_t* slots) const {
+void TrainingTable::read(const int64_t* rows, size_t n, int64_t* keys, float* vectors, float* states,
+                         int64_t* last_steps, uint64_t* slots) const {
   const TrainedRows table = view();
-  const size_t dim = options_.dim, states = options_.initial_states.size() * dim;
+  const size_t dim = options_.dim, floats = options_.state_floats();
   for (size_t i = 0; i < n; ++i) {
     const auto row = static_cast<size_t>(rows[i]);
-    float* weights = parts + i * (dim + states);
+    float* weights = vectors + i * dim;
     keys[i] = keys_[row];
     std::copy_n(table.read(rows[i], weights), table.type == RowType::kFp32 ? dim : 0, weights);
-    std::copy_n(table.states(rows[i]), states, weights + dim);
+    std::copy_n(table.states(rows[i]), floats, states + i * floats);
     last_steps[i] = last_steps_[row];
     slots[i] = slots_[row];
   }
 }
 
-void TrainingTable::write(const int64_t* keys, size_t n, const float* parts, const int64_t* last_steps,
-                          const uint64_t* slots) {
+void TrainingTable::write(const int64_t* keys, size_t n, const float* vectors, const float* states,
+                          const int64_t* last_steps, const uint64_t* slots) {
   std::vector<int64_t> fixed(index_ ? 0 : n);
   if (!index_) number_fixed(keys, n, fixed.data());
-  const size_t dim = options_.dim, states = options_.initial_states.size() * dim;
+  const size_t dim = options_.dim, floats = options_.state_floats();
   begin_call();
   for (size_t i = 0; i < n; ++i) {
     size_t row = 0;
@@ -291,8 +295,8 @@ void TrainingTable::write(const int64_t* keys, size_t n, const float* parts, con
     }
     const TrainedRows table = view();
     const auto number = static_cast<int64_t>(row);
-    table.write(number, parts + i * (dim + states));
-    std::copy_n(parts + i * (dim + states) + dim, states, table.states(number));
+    table.write(number, vectors + i * dim);
+    std::copy_n(states + i * floats, floats, table.states(number));
     last_steps_[row] = static_cast<int32_t>(last_steps[i]);
     slots_[row] = static_cast<uint32_t>(slots[i]);
     step_ = std::max(step_, last_steps[i]);
@@ -316,9 +320,10 @@ void TrainingTable::clear() {
   touched_ = {};
 }
 
-void TrainingTable::set_states(const std::vector<float>& initial_states) {
+void TrainingTable::set_states(Rule rule, const std::vector<float>& initial_states) {
   const TrainedRows before = view();
   TrainingOptions options = options_;
+  options.rule = rule;
   options.initial_states = initial_states;
   GrowingArray<std::byte> values;
   values.reserve(used_ * stride_of(options));
@@ -330,8 +335,7 @@ void TrainingTable::set_states(const std::vector<float>& initial_states) {
   for (size_t row = 0; row < used_; ++row) {
     const auto number = static_cast<int64_t>(row);
     std::copy_n(before.row(number), row_bytes(options_.type, options_.dim), after.row(number));
-    float* state = after.states(number);
-    for (const float first : initial_states) state = std::fill_n(state, options_.dim, first);
+    first_states(after.states(number));
     last_steps_[row] = 0;
   }
 }

@@ -20,6 +20,7 @@
 #include "table/bucket_index.hpp"
 #include "table/growing_array.hpp"
 #include "training/trained_rows.hpp"
+#include "training/update_rule.hpp"
 
 namespace hotrow {
 
@@ -36,6 +37,7 @@ struct TrainingOptions {
   std::string name;  // for messages
   uint32_t dim;
   RowType type;
+  Rule rule;                          // whose states the rows have
   std::vector<float> initial_states;  // the value of each state of a new row
   Initializer initializer;
   uint64_t seed;
@@ -45,6 +47,9 @@ struct TrainingOptions {
   uint32_t admit_after;  // at least 1
   float absent;
   float max_norm;
+
+  // S, the floats of all states of a row.
+  size_t state_floats() const { return initial_states.size() * hotrow::state_floats(rule, dim); }
 };
 
 // A key outside the fixed rows of a table.
@@ -66,7 +71,8 @@ struct KeySlots {
   size_t slots;
 };
 
-// Every method and the view need the table's mutex, except the constructor, and `options` without initial_states.
+// Every method and the view need the table's mutex, except the constructor, and `options` without rule and
+// initial_states.
 class TrainingTable {
  public:
   static constexpr uint64_t kMaxRows = 3'500'000'000;
@@ -98,14 +104,18 @@ class TrainingTable {
   // The numbers of the rows whose last update was in a step after `since`, or is not known. With `max_rows` the row that
   // was read least recently comes first, so a table that gets them in this order replaces the same rows.
   std::vector<int64_t> rows_changed_since(int64_t since) const;
-  // rows[n], below size() -> keys[n], parts[n][1 + states][dim], last_steps[n], slots[n].
-  void read(const int64_t* rows, size_t n, int64_t* keys, float* parts, int64_t* last_steps, uint64_t* slots) const;
+  // rows[n], below size() -> keys[n], vectors[n][dim], states[n][S], last_steps[n], slots[n].
+  void read(const int64_t* rows, size_t n, int64_t* keys, float* vectors, float* states, int64_t* last_steps,
+            uint64_t* slots) const;
   // Insert or overwrite rows. Throws KeyBeyondRows before any change, and CallBeyondRows.
-  void write(const int64_t* keys, size_t n, const float* parts, const int64_t* last_steps, const uint64_t* slots);
+  void write(const int64_t* keys, size_t n, const float* vectors, const float* states, const int64_t* last_steps,
+             const uint64_t* slots);
   // Remove all rows and all sightings. Fixed rows get their first weights again.
   void clear();
-  // Give every row these states, at their first values. If it throws, nothing has changed.
-  void set_states(const std::vector<float>& initial_states);
+  // Give every row the states of a rule, at their first values. If it throws, nothing has changed.
+  void set_states(Rule rule, const std::vector<float>& initial_states);
+  // states[S] of a new row.
+  void first_states(float* states) const;
   // How often each key without a row was seen.
   std::vector<std::pair<int64_t, uint32_t>> sightings() const;
   // Undo sightings().

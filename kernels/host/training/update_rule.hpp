@@ -7,10 +7,17 @@
 
 namespace hotrow {
 
-enum class Rule { kSgd, kMomentumSgd, kNesterov, kAdam, kAdaGrad, kFtrl };
-constexpr size_t kRules = 6;
-constexpr const char* kRuleNames[kRules] = {"sgd", "momentum_sgd", "nesterov", "adam", "ada_grad", "ftrl"};
-constexpr size_t kRuleStates[kRules] = {0, 1, 1, 2, 1, 2};
+enum class Rule { kSgd, kMomentumSgd, kNesterov, kAdam, kAdaGrad, kRowWiseAdaGrad, kFtrl };
+constexpr size_t kRules = 7;
+constexpr const char* kRuleNames[kRules] = {"sgd",      "momentum_sgd",      "nesterov", "adam",
+                                            "ada_grad", "row_wise_ada_grad", "ftrl"};
+constexpr size_t kRuleStates[kRules] = {0, 1, 1, 2, 1, 1, 2};
+
+constexpr const char* name_of(Rule rule) { return kRuleNames[static_cast<size_t>(rule)]; }
+constexpr size_t states_of(Rule rule) { return kRuleStates[static_cast<size_t>(rule)]; }
+
+// How many floats one state of a row of dim weights has.
+constexpr size_t state_floats(Rule rule, size_t dim) { return rule == Rule::kRowWiseAdaGrad ? 1 : dim; }
 
 // Whether a row moves in a step in which its gradient is zero.
 constexpr bool moves_always(Rule rule) {
@@ -23,7 +30,8 @@ enum class UpdateType { kLocal, kGlobal, kLazyGlobal };
 constexpr size_t kUpdateTypes = 3;
 constexpr const char* kUpdateTypeNames[kUpdateTypes] = {"Local", "Global", "LazyGlobal"};
 
-// `a`, `b` and `c` are the rule's parameters: momentum_factor; beta1, beta2 and epsilon; epsilon; l1 and l2.
+// `a`, `b` and `c` are the rule's parameters: momentum_factor; beta1, beta2 and epsilon; epsilon of both AdaGrads; l1
+// and l2.
 struct RuleStep {
   Rule rule;
   UpdateType type;
@@ -50,6 +58,11 @@ class Mover {
     float* __restrict s = states;
     float* __restrict t = states + dim;
     if (kRule == Rule::kFtrl && rate_ == 0) return;  // its formula divides by the rate
+    float rate_of_row = 0;
+    if constexpr (kRule == Rule::kRowWiseAdaGrad) {
+      *s += sum_of_squares(g, dim) / static_cast<float>(dim);
+      rate_of_row = rate_ / (std::sqrt(*s) + a_);
+    }
     for (size_t d = 0; d < dim; ++d) {
       if constexpr (kRule == Rule::kSgd) {
         w[d] -= rate_ * g[d];
@@ -67,6 +80,8 @@ class Mover {
       } else if constexpr (kRule == Rule::kAdaGrad) {
         s[d] += g[d] * g[d];
         w[d] -= rate_ * g[d] / (std::sqrt(s[d]) + a_);
+      } else if constexpr (kRule == Rule::kRowWiseAdaGrad) {
+        w[d] -= rate_of_row * g[d];
       } else {
         const float root = std::sqrt(s[d]);
         s[d] += g[d] * g[d];
@@ -109,6 +124,19 @@ class Mover {
   }
 
  private:
+  // In eight sums, so that the compiler may use vectors. The order is the same in every build.
+  static float sum_of_squares(const float* __restrict g, size_t dim) {
+    constexpr size_t kSums = 8;
+    float sums[kSums] = {};
+    size_t d = 0;
+    for (; d + kSums <= dim; d += kSums)
+      for (size_t i = 0; i < kSums; ++i) sums[i] += g[d + i] * g[d + i];
+    for (size_t i = 0; d < dim; ++d, ++i) sums[i] += g[d] * g[d];
+    for (size_t half = kSums / 2; half > 0; half /= 2)
+      for (size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+    return sums[0];
+  }
+
   // Adam's corrections of both moments.
   double correction(int64_t step) const {
     const auto steps = static_cast<double>(step);
@@ -128,6 +156,7 @@ void with_mover(const RuleStep& step, const Work& work) {
     case Rule::kNesterov: return work(Mover<Rule::kNesterov>(step));
     case Rule::kAdam: return work(Mover<Rule::kAdam>(step));
     case Rule::kAdaGrad: return work(Mover<Rule::kAdaGrad>(step));
+    case Rule::kRowWiseAdaGrad: return work(Mover<Rule::kRowWiseAdaGrad>(step));
     case Rule::kFtrl: return work(Mover<Rule::kFtrl>(step));
   }
 }

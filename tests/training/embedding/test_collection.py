@@ -14,10 +14,10 @@ from kernels.errors import ReservedKeyError
 from tests.training.embedding.oracle import flat, pool
 from training import EmbeddingBagCollection, EmbeddingBagConfig
 from training.embedding import Constant, Normal
-from training.optimizers import SGD, AdaGrad, Adam, Ftrl, MomentumSGD, Nesterov
+from training.optimizers import SGD, AdaGrad, Adam, Ftrl, MomentumSGD, Nesterov, RowWiseAdaGrad
 from training.samples import Bags
 
-EVERY = [SGD, MomentumSGD, Nesterov, Adam, AdaGrad, Ftrl]
+EVERY = [SGD, MomentumSGD, Nesterov, Adam, AdaGrad, RowWiseAdaGrad, Ftrl]
 BAGS = st.lists(st.lists(st.integers(-3, 8), max_size=4), min_size=1, max_size=6)
 
 
@@ -386,6 +386,27 @@ def test_training_resumes_from_a_saved_state_as_if_it_had_never_stopped(optimize
         assert vectors_of(resumed.tables[name]) == vectors_of(net.tables[name])
 
 
+def test_rows_of_earlier_versions_are_read():
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
+    rows = {
+        "keys": torch.tensor([7, 8]),
+        "last_steps": torch.ones(2, dtype=torch.int64),
+        "slot_ids": torch.zeros(2, dtype=torch.int64),
+        "sighted_keys": torch.zeros(0, dtype=torch.int64),
+        "sightings": torch.zeros(0, dtype=torch.int64),
+    }
+    trained = {"rule": "adam", "initial_states": [0.0, 0.0], "parts": torch.arange(12.0).reshape(2, 3, 2), **rows}
+    untrained = {"rule": "", "initial_states": [], "parts": torch.ones(2, 1, 2), **rows}
+
+    for state, vectors, states in (
+        (trained, [[0, 1], [6, 7]], [[2, 3, 4, 5], [8, 9, 10, 11]]),
+        (untrained, [[1, 1], [1, 1]], [[], []]),
+    ):
+        tables.set_extra_state({"shard": [0, 1, "key"], "tables": {"t": state}})
+        [found] = tables.tables["t"].dump()
+        assert (found.vectors.tolist(), found.states.tolist()) == (vectors, states)
+
+
 def test_a_dump_has_the_rows_that_changed_since_a_mark():
     tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
     optimizer = SGD(tables.parameters(), lr=1.0)
@@ -459,7 +480,7 @@ def test_wrong_tables_and_states_are_refused():
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        (EmbeddingBagConfig(3), {}, "table 't': expected rows [1, 3], got [1, 2]"),
+        (EmbeddingBagConfig(3), {}, "table 't': expected rows of 3 floats, got 2"),
         (EmbeddingBagConfig(2, max_rows=1), {}, "table 't': expected at most 1 rows, got 2"),
         (
             EmbeddingBagConfig(2),

@@ -29,6 +29,7 @@ from training.optimizers.rules import (
     MomentumSgdRule,
     Move,
     NesterovRule,
+    RowWiseAdaGradRule,
     SgdRule,
     update_rows,
 )
@@ -44,6 +45,7 @@ RULES = [
     NesterovRule(0.7),
     AdamRule(0.8, 0.9, 1e-3),
     AdaGradRule(0.1, 1e-3),
+    RowWiseAdaGradRule(0.1, 1e-3),
     FtrlRule(0.5, 0.1),
 ]
 
@@ -60,13 +62,12 @@ def random(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def table_of(rows, states=(), **options):
+def table_of(rows, rule=None, **options):
     """A table whose key k has row k."""
-    table = TrainingTable("t", rows.shape[1], initial_states=states, **options)
-    parts = np.empty((len(rows), 1 + len(states), rows.shape[1]), np.float32)
-    parts[:, 0] = rows
-    parts[:, 1:] = np.array(states, np.float32)[:, None]
-    table.write(np.arange(len(rows)), parts, np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint64))
+    rule = rule or SgdRule()
+    table = TrainingTable("t", rows.shape[1], rule=rule.name, initial_states=rule.initial_states, **options)
+    states = np.tile(table.first_states, (len(rows), 1))
+    table.write(np.arange(len(rows)), rows, states, np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint64))
     return table
 
 
@@ -192,9 +193,9 @@ def test_an_absent_key_counts_as_the_default_vector_and_gets_no_gradient(bags, c
 @given(steps=st.lists(BAGS, min_size=1, max_size=5), dim=st.sampled_from([1, 16, 17]))
 def test_rows_move_as_the_rule_says(rule, update_type, steps, dim):
     values = random(ROWS, dim)
-    table = table_of(values, rule.initial_states)
+    table = table_of(values, rule)
     weights = torch.tensor(values, dtype=torch.float64)
-    states = [torch.full_like(weights, value) for value in rule.initial_states]
+    states = rule.new_states(weights)
     last_steps = torch.zeros(ROWS, dtype=torch.int64)
 
     for step, bags in enumerate(steps, 1):
@@ -208,9 +209,10 @@ def test_rows_move_as_the_rule_says(rule, update_type, steps, dim):
         rows = torch.tensor(sorted({row for bag in bags for row in bag}), dtype=torch.int64)
         update_rows(rule, update_type, Move(weights, states, sums[rows], 0.1, step), rows, last_steps)
 
-    keys, parts, steps_of_rows, _ = table.read(table.changed_rows())
+    keys, vectors, floats, steps_of_rows, _ = table.read(table.changed_rows())
     assert keys.tolist() == list(range(ROWS))
-    np.testing.assert_allclose(parts, torch.stack([weights, *states], dim=1), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(vectors, weights, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(floats, torch.cat([weights[:, :0], *states], dim=1), rtol=1e-3, atol=1e-4)
     assert steps_of_rows.tolist() == last_steps.tolist()
     assert table.step == len(steps)
 
@@ -224,8 +226,8 @@ def test_the_gradients_of_several_lookups_of_a_row_are_added_before_it_moves():
 
     update_tables(lookups, gradients, "sgd", "Local", 1.0, 1, (0, 0, 0))
 
-    assert table.read(np.arange(3))[1][:, 0, 0].tolist() == [-1, -7, 0]
-    assert other.read(np.arange(3))[1][:, 0, 0].tolist() == [1, 1, -1]
+    assert table.read(np.arange(3))[1][:, 0].tolist() == [-1, -7, 0]
+    assert other.read(np.arange(3))[1][:, 0].tolist() == [1, 1, -1]
 
 
 @settings(deadline=None)
@@ -252,15 +254,15 @@ def test_a_row_that_was_replaced_since_its_lookup_does_not_move():
 
     update_tables([stale], [np.ones((2, 1), np.float32)], "sgd", "Local", 1.0, 1, (0, 0, 0))
 
-    keys, parts, _, _ = table.read(table.changed_rows())
-    assert dict(zip(keys.tolist(), parts[:, 0, 0].tolist(), strict=True)) == {2: 4, 3: 5}
+    keys, vectors, *_ = table.read(table.changed_rows())
+    assert dict(zip(keys.tolist(), vectors[:, 0].tolist(), strict=True)) == {2: 4, 3: 5}
 
 
 @pytest.mark.parametrize("row_dtype", ["fp16", "bf16"])
 def test_narrow_rows_move_in_float32_and_are_rounded(row_dtype):
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[row_dtype]
     values = torch.tensor(random(ROWS, 5)).to(dtype)
-    table = table_of(values.float().numpy(), [0.0, 0.0], row_dtype=row_dtype)
+    table = table_of(values.float().numpy(), AdamRule(), row_dtype=row_dtype)
     weights, states = values.float(), [torch.zeros(ROWS, 5), torch.zeros(ROWS, 5)]
 
     for step in range(1, 4):
@@ -272,7 +274,7 @@ def test_narrow_rows_move_in_float32_and_are_rounded(row_dtype):
         weights.copy_(weights.to(dtype))
 
     unit = 2.0 ** (-10 if row_dtype == "fp16" else -7)  # a number between two narrow numbers may go either way
-    np.testing.assert_allclose(table.read(np.arange(ROWS))[1][:, 0], weights, rtol=unit)
+    np.testing.assert_allclose(table.read(np.arange(ROWS))[1], weights, rtol=unit)
 
 
 def test_the_bits_do_not_depend_on_the_number_of_threads(threads):
@@ -281,7 +283,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(threads):
     row_ptrs, gradients = [np.arange(0, 30_001, 3)] * 2, [random(10_000, 8, seed=seed) for seed in (1, 2)]
 
     def step():
-        tables = [TrainingTable("t", 8, initial_states=[0.0, 0.0]) for _ in keys]
+        tables = [TrainingTable("t", 8, rule="adam", initial_states=[0.0, 0.0]) for _ in keys]
         answers = look_up_bags(tables, keys, row_ptrs, ["mean", "sum"], [None] * 2, [1, 1], [True] * 2)
         lookups = [lookup for lookup, _ in answers]
         sums = sum_row_gradients(lookups, gradients)
@@ -379,7 +381,11 @@ def update(lookup=None, gradient=None, rule="sgd", update_type="Local", step=1):
         (ValueError, lambda: update(rule="adamw"), "rule: expected one of 'sgd'"),
         (ValueError, lambda: update(update_type="Lazy"), "update_type: expected one of 'Local'"),
         (ValueError, lambda: update(step=0), "step: expected 1 to 2147483647, got 0"),
-        (ValueError, lambda: update(rule="adam"), "table 't': expected rows with 2 states for the rule 'adam', got 0"),
+        (
+            ValueError,
+            lambda: update(rule="adam"),
+            "table 't': expected rows with the states of the rule 'adam', got those of 'sgd'",
+        ),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(error, use, message):

@@ -19,6 +19,7 @@ HPARAMS = {
     "MomentumSGD": [0.1, 0.9],
     "Nesterov": [0.1, 0.9],
     "Adam": [0.1, 0.9, 0.99, 1e-3],
+    "RowWiseAdaGrad": [0.1, 0.1, 1e-3],
 }
 #: A batch is a list of bags: bag r is slot r % SLOTS of sample r // SLOTS.
 BATCH = st.lists(st.lists(st.integers(0, ROWS - 1), max_size=3), min_size=4 * SLOTS, max_size=4 * SLOTS)
@@ -76,6 +77,9 @@ def move(optimizer, table, states, gradient, step):
         first.mul_(beta1).add_((1 - beta1) * gradient)
         second.mul_(beta2).add_((1 - beta2) * gradient.square())
         table -= lr * math.sqrt(1 - beta2**step) / (1 - beta1**step) * first / (second.sqrt() + epsilon)
+    elif optimizer == "RowWiseAdaGrad":
+        first += gradient.square().mean(dim=1, keepdim=True)
+        table -= lr * gradient / ((rest[0] + first).sqrt() + rest[1])
     else:
         before = first.clone()
         first.mul_(rest[0]).sub_(lr * gradient)
@@ -290,7 +294,7 @@ def test_a_gradient_of_one_replica_that_is_not_finite_skips_the_step_of_all(wron
 def rows_in_full(name):
     """Return the float32 row of key 1."""
     table = plugin_table(name)
-    return table.select(np.array([1])).parts[:, 0]
+    return table.select(np.array([1])).vectors
 
 
 def plugin_table(name) -> EmbeddingTable:

@@ -482,7 +482,7 @@ class TestFilesToStartFrom:
     def test_states_of_another_size(self, config):
         Path(self.STATES[0]).write_bytes(Path(self.STATES[0]).read_bytes()[:-1])
         self.refused(
-            config, "rows of 2 states of 1 floats", embedding_files=self.SPARSE, sparse_opt_states_file=self.STATES
+            config, "rows with 2 floats of states", embedding_files=self.SPARSE, sparse_opt_states_file=self.STATES
         )
 
     def test_states_of_other_rows(self, config):

@@ -10,7 +10,7 @@ from training.model.ctr_model import CtrModel
 from training.model.document import open_document
 from training.model.trainer import train
 from training.optimizers.learning_rate import LearningRateSchedule
-from training.optimizers.rules import AdamRule, MomentumSgdRule, NesterovRule, SgdRule
+from training.optimizers.rules import AdamRule, MomentumSgdRule, NesterovRule, RowWiseAdaGradRule, SgdRule
 from training.synthetic.criteo_like import generate
 from training.synthetic.generator import generate_for
 
@@ -81,6 +81,12 @@ def test_a_schedule_is_read_from_the_optimizer(tmp_path, document):
         ("SGD", "sgd_hparam", {}, SgdRule()),
         ("MomentumSGD", "momentum_sgd_hparam", {"momentum_factor": 0.5}, MomentumSgdRule(0.5)),
         ("Nesterov", "nesterov_hparam", {"momentum_factor": 0.25}, NesterovRule(0.25)),
+        (
+            "RowWiseAdaGrad",
+            "row_wise_ada_grad_hparam",
+            {"initial_accumulator": 0.1, "epsilon": 1e-5},
+            RowWiseAdaGradRule(0.1, 1e-5),
+        ),
     ],
 )
 @pytest.mark.parametrize("update_type", ["Local", "Global", "LazyGlobal"])
@@ -109,7 +115,7 @@ def test_a_graph_without_an_optimizer_is_trained_with_adam(tmp_path, document):
         ({"type": "SGD", "sgd_hparam": {"beta1": 0.9}}, "optimizer.sgd_hparam.beta1: unknown key"),
         (
             {"type": "Sgd", "sgd_hparam": {}},
-            'type: expected one of "Adam", "MomentumSGD", "Nesterov", "SGD", got "Sgd"',
+            'type: expected one of "Adam", "MomentumSGD", "Nesterov", "SGD", "RowWiseAdaGrad", got "Sgd"',
         ),
         (
             {"type": "Nesterov", "nesterov_hparam": {"momentum_factor": 1}},

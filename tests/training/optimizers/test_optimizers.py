@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from training import optimizers
-from training.optimizers import SGD, AdaGrad, Adam, Ftrl, MomentumSGD, Nesterov
+from training.optimizers import SGD, AdaGrad, Adam, Ftrl, MomentumSGD, Nesterov, RowWiseAdaGrad
 
-EVERY = [SGD, MomentumSGD, Nesterov, Adam, AdaGrad, Ftrl]
+EVERY = [SGD, MomentumSGD, Nesterov, Adam, AdaGrad, RowWiseAdaGrad, Ftrl]
 UPDATE_TYPES = ["Local", "Global", "LazyGlobal"]
 
 

@@ -15,6 +15,7 @@ from training.optimizers.rules import (
     MomentumSgdRule,
     Move,
     NesterovRule,
+    RowWiseAdaGradRule,
     SgdRule,
     update_rows,
 )
@@ -26,6 +27,7 @@ RULES = [
     NesterovRule(0.8),
     AdamRule(0.8, 0.9, 1e-3),
     AdaGradRule(0.1),
+    RowWiseAdaGradRule(0.1),
     FtrlRule(0.01, 0.1),
 ]
 STEPS = st.lists(st.sets(st.integers(0, ROWS - 1)), min_size=1, max_size=8)
@@ -37,7 +39,7 @@ class Table:
     def __init__(self, rule, update_type, seed=0):
         generator = torch.Generator().manual_seed(seed)
         self.weights = torch.randn(ROWS, DIM, generator=generator, dtype=torch.float64)
-        self.states = [torch.full_like(self.weights, value) for value in rule.initial_states]
+        self.states = rule.new_states(self.weights)
         self.last_steps = torch.zeros(ROWS, dtype=torch.int64)
         self._rule, self._update_type, self._step = rule, update_type, 0
 
@@ -107,6 +109,20 @@ def test_ftrl_gives_the_weights_of_tensorflows_example():
         losses.append(float(2 * weights.sum()))
 
     assert losses == pytest.approx([30, 19.38839, 17.28021, 15.55533], abs=1e-5)
+
+
+def test_row_wise_ada_grad_divides_by_the_root_of_the_sum_of_each_rows_mean_squares():
+    table = Table(RowWiseAdaGradRule(0.25, 1e-3), "Local")
+    w, n = table.weights.numpy().copy(), np.full((ROWS, 1), 0.25)
+
+    for gradient, rows in zip(gradients(), ([0, 3], [3, 1, 4], [0]), strict=False):
+        table.update(rows, gradient)
+        g = gradient.numpy()[rows]
+        n[rows] += (g**2).sum(axis=1, keepdims=True) / DIM
+        w[rows] -= 0.1 / (np.sqrt(n[rows]) + 1e-3) * g
+
+    np.testing.assert_allclose(table.weights.numpy(), w, rtol=1e-12)
+    np.testing.assert_allclose(table.states[0].numpy(), n, rtol=1e-12)
 
 
 def test_ftrl_sets_weights_to_zero_where_their_gradients_stay_within_l1():
@@ -204,6 +220,7 @@ def test_a_lazy_adam_makes_up_one_move_for_each_step_since_the_last_gradient(tou
         (lambda: MomentumSgdRule(1), "momentum_factor must be at least 0 and below 1, got 1"),
         (lambda: NesterovRule(math.nan), "momentum_factor must be at least 0 and below 1, got nan"),
         (lambda: AdaGradRule(-1), "initial_accumulator must be at least 0, got -1"),
+        (lambda: RowWiseAdaGradRule(-1), "initial_accumulator must be at least 0, got -1"),
         (lambda: AdaGradRule(epsilon=math.inf), "epsilon must be above 0, got inf"),
         (lambda: FtrlRule(l1=-1), "l1 must be at least 0, got -1"),
         (lambda: FtrlRule(l2=math.inf), "l2 must be at least 0, got inf"),

@@ -113,7 +113,7 @@ class Plain:
                 table = server.role._tables[one.dim]
                 found = table.find(key)
                 if found[0] >= 0:
-                    weights = table.read(found)[1][0, 0]
+                    weights = table.read(found)[1][0]
                     self.rows[name] = torch.tensor(weights, dtype=torch.float64, requires_grad=True)
         return self.rows[name]
 

@@ -5,7 +5,7 @@ from numbers import Real
 from typing import Any
 
 from serving.model.strict_json import LARGEST_FLOAT32
-from training.optimizers.rules import AdaGradRule, AdamRule, MomentumSgdRule, SgdRule, UpdateRule
+from training.optimizers.rules import AdaGradRule, AdamRule, MomentumSgdRule, RowWiseAdaGradRule, SgdRule, UpdateRule
 
 
 def number(owner: str, name: str, value: Any, least: float = -LARGEST_FLOAT32, most: float = LARGEST_FLOAT32) -> float:
@@ -124,7 +124,7 @@ class Adagrad(Optimizer):
             weight_decay: the factor of the L2 penalty.
             g_square_momentum: must be 1: sums do not decay.
             eps: is added to the root of the sum.
-            vectorwise_shared: must be False: each float of a row has its own sum.
+            vectorwise_shared: a row has one sum, of the means of its squares. Otherwise each float has its own.
 
         Raises:
             TypeError: an argument is no number.
@@ -132,7 +132,6 @@ class Adagrad(Optimizer):
         """
         if g_square_momentum != 1:
             raise ValueError(f"Adagrad: expected g_square_momentum = 1, got {g_square_momentum}")
-        if vectorwise_shared:
-            raise ValueError("Adagrad: expected vectorwise_shared = False, got True")
         first_sum = number("Adagrad", "initial_accumulator_value", initial_accumulator_value)
-        super().__init__(AdaGradRule(first_sum, number("Adagrad", "eps", eps)), lr, weight_decay)
+        rule = RowWiseAdaGradRule if vectorwise_shared else AdaGradRule
+        super().__init__(rule(first_sum, number("Adagrad", "eps", eps)), lr, weight_decay)
