@@ -17,6 +17,8 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 # Nor may a server that a test starts refuse a request because the machine is busy.
 os.environ["HOTROW_MAX_QUEUE_WAIT_MS"] = "60000"
+# To start the threads of NumPy's BLAS takes as long as to import NumPy, in each of the processes that tests start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(wrapper=True)

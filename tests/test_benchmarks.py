@@ -38,6 +38,8 @@ LONG = {
     "host_table",
     "persia",
     "predict",
+    "scale",
+    "servers",
     "sok",
     "swaps",
     "training",

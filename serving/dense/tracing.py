@@ -3,8 +3,12 @@
 import ndonnx
 import numpy as np
 import spox.opset.ai.onnx.v21 as op
+from spox._future import ValuePropBackend, set_value_prop_backend
 
 from serving.dense.primitives import Array
+
+# ndonnx would start a session of ONNX Runtime, with threads of its own, for each constant of the model.
+set_value_prop_backend(ValuePropBackend.REFERENCE)
 
 
 def traced_linear(x: Array, w: Array, b: Array | None) -> Array:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.cli.main import main
 from tests.tools.tiny_model import TinyModel
 
 ROOT = Path(__file__).parents[2]
@@ -119,3 +120,18 @@ def start(tmp_path):
         yield lambda repository, *options: stack.enter_context(
             serving(repository, tmp_path / f"stderr{next(count)}", *options)
         )
+
+
+@pytest.fixture
+def hotrow_serve(capfd):
+    """Run a `hotrow serve` that must end by itself, in this process."""
+
+    def run(*arguments):
+        capfd.readouterr()
+        try:
+            code = main(["serve", *map(str, arguments)])
+        except SystemExit as wrong_option:
+            code = wrong_option.code
+        return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
+
+    return run

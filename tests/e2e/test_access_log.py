@@ -11,7 +11,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.e2e.kserve_requests import inputs_of, request_of
-from tests.e2e.test_process import hotrow_serve
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SAMPLES = {"samples": [{"dense": [1, 2, 3], "keys": [[1], [2], []]}]}
@@ -148,7 +147,7 @@ def test_the_access_log_as_text_is_one_line_per_request_also_for_odd_paths(start
     assert "a" * 511 + " 404 " in lines[2]
 
 
-def test_another_value_in_the_environment_is_refused(repository, monkeypatch):
+def test_another_value_in_the_environment_is_refused(hotrow_serve, repository, monkeypatch):
     monkeypatch.setenv("HOTROW_ACCESS_LOG", "yes")
     refused = hotrow_serve(repository)
     assert refused.returncode == 2

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 
+from tests.e2e.conftest import serving
 from training.model.ctr_model import CtrModel
 from training.model.document import open_document
 from training.model.export import export_model
@@ -29,9 +30,16 @@ def trained(tmp_path_factory):
     return repository, asked
 
 
-def test_a_server_answers_samples_with_a_list_of_keys_per_slot(trained, start):
+@pytest.fixture(scope="module")
+def served(trained, tmp_path_factory):
+    """A server of both models, and what is asked."""
     repository, asked = trained
-    served = start(repository)
+    with serving(repository, tmp_path_factory.mktemp("log") / "stderr") as served:
+        yield served, asked
+
+
+def test_a_server_answers_samples_with_a_list_of_keys_per_slot(served):
+    served, asked = served
 
     for name, (samples, expected) in asked.items():
         ends = iter(np.split(samples.bags.keys, samples.bags.row_ptrs[1:-1]))
@@ -47,21 +55,20 @@ def test_a_server_answers_samples_with_a_list_of_keys_per_slot(trained, start):
         np.testing.assert_allclose(answer["predictions"], expected, atol=1e-5)
 
 
-def test_a_server_answers_the_request_on_the_page(trained, start):
-    repository, _ = trained
+def test_a_server_answers_the_request_on_the_page(served):
+    served, _ = served
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     blocks = re.findall(r"^```json\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
     [block] = [block for block in blocks if "samples" in block]
 
-    status, _, body = start(repository).ask("/predict/mmoe", block.encode())
+    status, _, body = served.ask("/predict/mmoe", block.encode())
 
     assert status == 200
     assert np.shape(json.loads(body)["predictions"]) == (2, 2)
 
 
-def test_a_client_sends_the_bags_of_training(trained, start):
-    repository, asked = trained
-    served = start(repository)
+def test_a_client_sends_the_bags_of_training(served):
+    served, asked = served
 
     with tritonclient.http.InferenceServerClient(f"{served.host}:{served.port}") as client:
         for name, (samples, expected) in asked.items():

@@ -34,7 +34,7 @@ def rows(file):
 def test_a_scenario_runs_against_a_server_of_its_own(repository, tmp_path, scenario, protocol):
     chosen = ["--model", "tiny", "--scenario", scenario, "--protocol", protocol, "--output", tmp_path]
 
-    done = load(repository, *chosen, "-u", "4", "-t", "3s", "--unknown", "0.25")
+    done = load(repository, *chosen, "-u", "4", "-t", "1s", "--unknown", "0.25")
 
     assert done.returncode == 0, done.stderr
     report = tmp_path / f"{scenario}_{protocol}"
@@ -52,7 +52,7 @@ def test_load_on_a_running_server_has_keys_of_the_model_only(served, repository,
     address = f"{served.host}:{served.port}"
     chosen = ["--model", "small", "--address", address, "--unknown", "0", "--skew", "0", "--output", tmp_path]
 
-    done = load(repository, *chosen, "-u", "2", "-t", "2s")
+    done = load(repository, *chosen, "-u", "2", "-t", "1s")
 
     assert done.returncode == 0, done.stderr
     _, _, page = served.ask("/metrics")
@@ -78,8 +78,16 @@ def test_failed_requests_fail_the_command_and_are_in_the_report(repository, serv
     [
         (["--address", "192.0.2.1:8000"], "'http://192.0.2.1:8000' is not this machine; --allow-remote sends load"),
         (["--address", "127.0.0.1:1"], "there are several models: choose one of small, tiny with --model"),
-        (["--address", "127.0.0.1:1", "--skew", "-1"], "expected a number from 0 to 4, got '-1'"),
-        (["--address", "127.0.0.1:1", "--samples", "0"], "expected a whole number from 1 to 1048576, got '0'"),
+        pytest.param(
+            ["--address", "127.0.0.1:1", "--skew", "-1"],
+            "expected a number from 0 to 4, got '-1'",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--address", "127.0.0.1:1", "--samples", "0"],
+            "expected a whole number from 1 to 1048576, got '0'",
+            marks=pytest.mark.long,
+        ),
         (["--address", "127.0.0.1:1", "--users", "0"], "expected at least 1 user, got --users 0"),
         (["--scenario", "calm"], "invalid choice: 'calm'"),
     ],

@@ -281,13 +281,7 @@ def test_a_ps_json_with_models_can_be_served_and_queried_from_the_shell(start, t
     np.testing.assert_allclose([float(line) for line in done.stdout.split()], expected.reshape(-1), atol=2e-6)
 
 
-def hotrow_serve(*arguments):
-    """Run a `hotrow serve` that must end by itself."""
-    command = [sys.executable, "-m", "serving.cli.main", "serve", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-
-
-def test_a_port_in_use_is_one_clear_line_and_exit_code_2(tiny_repository):
+def test_a_port_in_use_is_one_clear_line_and_exit_code_2(hotrow_serve, tiny_repository):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         done = hotrow_serve(tiny_repository, "--http-port", port)
@@ -312,7 +306,9 @@ def break_tiers(repository):
         pytest.param(break_tiers, "ps.json: volatil_db: ", id="a misspelt ps.json"),
     ],
 )
-def test_a_repository_that_cannot_be_served_is_one_clear_line_and_exit_code_2(tiny_repository, spoil, expected):
+def test_a_repository_that_cannot_be_served_is_one_clear_line_and_exit_code_2(
+    hotrow_serve, tiny_repository, spoil, expected
+):
     spoil(tiny_repository)
 
     done = hotrow_serve(tiny_repository, "--http-port", "0")
@@ -324,7 +320,7 @@ def test_a_repository_that_cannot_be_served_is_one_clear_line_and_exit_code_2(ti
     assert "listening" not in done.stdout
 
 
-def test_the_error_names_a_broken_model_and_the_command_that_lists_all_faults(tiny_repository, model):
+def test_the_error_names_a_broken_model_and_the_command_that_lists_all_faults(hotrow_serve, tiny_repository, model):
     model.write(tiny_repository, "other")
     (tiny_repository / "tiny" / "1" / "user" / "key").write_bytes(b"123")
 
@@ -434,7 +430,7 @@ def test_a_kill_under_load_leaves_whole_records(start, tiny_repository, model, t
     assert keys.tolist() == one_request * (keys.size // len(one_request))
 
 
-def test_a_record_is_not_begun_if_a_model_cannot_be_loaded(tiny_repository, tmp_path):
+def test_a_record_is_not_begun_if_a_model_cannot_be_loaded(hotrow_serve, tiny_repository, tmp_path):
     break_weights(tiny_repository)
 
     broken = hotrow_serve(tiny_repository, "--http-port", "0", "--record", tmp_path / "new.jsonl")

@@ -22,7 +22,7 @@ from serving.cli.main import main
 from serving.frontend.http.request_parser import MAX_HEAD_BYTES
 from serving.frontend.tls import Tls
 from tests.e2e.kserve_requests import inputs_of, request_of
-from tests.e2e.test_process import DEADLINE_S, break_weights, hotrow_serve, is_right, samples_of
+from tests.e2e.test_process import DEADLINE_S, break_weights, is_right, samples_of
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +95,9 @@ class TestUnixSocket:
 
         assert unix_client.get("/v2/health/live").status_code == 200
 
-    def test_a_socket_of_a_live_server_is_refused_and_still_answers(self, start, repository, tmp_path, unix_client):
+    def test_a_socket_of_a_live_server_is_refused_and_still_answers(
+        self, hotrow_serve, start, repository, tmp_path, unix_client
+    ):
         path = tmp_path / "hotrow.sock"
         start(repository, "--uds", str(path))
 
@@ -114,7 +116,9 @@ class TestUnixSocket:
             pytest.param("a" * 200, "cannot listen: AF_UNIX path too long", id="a long path"),
         ],
     )
-    def test_a_path_that_cannot_be_bound_is_refused_and_nothing_is_removed(self, repository, tmp_path, name, expected):
+    def test_a_path_that_cannot_be_bound_is_refused_and_nothing_is_removed(
+        self, hotrow_serve, repository, tmp_path, name, expected
+    ):
         (tmp_path / "file").write_text("kept")
         (tmp_path / "folder").mkdir()
 
@@ -370,7 +374,7 @@ class TestTls:
         ],
     )
     def test_wrong_files_are_one_clear_line_before_a_model_is_read(
-        self, tmp_path, model, certificates, options, expected, monkeypatch
+        self, hotrow_serve, tmp_path, model, certificates, options, expected, monkeypatch
     ):
         model.write(tmp_path)
         break_weights(tmp_path)

@@ -617,23 +617,19 @@ def test_a_server_finds_the_tables_of_a_server_that_was_killed_with_its_workers(
     assert predict(served) == 1
 
 
-def hotrow_serve(*arguments):
-    """Run a `hotrow serve` that must end by itself."""
-    command = [sys.executable, "-m", "serving.cli.main", "serve", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT)
-
-
-def test_a_broken_model_fails_the_start_with_one_message(folder):
+def test_a_broken_model_fails_the_start_with_one_message(hotrow_serve, folder):
     (folder / "tiny" / "1" / "dense.model").write_bytes(b"1234")
     arguments = (folder, "--http-port", "0", "--log-level", "warning")
+    command = [sys.executable, "-m", "serving.cli.main", "serve", *arguments, "--workers", "2"]
 
-    one, two = hotrow_serve(*arguments), hotrow_serve(*arguments, "--workers", "2")
+    one = hotrow_serve(*arguments)
+    two = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT)
 
     assert (two.returncode, two.stdout, two.stderr) == (2, "", one.stderr)
 
 
 @pytest.mark.parametrize("workers", ["0", "65", "two"])
-def test_a_wrong_number_of_workers_is_refused(folder, workers):
+def test_a_wrong_number_of_workers_is_refused(hotrow_serve, folder, workers):
     done = hotrow_serve(folder, "--workers", workers)
 
     assert done.returncode == 2
@@ -647,7 +643,7 @@ def test_the_environment_sets_the_number_of_workers(start, folder, monkeypatch):
     assert len(workers_of(start(folder))) == 2
 
 
-def test_workers_cannot_record_into_one_file(folder, tmp_path):
+def test_workers_cannot_record_into_one_file(hotrow_serve, folder, tmp_path):
     done = hotrow_serve(folder, "--http-port", "0", "--workers", "2", "--record", tmp_path / "trace.jsonl")
 
     assert (done.returncode, done.stdout) == (2, "")
@@ -655,7 +651,7 @@ def test_workers_cannot_record_into_one_file(folder, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
-def test_a_port_in_use_is_an_error_before_a_worker_starts(folder, two, option):
+def test_a_port_in_use_is_an_error_before_a_worker_starts(hotrow_serve, folder, two, option):
     port = two.port if option == "--http-port" else grpc_address(two).rpartition(":")[2]
     ports = {"--http-port": 0} | {option: port}
 

@@ -104,7 +104,7 @@ def frames_left_by(repository, acts, **settings):
             for act in acts.values():
                 await act(http)  # what happens once, such as an import, is no leak
             gc.collect()
-            gc.freeze()  # the collections below are quick
+            gc.freeze()  # the collections below are quick; to unfreeze would make those of all later tests slow
             gc.disable()
             try:
                 for name, act in acts.items():
@@ -117,7 +117,6 @@ def frames_left_by(repository, acts, **settings):
                     gc.garbage.clear()
             finally:
                 gc.enable()
-                gc.unfreeze()
 
     asyncio.run(run())
     return {name: places for name, places in left.items() if places}

@@ -684,7 +684,7 @@ def test_models_come_and_go_while_lookups_run_and_no_answer_is_of_another_model(
         threads = [threading.Thread(target=read, args=(name,)) for name in written for _ in range(2)]
         for thread in threads:
             thread.start()
-        for turn in range(6):
+        for turn in range(3):
             server.load_model(configs["b"])
             server.load_model(configs["c"])
             (server.erase_model if turn % 2 else server.unload_model)("b")

@@ -187,18 +187,13 @@ def test_csv_has_the_curves_of_all_tables(repository, tmp_path):
 
 
 @pytest.mark.parametrize(("ending", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
-def test_a_plot_is_drawn_by_matplotlib(repository, tmp_path, ending, begins):
+def test_a_plot_is_drawn_by_matplotlib(repository, tmp_path, capsys, ending, begins):
     pytest.importorskip("matplotlib")
     picture = tmp_path / f"curves{ending}"
 
-    done = subprocess.run(
-        [sys.executable, "-m", "serving.cli.main", "plan", repository, tmp_path / "trace.npz", "--plot", picture],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": str(tmp_path)},
-        check=True,
-        capture_output=True,
-    )
+    assert plan(repository, tmp_path / "trace.npz", "--plot", picture) == 0
 
-    assert not done.stderr
+    assert not capsys.readouterr().err
     assert picture.read_bytes().startswith(begins)
 
 

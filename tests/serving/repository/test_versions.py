@@ -586,7 +586,7 @@ class TestSwap:
 
         with ThreadPoolExecutor(3) as pool:
             asking = [pool.submit(ask) for _ in range(3)]
-            for number in range(8):
+            for number in range(4):
                 policy = {"specific": {"versions": [1 + number % 2]}}
                 repository.load_model("tiny", VersionPolicy.model_validate(policy))
             stop.set()

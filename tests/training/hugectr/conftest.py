@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -75,6 +76,7 @@ def write_graph(tmp_path):
     return write
 
 
+@cache  # many tests write the same files
 def samples_of(part, samples=SAMPLES, shift=0):
     """Labels, dense features and keys. A key belongs to one slot; ``shift`` moves the keys of the last slot."""
     rng = np.random.default_rng([7, part])

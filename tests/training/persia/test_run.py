@@ -16,6 +16,7 @@ import pytest
 from tests.training.persia.batches import SLOTS, draw
 from tests.training.persia.roles import pids_of_run
 from tests.training.persia.training import plain_losses
+from training.persia.__main__ import main
 from training.persia.config import read_embedding_config
 
 ROOT = Path(__file__).parents[3]
@@ -119,13 +120,18 @@ signal.pause()
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
+        (signal.SIGINT, 130),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_a_signal_to_the_run_ends_every_role(start, tmp_path, number, code):
-    run = start("print('up', flush=True)\n" + PAUSE, options=["--embedding-servers=2"])
+    run = start("print('up', flush=True)\n" + PAUSE)
     assert run.process.stdout.readline() == "up\n"
     pids = pids_of_run(tmp_path)
-    assert len(pids) == 5
+    assert len(pids) == 4
 
     run.process.send_signal(number)
 
@@ -165,10 +171,10 @@ def test_a_run_without_a_checkpoint_ends_or_begins_again_as_configured(start, re
 @pytest.mark.parametrize(
     ("nn_worker", "data_loader", "code", "message"),
     [
-        ("raise ValueError('wrong')", PAUSE, 1, "ValueError: wrong"),
+        pytest.param("raise ValueError('wrong')", PAUSE, 1, "ValueError: wrong", marks=pytest.mark.long),
         ("import os; os.kill(os.getpid(), 11)", PAUSE, 139, "nn-worker was ended by SIGSEGV; the run ends"),
         (PAUSE, "raise ValueError('wrong')", 1, "data-loader ended with exit code 1; the run ends"),
-        (PAUSE, "import sys; sys.exit('no data')", 1, "no data"),
+        pytest.param(PAUSE, "import sys; sys.exit('no data')", 1, "no data", marks=pytest.mark.long),
         (PAUSE, "import os; os.kill(os.getpid(), 9)", 1, "data-loader was ended by SIGKILL; the run ends"),
         ("import sys; sys.exit()", PAUSE, 0, ""),
     ],
@@ -180,32 +186,54 @@ def test_a_script_that_ends_ends_the_run(start, nn_worker, data_loader, code, me
     assert message in log
 
 
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys, caplog):
+    """Run a command that cannot start in this process; return the exit code, and what it says."""
+    (tmp_path / "script.py").write_text(PAUSE)
+    (tmp_path / "embedding.yml").write_text("slots_config: {a: {dim: 3}}\n")
+    (tmp_path / "global.yml").write_text("")
+
+    def refused(*options):
+        files = [f"--{name}-config={tmp_path}/{name}.yml" for name in ("embedding", "global")]
+        scripts = [f"--{name}={tmp_path}/script.py" for name in ("data-loader", "nn-worker")]
+        monkeypatch.setattr("sys.argv", ["persia", "run", *files, *scripts, *options])
+        try:
+            code = main()
+        except SystemExit as exit_:
+            code = exit_.code
+        return code, capsys.readouterr().err + caplog.text
+
+    return refused
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "message"),
     [
-        (["--embedding-config=none.yml"], "ERROR hotrow.persia: none.yml: cannot be read: no such file or directory"),
-        (["--nn-worker=none.py"], "--nn-worker: expected a Python script, got none.py, which is no file"),
-        (["--embedding-workers=0"], "expected a whole number of at least 1, got '0'"),
-        (["--max-restarts=-1"], "expected a whole number of at least 0, got '-1'"),
-        (["--checkpoint=/proc/none"], "/proc/none: cannot be written: "),
+        ("--embedding-config=none.yml", "none.yml: cannot be read: no such file or directory"),
+        ("--nn-worker=none.py", "--nn-worker: expected a Python script, got none.py, which is no file"),
+        ("--embedding-workers=0", "expected a whole number of at least 1, got '0'"),
+        ("--max-restarts=-1", "expected a whole number of at least 0, got '-1'"),
+        ("--checkpoint=/proc/none", "/proc/none: cannot be written: "),
     ],
 )
-def test_a_run_that_cannot_start_says_why(start, options, message):
-    code, _, log = start(options=options).end()
+def test_a_run_that_cannot_start_says_why(refused, option, message):
+    code, said = refused(option)
 
     assert code == 2
-    assert message in log
+    assert message in said
 
 
-def test_a_port_that_is_in_use_is_reported(start):
+def test_a_port_that_is_in_use_is_reported(refused, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, _, log = start(environment={"TRAINER_PORT": str(port)}).end()
-    other, _, other_log = start(environment={"TRAINER_PORT": "here"}).end()
+        monkeypatch.setenv("TRAINER_PORT", str(port))
+        code, said = refused()
+    monkeypatch.setenv("TRAINER_PORT", "here")
+    other, other_said = refused()
 
     assert (code, other) == (2, 2)
-    assert f"TRAINER_PORT: cannot listen on 127.0.0.1:{port}: " in log
-    assert "TRAINER_PORT: cannot listen on 127.0.0.1:here: " in other_log
+    assert f"TRAINER_PORT: cannot listen on 127.0.0.1:{port}: " in said
+    assert "TRAINER_PORT: cannot listen on 127.0.0.1:here: " in other_said
 
 
 @pytest.mark.slow

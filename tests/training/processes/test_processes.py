@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serving.cli.main import main
 from serving.model.dense_file import read_dense
 from serving.model.graph import parse_graph
 from serving.model.sparse_file import open_sparse
@@ -73,20 +74,23 @@ def test_a_silent_process_is_logged_and_then_an_error(tmp_path):
 
 
 @pytest.mark.slow
-def test_hotrow_train_in_two_processes_learns_what_one_learns_and_either_resumes_the_other(tmp_path):
+def test_hotrow_train_in_two_processes_learns_what_one_learns_and_either_resumes_the_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     # the last of 1,800 samples are a batch of 1
-    train = (BIN / "hotrow", "train", "--synthetic", "2000", "--model", "deepfm", "--batch-size", "257")
-    files = {}
-    for name, processes, more in (
-        ("one", 1, ["--epochs", "2"]),
-        ("two", 2, ["--epochs", "1", "--checkpoint", "saved"]),
-        ("resumed", 1, ["--epochs", "2", "--checkpoint", "saved", "--resume"]),
-    ):
-        files[name] = tmp_path / f"{name}.json"
-        out = run(*train, "--output", name, "--metrics", files[name], *more, processes=processes, cwd=tmp_path)
-        assert out.count("model written to") == 1
+    train = ("train", "--synthetic", "2000", "--model", "deepfm", "--batch-size", "257")
+    checkpoint = ("--checkpoint", "saved")
 
-    one, two, resumed = (json.loads(file.read_text())["epochs"] for file in files.values())
+    def arguments(name, *more):
+        return [*train, "--output", name, "--metrics", f"{name}.json", *more]
+
+    assert main(arguments("one", "--epochs", "2")) == 0
+    out = run(BIN / "hotrow", *arguments("two", "--epochs", "1", *checkpoint), processes=2, cwd=tmp_path)
+    assert out.count("model written to") == 1
+    assert main(arguments("resumed", "--epochs", "2", *checkpoint, "--resume")) == 0
+
+    one, two, resumed = (
+        json.loads(Path(f"{name}.json").read_text(encoding="utf-8"))["epochs"] for name in ("one", "two", "resumed")
+    )
     for ours, theirs in ((two[0], one[0]), (resumed[1], one[1])):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
         assert ours["auc"]["label"] == pytest.approx(theirs["auc"]["label"], abs=1e-3)
