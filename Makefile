@@ -67,7 +67,7 @@ test-long: $(VENV)/.test ## the tests that take minutes each; results go to benc
 	@$(MAKE) mutants
 
 test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without the heavy extras
-	@$(VENV)-numpy1/bin/python -m pytest -q -m "not slow and not long and not gpu" $(NUMPY1_TESTS)
+	@$(VENV)-numpy1/bin/python -m pytest -q $(OVER_CORES) -m "not slow and not long and not gpu" $(NUMPY1_TESTS)
 
 test-triton: $(VENV)/.test $(VENV)-numpy1/.triton ## the client suite against `hotrow serve` and a real Triton, on the CPU
 	@HOTROW_TRITON_PYTHON=$(VENV)-numpy1/bin/python $(BIN)/python -m pytest -q -m triton tests/e2e
@@ -184,7 +184,7 @@ $(VENV)/.nvrtc: $(VENV)/.build
 $(VENV)-numpy1/.done: $(BUILD_INPUTS) | tools
 	@$(PYTHON) -m venv $(VENV)-numpy1
 	@grep -v '^numpy==' constraints.txt > $(VENV)-numpy1/constraints.txt
-	@$(VENV)-numpy1/bin/python -m pip install -q -c $(VENV)-numpy1/constraints.txt 'numpy==1.26.4' pydantic array-api-compat orjson pytest pytest-timeout hypothesis scikit-build-core hatch-fancy-pypi-readme nanobind cmake ninja
+	@$(VENV)-numpy1/bin/python -m pip install -q -c $(VENV)-numpy1/constraints.txt 'numpy==1.26.4' pydantic array-api-compat orjson pytest pytest-timeout pytest-xdist hypothesis scikit-build-core hatch-fancy-pypi-readme nanobind cmake ninja
 	@$(VENV)-numpy1/bin/python -m pip install -q --no-build-isolation --no-deps -e .
 	@touch $@
 

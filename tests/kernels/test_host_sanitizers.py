@@ -65,7 +65,7 @@ def table_stress(compiler):
 
 @pytest.mark.parametrize(("loops", "row_dtype"), [("avx2", "fp32"), ("portable", "fp32"), ("avx2", "int8")])
 def test_readers_see_whole_rows_during_writes_and_no_sanitizer_complains(table_stress, loops, row_dtype):
-    result = run(table_stress, "2000", loops, row_dtype)
+    result = run(table_stress, "1000", loops, row_dtype)
 
     assert result.returncode == 0, result.stdout + result.stderr
     assert not result.stderr

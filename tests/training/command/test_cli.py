@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -334,12 +335,13 @@ def test_files_without_samples_are_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("model", ["dcn", "din", "mmoe"])
-def test_a_description_names_the_arrays_that_a_model_reads(tmp_path, capsys, model):
+def test_a_description_names_the_arrays_that_a_model_reads(tmp_path, capsys, monkeypatch, model):
     assert hotrow_train(["--describe", model]) == 0
     described = re.findall(r"^  (\S+) +(?:numbers|integers) \[", capsys.readouterr().out, flags=re.MULTILINE)
 
     script = Path(__file__).parents[3] / "examples" / "write_npz_file.py"
-    subprocess.run([sys.executable, script, model, tmp_path / "data.npz", "20"], check=True, cwd=script.parents[1])
+    monkeypatch.setattr("sys.argv", [str(script), model, str(tmp_path / "data.npz"), "20"])
+    runpy.run_path(str(script), run_name="__main__")
     written = np.load(tmp_path / "data.npz").files
     assert set(written) <= set(described)
     assert {name.split(".")[0] for name in described} == {name.split(".")[0] for name in written}

@@ -17,10 +17,10 @@ from training.model.trainer import predict_logits, train
 from training.samples import Bags
 from training.synthetic.generator import generate_for
 
-ROWS, CUT = 24_000, 20_000
+ROWS, CUT = 12_000, 10_000
 ROOT = Path(__file__).parents[3]
 # Somewhat less than two epochs were seen to reach; an untrained model has 0.5.
-LEAST_AUC = {"bst": 0.63, "din": 0.7, "mmoe": 0.63, "ncf": 0.66}
+LEAST_AUC = {"bst": 0.62, "din": 0.67, "mmoe": 0.63, "ncf": 0.64}
 
 
 @pytest.fixture(scope="module", params=built_in_graphs())
@@ -30,7 +30,7 @@ def family(request, tmp_path_factory):
     data = generate_for(document.graph, ROWS, seed=0)
     model = CtrModel(document.graph, seed=0, rule=document.rule, label_weights=document.label_weights)
     samples, held_out = data.samples[:CUT], data.samples[CUT:]
-    *_, result = train(model, samples, held_out, epochs=2, batch_size=256, schedule=document.schedule, seed=0)
+    *_, result = train(model, samples, held_out, epochs=2, batch_size=128, schedule=document.schedule, seed=0)
     repository = tmp_path_factory.mktemp("models")
     version = export_model(model, document.document, repository, request.param, calibration=held_out[-512:])
     return SimpleNamespace(
