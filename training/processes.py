@@ -32,15 +32,17 @@ class _Total(torch.autograd.Function):  # type: ignore[misc]
     """The sum of a tensor over all processes. Each process's loss depends on it, so gradients are added up too."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-        ctx.group = group
+    def forward(
+        ctx: Any, tensor: torch.Tensor, title: str, add_up: Callable[[str, torch.Tensor], None]
+    ) -> torch.Tensor:
+        ctx.title, ctx.add_up = title, add_up
         total = tensor.clone()
-        dist.all_reduce(total, group=group)
+        add_up(title, total)
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _Total.forward(ctx, gradient, ctx.group), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _Total.forward(ctx, gradient, f"backward pass of {ctx.title}", ctx.add_up), None, None
 
 
 class Processes:
@@ -96,43 +98,46 @@ class Processes:
         """Return the consecutive items out of so many that are this process's; there may be none."""
         return slice(items * self.rank // self.size, items * (self.rank + 1) // self.size)
 
-    def total(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Add up a tensor over all processes. Its gradient is added up too."""
-        return tensor if self.size == 1 else _Total.apply(tensor, self._group)
+    def total(self, what: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Add up a tensor over all processes. Its gradient is added up too. ``what`` it is belongs to the title."""
+        return tensor if self.size == 1 else _Total.apply(tensor, self.numbered(f"sum of {what}"), self._add_up)
 
-    def start_average(self, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+    def start_average(self, what: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
         """Start to average tensors over all processes. Return a function that waits and puts the means in them."""
         if self.size == 1 or not tensors:
             return lambda: None
+        title = self.numbered(f"mean of {what}")
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         sent = dist.all_reduce(flat, group=self._group, async_op=True)
 
         def finish() -> None:
-            sent.wait()
+            self._finish(sent, title)
             flat.div_(self.size)
             for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
                 tensor.copy_(part.reshape(tensor.shape))
 
         return finish
 
-    def wait(self) -> None:
-        """Wait until every process is here."""
+    def wait(self, title: str) -> None:
+        """Wait until every process has come to the place that ``title`` names."""
         if self.size > 1:
-            dist.barrier(group=self.group)
+            self._meet(title)
 
-    def from_first(self, value: Value) -> Value:
+    def from_first(self, title: str, value: Value) -> Value:
         """Return the first process's value, which can be pickled."""
         if self.size == 1:
             return value
+        self._meet(title)
         values = [value]
         dist.broadcast_object_list(values, group=self.group, group_src=0)
         return values[0]
 
-    def to_first(self, items: Iterator[Value]) -> Iterator[Value]:
+    def to_first(self, title: str, items: Iterator[Value]) -> Iterator[Value]:
         """Yield the items of every process in the first process, one process after the other. Elsewhere yield none.
 
         Every process must use up the iterator. The items can be pickled, and are sent one at a time.
         """
+        self.wait(title)
         if self.is_first:
             yield from items
         for source in range(1, self.size):
@@ -191,6 +196,10 @@ class Processes:
         dtype = to_processes[0][0].dtype
         numbers, sizes = zip(*(outbox.read(self.rank, dtype) for outbox in outboxes), strict=True)
         return np.concatenate(numbers), np.stack(sizes)
+
+    def _add_up(self, title: str, tensor: torch.Tensor) -> None:
+        self._meet(title)
+        self._finish(dist.all_reduce(tensor, group=self._group, async_op=True), title)
 
     def _meet(self, title: str) -> None:
         """Wait until every process is here. Raise an error in every process if one has another title."""

@@ -1,5 +1,6 @@
 """Training data in memory: labeled samples with their keys in bags, as in a request."""
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -163,3 +164,21 @@ class Samples:
             dense=np.concatenate([part.dense for part in parts]),
             bags=Bags.joined([part.bags for part in parts]),
         )
+
+
+class ContentSum:
+    """The CRC-32 of the content of samples that come in parts, whatever the parts are."""
+
+    def __init__(self) -> None:
+        """Begin without samples."""
+        self._sums = [0, 0, 0, 0]
+
+    def add(self, part: Samples) -> None:
+        """Take the next samples."""
+        columns = (part.labels, part.dense, part.bags.keys, part.bags.sizes)
+        for number, column in enumerate(columns):
+            self._sums[number] = zlib.crc32(np.ascontiguousarray(column).data, self._sums[number])
+
+    def __str__(self) -> str:
+        """Return the sum as hexadecimal digits."""
+        return f"{zlib.crc32(repr(self._sums).encode()):08x}"

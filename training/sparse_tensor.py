@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training.embedding.inputs import FeatureBags
+from training.embedding.inputs import FeatureBags, shown, without_holes
 
 
 class SparseTensor(NamedTuple):
@@ -82,17 +82,19 @@ def read_ids(name: str, sp_ids: Any, sparse_weights: Any = None) -> SparseIds:
 
     Args:
         name: of the lookup.
-        sp_ids: a ``SparseTensor`` or three values like it, or a sparse COO tensor of PyTorch. The ids of a COO tensor
-            are read as they are. PyTorch adds values with the same index when it coalesces, so do not coalesce ids.
-        sparse_weights: a ``SparseTensor`` with the same indices, or the weights alone, float[N].
+        sp_ids: a ``SparseTensor`` or three values like it, or a sparse COO tensor or a nested tensor of PyTorch. The
+            ids of a COO tensor are read as they are. PyTorch adds values with the same index when it coalesces, so do
+            not coalesce ids.
+        sparse_weights: a ``SparseTensor`` with the same indices, a COO or nested tensor like it, or the weights alone,
+            float[N].
 
     Raises:
         TypeError: an argument is of another type.
         ValueError: a tensor has another shape, or a row is not in ``dense_shape``.
     """
-    sp_ids = from_coo(sp_ids)
+    sp_ids = from_coo(name, sp_ids)
     if not isinstance(sp_ids, tuple) or len(sp_ids) != 3:
-        forms = "a SparseTensor, (indices, values, dense_shape) or a sparse COO tensor"
+        forms = "a SparseTensor, (indices, values, dense_shape), a sparse COO tensor or a nested tensor"
         raise TypeError(f"{name}: expected ids as {forms}, got {shown(sp_ids)}")
     indices, values = _integers(name, "indices", sp_ids[0], 2), _integers(name, "ids", sp_ids[1], 1)
     if indices.shape != (len(values), 2):
@@ -107,8 +109,14 @@ def read_ids(name: str, sp_ids: Any, sparse_weights: Any = None) -> SparseIds:
     return ids
 
 
-def from_coo(value: Any) -> Any:
-    """Return a sparse COO tensor as a ``SparseTensor``, and any other value as it is."""
+def from_coo(name: str, value: Any) -> Any:
+    """Return a sparse COO tensor or a nested tensor as a ``SparseTensor``, and any other value as it is."""
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        values, offsets = without_holes(name, value)
+        counts = offsets.diff().to(values.device)
+        rows = torch.repeat_interleave(counts)
+        columns = torch.arange(len(values), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+        return SparseTensor(torch.stack([rows, columns], 1), values, (len(counts), int(max(counts, default=0))))
     if isinstance(value, torch.Tensor) and value.layout == torch.sparse_coo:
         return SparseTensor(value._indices().t(), value._values(), value.shape)
     return value
@@ -141,7 +149,7 @@ def _read_count(name: str, dense_shape: Any) -> int:
 
 
 def _read_weights(name: str, sparse_weights: Any, indices: torch.Tensor) -> torch.Tensor:
-    values = sparse_weights
+    values = sparse_weights = from_coo(name, sparse_weights)
     if isinstance(sparse_weights, tuple) and len(sparse_weights) == 3:
         values = torch.as_tensor(sparse_weights[1])
         if not torch.equal(_integers(name, "indices", sparse_weights[0], 2).to(indices), indices):
@@ -156,11 +164,3 @@ def _read_weights(name: str, sparse_weights: Any, indices: torch.Tensor) -> torc
 def _int64(tensor: torch.Tensor) -> NDArray[np.int64]:
     numbers: NDArray[np.int64] = tensor.detach().to("cpu", torch.int64).contiguous().numpy()
     return numbers
-
-
-def shown(value: Any) -> str:
-    """Return a value's type and shape, for messages."""
-    if isinstance(value, torch.Tensor):
-        sparse = "" if value.layout == torch.strided else "sparse "
-        return f"{sparse}{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return type(value).__name__

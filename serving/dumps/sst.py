@@ -5,11 +5,10 @@ HPS's RocksDB backend writes such files, and RocksDB ingests them without rewrit
 
 import os
 import re
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from serving.errors import ModelFileError, StoreError
-from serving.model.atomic import atomic_write
+from serving.model.atomic import atomic_write, temporary_directory
 from serving.model.regular_file import wrong_kind
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from serving.storage.hps_layout import key_list, keys_of, row_list
@@ -49,7 +48,6 @@ def write_sst(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors
     with ExitStack() as stack:
         if not in_key_order:
             folder = stack.enter_context(_scratch_folder(path))
-            folder.mkdir()
             batches = _sorted(folder, spec, batches)
         file = stack.enter_context(atomic_write(path))
         writer = rocksdict.SstFileWriter(table_options(rocksdict, _THREADS))
@@ -127,15 +125,10 @@ class SstDump:
             raise ModelFileError(self._path, reason) from err
 
 
-@contextmanager
-def _scratch_folder(path: Path) -> Iterator[Path]:
-    """Yield the path of a hidden folder, next to ``path`` if possible, and remove the folder at the end."""
+def _scratch_folder(path: Path) -> AbstractContextManager[Path]:
+    """Make a hidden folder, next to ``path`` if possible, and remove the folder at the end."""
     parent = path.parent if os.access(path.parent, os.W_OK) else Path(tempfile.gettempdir())
-    folder = parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return temporary_directory(parent / path.name)
 
 
 def _sorted(folder: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]]) -> Iterator[tuple[Keys, Vectors]]:

@@ -1,15 +1,19 @@
 """Write a file or a folder so that a reader sees all of it or none, even after a power loss."""
 
 import errno
+import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from serving.model.regular_file import real_path
+
+_TEMPORARY = re.compile(r"(\.(.+)\.[0-9a-f]{8})\.(?:tmp|old)", re.DOTALL)
 
 
 @contextmanager
@@ -30,10 +34,12 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     temporary = _beside(path, "tmp")
     try:
         with temporary.open("wb") as file:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)  # for remove_killed_writes
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -46,28 +52,101 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
 
     An existing folder is moved away first and deleted last. A reader finds the old folder, no folder for an instant, or
     the new folder, never a mixture. If the block raises, the temporary folder is removed and ``path`` does not change.
+    What killed writers of ``path`` left behind is removed first; see ``remove_killed_writes``.
     """
     path = Path(os.path.abspath(path))  # "." has a name too
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-    temporary, old = _beside(path, "tmp"), _beside(path, "old")
-    temporary.mkdir()
-    try:
+    with temporary_directory(path) as temporary:
         yield temporary
         for folder, _, names in os.walk(temporary):
             for name in names:
                 sync(Path(folder, name))
             sync(Path(folder))
-        if path.exists():
-            path.rename(old)
-        temporary.rename(path)
-    except BaseException:
-        if old.exists() and not path.exists():
+        old = temporary.with_suffix(".old")
+        try:
+            if path.exists():
+                path.rename(old)
+            temporary.rename(path)
+        except BaseException:
+            if old.exists() and not path.exists():
+                old.rename(path)
+            raise
+        sync(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def temporary_directory(path: Path) -> Iterator[Path]:
+    """Make a hidden folder next to ``path``, and remove it after the block.
+
+    What killed writers of ``path`` left behind is removed first; see ``remove_killed_writes``.
+    """
+    remove_killed_writes(path.parent, re.escape(path.name))
+    with ExitStack() as stack:
+        temporary = None
+        while temporary is None:
+            temporary = _locked_directory(_beside(path, "tmp"), stack)
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_killed_writes(parent: Path, names: str) -> None:
+    """Remove the temporary files and folders of killed writers from a folder. Those of live writers stay.
+
+    A folder that its writer had moved away, and not yet replaced, gets its name back.
+
+    Args:
+        parent: the folder, which may be absent.
+        names: a regular expression of the names that were to be written.
+    """
+    with suppress(OSError):
+        found = sorted({match[1]: match[2] for match in map(_TEMPORARY.fullmatch, os.listdir(parent)) if match}.items())
+        for stem, name in found:
+            if re.fullmatch(names, name):
+                _remove_killed_write(parent / stem, parent / name)
+
+
+def _remove_killed_write(stem: Path, path: Path) -> None:
+    temporary, old = Path(f"{stem}.tmp"), Path(f"{stem}.old")
+    with ExitStack() as stack:
+        with suppress(FileNotFoundError):
+            if not _lock(temporary, stack):
+                return
+        if old.is_dir() and not path.exists():
             old.rename(path)
+    if temporary.is_dir():
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    sync(path.parent)
+    else:
+        temporary.unlink(missing_ok=True)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _locked_directory(path: Path, stack: ExitStack) -> Path | None:
+    """Make a folder that this process locks; None: ``remove_killed_writes`` of another process came in between."""
+    path.mkdir()
+    try:
+        return path if _lock(path, stack) and path.exists() else None
+    except FileNotFoundError:
+        return None
+    except OSError:  # the file system has no locks, so nobody removes the folder
+        return path
+
+
+def _lock(path: Path, stack: ExitStack) -> bool:
+    """Lock a file or folder until ``stack`` closes. Return False if another process has locked it.
+
+    The kernel ends the lock of a process that ends.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _beside(path: Path, suffix: str) -> Path:

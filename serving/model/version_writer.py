@@ -5,14 +5,13 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from serving.errors import ConfigError, OutputError
-from serving.model.atomic import atomic_directory, atomic_write, sync
+from serving.model.atomic import atomic_directory, atomic_write, remove_killed_writes, sync
 from serving.model.dense_file import statistics_path
 from serving.model.manifest import MANIFEST_NAME, write_manifest
 from serving.model.names import MODEL_NAME, NAME_EXPECTED
@@ -62,7 +61,7 @@ def write_version(
 
     All files of the version are synced in a hidden folder, which is then renamed. So a reader, a crash or a power loss
     sees the whole version or none. Writers of one model wait for each other, across processes too. Hidden folders that
-    a killed writer left behind are deleted by the next writer.
+    a killed writer left behind are deleted by the next writer, and by ``check_output``.
 
     Args:
         repository: the model repository, which is created if it does not exist.
@@ -84,7 +83,6 @@ def write_version(
     folder = repository / name
     try:
         with _lock(folder):
-            _remove_unfinished(folder)
             target = folder / str(_next_version(folder) if version is None else _free_version(folder, version))
             with atomic_directory(target) as unfinished:
                 (unfinished / _ENTRY_FILE).write_text(TRITON_ENTRY, encoding="utf-8")
@@ -106,6 +104,8 @@ def write_version(
 def check_output(repository: Path, name: str, graph: Graph) -> None:
     """Check before hours of work that a model can be written, and create the repository's folder.
 
+    What killed writers of the model left behind is deleted.
+
     Raises:
         OutputError: it cannot be written.
         ConfigError: a table has the name of one of the version's files, or the repository's ``ps.json`` is not JSON or
@@ -120,6 +120,7 @@ def check_output(repository: Path, name: str, graph: Graph) -> None:
     if not os.access(repository, os.W_OK | os.X_OK):
         raise OutputError(f"{repository}: cannot be written")
     check_table_names(graph)
+    remove_killed_writes(repository / name, rf"[0-9]+|{re.escape(_CONFIG_FILE)}")
 
 
 def check_target(repository: Path, name: str, version: int | None = None) -> None:
@@ -196,15 +197,6 @@ def _locked_file(path: Path) -> IO[str]:
                 if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
                     return lock
             lock.close()
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Delete hidden temporary folders. Under the lock, no living writer owns one."""
-    for entry in folder.glob(".*.tmp"):
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
 
 
 def _next_version(folder: Path) -> int:

@@ -1,8 +1,13 @@
 """Checkpoints: everything that a training needs to go on after it was killed.
 
-A checkpoint is a folder ``step-<n>``, which is complete or absent. It has the files of
-``training.model.parameter_files`` and ``checkpoint.json``: the settings of the training, its position, and the results
-of its epochs.
+A checkpoint is a folder ``step-<n>``, which is complete or absent:
+
+- ``checkpoint.json``: the settings of the training, its position, the results of its epochs, and check sums;
+- ``dense.model`` and ``dense.states``: the dense weights and their states; see ``training.model.parameter_files``;
+- ``<t>.rows``: the rows of table t with their states; see ``training.embedding.row_file``.
+
+A checkpoint of an earlier revision has no check sums. It has the files of a session's parameters, ``<t>.sparse`` and
+``<t>.states``. The model of the best epoch was in a folder ``best``.
 """
 
 import dataclasses
@@ -16,18 +21,22 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import ConfigError, OutputError
-from serving.model.atomic import atomic_directory
+from serving.model.atomic import atomic_directory, remove_killed_writes
 from serving.model.dense_file import read_dense, write_dense
 from serving.model.strict_json import Fields, read_json
+from training.checkpoint_file import CHECKPOINT_FILE, read_checkpoint_file, write_checkpoint_file
+from training.embedding.row_file import read_rows, shape_of, write_rows
 from training.model.ctr_model import CtrModel
-from training.model.parameter_files import read_dense_states, read_table, write_dense_states, write_table
+from training.model.parameter_files import read_dense_states, read_table, write_dense_states
 from training.model.trainer import Position
 
-_FILE = "checkpoint.json"
+_EARLIER_BEST, _EARLIER_BEST_FILE = "best", "best.json"
+_MEMBERS = ("settings", "position", "results")
+_DENSE, _DENSE_STATES, _ROWS = "dense.model", "dense.states", "rows"
 
 
 class Checkpoints:
-    """The checkpoints of one training in a folder. Only the newest is kept."""
+    """The checkpoints of one training in a folder. The newest is kept, and that of the best epoch."""
 
     def __init__(self, folder: Path, model: CtrModel, optimizer: str, settings: dict[str, Any]) -> None:
         """Take the model and its optimizer's name. ``settings`` is JSON that a resumed training must have too."""
@@ -48,7 +57,12 @@ class Checkpoints:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other trainings out of the folder. Raise OutputError if one is in it, ConfigError without a folder."""
+        """Keep other trainings out of the folder, and remove what a killed training was writing.
+
+        Raises:
+            OutputError: another training is in the folder.
+            ConfigError: there is no folder.
+        """
         try:
             descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as err:
@@ -59,61 +73,111 @@ class Checkpoints:
             os.close(descriptor)
             raise OutputError(f"{self._folder}: another training writes its checkpoints here") from None
         try:
+            remove_killed_writes(self._folder, rf"step-[0-9]+|{_EARLIER_BEST}")
             yield
         finally:
             os.close(descriptor)
 
-    def save(self, position: Position, results: list[dict[str, Any]]) -> None:
+    def save(self, position: Position, results: list[dict[str, Any]], best_step: int) -> None:
         """Write a checkpoint, and then delete the earlier ones. Of several processes, the first writes.
+
+        Args:
+            position: of the training.
+            results: of its epochs.
+            best_step: the checkpoint of this step is not deleted.
 
         Raises:
             OutputError: the disk refuses.
         """
         if not self._model.processes.is_first:
             self._model.send_rows()
-            self._model.processes.wait()  # until the checkpoint is there
+            self._model.processes.wait("a checkpoint")
             return
         document = {"settings": self._settings, "position": dataclasses.asdict(position), "results": results}
         try:
-            with atomic_directory(self._folder / f"step-{position.step}") as folder:
-                save_model(folder, self._model, self._optimizer)
-                (folder / _FILE).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+            with atomic_directory(self._path(position.step)) as folder:
+                self._write_model(folder)
+                names = [path.name for path in folder.iterdir() if path.suffix != f".{_ROWS}"]
+                write_checkpoint_file(folder, document, names)
         except OSError as err:
             raise OutputError(
                 f"{self._folder}: no checkpoint can be written: {(err.strerror or str(err)).lower()}"
             ) from err
         for step, path in self._all():
-            if step < position.step:
+            if step < position.step and step != best_step:
                 shutil.rmtree(path, ignore_errors=True)
-        self._model.processes.wait()
+        earlier_best = self._folder / _EARLIER_BEST
+        if self._path(best_step).exists() and (earlier_best / _EARLIER_BEST_FILE).exists():
+            shutil.rmtree(earlier_best, ignore_errors=True)
+        self._model.processes.wait("a checkpoint")
 
     def load(self) -> tuple[Position, list[dict[str, Any]]]:
         """Read the newest checkpoint into the model, and return the position and the results of the epochs.
 
         Raises:
-            ConfigError: there is no checkpoint, or it was made with other settings.
+            ConfigError: there is no checkpoint, or it was made with other settings or data.
             ModelFileError: a file of the checkpoint is missing or damaged.
         """
         path = self._newest()
         if path is None:
             raise self._nothing()
-        source = str(path / _FILE)
-        fields = Fields(read_json(source), source, "", ("settings", "position", "results"))
+        fields = read_checkpoint_file(path, _MEMBERS)
         found = fields.object("settings")
         for name, value in self._settings.items():
-            if found.value(name) != value:
+            if name != "content" and found.value(name) != value:
                 shown = "another value" if name == "graph" else json.dumps(found.value(name))
                 raise found.error(f"the checkpoint was made with {shown}, and now it is {_shown(name, value)}", name)
-        load_model(path, self._model, self._optimizer)
+        _check_content(found, self._settings["content"], self._settings)
+        self._read_model(path)
         position = fields.object("position", tuple(field.name for field in dataclasses.fields(Position)))
         return Position(**{name: position.value(name) for name in position}), fields.value("results")
+
+    def load_model(self, step: int, epoch: int) -> None:
+        """Read the model that was saved at a step, the last one of an epoch.
+
+        Raises:
+            ConfigError: there is no such checkpoint.
+            ModelFileError: a file of the checkpoint is missing or damaged.
+        """
+        path, earlier = self._path(step), self._folder / _EARLIER_BEST
+        description = earlier / _EARLIER_BEST_FILE
+        if not path.exists() and description.exists() and read_json(description).get("epoch") == epoch:
+            path = earlier
+        else:
+            read_checkpoint_file(path, _MEMBERS)
+        self._read_model(path)
+
+    def _write_model(self, folder: Path) -> None:
+        """Write the weights, the tables and the optimizer's states into an empty folder, in the first process."""
+        model, graph = self._model, self._model.graph
+        write_dense(folder / _DENSE, graph, model.dense_weights())
+        write_dense_states(folder / _DENSE_STATES, graph, model.dense_states(), self._optimizer, model.step)
+        for t, table in enumerate(model.tables):
+            with (folder / f"{t}.{_ROWS}").open("wb") as file:
+                write_rows(file, *shape_of(table.native), model.dump(t))
+
+    def _read_model(self, folder: Path) -> None:
+        model, graph = self._model, self._model.graph
+        model.load_dense_weights(read_dense(folder / _DENSE, graph))
+        model.step = read_dense_states(folder / _DENSE_STATES, graph, model.dense_states(), self._optimizer)
+        for t, (embedding, table) in enumerate(zip(graph.embeddings, model.tables, strict=True)):
+            table.clear()
+            if (folder / f"{t}.sparse").exists():  # of an earlier revision
+                parts = read_table(folder / f"{t}.sparse", folder / f"{t}.states", embedding, "I64", table)
+            else:
+                parts = read_rows(folder / f"{t}.{_ROWS}", *shape_of(table.native))
+            for rows in parts:
+                model.load(t, rows)
 
     def _nothing(self) -> ConfigError:
         return ConfigError(str(self._folder), "", "no checkpoint, so nothing can be resumed")
 
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step}"
+
     def _all(self) -> list[tuple[int, Path]]:
-        """Return the steps and folders of all complete checkpoints."""
-        paths = [path.parent for path in self._folder.glob(f"step-*/{_FILE}")]
+        """Return the steps and folders of all checkpoints. A file of a checkpoint may be missing."""
+        paths = {path.parent for name in (CHECKPOINT_FILE, _DENSE) for path in self._folder.glob(f"step-*/{name}")}
         steps = [(path.name.removeprefix("step-"), path) for path in paths]
         return [(int(step), path) for step, path in steps if step.isdecimal()]
 
@@ -121,34 +185,16 @@ class Checkpoints:
         return max(self._all(), default=(0, None))[1]
 
 
-def save_model(folder: Path, model: CtrModel, optimizer: str) -> None:
-    """Write the weights, the tables and the optimizer's states into an empty folder, in the first process.
-
-    Raises:
-        ModelFileError: the disk refuses.
-    """
-    graph = model.graph
-    write_dense(folder / "dense.model", graph, model.dense_weights())
-    write_dense_states(folder / "dense.states", graph, model.dense_states(), optimizer, model.step)
-    for t, embedding in enumerate(graph.embeddings):
-        write_table(folder / f"{t}.sparse", folder / f"{t}.states", embedding, "I64", model.dump(t))
-
-
-def load_model(folder: Path, model: CtrModel, optimizer: str) -> None:
-    """Undo ``save_model``.
-
-    Raises:
-        ModelFileError: a file is missing or damaged, or does not fit the model.
-    """
-    graph = model.graph
-    model.load_dense_weights(read_dense(folder / "dense.model", graph))
-    model.step = read_dense_states(folder / "dense.states", graph, model.dense_states(), optimizer)
-    for t, (embedding, table) in enumerate(zip(graph.embeddings, model.tables, strict=True)):
-        table.clear()
-        paths = (folder / f"{t}.sparse", folder / f"{t}.states")
-        for rows in read_table(*paths, embedding, "I64", table):
-            model.load(t, rows)
-
-
 def _shown(name: str, value: Any) -> str:
     return "this graph" if name == "graph" else json.dumps(value)
+
+
+def _check_content(found: Fields, now: dict[str, str], settings: dict[str, Any]) -> None:
+    """Refuse samples that have changed. A checkpoint of an earlier revision does not know their content."""
+    for name, expected in found.value("content", now).items():
+        if now[name] != expected:
+            path = settings[name] or settings["data"] or "the generated samples"
+            reason = (
+                f"{path} has changed since the checkpoint: expected samples with CRC-32 {expected}, got {now[name]}"
+            )
+            raise found.error(reason, f"content.{name}")

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import math
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,14 +13,13 @@ import torch
 
 from kernels.host import set_lookup_threads
 from serving.errors import ConfigError, OutputError
-from serving.model.atomic import atomic_write
+from serving.model.atomic import atomic_write, remove_killed_writes, temporary_directory
 from serving.model.version_writer import check_output
-from training.command.best_epoch import BestEpoch
 from training.command.checkpoint import Checkpoints
 from training.command.describe import describe
 from training.command.plot import draw
 from training.data.opening import open_data
-from training.data.source import FileSource, SampleSource
+from training.data.source import FileSource, content_of
 from training.data.streams import batches_of
 from training.errors import DataError
 from training.model.ctr_model import CtrModel
@@ -35,6 +33,7 @@ from training.synthetic.generator import generate_for
 
 _CALIBRATION_SAMPLES = 512  # of the held-out samples, for the engine int8
 _KEY_DTYPES = {"I32": "uint32", "I64": "int64"}
+_TEMPORARY = "hotrow-train"  # a hidden folder next to the models
 _FEW = 30  # with fewer rows of a class, the standard error of an AUC is about 0.05 or more
 _HELD_OUT = 10  # the last tenth of the samples is held out for evaluation
 
@@ -63,6 +62,7 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     document = open_document(options.model)
     name = document.name if options.name is None else options.name
     check_output(options.output, name, document.graph)
+    remove_killed_writes(options.output, _TEMPORARY)
     torch.set_num_threads(options.threads)
     set_lookup_threads(options.threads)
     samples, evaluation, best_known = _read(options, document, processes)
@@ -101,7 +101,7 @@ def _model(document: TrainingDocument, options: argparse.Namespace, processes: P
 
 def _read(
     options: argparse.Namespace, document: TrainingDocument, processes: Processes
-) -> tuple[SampleSource, SampleSource, str]:
+) -> tuple[Samples | FileSource, Samples | FileSource, str]:
     """Return the training samples, the evaluation samples, and a line about the best known AUC."""
     if options.synthetic is not None:
         data = generate_for(document.graph, options.synthetic, options.seed)
@@ -186,8 +186,8 @@ class _Run:
         options: argparse.Namespace,
         document: TrainingDocument,
         model: CtrModel,
-        samples: SampleSource,
-        evaluation: SampleSource,
+        samples: Samples | FileSource,
+        evaluation: Samples | FileSource,
         stack: ExitStack,
     ) -> None:
         """Take what is trained. Check everything that can fail, and continue from a checkpoint if asked to."""
@@ -206,15 +206,18 @@ class _Run:
             if model.processes.is_first:  # before anything is read: another training may delete what it has replaced
                 stack.enter_context(self._checkpoints.locked())
             if options.resume:
-                self._position, self._epochs = self._checkpoints.load()
-                if len(self._epochs) > options.epochs:
-                    reason = f"has {len(self._epochs)} epochs, so --epochs must be at least that, got {options.epochs}"
-                    raise ConfigError(str(options.checkpoint), "", reason)
-        self._best: BestEpoch | None = None
-        if options.epochs > 1:
-            folder = options.checkpoint or _temporary(options.output, stack, model.processes)
-            self._best = BestEpoch(folder / "best", model, document.optimizer, resumes=options.resume)
+                self._resume(self._checkpoints)
+        elif options.epochs > 1:
+            folder = _temporary(options.output, stack, model.processes)
+            self._checkpoints = Checkpoints(folder, model, document.optimizer, {})
         self._report()
+
+    def _resume(self, checkpoints: Checkpoints) -> None:
+        self._position, self._epochs = checkpoints.load()
+        begun = self._position.epoch if self._position.batches else len(self._epochs)
+        if begun > self._options.epochs:
+            reason = f"has {begun} epochs, so --epochs must be at least that, got {self._options.epochs}"
+            raise ConfigError(str(self._options.checkpoint), "", reason)
 
     def lines(self) -> Iterator[str]:
         options, document, position = self._options, self._document, self._position
@@ -238,28 +241,38 @@ class _Run:
             save=None if self._checkpoints is None else self._save,
             save_steps=options.checkpoint_steps,
         )
-        for result in results:
+        while not self._is_enough() and (result := next(results, None)) is not None:
             self._epochs.append(_described(document, result))
-            if self._best is not None:
-                self._best.offer(result)
             self._report()
             yield from _epoch_lines(document, result, options.epochs, len(self._samples), len(self._evaluation))
-            if self._is_enough(result.epoch):
-                yield f"stopped: {options.patience} epochs without a better log loss"
-                break
-        if self._best is not None and self._best.epoch != self._epochs[-1]["epoch"]:
-            self._best.restore()
-            yield f"the model of epoch {self._best.epoch} is written, whose log loss is the best"
+        if self._is_enough():
+            yield f"stopped: {options.patience} epochs without a better log loss"
+        best = self._best_epoch()
+        if self._checkpoints is not None and best < len(self._epochs):
+            self._checkpoints.load_model(self._last_step(best), best)
+            self._model.processes.wait("the best epoch")  # the folder may be temporary
+            yield f"the model of epoch {best} is written, whose log loss is the best"
 
-    def _is_enough(self, epoch: int) -> bool:
-        options = self._options
-        if self._best is None or options.patience is None or epoch == options.epochs:
-            return False
-        return bool(epoch - self._best.epoch >= options.patience)
+    def _best_epoch(self) -> int:
+        """Return the first epoch with the smallest log loss of the evaluation, or 0. The losses of labels are added."""
+        of_labels = [epoch["log_loss"].values() for epoch in self._epochs]
+        losses: list[float] = [sum(math.inf if loss is None else loss for loss in one) for one in of_labels]
+        return 1 + losses.index(min(losses)) if losses else 0
+
+    def _last_step(self, epoch: int) -> int:
+        return epoch * math.ceil(len(self._samples) / int(self._options.batch_size))
+
+    def _is_enough(self) -> bool:
+        done, patience = len(self._epochs), self._options.patience
+        return patience is not None and done < self._options.epochs and done - self._best_epoch() >= patience
 
     def _save(self, position: Position) -> None:
         assert self._checkpoints is not None
-        self._checkpoints.save(position, self._epochs)
+        best_step = self._last_step(self._best_epoch())
+        # Without --checkpoint, only the model of the best epoch is needed, unless the best epoch is the last one.
+        is_needed = position.step == best_step and position.epoch <= self._options.epochs
+        if self._options.checkpoint is not None or is_needed:
+            self._checkpoints.save(position, self._epochs, best_step)
 
     def _report(self) -> None:
         if not self._model.processes.is_first:
@@ -275,6 +288,7 @@ class _Run:
         return {
             "graph": self._document.document,
             "rows": [len(self._samples), len(self._evaluation)],
+            "content": {"data": content_of(self._samples), "eval_data": content_of(self._evaluation)},
             "synthetic": options.synthetic,
             **{name: None if path is None else str(path.resolve()) for name, path in paths.items()},
             "key_type": options.key_type,
@@ -291,8 +305,8 @@ def _temporary(output: Path, stack: ExitStack, processes: Processes) -> Path:
     try:
         if processes.is_first:
             output.mkdir(parents=True, exist_ok=True)
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".hotrow-train-", dir=output))
-        return Path(processes.from_first(folder))
+            folder = str(stack.enter_context(temporary_directory(output / _TEMPORARY)))
+        return Path(processes.from_first("a temporary folder", folder))
     except OSError as err:
         raise OutputError(f"{output}: cannot be written: {(err.strerror or str(err)).lower()}") from err
 

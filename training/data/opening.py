@@ -31,7 +31,7 @@ from training.data.source import FileSource
 from training.errors import DataError
 from training.model.document import TrainingDocument
 from training.model.sample_check import check_samples_fit
-from training.samples import Bags, Samples
+from training.samples import Bags, ContentSum, Samples
 
 
 def open_data(
@@ -64,11 +64,12 @@ def open_data(
         MissingExtraError: the format needs a package that is not installed.
     """
     read = _reader(path, document, key_dtype, columns)
-    rows, kept = 0, []
+    rows, kept, content = 0, [], ContentSum()
     with tqdm(unit=" rows", desc=path.name, disable=None if progress else True) as bar:
         for part in read():
             check_samples_fit(document.graph, part, rows)
             rows += len(part)
+            content.add(part)
             bar.update(len(part))
             if rows <= window_rows:
                 kept.append(part)
@@ -76,7 +77,7 @@ def open_data(
                 kept.clear()
     if not rows:
         raise DataError(path, "no samples")
-    return Samples.joined(kept) if rows <= window_rows else FileSource(read, rows)
+    return Samples.joined(kept) if rows <= window_rows else FileSource(read, rows, str(content))
 
 
 def read_hugectr(

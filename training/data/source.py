@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from training.data.streams import batches_of, read_ahead
-from training.samples import Samples
+from training.samples import ContentSum, Samples
 
 
 class SampleSource(Protocol):
@@ -20,10 +20,15 @@ class SampleSource(Protocol):
 
 
 class FileSource:
-    """Some of the samples that a reader of files yields. Memory does not grow with their number."""
+    """Some of the samples that a reader of files yields. Memory does not grow with their number.
 
-    def __init__(self, read: Callable[[], Iterator[Samples]], rows: int, begin: int = 0) -> None:
+    Attributes:
+        content: the check sum of all samples that the reader yields.
+    """
+
+    def __init__(self, read: Callable[[], Iterator[Samples]], rows: int, content: str, begin: int = 0) -> None:
         """Take the samples ``begin`` to ``begin + rows`` of those that ``read()`` yields each time."""
+        self.content = content
         self._read = read
         self._rows = rows
         self._begin = begin
@@ -35,7 +40,7 @@ class FileSource:
     def __getitem__(self, some: slice) -> "FileSource":
         """Select samples by a slice without a step."""
         begin, end, _ = some.indices(self._rows)
-        return FileSource(self._read, end - begin, self._begin + begin)
+        return FileSource(self._read, end - begin, self.content, self._begin + begin)
 
     def parts(self) -> Iterator[Samples]:
         """See ``SampleSource``."""
@@ -47,6 +52,15 @@ class FileSource:
             passed += len(part)
             if passed >= self._begin + self._rows:
                 return
+
+
+def content_of(source: Samples | FileSource) -> str:
+    """Return a check sum of samples. It tells whether their content has changed."""
+    if isinstance(source, FileSource):
+        return source.content
+    found = ContentSum()
+    found.add(source)
+    return str(found)
 
 
 def shuffled_batches(

@@ -12,9 +12,9 @@ from kernels.host import ArrayRows, first_outside
 from training.deeprec.partition import PartitionStrategy, shares, split
 from training.embedding.config import Combiner, EmbeddingBagConfig
 from training.embedding.gradients import PooledBags, not_compiled, sparse_gradients, to_floats
-from training.embedding.inputs import FeatureBags
+from training.embedding.inputs import FeatureBags, shown
 from training.embedding.lookups import LocalLookups, LookedUpRows
-from training.sparse_tensor import read_ids, shown
+from training.sparse_tensor import read_ids
 
 FusionVersion = Literal["v1", "v2"]
 Params: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
@@ -226,7 +226,8 @@ def _checked(name: str, params: Params) -> list[torch.Tensor]:
     is_list = isinstance(params, Iterable) and not isinstance(params, torch.Tensor)
     tensors: list[torch.Tensor] = list(params) if is_list else [params]
     for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tensor.layout != torch.strided:
+        is_plain = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
+        if not is_plain or tensor.dtype != torch.float32:
             raise TypeError(f"{name}: expected vectors as float32 tensors, got {shown(tensor)}")
         if tensor.dim() != 2 or tensor.shape[1] != tensors[0].shape[-1] or not tensor.shape[1]:
             shapes = ", ".join(f"{list(one.shape)}" for one in tensors)

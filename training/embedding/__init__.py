@@ -3,6 +3,7 @@
 from training.embedding.clipping import clip_grad_norm_
 from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.config import Constant, EmbeddingBagConfig, Normal, Uniform
+from training.embedding.joining import join_state_dicts
 from training.embedding.table import EmbeddingTable, TableRows
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "TableRows",
     "Uniform",
     "clip_grad_norm_",
+    "join_state_dicts",
 ]

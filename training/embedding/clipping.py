@@ -38,7 +38,7 @@ def clip_grad_norm_(
     for shard in shards:
         rows = shard.sink.rows()
         norm = torch.zeros(()) if rows is None else torch.linalg.vector_norm(rows, norm_type)
-        total = total + shard.processes.total(norm**norm_type).to(total.device)
+        total = total + shard.processes.total("norms", norm**norm_type).to(total.device)
     norm = total ** (1 / norm_type)
     torch.nn.utils.clip_grads_with_norm_(every, max_norm, norm)
     return norm

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from training.embedding.config import EmbeddingBagConfig
 from training.embedding.exchange import OwnedTable, Sharding, SharedLookups
 from training.embedding.gradients import PooledBags, not_compiled
-from training.embedding.inputs import NO_BAGS, FeatureBags, read_feature
+from training.embedding.inputs import NO_BAGS, FeatureBags, by_feature, read_feature
 from training.embedding.lookups import LocalLookups, LookedUpRows, Lookups
 from training.embedding.parameter import TableParameter, sinks_of, which_make_rows
 from training.embedding.table import EmbeddingTable
@@ -66,10 +66,10 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
                 tables, one after the other.
 
         Raises:
+            TypeError: ``tables`` has something else.
             ValueError: a value is out of range, or two tables have a feature of the same name.
         """
-        if sharding not in get_args(Sharding):
-            raise ValueError(f"sharding: expected 'key' or 'table', got {sharding!r}")
+        _check_arguments(tables, seed, sharding)
         super().__init__()
         self._sharding = sharding
         self._processes = Processes(process_group)
@@ -104,15 +104,16 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         lines = []
         for name, table in self.tables.items():
             features = ", ".join(feature for feature, read in self._table_of.items() if read == name)
-            lines.append(f"({name}): {len(table):,} rows of {table.config.dim}, {table.config.combiner} of {features}")
+            lines.append(f"({name}): {table.shown}, {table.config.combiner} of {features}")
         return "\n".join(lines)
 
     @not_compiled
-    def forward(self, features: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def forward(self, features: Any) -> dict[str, torch.Tensor]:
         """Look up and combine bags.
 
         Args:
-            features: the bags of each feature, R of them, in one of these forms:
+            features: TorchRec's ``KeyedJaggedTensor``, or a dictionary with the bags of each feature, R of them, in one
+                of these forms:
 
                 - keys [R], one per bag, or keys [R, n], where -1 is padding;
                 - ``(keys, offsets)`` or ``(keys, offsets, weights)``: keys [N], and R + 1 offsets from 0 to N, such
@@ -134,9 +135,9 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             RuntimeError: there are several processes without a ``process_group``; another process does something else,
                 or has ended; or ``torch.utils.checkpoint`` would not make rows.
         """
+        features = by_feature(features)
         for feature in features:
-            if feature not in self._table_of:
-                raise KeyError(f"no table reads the feature {feature!r}; the features are {', '.join(self._table_of)}")
+            self.table_of(feature)
         # In the order of the tables, because the processes may pass the features in any order. A feature that is not
         # here may be in another process.
         bags = {
@@ -158,6 +159,27 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         pooled = PooledBags.apply(lookups, sinks_of(parameters, lookups), devices, *parameters, *weights)
         of_bags = {feature: one.reshape(shape) for feature, one, shape in zip(bags, pooled, shapes, strict=True)}
         return {feature: of_bags[feature] for feature in features}
+
+    def table_of(self, feature: str) -> str:
+        """Return the name of the table that reads a feature.
+
+        Raises:
+            KeyError: no table reads it.
+        """
+        if feature not in self._table_of:
+            raise KeyError(f"no table reads the feature {feature!r}; the features are {', '.join(self._table_of)}")
+        return self._table_of[feature]
+
+    def parameter_of(self, table: str) -> TableParameter:
+        """Return the parameter of a table, for a parameter group with a learning rate of its own.
+
+        Raises:
+            KeyError: there is no such table.
+        """
+        if table not in self._parameter_of:
+            raise KeyError(f"no table {table!r}; the tables are {', '.join(self._parameter_of)}")
+        parameter: TableParameter = self._parameter_of[table]
+        return parameter
 
     def write_tables(self, folder: str | Path) -> None:
         """Write the rows of every table in HugeCTR's directory format, for ``hotrow import --checkpoint``.
@@ -203,18 +225,21 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Undo ``get_extra_state``. Rows that are not in ``state`` are removed.
 
-        A state of one process can be loaded by any number of processes; each takes its own rows.
+        A state of one process can be loaded by any number of processes; each takes its own rows. The states of several
+        processes can be loaded by as many processes, or joined first; see ``join_state_dicts``.
 
         Raises:
-            ValueError: the state has other tables or rows of another shape, or is another process's share.
+            ValueError: the state has other tables or rows of another shape, is another process's share, or has the
+                states of another optimizer.
         """
         tables, shard = state["tables"], [self._processes.rank, self._processes.size, self._sharding]
         if set(tables) != set(self.tables):
             raise ValueError(f"expected the rows of {', '.join(self.tables)}, got those of {', '.join(tables)}")
         if state["shard"] != shard and state["shard"][1] != 1:
-            raise ValueError(f"expected the rows of process {_shown(shard)}, got those of {_shown(state['shard'])}")
+            reason = f"expected the rows of process {_shown(shard)}, got those of {_shown(state['shard'])}"
+            raise ValueError(f"{reason}; join the states of all processes with training.join_state_dicts")
         for name, table in self.tables.items():
-            table.check_state(tables[name])
+            table.check_state(tables[name], partial(self._owns, name))
         for name, table in self.tables.items():
             table.load_state(tables[name], partial(self._owns, name))
 
@@ -227,6 +252,17 @@ def pool(tables: Sequence[EmbeddingTable], features: Mapping[str, Bags]) -> dict
         feature: torch.from_numpy(one).reshape(*of_feature.shape, one.shape[1])
         for feature, of_feature, one in zip(features, bags, pooled, strict=True)
     }
+
+
+def _check_arguments(tables: Any, seed: Any, sharding: Any) -> None:
+    if sharding not in get_args(Sharding):
+        raise ValueError(f"sharding: expected 'key' or 'table', got {sharding!r}")
+    if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 2**63):
+        raise ValueError(f"seed: expected an int from 0 to {2**63 - 1}, got {seed!r}")
+    for name, config in tables.items() if isinstance(tables, Mapping) else [("tables", tables)]:
+        if not isinstance(name, str) or not isinstance(config, EmbeddingBagConfig):
+            came = f"{name!r}: {type(config).__name__}"
+            raise TypeError(f"tables: expected an EmbeddingBagConfig by the name of each table, got {came}")
 
 
 def _shown(shard: Sequence[Any]) -> str:

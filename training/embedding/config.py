@@ -1,10 +1,20 @@
 """What one embedding table is like."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
+
+from serving.model.strict_json import LARGEST_FLOAT32
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 RowDtype = Literal["fp32", "fp16", "bf16"]
+
+
+def _number(kind: str, name: str, value: Any, least: float = -LARGEST_FLOAT32) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{kind}: expected {name} as a number, got {value!r}")
+    if not least <= float(value) <= LARGEST_FLOAT32:
+        raise ValueError(f"{kind}: expected {name} from {least:g} to {LARGEST_FLOAT32:g}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +23,13 @@ class Uniform:
 
     low: float
     high: float
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that are not a range."""
+        for name in ("low", "high"):
+            _number("Uniform", name, getattr(self, name))
+        if self.low > self.high:
+            raise ValueError(f"Uniform: expected low up to high, got {self.low} and {self.high}")
 
     @property
     def native(self) -> tuple[str, float, float]:
@@ -27,6 +44,11 @@ class Normal:
     mean: float
     std: float
 
+    def __post_init__(self) -> None:
+        """Refuse numbers that are not a distribution."""
+        _number("Normal", "mean", self.mean)
+        _number("Normal", "std", self.std, least=0.0)
+
     @property
     def native(self) -> tuple[str, float, float]:
         """The argument of ``kernels.host.TrainingTable``."""
@@ -38,6 +60,10 @@ class Constant:
     """First weights that are all equal."""
 
     value: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a number."""
+        _number("Constant", "value", self.value)
 
     @property
     def native(self) -> tuple[str, float, float]:
@@ -81,3 +107,26 @@ class EmbeddingBagConfig:
     max_norm: float | None = None
     default_value: float = 0.0
     keeps_slots: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse arguments of another type. The table checks the ranges of numbers."""
+        for name, kind, is_optional in (
+            ("dim", Integral, False),
+            ("rows", Integral, True),
+            ("max_rows", Integral, True),
+            ("admit_after", Integral, False),
+            ("max_norm", Real, True),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not (isinstance(value, kind) or (is_optional and value is None)):
+                expected = "an int" if kind is Integral else "a number"
+                raise TypeError(f"{name}: expected {expected}{' or None' * is_optional}, got {value!r}")
+        _number("default_value", "every float", self.default_value)
+        for name, choices in (("combiner", get_args(Combiner)), ("row_dtype", get_args(RowDtype))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if not isinstance(self.initializer, Initializer):
+            expected = "Uniform(low, high), Normal(mean, std) or Constant(value) of training.embedding"
+            raise TypeError(f"initializer: expected {expected}, got {self.initializer!r}")
+        if isinstance(self.features, str) or not all(isinstance(one, str) for one in self.features):
+            raise TypeError(f"features: expected a tuple of names, got {self.features!r}")

@@ -1,5 +1,6 @@
 """The bags of keys that a caller of ``EmbeddingBagCollection`` passes, in any of its forms."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,20 +52,46 @@ def read_feature(name: str, value: Any) -> FeatureBags:
     if isinstance(value, Bags):
         row_ptrs = None if value.has_one_key_each else value.row_ptrs
         return FeatureBags(value.keys, row_ptrs, None, value.slots, (len(value), value.slots), torch.device("cpu"))
-    if isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.strided:
-        bags = value.unbind()
-        keys = torch.cat(bags) if bags else torch.zeros(0, dtype=torch.int64)
-        return _read_jagged(name, keys, torch.tensor([0, *map(len, bags)], device=value.device).cumsum(0))
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return _read_jagged(name, *without_holes(name, value))
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         return _read_dense(name, value)
     if isinstance(value, tuple) and len(value) in (2, 3):
         return _read_jagged(name, *value)
-    if hasattr(value, "values") and hasattr(value, "offsets"):  # torch.nested, or TorchRec's JaggedTensor
-        return _read_jagged_tensor(name, value)
+    if hasattr(value, "values") and hasattr(value, "offsets") and not isinstance(value, torch.Tensor):
+        return _read_torchrec(name, value)
     raise TypeError(
         f"feature {name!r}: expected a tensor of keys [B] or [B, n], (keys, offsets), (keys, offsets, weights), or "
-        f"a jagged tensor, got {type(value).__name__}"
+        f"a jagged tensor, got {shown(value)}"
     )
+
+
+def without_holes(name: str, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the values of a nested tensor, and where each of its R parts begins and ends, int64[R + 1].
+
+    A jagged tensor may have values before, between and after its parts.
+    """
+    if value.layout == torch.strided:
+        parts = value.unbind()
+        values = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+        return values, torch.tensor([0, *map(len, parts)], device=value.device).cumsum(0)
+    values, offsets, lengths = value.values(), value.offsets(), value.lengths()
+    found = _places(name, len(values), offsets, lengths)
+    return (values, offsets) if found is None else (values[found[0].to(values.device)], found[1])
+
+
+def by_feature(features: Any) -> Mapping[str, Any]:
+    """Return the bags of each feature. TorchRec's ``KeyedJaggedTensor`` has those of several.
+
+    Raises:
+        TypeError: these are no features.
+    """
+    if not isinstance(features, Mapping) and hasattr(features, "to_dict"):
+        features = features.to_dict()
+    if not isinstance(features, Mapping):
+        expected = "expected a dictionary with the bags of each feature, or TorchRec's KeyedJaggedTensor"
+        raise TypeError(f"features: {expected}, got {shown(features)}")
+    return features
 
 
 def _read_dense(name: str, keys: torch.Tensor) -> FeatureBags:
@@ -81,41 +108,57 @@ def _read_dense(name: str, keys: torch.Tensor) -> FeatureBags:
 def _read_jagged(name: str, keys: Any, offsets: Any, weights: Any = None) -> FeatureBags:
     _require_integers(name, "keys", keys, (1,))
     _require_integers(name, "offsets", offsets, (1,))
-    if not len(offsets):
-        raise ValueError(f"feature {name!r}: expected at least one offset, got none")
-    if weights is not None and (
-        not isinstance(weights, torch.Tensor) or weights.shape != keys.shape or not weights.is_floating_point()
-    ):
-        raise ValueError(f"feature {name!r}: expected a weight for each of {len(keys)} keys, got {_shown(weights)}")
-    return FeatureBags(_int64(keys), _int64(offsets), weights, 1, (len(offsets) - 1,), keys.device)
+    _require_weights(name, keys, weights)
+    row_ptrs = _int64(offsets)
+    if not len(row_ptrs) or row_ptrs[0] != 0 or row_ptrs[-1] != len(keys) or (row_ptrs[1:] < row_ptrs[:-1]).any():
+        expected = f"expected offsets that ascend from 0 to {len(keys)}, the number of keys"
+        raise ValueError(f"feature {name!r}: {expected}, got {_few(offsets)}")
+    return FeatureBags(_int64(keys), row_ptrs, weights, 1, (len(offsets) - 1,), keys.device)
 
 
-def _read_jagged_tensor(name: str, value: Any) -> FeatureBags:
-    """Read the bags of ``torch.nested`` or of TorchRec. There may be values before, between and after the bags."""
+def _require_weights(name: str, keys: torch.Tensor, weights: Any) -> None:
+    if weights is None:
+        return
+    if not isinstance(weights, torch.Tensor) or weights.shape != keys.shape or not weights.is_floating_point():
+        raise ValueError(f"feature {name!r}: expected a weight for each of {len(keys)} keys, got {shown(weights)}")
+
+
+def _read_torchrec(name: str, value: Any) -> FeatureBags:
+    """Read the bags of TorchRec's ``JaggedTensor``, or of a ``KeyedJaggedTensor`` of one feature."""
     if callable(getattr(value, "keys", None)) and len(value.keys()) != 1:
         raise TypeError(
             f"feature {name!r}: expected one feature, got a {type(value).__name__} of {len(value.keys())} features; "
-            "pass the jagged tensor of each, as its to_dict() returns them"
+            "pass it instead of the dictionary of features"
         )
     keys, offsets, lengths = value.values(), value.offsets(), value.lengths() if hasattr(value, "lengths") else None
     weights = value.weights_or_none() if hasattr(value, "weights_or_none") else None
-    bags = _read_jagged(name, keys, offsets, weights)
-    assert bags.row_ptrs is not None
-    begins, sizes = bags.row_ptrs[:-1], np.diff(bags.row_ptrs)
+    _require_integers(name, "keys", keys, (1,))
+    _require_weights(name, keys, weights)
+    found = _places(name, len(keys), offsets, lengths)
+    if found is not None:
+        some, offsets = found
+        keys, weights = keys[some.to(keys.device)], None if weights is None else weights[some.to(weights.device)]
+    return _read_jagged(name, keys, offsets, weights)
+
+
+def _places(
+    name: str, values: int, offsets: torch.Tensor, lengths: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the places of the values that are in bags, and where each bag begins then; None: all are, in order."""
+    _require_integers(name, "offsets", offsets, (1,))
+    ptrs = _int64(offsets)
+    begins, sizes = ptrs[:-1], np.diff(ptrs)
     if lengths is not None:
         _require_integers(name, "lengths", lengths, (1,))
         sizes = _int64(lengths)
     row_ptrs = np.concatenate([[0], sizes.cumsum()]).astype(np.int64)
-    if np.array_equal(row_ptrs, bags.row_ptrs) and row_ptrs[-1] == len(keys):
-        return bags
-    if len(sizes) != len(begins) or (sizes < 0).any() or (begins < 0).any() or (begins + sizes > len(keys)).any():
-        reason = f"expected bags inside the {len(keys)} keys, got offsets {_few(offsets)} and lengths {_few(lengths)}"
+    if np.array_equal(row_ptrs, ptrs) and row_ptrs[-1] == values:
+        return None
+    if len(sizes) != len(begins) or (sizes < 0).any() or (begins < 0).any() or (begins + sizes > values).any():
+        reason = f"expected bags inside the {values} keys, got offsets {_few(offsets)} and lengths {_few(lengths)}"
         raise ValueError(f"feature {name!r}: {reason}")
     places = np.arange(row_ptrs[-1]) + np.repeat(begins - row_ptrs[:-1], sizes)
-    some = torch.from_numpy(places).to(keys.device)
-    return _read_jagged(
-        name, keys[some], torch.from_numpy(row_ptrs), None if weights is None else weights[some.to(weights.device)]
-    )
+    return torch.from_numpy(places), torch.from_numpy(row_ptrs)
 
 
 def _few(numbers: torch.Tensor | None) -> str:
@@ -124,10 +167,10 @@ def _few(numbers: torch.Tensor | None) -> str:
 
 def _require_integers(name: str, what: str, tensor: Any, dims: tuple[int, ...]) -> None:
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"feature {name!r}: expected {what} of int64 or int32, got {_shown(tensor)}")
+        raise TypeError(f"feature {name!r}: expected {what} of int64 or int32, got {shown(tensor)}")
     if tensor.dim() not in dims:
         wanted = " or ".join(map(str, dims))
-        raise ValueError(f"feature {name!r}: expected {what} with {wanted} dimensions, got {_shown(tensor)}")
+        raise ValueError(f"feature {name!r}: expected {what} with {wanted} dimensions, got {shown(tensor)}")
 
 
 def _int64(tensor: torch.Tensor) -> NDArray[np.int64]:
@@ -135,7 +178,11 @@ def _int64(tensor: torch.Tensor) -> NDArray[np.int64]:
     return numbers
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+def shown(value: Any) -> str:
+    """Return a value's type and shape, for messages."""
+    if isinstance(value, torch.Tensor) and value.is_nested:  # its shape has names, or is unknown
+        return f"nested {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, torch.Tensor | np.ndarray):
+        sparse = "" if isinstance(value, np.ndarray) or value.layout == torch.strided else "sparse "
+        return f"{sparse}{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return type(value).__name__

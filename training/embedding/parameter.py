@@ -104,7 +104,7 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
 
     def __repr__(self, **named: Any) -> str:
         """Show the table, because there are no elements."""
-        return f"TableParameter({self.table.name!r}, {len(self.table):,} rows of {self.table.config.dim})"
+        return f"TableParameter({self.table.name!r}, {self.table.shown})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TableParameter":
         """Copy the rows. Gradients and hooks are not copied, as for any parameter."""

@@ -12,6 +12,7 @@ from kernels.host import TrainingTable
 from training.embedding.config import EmbeddingBagConfig
 
 _PART_ROWS = 65_536
+_VECTOR_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # per float
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class EmbeddingTable:
         self.config = config
         self._seed = seed
         self._shard = shard
+        self._loaded_rule = ""
         self.native = TrainingTable(
             name,
             config.dim,
@@ -94,12 +96,30 @@ class EmbeddingTable:
         return len(self.native)
 
     @property
+    def shown(self) -> str:
+        """The number of rows and the bytes of their vectors and states, for people: ``3 rows of 16, 576 bytes``."""
+        config = self.config
+        row_bytes = config.dim * _VECTOR_BYTES[config.row_dtype] + 4 * len(self.native.first_states)
+        return f"{len(self):,} rows of {config.dim}, {len(self) * row_bytes:,} bytes"
+
+    def __repr__(self) -> str:
+        """Show the rows."""
+        return f"EmbeddingTable({self.name!r}, {self.shown})"
+
+    @property
     def step(self) -> int:
         """The last step in which a row was updated; 0: none. It marks a moment for ``dump``."""
         return self.native.step
 
     def use_states(self, rule: str, initial_states: Sequence[float]) -> None:
-        """Give rows the states of an optimizer's rule, at their first values, unless they have them already."""
+        """Give rows the states of an optimizer's rule, at their first values, unless they have them already.
+
+        Raises:
+            ValueError: the rows were loaded with the states of another rule, which would be lost.
+        """
+        if self._loaded_rule not in ("", rule):
+            reason = f"its rows were loaded with the states of {self._loaded_rule}, got the optimizer {rule}"
+            raise ValueError(f"table {self.name!r}: {reason}; forget_states() drops the states")
         same = np.array_equal(np.array(initial_states, np.float32), np.array(self.native.initial_states, np.float32))
         if rule != self.native.rule or not same:
             self.native.set_states(rule, initial_states)
@@ -111,6 +131,11 @@ class EmbeddingTable:
         states = np.tile(self.native.first_states, (len(keys), 1))
         slots = np.zeros(len(keys), np.uint64) if slot_ids is None else slot_ids
         return TableRows(keys, vectors, states, np.zeros(len(keys), np.int64), slots)
+
+    def forget_states(self) -> None:
+        """Drop the states of the optimizer, so that another optimizer may begin."""
+        self.native.set_states("sgd", ())
+        self._loaded_rule = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy all rows, part by part."""
@@ -139,28 +164,39 @@ class EmbeddingTable:
             "sightings": torch.from_numpy(counts),
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse rows of another shape, before the table is cleared for them.
+    def check_state(self, state: dict[str, Any], owns: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> None:
+        """Refuse rows that the table cannot have, before it is cleared for them.
 
         Raises:
-            ValueError: the state has rows of another shape, or too many.
+            ValueError: the state has rows of another shape, too many, or with the states of another optimizer.
         """
         parts, most = state["parts"].flatten(1), self.config.max_rows
         rule, initial_states = _rule_of(state)
+        if initial_states and self.native.initial_states and rule != self.native.rule:
+            raise ValueError(f"table {self.name!r}: expected the states of {self.native.rule}, got those of {rule}")
         like = TrainingTable(self.name, self.config.dim, rule=rule, initial_states=initial_states)
         floats = self.config.dim + len(like.first_states)
         if parts.shape[1] != floats:
             raise ValueError(f"table {self.name!r}: expected rows of {floats} floats, got {parts.shape[1]}")
-        if most is not None and len(parts) > most:
-            raise ValueError(f"table {self.name!r}: expected at most {most} rows, got {len(parts)}")
+        if most is not None and (rows := int(owns(state["keys"].numpy()).sum())) > most:
+            raise ValueError(f"table {self.name!r}: expected at most {most} rows in a process, got {rows}")
 
     def load_state(self, state: dict[str, Any], owns: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> None:
-        """Replace all rows by those of a state whose keys this process owns."""
+        """Replace all rows by those of a state whose keys this process owns.
+
+        Rows without states of an optimizer get the first states of this table's optimizer.
+        """
         self.clear()
-        self.use_states(*_rule_of(state))
+        rule, initial_states = _rule_of(state)
+        self._loaded_rule = ""
+        if initial_states:
+            self.use_states(rule, initial_states)
+            self._loaded_rule = rule
         names = ("keys", "last_steps", "slot_ids", "sighted_keys", "sightings")
         keys, last_steps, slot_ids, sighted, counts = (state[name].numpy() for name in names)
         vectors, states = np.split(state["parts"].flatten(1).numpy(), [self.config.dim], axis=1)
+        if not initial_states:
+            states = np.tile(self.native.first_states, (len(keys), 1))
         self.load(TableRows(keys, vectors, states, last_steps, slot_ids.astype(np.uint64))[owns(keys)])
         mine = owns(sighted)
         self.native.write_sightings(sighted[mine], counts[mine])

@@ -27,7 +27,7 @@ def write_tables(processes: Processes, path: str | Path, rows: Mapping[str, Rows
     Raises:
         OutputError: see ``write_table_folders``. It is raised in every process.
     """
-    streams = {name: processes.to_first(parts) for name, parts in rows.items()}
+    streams = {name: processes.to_first(f"the rows of {name}", parts) for name, parts in rows.items()}
     counts: dict[str, int] = {}
     refusal, cause = "", None
     if processes.is_first:
@@ -37,7 +37,7 @@ def write_tables(processes: Processes, path: str | Path, rows: Mapping[str, Rows
             refusal, cause = str(err), err
     for parts in streams.values():  # the other processes send theirs, and the first one takes what it could not write
         deque(parts, maxlen=0)
-    counts, refusal = processes.from_first((counts, refusal))
+    counts, refusal = processes.from_first("the numbers of rows", (counts, refusal))
     if refusal:
         raise OutputError(refusal) from cause
     return counts

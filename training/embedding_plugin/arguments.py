@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from training.embedding.inputs import shown
+
 _INTEGERS = (np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.uint32))
 
 
@@ -48,14 +50,8 @@ def path(place: str, name: str, value: Any) -> Path:
 
 def integers(place: str, name: str, value: Any) -> NDArray[np.int64]:
     """Return the numbers of a tensor or an array, of any shape."""
-    array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+    is_plain = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
+    array = value.detach().cpu().numpy() if is_plain else value
     if not isinstance(array, np.ndarray) or array.dtype not in _INTEGERS:
         raise TypeError(f"{place}: expected {name} as a tensor or an array of int64, got {shown(value)}")
     return np.ascontiguousarray(array, np.int64)
-
-
-def shown(value: Any) -> str:
-    """Return a value's type and shape, for a message."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return type(value).__name__

@@ -1,10 +1,8 @@
 """Tables that are larger than memory: each pass trains the rows of its keys, and the other rows are on disk."""
 
-import shutil
-import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from kernels.host import KeyIndex
 from serving.errors import ConfigError, MissingExtraError, ModelFileError
+from serving.model.atomic import temporary_directory
 from training.data.keyset import read_keyset
 from training.embedding.table import EmbeddingTable, TableRows
 from training.errors import DataError
@@ -28,7 +27,8 @@ FileName = str | PathLike[str]
 class ModelOversubscriber:
     """Keeps all rows of a model's tables in a folder, and in the tables only those of a keyset. Not thread-safe.
 
-    The folder is temporary: it is deleted with the object. Each table has a RocksDB in it, whose keys are int64 and
+    The folder is temporary: it is deleted with the object, or by the next object after a kill. Each
+    table has a RocksDB in it, whose keys are int64 and
     whose values are a row with its states, its last step and its slot.
     """
 
@@ -42,12 +42,14 @@ class ModelOversubscriber:
         self._model = model
         self._key_dtype = key_dtype
         self._stores: list[_RowStore] = []
+        at_end = ExitStack()
         try:
-            path = tempfile.mkdtemp(prefix="hotrow-tables-", dir=folder)
+            path = at_end.enter_context(temporary_directory(Path(folder, "hotrow-tables")))
         except OSError as err:
             reason = f"{folder}: no folder can be made there: {err.strerror}"
             raise ConfigError("Session", "temp_embedding_dir", reason) from err
-        weakref.finalize(self, _remove, path, self._stores)
+        at_end.callback(_close, self._stores)
+        weakref.finalize(self, at_end.close)
         for t, table in enumerate(model.tables):
             self._stores.append(_RowStore(Path(path, str(t)), table))
         self._keysets: list[KeyIndex] | None = None
@@ -114,10 +116,9 @@ class ModelOversubscriber:
         return self._stores[table].all()
 
 
-def _remove(folder: str, stores: list["_RowStore"]) -> None:
+def _close(stores: list["_RowStore"]) -> None:
     for store in stores:
         store.close()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _table_of(table: EmbeddingTable, store: "_RowStore", keys: NDArray[np.int64]) -> EmbeddingTable:

@@ -251,7 +251,7 @@ class Session:
         """Return the number of floats: the dense weights, and the rows that the tables in memory have now."""
         dense = sum(math.prod(spec.shape) for spec in self._document.graph.weights)
         rows = sum(len(table) * table.config.dim for table in self._model.tables)
-        return dense + int(self._processes.total(torch.tensor(rows)))
+        return dense + int(self._processes.total("numbers of rows", torch.tensor(rows)))
 
     def init_params(self, model_file: str) -> None:
         """Load the dense weights from a dense model file. "" keeps those that there are.
@@ -283,7 +283,7 @@ class Session:
         model, graph = self._model, self._document.graph
         if not self._processes.is_first:
             model.send_rows()
-            self._processes.wait()  # until the files are there
+            self._processes.wait("download_params_to_files")
             return
         write_dense(f"{prefix}_dense_{iter}.model", graph, model.dense_weights())
         states_path = Path(f"{prefix}_opt_dense_{iter}.model")
@@ -292,8 +292,9 @@ class Session:
             self._oversubscriber.write_back()
         for t, embedding in enumerate(graph.embeddings):
             path, states_path = Path(f"{prefix}{t}_sparse_{iter}.model"), Path(f"{prefix}{t}_opt_sparse_{iter}.model")
-            write_table(path, states_path, embedding, self._key_type, self._rows(t))
-        self._processes.wait()
+            table = model.tables[t]
+            write_table(path, states_path, embedding, self._key_type, table, self._rows(t))
+        self._processes.wait("download_params_to_files")
 
     @property
     def _key_type(self) -> KeyType:

@@ -148,7 +148,7 @@ class CtrModel:
         with torch.no_grad():
             pooled = self._collection(bags) if tables is None else pool(tables, bags)
             logits[share] = self._run(mine.dense, pooled, {}, weights)
-            result: NDArray[np.float32] = self.processes.total(logits).numpy()
+            result: NDArray[np.float32] = self.processes.total("logits", logits).numpy()
         return result
 
     def dense_weights(self) -> Weights:
@@ -175,7 +175,8 @@ class CtrModel:
             table: the number of the embedding layer.
             since: see ``EmbeddingTable.dump``.
         """
-        return self.processes.to_first(self.tables[table].dump(since))
+        rows = self.tables[table]
+        return self.processes.to_first(f"the rows of {rows.name}", rows.dump(since))
 
     def send_rows(self, since: int = -1) -> None:
         """Send all rows to the first process, which is in ``dump`` of one table after the other."""
@@ -242,8 +243,8 @@ class CtrModel:
         if total == 1:  # one sample has no variance to learn from
             mean, variance = weights["mean"], weights["var"]
         else:
-            mean = self.processes.total(x.sum(dim=0)) / total
-            variance = self.processes.total((x - mean).square().sum(dim=0)) / total
+            mean = self.processes.total("BatchNorm means", x.sum(dim=0)) / total
+            variance = self.processes.total("BatchNorm variances", (x - mean).square().sum(dim=0)) / total
             with torch.no_grad():
                 unbiased = variance * (total / (total - 1))
                 weights["mean"].lerp_(mean, params["factor"])
@@ -254,7 +255,7 @@ class CtrModel:
         """Move all weights, and replace the loss of this process by the mean over the processes."""
         self.step += 1
         gradients = [weight.grad for weight in self._weights.values() if weight.grad is not None]
-        finish_average = self.processes.start_average([*gradients, loss])
+        finish_average = self.processes.start_average("dense gradients", [*gradients, loss])
         send_gradients(self._collection.parameters())
         for optimizer, parameters in self._parameters_of.items():
             step_tables(parameters, optimizer.rule, optimizer.update_type, learning_rate, self.step)

@@ -60,7 +60,7 @@ def export_model(
         path = write_version(repository, name, model.graph, write_files, version)
     else:
         model.send_rows()
-    path = model.processes.from_first(path)
+    path = model.processes.from_first("the exported version", path)
     assert path is not None
     return path
 

@@ -3,20 +3,23 @@
 - dense model and sparse models: HugeCTR's formats; see ``serving.model.dense_file`` and ``serving.model.sparse_file``.
   A sparse model is a single file.
 - dense states: for each state of the optimizer, the float32 states of all dense weights, in the order of the dense
-  model, as in HugeCTR (v3.0 to v24.06). A file ``<dense states>.json`` next to it has the optimizer's name and the
-  number of steps, which HugeCTR does not store.
-- sparse states: Hotrow's own format, because HugeCTR's depends on its GPUs. One packed row for each row of the sparse
-  model, in the same order: int64 key, int64 step of the last update, float32[S] with all states. All little-endian.
+  model, as in HugeCTR (v3.0 to v24.06). A file ``<dense states>.json`` next to it has what HugeCTR does not store:
+  the optimizer's name, the number of steps, and the CRC-32 of the states.
+- sparse states: ``training.embedding.row_file``, because HugeCTR's format depends on its GPUs. It has the rows of the
+  sparse model, in the same order, with the states instead of the vectors. Earlier revisions wrote one packed row for
+  each row, without check sums: int64 key, int64 step of the last update, float32[D] for each state. Such files load.
 
-The files of states are empty if the optimizer has no states. Every file is complete or absent.
+Every file is complete or absent.
 """
 
 import json
 import math
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +31,8 @@ from serving.model.graph import Embedding, Graph
 from serving.model.sparse_file import KeyType, open_sparse
 from serving.model.sparse_rows import refuse_repeated_keys, row_dtype
 from serving.model.strict_json import Fields, read_json
+from training.embedding.row_file import BLOCK_ROWS, check_rule, is_row_file, read_rows, shape_of, write_rows
 from training.embedding.table import EmbeddingTable, TableRows
-
-_CHUNK_ROWS = 65_536
 
 
 def write_dense_states(path: Path, graph: Graph, states: Iterable[Weights], optimizer: str, step: int) -> None:
@@ -39,12 +41,16 @@ def write_dense_states(path: Path, graph: Graph, states: Iterable[Weights], opti
     Raises:
         ModelFileError: the disk refuses.
     """
-    with _written(_steps_path(path)) as file:
-        file.write(json.dumps({"optimizer": optimizer, "step": step}).encode() + b"\n")
+    check_sum = 0
     with _written(path) as file:
         for state in states:
             for spec in graph.weights:
-                file.write(np.ascontiguousarray(state[weight_key(spec)], dtype="<f4").tobytes())
+                data = np.ascontiguousarray(state[weight_key(spec)], dtype="<f4").tobytes()
+                check_sum = zlib.crc32(data, check_sum)
+                file.write(data)
+    with _written(_steps_path(path)) as file:
+        document = {"optimizer": optimizer, "step": step, "crc32": f"{check_sum:08x}"}
+        file.write(json.dumps(document).encode() + b"\n")
 
 
 def read_dense_states(path: Path, graph: Graph, states: Iterable[Weights], optimizer: str) -> int:
@@ -64,7 +70,7 @@ def read_dense_states(path: Path, graph: Graph, states: Iterable[Weights], optim
     if len(data) != expected_bytes:
         reason = f"expected {expected_bytes:,} bytes, {len(states)} states of {optimizer}, found {len(data):,} bytes"
         raise ModelFileError(path, reason)
-    step = _read_step(_steps_path(path), optimizer)
+    step = _read_step(_steps_path(path), optimizer, path, data)
     floats, begin = np.frombuffer(data, "<f4"), 0
     for state in states:
         for spec in graph.weights:
@@ -75,7 +81,12 @@ def read_dense_states(path: Path, graph: Graph, states: Iterable[Weights], optim
 
 
 def write_table(
-    path: Path, states_path: Path, embedding: Embedding, key_type: KeyType, parts: Iterable[TableRows]
+    path: Path,
+    states_path: Path,
+    embedding: Embedding,
+    key_type: KeyType,
+    table: EmbeddingTable,
+    parts: Iterable[TableRows],
 ) -> None:
     """Write the sparse model and the states of one table, part by part.
 
@@ -83,16 +94,19 @@ def write_table(
         ModelFileError: the disk refuses.
     """
     row = row_dtype(embedding.dim, key_type, embedding.row_layout)
+    rule, _, states = shape_of(table.native)
     with _written(path) as file, _written(states_path) as states_file:
-        for part in parts:
-            for first in range(0, len(part), _CHUNK_ROWS):
-                chunk = part[first : first + _CHUNK_ROWS]
-                rows = np.empty(len(chunk), row)
-                rows["key"], rows["vector"] = chunk.keys, chunk.vectors
+
+        def written() -> Iterator[TableRows]:
+            for part in parts:
+                rows = np.empty(len(part), row)
+                rows["key"], rows["vector"] = part.keys, part.vectors
                 if embedding.row_layout == "localized":
-                    rows["slot_id"] = chunk.slot_ids
+                    rows["slot_id"] = part.slot_ids
                 file.write(rows.tobytes())
-                states_file.write(_encoded_states(chunk))
+                yield part
+
+        write_rows(states_file, rule, 0, states, written())
 
 
 def read_table(
@@ -102,53 +116,59 @@ def read_table(
 
     Raises:
         ModelFileError: a file is missing, cut short or damaged, a key is repeated, or the states are not those of the
-            sparse model's rows.
+            sparse model's rows or of the table's optimizer.
     """
-    if path.is_file() and not path.stat().st_size:
-        return  # a table without rows
-    model = open_sparse(path, embedding.dim, key_type, embedding.row_layout)
-    refuse_repeated_keys(path, np.concatenate(list(model.key_batches(_CHUNK_ROWS))), key_type)
-    states = None if states_path is None else _open_states(states_path, model.rows, len(table.native.first_states))
+    parts: Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]] = iter(())
+    count, slots = 0, None
+    if not path.is_file() or path.stat().st_size:  # an empty file is a table without rows
+        model = open_sparse(path, embedding.dim, key_type, embedding.row_layout)
+        refuse_repeated_keys(path, np.concatenate(list(model.key_batches(BLOCK_ROWS))), key_type)
+        parts, count, slots = model.batches(BLOCK_ROWS), model.rows, model.slot_ids
+    states = None if states_path is None else _read_states(states_path, count, table)
     first = 0
-    for keys, vectors in model.batches(_CHUNK_ROWS):
-        some = slice(first, first + len(keys))
-        slot_ids = None if model.slot_ids is None else model.slot_ids[some].astype(np.uint64)
+    for keys, vectors in parts:
+        slot_ids = None if slots is None else slots[first : first + len(keys)].astype(np.uint64)
         rows = table.new_rows(keys, vectors, slot_ids)
         if states is not None:
-            _check_same_keys(states_path, states["key"][some], keys, first)
-            rows.states[:], rows.last_steps[:] = states["states"][some], states["last_step"][some]
+            of_rows = next(states, rows[:0])
+            _check_same_keys(states_path, of_rows.keys, keys, first)
+            rows.states[:], rows.last_steps[:] = of_rows.states, of_rows.last_steps
         yield rows
         first += len(keys)
+    if states is not None and (more := next(states, None)) is not None:
+        raise ModelFileError(states_path, f"expected the states of {first:,} rows, found those of key {more.keys[0]}")
 
 
-def _states_dtype(floats: int) -> np.dtype[Any]:
-    return np.dtype([("key", "<i8"), ("last_step", "<i8"), ("states", "<f4", (floats,))])
-
-
-def _encoded_states(rows: TableRows) -> bytes:
-    floats = rows.states.shape[1]
-    if not floats:
-        return b""
-    encoded = np.empty(len(rows), _states_dtype(floats))
-    encoded["key"], encoded["last_step"], encoded["states"] = rows.keys, rows.last_steps, rows.states
-    return encoded.tobytes()
-
-
-def _open_states(path: Path, rows: int, floats: int) -> NDArray[Any] | None:
-    """Return the stored states of a sparse model with ``rows`` rows, or None if the optimizer has none."""
-    dtype = _states_dtype(floats)
-    expected_bytes = rows * dtype.itemsize if floats else 0
+def _read_states(path: Path, rows: int, table: EmbeddingTable) -> Iterator[TableRows] | None:
+    """Return the states of a sparse model's rows, block by block. None: they have none, in an earlier revision."""
+    rule, _, floats = shape_of(table.native)
     try:
-        found_bytes = path.stat().st_size
+        if is_row_file(path):
+            return read_rows(path, rule, 0, floats)
+        dtype = np.dtype([("key", "<i8"), ("last_step", "<i8"), ("states", "<f4", (floats,))])
+        found_bytes, expected_bytes = path.stat().st_size, rows * dtype.itemsize if floats else 0
         if found_bytes != expected_bytes:
             reason = f"{rows:,} rows with {floats} floats of states as the sparse model beside it"
             raise ModelFileError(path, f"expected {expected_bytes:,} bytes, {reason}, found {found_bytes:,} bytes")
-        return np.memmap(path, dtype, "r") if floats else None
+        if not found_bytes:
+            return None
+        stored = np.memmap(path, dtype, "r")
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
 
+    def blocks() -> Iterator[TableRows]:
+        for first in range(0, rows, BLOCK_ROWS):
+            one = stored[first : first + BLOCK_ROWS]
+            of_rows = table.new_rows(one["key"], np.empty((len(one), 0), np.float32))
+            yield replace(of_rows, states=one["states"], last_steps=one["last_step"])
+
+    return blocks()
+
 
 def _check_same_keys(path: Path | None, found: NDArray[np.int64], expected: NDArray[np.int64], first_row: int) -> None:
+    if len(found) != len(expected):
+        reason = f"expected the states of {len(expected):,} rows as in the sparse model, found those of {len(found):,}"
+        raise ModelFileError(path, f"row {first_row:,}: {reason}")
     wrong = np.flatnonzero(found != expected)
     if len(wrong):
         at = int(wrong[0])
@@ -160,14 +180,16 @@ def _steps_path(path: Path) -> Path:
     return Path(f"{path}.json")
 
 
-def _read_step(path: Path, optimizer: str) -> int:
+def _read_step(path: Path, optimizer: str, states_path: Path, states: bytes) -> int:
     if not path.exists():
         return 0
     try:
-        fields = Fields(read_json(path), str(path), "", ("optimizer", "step"))
+        fields = Fields(read_json(path), str(path), "", ("optimizer", "step", "crc32"))
         found = fields.text("optimizer")
-        if found != optimizer:
-            raise ModelFileError(path, f"expected the states of {optimizer}, found those of {found}")
+        check_rule(path, optimizer, found)
+        came = f"{zlib.crc32(states):08x}"
+        if (expected := fields.text("crc32", came)) != came:  # an earlier revision does not write it
+            raise ModelFileError(states_path, f"expected CRC-32 {expected}, found {came}")
         return fields.integer("step", minimum=0)
     except ConfigError as err:
         raise ModelFileError(path, ": ".join(part for part in (err.path, err.reason) if part)) from err

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields
 from itertools import chain
+from numbers import Real
 from typing import Any, ClassVar, get_args
 
 import torch
@@ -35,6 +36,15 @@ from training.optimizers.tables import step_tables
 
 Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 
+#: PyTorch's names of the rules' parameters.
+_USUAL_NAMES = {
+    "betas": ("beta1", "beta2"),
+    "eps": ("epsilon",),
+    "momentum": ("momentum_factor",),
+    "initial_accumulator_value": ("initial_accumulator",),
+}
+_OF_PYTORCH = ("params", "param_names", "initial_lr")  # in a parameter group
+
 
 class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """An optimizer that applies one rule.
@@ -52,7 +62,8 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         *parameters: float,
         update_type: UpdateType = "Local",
         scaler: float = 1.0,
-        **named: float,
+        weight_decay: float = 0.0,
+        **named: Any,
     ) -> None:
         """Optimize ``params``.
 
@@ -62,25 +73,36 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             parameters: the parameters of ``rule_type``, in its order.
             update_type: what happens to rows without a gradient.
             scaler: the loss was multiplied by this number, so gradients are divided by it.
-            named: the parameters of ``rule_type``, by name.
+            weight_decay: this multiple of the weights is added to their gradient, at least 0. A row without a gradient
+                has no decay.
+            named: the parameters of ``rule_type``, by its names or PyTorch's: ``betas``, ``eps``, ``momentum`` and
+                ``initial_accumulator_value``.
 
         Raises:
+            TypeError: there is no such option, or an option is of another type.
             ValueError: a number is out of range, or the update type is unknown.
         """
-        if not 0 <= lr < math.inf:
-            raise ValueError(f"lr must be at least 0, got {lr}")
         if not 0 < scaler < math.inf:
             raise ValueError(f"scaler must be above 0, got {scaler}")
         if update_type not in get_args(UpdateType):
             raise ValueError(f"update_type must be one of {', '.join(get_args(UpdateType))}, got {update_type!r}")
-        defaults = asdict(self.rule_type(*parameters, **named))
+        options = self._options({"lr": lr, "weight_decay": weight_decay, **named})
+        lr, weight_decay = options.pop("lr"), options.pop("weight_decay")
+        defaults = asdict(self.rule_type(*parameters, **options))
         self._update_type = update_type
         self._scaler = scaler
-        super().__init__(params, {"lr": lr, **defaults})
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **defaults})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters. The rows of tables get the rule's states; see ``torch.optim.Optimizer.add_param_group``."""
-        super().add_param_group(param_group)
+        """Add parameters. The rows of tables get the rule's states; see ``torch.optim.Optimizer.add_param_group``.
+
+        Raises:
+            TypeError: there is no such option, or an option is of another type.
+            ValueError: a number is out of range.
+        """
+        of_pytorch = {name: param_group[name] for name in _OF_PYTORCH if name in param_group}
+        options = self._options({name: value for name, value in param_group.items() if name not in of_pytorch})
+        super().add_param_group({**of_pytorch, **options})
         rule = self._rule(self.param_groups[-1])
         for parameter in self.param_groups[-1]["params"]:
             if isinstance(parameter, TableParameter):
@@ -102,9 +124,10 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                     if weights.sink:
                         tables[self._count_step(weights)].append(weights)
                 elif weights.grad is not None:
-                    self._update(rule, weights, group["lr"])
+                    self._update(rule, weights, group)
             for step, parameters in tables.items():
-                step_tables(parameters, rule, self._update_type, group["lr"], step, self._scaler)
+                decay = group.get("weight_decay", 0.0)  # a state of an earlier revision has none
+                step_tables(parameters, rule, self._update_type, group["lr"], step, self._scaler, decay)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -122,6 +145,25 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _parameters(self) -> Iterator[torch.Tensor]:
         return chain.from_iterable(group["params"] for group in self.param_groups)
 
+    def _options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return options by the names of the rule, or raise an error if there is one that would be ignored."""
+        known = ["lr", "weight_decay", *(field.name for field in fields(self.rule_type))]
+        renamed: dict[str, Any] = {}
+        for name, value in options.items():
+            own = _USUAL_NAMES.get(name, (name,))
+            if not set(own) <= set(known):
+                raise TypeError(f"{type(self).__name__}: expected the options {', '.join(known)}, got {name!r}")
+            values = value if len(own) > 1 else [value]
+            if not isinstance(values, tuple | list) or len(values) != len(own):
+                raise TypeError(f"{type(self).__name__}: expected {name} as {len(own)} numbers, got {value!r}")
+            renamed.update(zip(own, values, strict=True))
+        for name, value in renamed.items():
+            if isinstance(value, bool) or not isinstance(value, Real | torch.Tensor):
+                raise TypeError(f"{type(self).__name__}: expected {name} as a number, got {value!r}")
+            if name in ("lr", "weight_decay") and not 0 <= float(value) < math.inf:
+                raise ValueError(f"{name} must be at least 0, got {value}")
+        return renamed
+
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
         return self.rule_type(**{field.name: group[field.name] for field in fields(self.rule_type)})
 
@@ -131,21 +173,26 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         state["step"] = 1 + max(state.get("step", 0), parameter.table.step)
         return int(state["step"])
 
-    def _update(self, rule: UpdateRule, weights: torch.Tensor, learning_rate: float) -> None:
+    def _update(self, rule: UpdateRule, weights: torch.Tensor, group: dict[str, Any]) -> None:
         gradient, state = weights.grad, self.state[weights]
+        learning_rate, decay = group["lr"], group.get("weight_decay", 0.0)
         assert gradient is not None
         if not state:
             state["step"] = 0
             state["states"] = rule.new_states(weights)
         state["step"] += 1
         if not gradient.is_sparse:
-            rule.update(Move(weights, state["states"], gradient / self._scaler, learning_rate, state["step"]))
+            gradient = gradient / self._scaler + (decay * weights if decay else 0)
+            rule.update(Move(weights, state["states"], gradient, learning_rate, state["step"]))
             return
         if "last_steps" not in state:  # of the weights' dtype, because torch loads every state in this dtype
             state["last_steps"] = weights.new_zeros(len(weights))
         gradient = gradient.coalesce()
-        move = Move(weights, state["states"], gradient.values() / self._scaler, learning_rate, state["step"])
-        update_rows(rule, self._update_type, move, gradient.indices()[0], state["last_steps"])
+        [rows], values = gradient.indices(), gradient.values() / self._scaler
+        if decay:
+            values = values + decay * weights[rows]
+        move = Move(weights, state["states"], values, learning_rate, state["step"])
+        update_rows(rule, self._update_type, move, rows, state["last_steps"])
 
 
 class SGD(RuleOptimizer):

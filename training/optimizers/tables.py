@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from kernels.host import update_tables
+from kernels.host import look_up_bags, sum_row_gradients, update_tables
 from training.embedding.gradients import RowGradient
 from training.embedding.parameter import TableParameter
 from training.optimizers.rules import UpdateRule, UpdateType
@@ -17,6 +17,7 @@ def step_tables(
     learning_rate: float,
     step: int,
     scaler: float = 1.0,
+    weight_decay: float = 0.0,
 ) -> None:
     """Update the rows of tables with the gradients that their parameters hold. They must have the rule's states.
 
@@ -27,12 +28,28 @@ def step_tables(
         learning_rate: of this step.
         step: counted from 1.
         scaler: gradients are divided by it.
+        weight_decay: this multiple of a row is added to the row's gradient.
+
+    Raises:
+        ValueError: a table with weight decay has ``max_norm``, which scales rows when they are read.
     """
     taken: list[RowGradient] = []
     for parameter in parameters:
         if parameter.sink:
-            taken += parameter.sink.take()
+            taken += _with_decay(parameter, weight_decay * scaler) if weight_decay else parameter.sink.take()
             torch.autograd.graph.increment_version(parameter)  # a backward pass that needs the old rows raises an error
     if taken:
         lookups, floats = zip(*taken, strict=True)
         update_tables(lookups, floats, rule.name, update_type, learning_rate, step, rule.parameters, scaler)
+
+
+def _with_decay(parameter: TableParameter, weight_decay: float) -> list[RowGradient]:
+    """Take the gradients of a table, with a multiple of its rows added."""
+    table = parameter.table
+    if table.config.max_norm is not None:
+        raise ValueError(f"table {table.name!r}: expected no weight_decay, because the table has max_norm")
+    parameter.sink.rows()  # one sum of all gradients
+    [(lookup, floats)] = parameter.sink.take()
+    [(keys, sums)] = sum_row_gradients([lookup], [floats])
+    [(of_rows, vectors)] = look_up_bags([table.native], [keys], [None], ["sum"], [None], [1], [False])
+    return [(of_rows, sums + weight_decay * vectors)]

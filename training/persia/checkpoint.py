@@ -2,13 +2,15 @@
 
 A checkpoint is a folder ``batch-<n>``, which is complete or absent. It holds the state after n batches:
 
-- ``checkpoint.json``: n, the features, the optimizer and its steps;
+- ``checkpoint.json``: n, the features, the optimizer and its steps, the number of servers, and check sums;
 - ``dense.pt``: what the NN worker gave ``TrainCtx.dump_checkpoint``;
-- ``server-<n>/dim-<D>/``: the rows of a server's table, in ``keys.npy``, ``parts.npy`` and ``last_steps.npy``. The
-  least recently used row comes first. A row of ``parts.npy`` is the vector and then the states.
+- ``server-<n>/dim-<D>.rows``: the rows of a server's table; see ``training.embedding.row_file``. The least recently
+  used row comes first.
+
+A checkpoint of an earlier revision has no check sums. Its rows are in ``server-<n>/dim-<D>/``, in the files
+``keys.npy``, ``parts.npy`` and ``last_steps.npy``.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Iterator
@@ -22,33 +24,19 @@ from numpy.typing import NDArray
 
 from kernels.host import TrainingTable
 from serving.errors import ConfigError, ModelFileError, OutputError
-from serving.model.atomic import atomic_directory
+from serving.model.atomic import atomic_directory, remove_killed_writes
 from serving.model.names import TABLE_NAME
 from serving.model.numpy_faults import NPY, UNREADABLE, unreadable
 from serving.model.sparse_writer import write_table_folders
-from serving.model.strict_json import Fields, read_json
+from serving.model.strict_json import Fields
+from training.checkpoint_file import CHECKPOINT_FILE, read_checkpoint_file, write_checkpoint_file
+from training.embedding.row_file import BLOCK_ROWS, Shape, read_rows, shape_of, write_rows
+from training.embedding.table import TableRows
 from training.persia.config import EmbeddingConfig, Feature
 from training.persia.signs import prefixed_signs, servers_of
 
-_FILE = "checkpoint.json"
-_PART_ROWS = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """V rows of one table.
-
-    Attributes:
-        keys: int64[V].
-        vectors: float32[V, D].
-        states: float32[V, S], the states of the optimizer.
-        last_steps: int64[V], the step of each row's last update.
-    """
-
-    keys: NDArray[np.int64]
-    vectors: NDArray[np.float32]
-    states: NDArray[np.float32]
-    last_steps: NDArray[np.int64]
+#: The states that the NN worker saves.
+DENSE_FILE = "dense.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,39 +48,48 @@ class CheckpointFacts:
         step: of the optimizer.
         optimizer: its facts.
         config: the features.
+        servers: how many have written their rows; None: a checkpoint of an earlier revision does not say it.
     """
 
     batches: int
     step: int
     optimizer: dict[str, Any]
     config: EmbeddingConfig
+    servers: int | None
+
+    def shape(self, dim: int) -> Shape:
+        """Return what the rows of a table are like."""
+        rule, initial_states = self.optimizer["rule"], self.optimizer["initial_states"]
+        return shape_of(TrainingTable(f"dim {dim}", dim, rule=rule, initial_states=initial_states))
 
     def write(self, folder: Path) -> None:
-        """Write ``checkpoint.json``."""
+        """Write ``checkpoint.json``, after all other files."""
         document = {
             "batches": self.batches,
             "step": self.step,
             "optimizer": self.optimizer,
             "features": [asdict(feature) for feature in self.config.features.values()],
+            "servers": self.servers,
         }
-        (folder / _FILE).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_checkpoint_file(folder, document, [DENSE_FILE] if (folder / DENSE_FILE).exists() else [])
 
     @classmethod
     def read(cls, folder: Path) -> "CheckpointFacts":
         """Undo ``write``.
 
         Raises:
-            ConfigError: there is no such file, or it is damaged.
+            ConfigError: there is no such file, or it is not JSON.
+            ModelFileError: the file or ``dense.pt`` is damaged.
         """
-        source = str(folder / _FILE)
-        document = Fields(read_json(source), source, "", ("batches", "step", "optimizer", "features"))
+        document = read_checkpoint_file(folder, ("batches", "step", "optimizer", "features", "servers"))
         features = [_read_feature(one) for one in document.objects("features")]
         config = EmbeddingConfig({feature.name: feature for feature in features})
         batches, step = (document.integer(name, minimum=0, maximum=2**62) for name in ("batches", "step"))
         optimizer = document.object("optimizer")
         for name in ("rule", "initial_states"):
             optimizer.value(name)
-        return cls(batches, step, {name: optimizer.value(name) for name in optimizer}, config)
+        servers = document.integer("servers", minimum=1) if "servers" in document else None
+        return cls(batches, step, {name: optimizer.value(name) for name in optimizer}, config, servers)
 
 
 def _read_feature(members: Fields) -> Feature:
@@ -137,64 +134,69 @@ def remove_unfinished(folder: str | Path) -> None:
     folder = Path(folder)
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(folder.glob(".batch-*.old")):
-            replaced = folder / path.name.split(".")[1]
-            if not replaced.exists():
-                path.rename(replaced)
-    for path in folder.glob(".batch-*"):
-        shutil.rmtree(path, ignore_errors=True)
+    remove_killed_writes(folder, "batch-[0-9]+")
 
 
 def _all(folder: Path) -> list[tuple[int, Path]]:
-    paths = [path.parent for path in folder.glob(f"batch-*/{_FILE}")]
+    paths = [path.parent for path in folder.glob(f"batch-*/{CHECKPOINT_FILE}")]
     batches = [(path.name.removeprefix("batch-"), path) for path in paths]
     return [(int(count), path) for count, path in batches if count.isdecimal()]
 
 
-def write_rows(folder: str | Path, server: int, tables: dict[int, TrainingTable]) -> None:
+def dump_rows(folder: str | Path, server: int, tables: dict[int, TrainingTable]) -> None:
     """Write the rows of a server.
 
     Raises:
         OutputError: the disk refuses.
     """
-    for dim, table in tables.items():
-        path, rows = Path(folder, f"server-{server}", f"dim-{dim}"), table.changed_rows()
-        shapes = {
-            "keys": ("<i8", ()),
-            "parts": ("<f4", (dim + len(table.first_states),)),
-            "last_steps": ("<i8", ()),
-        }
-        with _writing(path):
-            path.mkdir(parents=True)
-            files = [(path / f"{name}.npy").open("wb") for name in shapes]
-            try:
-                for file, (dtype, shape) in zip(files, shapes.values(), strict=True):
-                    header = {"descr": dtype, "fortran_order": False, "shape": (len(rows), *shape)}
-                    np.lib.format.write_array_header_1_0(file, header)
-                for first in range(0, len(rows), _PART_ROWS):
-                    keys, vectors, states, last_steps, _ = table.read(rows[first : first + _PART_ROWS])
-                    parts = np.concatenate([vectors, states], axis=1)
-                    for file, data in zip(files, (keys.data, parts.data, last_steps.data), strict=True):
-                        file.write(data)
-            finally:
-                for file in files:
-                    file.close()
+    path = Path(folder, f"server-{server}")
+    with _writing(path):
+        path.mkdir(parents=True)
+        for dim, table in tables.items():
+            with (path / f"dim-{dim}.rows").open("wb") as file:
+                write_rows(file, *shape_of(table), _parts_of(table))
 
 
-def read_rows(
-    folder: str | Path, server: int = 0, servers: int = 1, most: int = _PART_ROWS
-) -> Iterator[tuple[int, Rows]]:
+def _parts_of(table: TrainingTable) -> Iterator[TableRows]:
+    rows = table.changed_rows()
+    for first in range(0, len(rows), BLOCK_ROWS):
+        yield TableRows(*table.read(rows[first : first + BLOCK_ROWS]))
+
+
+def load_rows(
+    folder: str | Path, server: int = 0, servers: int = 1, most: int = BLOCK_ROWS
+) -> Iterator[tuple[int, TableRows]]:
     """Yield rows with their D, a part at a time, of one of so many servers. A checkpoint may be of another number.
 
     Raises:
+        ConfigError: there is no ``checkpoint.json``, or it is not JSON.
         ModelFileError: a file is missing or damaged.
     """
-    size = min(most, _PART_ROWS)
-    for path in sorted(Path(folder).glob("server-*/dim-*")):
+    folder = Path(folder)
+    facts = CheckpointFacts.read(folder)
+    for dim, part in _all_rows(folder, facts):
+        for first in range(0, len(part), most):
+            rows = part[first : first + most]
+            yield dim, rows[servers_of(rows.keys, servers) == server]
+
+
+def _all_rows(folder: Path, facts: CheckpointFacts) -> Iterator[tuple[int, TableRows]]:
+    if facts.servers is None:
+        yield from _earlier_rows(folder)
+        return
+    for number in range(facts.servers):
+        for dim in facts.config.dims:
+            for part in read_rows(folder / f"server-{number}" / f"dim-{dim}.rows", *facts.shape(dim)):
+                yield dim, part
+
+
+def _earlier_rows(folder: Path) -> Iterator[tuple[int, TableRows]]:
+    """Yield the rows of a checkpoint of an earlier revision."""
+    for path in sorted(folder.glob("server-*/dim-*")):
         keys, parts, last_steps = (_array_in(path / f"{name}.npy") for name in ("keys", "parts", "last_steps"))
         dim = path.name.removeprefix("dim-")
         is_right = keys.dtype == last_steps.dtype == np.int64 and parts.dtype == np.float32 and parts.ndim in (2, 3)
-        floats = math.prod(parts.shape[1:])  # [V, P, D] of earlier versions are as many floats in the same order
+        floats = math.prod(parts.shape[1:])  # [V, P, D] and [V, P * D] have the same floats in the same order
         if not is_right or floats < int(dim):
             found = f"{keys.dtype}, {last_steps.dtype} and {parts.dtype}{list(parts.shape)}"
             expected = f"int64 keys and steps and float32 rows of at least {dim} floats"
@@ -203,13 +205,9 @@ def read_rows(
             counts = f"{len(keys)} keys, {len(parts)} rows and {len(last_steps)} steps"
             raise ModelFileError(path, f"expected as many rows and steps as keys, found {counts}")
         vectors, states = np.split(parts.reshape(len(parts), floats), [int(dim)], axis=1)
-        for first in range(0, len(keys), size):
-            some = slice(first, first + size)
-            is_own = servers_of(np.array(keys[some]), servers) == server
-            yield (
-                int(dim),
-                Rows(keys[some][is_own], vectors[some][is_own], states[some][is_own], last_steps[some][is_own]),
-            )
+        rows = TableRows(keys, vectors, states, last_steps, np.zeros(len(keys), np.uint64))
+        for first in range(0, len(keys), BLOCK_ROWS):
+            yield int(dim), rows[first : first + BLOCK_ROWS]
 
 
 def write_tables(checkpoint: str | Path, folder: str | Path) -> None:
@@ -235,7 +233,7 @@ def write_tables(checkpoint: str | Path, folder: str | Path) -> None:
 
 
 def _rows_of(checkpoint: Path, feature: Feature) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    for dim, rows in read_rows(checkpoint):
+    for dim, rows in load_rows(checkpoint):
         if dim == feature.dim:
             signs = prefixed_signs(rows.keys) - np.uint64(feature.prefix)
             is_of_group = signs < np.uint64(feature.spacing)  # a smaller sign has wrapped around

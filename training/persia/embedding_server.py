@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kernels.host import TrainingTable, keys_by_owner, look_up_bags, update_tables
 from training.errors import DataError, SessionError
-from training.persia.checkpoint import read_rows, write_rows
+from training.persia.checkpoint import dump_rows, load_rows
 from training.persia.config import EmbeddingConfig
 from training.persia.signs import Keys
 from training.persia.wire import NOTHING, Message
@@ -120,7 +120,7 @@ class EmbeddingServer:
     def dump(self, message: Message) -> Message:
         """Write all rows into the folder that the fact ``folder`` names. Return the fact ``step``."""
         with self._lock:
-            write_rows(message.facts["folder"], self.number, self._tables)
+            dump_rows(message.facts["folder"], self.number, self._tables)
             return Message({}, {"step": self._step})
 
     def load(self, message: Message) -> Message:
@@ -130,10 +130,8 @@ class EmbeddingServer:
         """
         with self._lock:
             self._step = message.facts["step"]
-            for dim, rows in read_rows(message.facts["folder"], self.number, self.servers, self._capacity):
-                self._table(dim).write(
-                    rows.keys, rows.vectors, rows.states, rows.last_steps, np.zeros(len(rows.keys), np.uint64)
-                )
+            for dim, rows in load_rows(message.facts["folder"], self.number, self.servers, self._capacity):
+                self._table(dim).write(rows.keys, rows.vectors, rows.states, rows.last_steps, rows.slot_ids)
         return NOTHING
 
     def _table(self, dim: int) -> TrainingTable:

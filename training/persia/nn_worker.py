@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from serving.errors import ConfigError, ModelFileError
 from training.errors import SessionError
-from training.persia.checkpoint import CheckpointFacts, new_checkpoint, newest_checkpoint
+from training.persia.checkpoint import DENSE_FILE, CheckpointFacts, new_checkpoint, newest_checkpoint
 from training.persia.config import read_embedding_config
 from training.persia.ctx import Feed
 from training.persia.sparse.optim import Optimizer, number, pair
 from training.persia.wire import Answer, Cluster, Message, Peer, peers, serve
 
 _log = logging.getLogger("hotrow.persia")
-_DENSE_FILE = "dense.pt"
 _FEED_THREADS = 4
 Features = tuple[list[torch.Tensor], list[torch.Tensor]]
 
@@ -308,8 +307,8 @@ class TrainCtx:
             answers = [server.start("dump", folder=str(path)) for server in self._servers]
             steps = [answer.result().facts["step"] for answer in answers]
             states = {name: one.state_dict() for name, one in self._stateful(model, dense_optimizer).items()}
-            torch.save(states, path / _DENSE_FILE)
-            CheckpointFacts(self.batches, max(steps), self._optimizer, self._config).write(path)
+            torch.save(states, path / DENSE_FILE)
+            CheckpointFacts(self.batches, max(steps), self._optimizer, self._config, len(answers)).write(path)
         self._known_checkpoint = folder / f"batch-{self.batches}"
         return self._known_checkpoint
 
@@ -326,7 +325,7 @@ class TrainCtx:
         Raises:
             SessionError: the run has no ``--checkpoint``, or batches were asked for already.
             ConfigError: the checkpoint has other features, another optimizer, or not what is to be loaded.
-            ModelFileError: the dense file is damaged, or does not fit. Nothing has changed.
+            ModelFileError: ``checkpoint.json`` or the dense file is damaged, or does not fit. Nothing has changed.
             RoleError: a server cannot read its rows. The training cannot begin then.
         """
         path = newest_checkpoint(self._checkpoint("load_checkpoint"))
@@ -341,7 +340,7 @@ class TrainCtx:
             if facts.optimizer[name] != self._optimizer[name]:
                 reason = f"expected {self._optimizer[name]}, as the sparse_optimizer has, got {facts.optimizer[name]}"
                 raise ConfigError(str(path), f"optimizer.{name}", reason)
-        _load_dense(path / _DENSE_FILE, self._stateful(model, dense_optimizer))
+        _load_dense(path / DENSE_FILE, self._stateful(model, dense_optimizer))
         for answer in [server.start("load", folder=str(path), step=facts.step) for server in self._servers]:
             answer.result()
         self.batches, self._known_checkpoint = facts.batches, path

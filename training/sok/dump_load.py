@@ -36,7 +36,7 @@ def dump(path: str | PathLike[str], dump_vars: Any) -> None:
     """
     folder, variables = _replaced("dump", path), _by_name("dump", dump_vars)
     rows = torch.tensor([variable.row_count for variable in variables.values()])
-    for name, count in zip(variables, _processes(variables).total(rows), strict=True):
+    for name, count in zip(variables, _processes(variables).total("numbers of rows", rows), strict=True):
         if not count:
             raise ValueError(f"dump: variable {name!r} has no rows yet")
     write_tables(_processes(variables), folder, {name: variable.own_rows() for name, variable in variables.items()})

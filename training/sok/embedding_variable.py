@@ -9,13 +9,12 @@ import torch
 from kernels.host import KeyIndex, TrainingTable, first_outside, look_up_bags
 from serving.errors import ModelFileError
 from training.embedding.config import Initializer
-from training.embedding.inputs import FeatureBags
+from training.embedding.inputs import FeatureBags, shown
 from training.embedding.parameter import tensors_in
 from training.errors import SessionError
 from training.sok.initialize import started
 from training.sok.placement import Placement, checked_name
 from training.sok.variable import PART_ROWS, Floats, Ints, Variable
-from training.sparse_tensor import shown
 
 # The functions by which optimizers move weights.
 _MOVES = {"add_", "addcdiv_", "addcmul_", "index_add_", "index_copy_", "lerp_", "mul_", "sub_"}

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from training.embedding.config import Combiner, Initializer, Uniform
-from training.embedding.inputs import FeatureBags
+from training.embedding.inputs import FeatureBags, shown
 from training.sok.embedding_variable import EmbeddingVariable
 from training.sok.lookup import look_up, require_hotness
-from training.sparse_tensor import read_ids, shown
+from training.sparse_tensor import read_ids
 
 _KEY_TYPES = (torch.int64, torch.int32)
 

@@ -16,7 +16,7 @@ from training.embedding.parameter import sinks_of, which_make_rows
 from training.sok.dynamic_variable import DynamicVariable
 from training.sok.embedding_variable import EmbeddingVariable
 from training.sok.variable import Variable
-from training.sparse_tensor import from_coo, read_ids
+from training.sparse_tensor import read_ids
 
 AnyVariable: TypeAlias = Variable | DynamicVariable
 
@@ -33,8 +33,8 @@ def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, hotness: Any
     Args:
         params: a list of variables of one kind: distributed ones, localized ones or ``DynamicVariable``. Or one
             variable; then every argument is one item instead of a list.
-        sp_ids: for each variable, rows of ids: a sparse COO tensor of PyTorch, ``(indices, values, dense_shape)`` or a
-            ``SparseTensor``.
+        sp_ids: for each variable, rows of ids: a sparse COO tensor or a nested tensor of PyTorch, a ``SparseTensor``,
+            or ``(indices, values, dense_shape)``.
         sp_weights: for each variable, the weights of the ids: a sparse tensor with their indices, or float[N]. None:
             there are none.
         hotness: for each variable, the most ids of a row. More are an error. None: any number.
@@ -60,7 +60,7 @@ def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, hotness: Any
     bags = []
     for number, variable in enumerate(variables):
         place = f"lookup_sparse: sp_ids[{number}]" if is_list else "lookup_sparse: sp_ids"
-        of_variable = read_ids(place, ids[number], from_coo(weights[number])).bags(default_id=None)
+        of_variable = read_ids(place, ids[number], weights[number]).bags(default_id=None)
         require_hotness(place, of_variable, "hotness", most[number])
         variable.check(place, of_variable)
         bags.append(of_variable)

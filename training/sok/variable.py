@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from kernels.host import ArrayRows, first_outside
 from serving.errors import ModelFileError
-from training.embedding.inputs import FeatureBags
+from training.embedding.inputs import FeatureBags, shown
 from training.sok.initialize import started
 from training.sok.placement import Placement, checked_name
-from training.sparse_tensor import shown
 
 PART_ROWS = 65_536
 Ints = NDArray[np.int64]
@@ -153,6 +152,8 @@ def _mark_coalesced(variable: torch.Tensor) -> None:
 def _read_table(initial_value: Any, dtype: torch.dtype | None) -> NDArray[Any]:
     if dtype not in (None, torch.float32):
         raise TypeError(f"Variable: expected the dtype torch.float32, got {dtype!r}")
+    if isinstance(initial_value, torch.Tensor) and (initial_value.is_nested or initial_value.layout != torch.strided):
+        raise TypeError(f"Variable: expected a table [V, D], got {shown(initial_value)}")
     if isinstance(initial_value, torch.Tensor):
         initial_value = initial_value.detach().cpu().numpy()
     try:

@@ -42,15 +42,15 @@ def from_torch(
     """Write a PyTorch module into a model repository, and compare the version's answers with the module's.
 
     Every ``nn.EmbeddingBag`` and ``nn.Embedding`` that ``forward`` calls becomes a table, including those in TorchRec's
-    ``EmbeddingBagCollection``. The rest of ``forward`` becomes the dense network. The module is run in eval mode, and
-    is left as it was.
+    ``EmbeddingBagCollection``. So does every table of Hotrow's ``EmbeddingBagCollection``. The rest of ``forward``
+    becomes the dense network. The module is run in eval mode, and is left as it was.
 
     Inputs of ``forward`` may be nested in tuples, lists and dictionaries. B is the number of samples:
 
     - float32[B, ...]: dense features. Several inputs are joined into one, in order.
     - int64 or int32 [B, ...]: keys, a fixed number per sample.
     - int64 or int32 [N] and [B]: keys, and the offsets of each sample's keys, for ``nn.EmbeddingBag``. The offsets are
-      [B + 1] with ``include_last_offset``.
+      [B + 1] with ``include_last_offset``, and in Hotrow's ``EmbeddingBagCollection``.
     - TorchRec's ``KeyedJaggedTensor``.
     - None, bool, int, float and str: fixed to the example's value.
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -31,7 +32,6 @@ from serving.importers.pytorch.dense import export_dense
 from serving.importers.pytorch.inputs import Inputs
 from serving.importers.pytorch.runs import Runner
 from serving.importers.pytorch.tables import Tables
-from serving.importers.torch_file import rows_of_tensor
 from serving.importers.verifying import ANSWER, Comparison, ExpectedAnswers
 from serving.importers.writing import write_model
 from serving.model.version_writer import check_target
@@ -63,12 +63,13 @@ def convert(
         with tables.watched() as lookups:
             module(*bound.args, **bound.kwargs)
         if not lookups:
-            raise ConfigError(source, "", "expected forward to call an nn.EmbeddingBag or nn.Embedding, it calls none")
+            kinds = "nn.EmbeddingBag, an nn.Embedding or an EmbeddingBagCollection"
+            raise ConfigError(source, "", f"expected forward to call an {kinds}, it calls none")
         inputs = Inputs(source, bound, lookups)
         slots = {table: len(of_table) for table, of_table in tables.slots(lookups, inputs.samples).items()}
         runner = Runner(source, module, tables, inputs, slots)
         sources = runner.trace()
-        expected = _expected_answers(runner, sources.limits, logits)
+        expected = _expected_answers(runner, sources.keys, logits)
         plan = _plan(runner, logits, max_batchsize)
     found: list[Comparison] = []
     path = write_model(
@@ -88,13 +89,28 @@ def _bound(source: str, module: nn.Module, example: object) -> BoundArguments:
             return signature.bind(**_copied(dict(example)))
     except TypeError as err:
         raise ConfigError(source, "example", f"does not fit forward{signature}: {err}") from err
+    except _NestedError as err:
+        forms = "keys [N] and their offsets as two inputs, or TorchRec's KeyedJaggedTensor"
+        raise ConfigError(source, "example", f"expected {forms}, got a nested tensor") from err
     expected = "a tuple of positional arguments or a dictionary of keyword arguments"
     raise ConfigError(source, "example", f"expected {expected}, got {type(example).__name__}")
 
 
 def _copied(example: Any) -> Any:
     """Return the example with a tensor of its own for each input, because inputs are told apart by their memory."""
-    return pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, example)
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value.is_nested:
+            raise _NestedError
+        return value.clone()
+
+    return pytree.tree_map(copied, example)
+
+
+class _NestedError(Exception):
+    """An input is a nested tensor."""
 
 
 def _check_tensors(source: str, module: nn.Module) -> None:
@@ -118,9 +134,9 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def _expected_answers(runner: Runner, limits: Mapping[int, int], logits: bool) -> ExpectedAnswers:
+def _expected_answers(runner: Runner, keys: Mapping[int, NDArray[np.int64]], logits: bool) -> ExpectedAnswers:
     """Return random requests and the module's answers."""
-    run = runner.ask(_SAMPLES, limits)
+    run = runner.ask(_SAMPLES, keys)
     answers = run.answer.double()
     if logits:
         answers = answers.sigmoid()
@@ -148,7 +164,7 @@ def _plan(runner: Runner, logits: bool, max_batchsize: int) -> ImportPlan:
         dense_name += "_"
     model = export_dense(source, runner.module, tables, runner.inputs, slots, dense_name)
     network = check_network(f"the dense network of {source}", model, logits)
-    rows = {table: rows_of_tensor(f"{source}.{table}", tables.weight(table)) for table in slots}
+    rows = {table: tables.rows(table) for table in slots}
     dense = next((entry for entry in network.inputs if entry.name == dense_name), None)
     combiners = {table: tables.combiner(table) for table in slots}
     return plan_matched(network, Matching(rows, dense, ()), combiners, max_batchsize)

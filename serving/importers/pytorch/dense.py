@@ -51,7 +51,7 @@ def export_dense(
         ConfigError: PyTorch cannot export it, or its answer does not depend on one of its inputs.
     """
     shapes: dict[str, tuple[int, ...]] = {
-        name: (_SAMPLES, count, tables.weight(name).shape[1]) for name, count in slots.items()
+        name: (_SAMPLES, count, tables.size(name)[1]) for name, count in slots.items()
     }
     if inputs.width:
         shapes = {dense_name: (_SAMPLES, inputs.width), **shapes}

@@ -1,6 +1,6 @@
 """Run a module on inputs of the example's form: on tagged keys, to see where they go, and on random requests."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ _MOST_KEYS = 4  # of a random bag
 _TRACED_SAMPLES = 11
 # A tag is a key that says where it comes from: an offset, the feature, 8 bits of sample, 4 bits of position.
 _FEATURE_BIT, _SAMPLE_BIT = 12, 4
+_ZERO = np.zeros(1, np.int64)  # a key
 _EDGE_RATIO = 0.1  # of random keys: the first and the last row are often special, for example padding
 
 #: Returns the keys of a feature from its place and the number of keys of each sample.
@@ -39,11 +40,11 @@ class Sources(NamedTuple):
 
     Attributes:
         slots: the input or the features that feed each slot, by table.
-        limits: the number of rows that a feature's keys may name, by the feature's place.
+        keys: those of the smallest table that a feature reads, by the feature's place.
     """
 
     slots: dict[str, list[str]]
-    limits: dict[int, int]
+    keys: dict[int, NDArray[np.int64]]
 
 
 class Runner:
@@ -70,11 +71,11 @@ class Runner:
         Raises:
             ConfigError: forward computes keys, or its answer depends on keys otherwise than by their rows.
         """
-        rows = {table: len(self.tables.weight(table)) for table in self.slots}
-        first_tag = max(rows.values())  # so no tag is a row number, and a hash or a clamp changes every tag
+        keys = {table: self.tables.keys(table) for table in self.slots}
+        first_tag = max(map(len, keys.values()))  # so no tag is a row number, and a hash or a clamp changes every tag
         vectors = {
             table: torch.from_numpy(
-                self._random.standard_normal((_TRACED_SAMPLES, count, self.tables.weight(table).shape[1]), np.float32)
+                self._random.standard_normal((_TRACED_SAMPLES, count, self.tables.size(table)[1]), np.float32)
             )
             for table, count in self.slots.items()
         }
@@ -85,8 +86,8 @@ class Runner:
                 places = self._places(table, slot, run.features, first_tag)
                 sources.slots.setdefault(table, []).append(self._name(places))
                 for place in places:
-                    sources.limits[place] = min(rows[table], sources.limits.get(place, first_tag))
-        self._refuse_unused(sources.limits)
+                    sources.keys[place] = min(keys[table], sources.keys.get(place, keys[table]), key=len)
+        self._refuse_unused(sources.keys)
         other = self._run(_TRACED_SAMPLES, lambda place, counts: np.zeros(counts.sum(), np.int64), run.dense, vectors)
         if not torch.allclose(run.answer, other.answer, equal_nan=True):
             reason = (
@@ -96,14 +97,15 @@ class Runner:
             raise ConfigError(self.source, "", reason)
         return sources
 
-    def ask(self, samples: int, limits: Mapping[int, int]) -> Run:
+    def ask(self, samples: int, keys_of: Mapping[int, NDArray[np.int64]]) -> Run:
         """Run the module on a random request. Raise ConfigError if it fails."""
 
         def draw(place: int, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-            limit, total = limits.get(place, 1), counts.sum()
-            keys: NDArray[np.int64] = self._random.integers(0, limit, total)
+            known, total = keys_of.get(place, _ZERO), counts.sum()
+            rows = self._random.integers(0, len(known), total)
             is_edge = self._random.random(total) < _EDGE_RATIO
-            keys[is_edge] = self._random.choice([0, limit - 1], int(is_edge.sum()))
+            rows[is_edge] = self._random.choice([0, len(known) - 1], int(is_edge.sum()))
+            keys: NDArray[np.int64] = known[rows]
             return keys
 
         return self._run(samples, draw)
@@ -166,8 +168,8 @@ class Runner:
         of_input = [place for place, feature in enumerate(features) if feature.input == features[places[0]].input]
         return features[places[0]].input if places == of_input else " ".join(features[place].name for place in places)
 
-    def _refuse_unused(self, limits: Mapping[int, int]) -> None:
-        reached = {self.inputs.features[place].input for place in limits}
+    def _refuse_unused(self, places: Collection[int]) -> None:
+        reached = {self.inputs.features[place].input for place in places}
         for feature in self.inputs.features:
             if feature.input not in reached:
                 reason = "its keys reach no table; if it is a dense feature, pass it as float32"

@@ -1,6 +1,7 @@
 """The embedding tables of a module: find them, and see or replace their lookups while the module runs."""
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from serving.errors import ConfigError
+from serving.importers.rows import TableRows
+from serving.importers.torch_file import rows_of_tensor
 from serving.model.records import Combiner
 
 # the last part of a table's path in TorchRec's EmbeddingBagCollection is the table's own name
@@ -34,23 +37,57 @@ class Lookup(NamedTuple):
 
 
 class Tables:
-    """The ``nn.EmbeddingBag`` and ``nn.Embedding`` in a module, by the names that they get as tables."""
+    """The tables in a module, by the names that they get as tables of a model.
+
+    They are ``nn.EmbeddingBag``, ``nn.Embedding``, and the tables in Hotrow's ``EmbeddingBagCollection``.
+    """
 
     def __init__(self, source: str, module: nn.Module) -> None:
         """Find them. ``source`` names the module in messages."""
         self._source = source
         self._modules: dict[str, nn.Module] = {}
+        self._collections: list[tuple[nn.Module, dict[str, str]]] = []  # and the names of its tables
+        self._trained: dict[str, Any] = {}  # tables of collections
+        collection = sys.modules.get("training.embedding.collection")  # without it, no module has a collection
         for path, part in module.named_modules():
+            taken = {**self._modules, **self._trained}
             if isinstance(part, nn.EmbeddingBag | nn.Embedding):
-                self._modules[_free_name(path or type(part).__name__, self._modules)] = part
+                self._modules[_free_name(path or type(part).__name__, taken)] = part
+            elif collection is not None and isinstance(part, collection.EmbeddingBagCollection):
+                names = {name: _free_name(name, taken) for name in part.tables}
+                self._collections.append((part, names))
+                self._trained.update({names[name]: table for name, table in part.tables.items()})
 
-    def weight(self, table: str) -> Tensor:
-        """Return a table's rows, [V, D]."""
-        weight: Tensor = self._modules[table].weight.detach()
-        return weight
+    def size(self, table: str) -> tuple[int, int]:
+        """Return V and D of a table."""
+        if table in self._trained:
+            return len(self._trained[table]), self._trained[table].config.dim
+        rows, dim = self._modules[table].weight.shape
+        return rows, dim
+
+    def keys(self, table: str) -> NDArray[np.int64]:
+        """Return the keys of a table's rows."""
+        if table in self._trained:
+            keys: NDArray[np.int64] = self._trained[table].rows()[0]
+            if not keys.size:
+                raise ConfigError(self._source, table, "expected a table with rows, got one that was not trained")
+            return keys
+        return np.arange(self.size(table)[0])
+
+    def rows(self, table: str) -> TableRows:
+        """Return a table's rows. Raise an error if it cannot be served."""
+        source = f"{self._source}.{table}"
+        if table not in self._trained:
+            return rows_of_tensor(source, self._modules[table].weight.detach())
+        rows, dim = self.size(table)
+        keys, vectors = (np.concatenate(parts) for parts in zip(*self._trained[table].served_rows(), strict=True))
+        return TableRows(source, rows, dim, keys, lambda begin, end: vectors[begin:end])
 
     def combiner(self, table: str) -> Combiner:
         """Return how a table pools."""
+        if table in self._trained:
+            combiner: Combiner = self._trained[table].config.combiner
+            return combiner
         return "mean" if getattr(self._modules[table], "mode", "sum") == "mean" else "sum"
 
     @contextmanager
@@ -69,7 +106,11 @@ class Tables:
                     raise ConfigError(self._source, name, "its forward was replaced; expected PyTorch's own")
                 table.forward = partial(self._look_up, name, table.forward, lookups, answers)
                 replaced.append(table)
-            yield lookups
+            for collection, names in self._collections:
+                collection.forward = partial(self._look_up_features, collection, names, lookups, answers)
+                replaced.append(collection)
+            with _without_parameters([collection for collection, _ in self._collections]):
+                yield lookups
         finally:
             for table in replaced:
                 del table.forward
@@ -107,8 +148,31 @@ class Tables:
             return answers.take(name, input.shape[1:] if isinstance(table, nn.Embedding) else None)
         return original(input) if offsets is None else original(input, offsets)
 
+    def _look_up_features(
+        self,
+        collection: Any,
+        names: Mapping[str, str],
+        lookups: list[Lookup],
+        answers: "_Answers | None",
+        features: Any,
+    ) -> Any:
+        """Record the lookups of a collection and answer them. This stands in for its ``forward``."""
+        if hasattr(features, "to_dict"):
+            features = features.to_dict()
+        answered = {}
+        for feature, value in features.items():
+            name = names[collection.table_of(feature)]
+            if self._trained[name].config.default_value:
+                raise ConfigError(self._source, name, "has a default_value; expected 0, the vector of an unknown key")
+            keys, offsets, *weights = value if isinstance(value, tuple) else _keys_and_offsets(value)
+            if any(weight is not None for weight in weights):
+                raise ConfigError(self._source, name, "is called with weights, but Hotrow's keys have no weights")
+            lookups.append(Lookup(name, keys, offsets, True))
+            answered[feature] = None if answers is None else answers.take(name, None)
+        return type(collection).forward(collection, features) if answers is None else answered
+
     def _slots(self, lookup: Lookup, samples: int) -> list[Slot]:
-        table = self._modules[lookup.table]
+        table = self._modules.get(lookup.table)
         keys = lookup.keys.numpy().astype(np.int64)
         if lookup.offsets is not None:
             begins = lookup.offsets.tolist()
@@ -116,6 +180,8 @@ class Tables:
             bags = [keys[begin:end] for begin, end in zip(begins, ends, strict=False)]
         else:
             bags = list(keys)
+        if table is None:
+            bags = [bag.reshape(-1) for bag in bags]
         if len(bags) != samples:
             expected, came = "keys [B] or [B, n]", f"{list(keys.shape)}"
             if isinstance(table, nn.EmbeddingBag):
@@ -124,7 +190,7 @@ class Tables:
             raise ConfigError(self._source, lookup.table, reason)
         if isinstance(table, nn.Embedding):
             return [[key[None] for key in column] for column in keys.reshape(samples, -1).T]
-        if table.padding_idx is not None:  # such keys are not pooled
+        if table is not None and table.padding_idx is not None:  # such keys are not pooled
             bags = [bag[bag != table.padding_idx] for bag in bags]
         return [bags]
 
@@ -147,6 +213,26 @@ class _Answers:
             raise ConfigError(self._source, table, f"looks up more slots than the {vectors.shape[1]} of the example")
         taken = vectors[:, first : self._used[table]]
         return taken[:, 0] if sizes is None else taken.reshape(-1, *sizes, vectors.shape[2])
+
+
+def _keys_and_offsets(value: Any) -> tuple[Any, ...]:
+    """Return the keys of one feature of a collection, their offsets, and weights of TorchRec's ``JaggedTensor``."""
+    if isinstance(value, Tensor):
+        return value, None
+    return value.values(), value.offsets(), value.weights_or_none()
+
+
+@contextmanager
+def _without_parameters(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Take the parameters of modules away, which have no elements: PyTorch cannot trace them."""
+    kept = [dict(module._parameters) for module in modules]
+    for module in modules:
+        module._parameters.clear()
+    try:
+        yield
+    finally:
+        for module, parameters in zip(modules, kept, strict=True):
+            module._parameters.update(parameters)
 
 
 def _refusal(table: nn.Module) -> str:

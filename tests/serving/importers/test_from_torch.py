@@ -12,6 +12,8 @@ from serving.errors import MissingExtraError
 from serving.importers import from_torch
 from serving.opening import load_model
 from tests.serving.importers.torch_modules import Head, draw_bags, request, with_offsets
+from training import EmbeddingBagCollection, EmbeddingBagConfig
+from training.embedding import Normal
 
 B = 50
 
@@ -144,6 +146,47 @@ def test_a_table_without_a_network_is_served_and_imports_are_repeatable(tmp_path
     logits = expected(module, torch.from_numpy(ids))
     served = answer(imported.path, None, *request(ids.tolist()))
     np.testing.assert_allclose(served, 1 / (1 + np.exp(-logits)), atol=1e-6)
+
+
+class Trained(nn.Module):
+    """Tables of Hotrow that got their rows in training: a table of two features, a mean, and a plain table."""
+
+    def __init__(self):
+        super().__init__()
+        shared = EmbeddingBagConfig(4, features=("shown", "clicked"), max_norm=1.0, initializer=Normal(0, 1))
+        self.tables = EmbeddingBagCollection({"ads": shared, "user": EmbeddingBagConfig(3, "mean")}, seed=1)
+        self.plain = nn.EmbeddingBag(9, 2, mode="sum")
+        self.head = Head(4 + 4 + 3 + 2 + 1)
+
+    def forward(self, age, shown, clicked, offsets, user, others):
+        vectors = self.tables({"shown": shown, "clicked": (clicked, offsets), "user": user})
+        return torch.sigmoid(self.head(*vectors.values(), self.plain(others), age))
+
+
+def test_trained_tables_are_served_with_their_keys(tmp_path):
+    module, keys = Trained(), 1 << 40
+    shown, user, others = (
+        torch.tensor([[keys, 6], [-9, 6]]),
+        torch.tensor([7, keys + 1]),
+        torch.tensor([[1, 2], [3, 4]]),
+    )
+    example = (torch.ones(2, 1), shown, torch.tensor([6, 9, 9]), torch.tensor([0, 3, 3]), user, others)
+    module(*example)
+    before = {name: parameter for name, parameter in module.named_parameters()}
+
+    imported = from_torch(module, example, tmp_path, "trained")
+
+    assert [table for table, _ in imported.slots] == ["ads", "ads", "user", "plain"]
+    assert imported.comparison.defaulted_keys == 0
+    assert all(parameter is before[name] for name, parameter in module.named_parameters())
+    bags = [[keys, 6], [6, 9, 9], [7], [1, 2], [-9, 6], [], [keys + 1], [3, 4]]
+    answers = answer(
+        imported.path,
+        np.ones((2, 1), np.float32),
+        [key for bag in bags for key in bag],
+        np.cumsum([0, *map(len, bags)]),
+    )
+    np.testing.assert_allclose(answers, expected(module, *example), atol=1e-6)
 
 
 def test_importing_the_package_does_not_import_pytorch():

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from serving.errors import ConfigError, ModelFileError, OutputError
 from serving.importers import from_torch
+from training import EmbeddingBagCollection, EmbeddingBagConfig
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 ONE = torch.ones(2, 1)
@@ -40,6 +41,18 @@ class Bags(nn.Module):
         return torch.sigmoid(self.tables["user"](ids, self.offsets_of(offsets), weights))
 
 
+class Collection(nn.Module):
+    """Looks up one bag per sample in a table of an ``EmbeddingBagCollection``."""
+
+    def __init__(self, **more):
+        super().__init__()
+        self.tables = EmbeddingBagCollection({"user": EmbeddingBagConfig(1, **more)})
+
+    def forward(self, ids, offsets=None, weights=None):
+        bags = ids if offsets is None else (ids, offsets) if weights is None else (ids, offsets, weights)
+        return torch.sigmoid(self.tables({"user": bags})["user"])
+
+
 class Hashing(nn.Embedding):
     def forward(self, ids):
         return super().forward(ids % 20)
@@ -64,7 +77,7 @@ COMPUTED = "Model: user: forward computes keys of this table, but a request's ke
 OTHER_ANSWER = "Model: with other keys and the same rows, forward gives another answer; expected keys to matter by"
 FORMS = "float32 [B, ...] for dense features, int64 or int32 [B, ...] for keys, or a KeyedJaggedTensor"
 ANSWERS = "Model: expected forward to return one tensor, float32 [B] or [B, L] with B = 11"
-NO_CALL = "expected forward to call an nn.EmbeddingBag or nn.Embedding, it calls none"
+NO_CALL = "expected forward to call an nn.EmbeddingBag, an nn.Embedding or an EmbeddingBagCollection, it calls none"
 TABLES = {
     "max": (Bags(mode="max"), (IDS,), "Bags: tables.user: pools with mode='max'; expected 'sum' or 'mean'"),
     "max_norm": (Model(nn.Embedding(20, 4, max_norm=0.1)), (IDS,), "Model: user: has max_norm=0.1, which changes rows"),
@@ -74,6 +87,22 @@ TABLES = {
         "Bags: tables.user: is called with per_sample_weights, but Hotrow's keys have no weights",
     ),
     "a subclass": (Model(Hashing(20, 4)), (IDS,), "Model: user: Hashing has its own forward; expected nn.EmbeddingBag"),
+    "a collection without rows": (Collection(), {"ids": IDS}, "Collection: user: expected a table with rows, got one"),
+    "a collection with a default value": (
+        Collection(default_value=0.5),
+        {"ids": IDS},
+        "Collection: user: has a default_value; expected 0, the vector of an unknown key",
+    ),
+    "a collection with weights": (
+        Collection(),
+        {"ids": torch.arange(3), "offsets": torch.tensor([0, 1, 3]), "weights": torch.ones(3)},
+        "Collection: user: is called with weights, but Hotrow's keys have no weights",
+    ),
+    "nested keys": (
+        Model(nn.EmbeddingBag(20, 4)),
+        (torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0, 1, 3])),),
+        "Model: example: expected keys [N] and their offsets as two inputs, or TorchRec's KeyedJaggedTensor, got",
+    ),
     "no table": (nn.Linear(1, 1), (ONE,), f"Linear: {NO_CALL}"),
     "a function": (
         Model(look_up=lambda table, ids: functional.embedding(ids, table.weight).sum(1)),

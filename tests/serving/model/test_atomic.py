@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from serving.model.atomic import atomic_directory, atomic_write
+from serving.model.atomic import atomic_directory, atomic_write, remove_killed_writes
 
 
 class _InterruptedError(Exception):
@@ -110,3 +110,38 @@ def test_a_file_is_not_replaced_by_a_folder(tmp_path):
         pass
 
     assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_the_next_writer_removes_what_killed_writers_of_this_path_left(tmp_path):
+    for name in (".d.0a1b2c3d.tmp", ".d.0a1b2c3d.old", ".e.0a1b2c3d.tmp", ".d.mine.tmp", ".d.0a1b2c3d.bak", ".d.tmp"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+
+    with atomic_directory(tmp_path / "d") as live:
+        (live / "half").write_bytes(b"")
+        with atomic_directory(tmp_path / "d") as folder:
+            (folder / "whole").write_bytes(b"")
+        assert (live / "half").exists()
+
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [".d.0a1b2c3d.bak", ".d.mine.tmp", ".d.tmp", ".e.0a1b2c3d.tmp", "d"]
+    assert [path.name for path in (tmp_path / "d").iterdir()] == ["half"]
+
+
+def test_a_folder_that_a_killed_writer_has_moved_away_gets_its_name_back(tmp_path):
+    (tmp_path / ".d.0a1b2c3d.old").mkdir()
+    (tmp_path / ".d.0a1b2c3d.tmp").mkdir()
+
+    remove_killed_writes(tmp_path, "d")
+    remove_killed_writes(tmp_path / "absent", "d")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_a_file_of_a_live_writer_stays(tmp_path):
+    (tmp_path / ".a.0a1b2c3d.tmp").write_bytes(b"half")
+    with atomic_write(tmp_path / "a") as file:
+        remove_killed_writes(tmp_path, "a")
+        file.write(b"new")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"new"

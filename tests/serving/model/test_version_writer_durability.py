@@ -96,10 +96,10 @@ def test_tritons_configuration_describes_the_first_complete_version(tmp_path):
 
 
 def test_folders_of_a_killed_writer_are_deleted_by_the_next(tmp_path):
-    stale = tmp_path / "two" / ".1.0123.tmp"
+    stale = tmp_path / "two" / ".1.0123abcd.tmp"
     (stale / "wide_table").mkdir(parents=True)
     (stale / "wide_table" / "key").write_bytes(b"half")
-    (tmp_path / "two" / ".config.pbtxt.4567.tmp").write_text("half")
+    (tmp_path / "two" / ".config.pbtxt.4567abcd.tmp").write_text("half")
 
     path = write(tmp_path)
 

@@ -214,7 +214,7 @@ def test_batches_are_shuffled_within_windows(counts, batch_size, window_rows, se
         Bags.one_key_each(np.arange(total)[:, None]),
     )
     bounds = np.cumsum([0, *counts])
-    source = FileSource(lambda: (numbers[begin:end] for begin, end in pairwise(bounds)), total)
+    source = FileSource(lambda: (numbers[begin:end] for begin, end in pairwise(bounds)), total, "")
 
     batches = list(shuffled_batches(source, batch_size, window_rows, np.random.default_rng(seed)))
 
@@ -238,7 +238,7 @@ def test_slices_of_sources_are_those_of_lists(counts, begin, end, other):
         Bags.one_key_each(np.arange(total)[:, None]),
     )
     bounds = np.cumsum([0, *counts])
-    source = FileSource(lambda: (numbers[a:b] for a, b in pairwise(bounds)), total)
+    source = FileSource(lambda: (numbers[a:b] for a, b in pairwise(bounds)), total, "")
 
     expected = list(range(total))[begin:][:end][other:]
     found = source[begin:][:end][other:]

@@ -435,9 +435,14 @@ def call(params=TABLE, ids=IDS, weights=None, **options):
         (
             TypeError,
             lambda: call(ids=torch.ones(2, 3, dtype=torch.int64)),
-            "ads: expected ids as a SparseTensor, (indices, values, dense_shape) or a sparse COO tensor, got int64[",
+            "ads: expected ids as a SparseTensor, (indices, values, dense_shape), a sparse COO tensor",
         ),
         (TypeError, lambda: call(ids=(INDICES, VALUES)), "ads: expected ids as a SparseTensor"),
+        (
+            TypeError,
+            lambda: call(torch.nested.nested_tensor_from_jagged(torch.ones(2), torch.tensor([0, 2]))),
+            "ads: expected vectors as float32 tensors, got nested float32",
+        ),
         (
             TypeError,
             lambda: call(ids=(INDICES.float(), VALUES, SHAPE)),
@@ -484,11 +489,6 @@ def call(params=TABLE, ids=IDS, weights=None, **options):
             TypeError,
             lambda: call(weights=[1.0]),
             "ads: expected sparse_weights as a SparseTensor or float[N], got list",
-        ),
-        (
-            TypeError,
-            lambda: call(weights=torch.sparse_coo_tensor(INDICES.t(), WEIGHTS, (2, 4), check_invariants=True)),
-            "ads: expected sparse_weights as a SparseTensor or float[N], got sparse float32[2, 4]",
         ),
         (
             ValueError,

@@ -1,6 +1,7 @@
 """EmbeddingBagCollection in PyTorch programs, against modules and operations of PyTorch."""
 
 import copy
+import pickle
 import re
 
 import numpy as np
@@ -12,8 +13,8 @@ from torch import nn
 
 from kernels.errors import ReservedKeyError
 from tests.training.embedding.oracle import flat, pool
-from training import EmbeddingBagCollection, EmbeddingBagConfig
-from training.embedding import Constant, Normal
+from training import EmbeddingBagCollection, EmbeddingBagConfig, join_state_dicts
+from training.embedding import Constant, Normal, Uniform
 from training.optimizers import SGD, AdaGrad, Adam, Ftrl, MomentumSGD, Nesterov, RowWiseAdaGrad
 from training.samples import Bags
 
@@ -176,13 +177,71 @@ def test_a_jagged_tensor_whose_bags_are_not_inside_its_keys_is_refused(lengths):
         tables({"t": value})
 
 
-def test_a_jagged_tensor_of_several_features_is_refused():
-    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(dim=1)})
-    value = TorchRecJagged(torch.arange(2), torch.tensor([0, 1, 2]))
-    value.keys = lambda: ["user", "item"]
+NESTED = torch.nested.nested_tensor_from_jagged
 
-    with pytest.raises(TypeError, match="feature 't': expected one feature, got a TorchRecJagged of 2 features"):
-        tables({"t": value})
+
+def test_a_keyed_jagged_tensor_has_the_bags_of_several_features():
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(1, "sum", ("a", "b"), initializer=Constant(1.0))})
+    a = TorchRecJagged(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), torch.tensor([1.0, 2.0, 4.0]))
+    b = TorchRecJagged(torch.tensor([4]), torch.tensor([0, 0, 1]), torch.tensor([1.0]))
+
+    pooled = tables(TorchRecKeyed({"a": a, "b": b}))
+
+    assert {name: one.ravel().tolist() for name, one in pooled.items()} == {"a": [3.0, 4.0], "b": [0.0, 1.0]}
+    assert tables({"a": TorchRecKeyed({"a": a})})["a"].ravel().tolist() == [3.0, 4.0]
+    with pytest.raises(KeyError, match="no table reads the feature 'c'"):
+        tables(TorchRecKeyed({"c": b}))
+    with pytest.raises(TypeError, match="feature 'a': expected one feature, got a TorchRecKeyed of 2 features"):
+        tables({"a": TorchRecKeyed({"a": a, "b": b})})
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ([1], "features: expected a dictionary .* or TorchRec's KeyedJaggedTensor, got list"),
+        (torch.arange(3), r"features: expected a dictionary .*, got int64\[3\]"),
+        ({"t": torch.eye(2).long().to_sparse()}, "feature 't': expected a tensor of keys .*, got sparse int64"),
+        ({"t": (NESTED(torch.arange(2), torch.tensor([0, 2])), torch.tensor([0, 2]))}, "got nested int64"),
+        ({"t": NESTED(torch.ones(2, 2).long(), torch.tensor([0, 2]))}, "expected keys with 1 dimensions"),
+        ({"t": NESTED(torch.ones(2), torch.tensor([0, 2]))}, "expected keys of int64 or int32, got float32"),
+    ],
+)
+def test_other_features_are_refused_by_name(features, message):
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(dim=1)})
+
+    with pytest.raises((TypeError, ValueError), match=message):
+        tables(features)
+
+
+@pytest.mark.parametrize("offsets", [[], [0, 2], [1, 3], [0, 2, 1, 3], [0, -1, 3], [0, 4, 3]])
+def test_offsets_that_do_not_ascend_over_all_keys_are_refused(offsets):
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(dim=1)})
+
+    with pytest.raises(ValueError, match=r"feature 't': expected offsets that ascend from 0 to 3, the number of keys"):
+        tables({"t": (torch.arange(3), torch.tensor(offsets, dtype=torch.int64))})
+
+
+class TorchRecKeyed:
+    """What TorchRec's KeyedJaggedTensor offers."""
+
+    def __init__(self, parts):
+        self._parts = parts
+
+    def keys(self):
+        return list(self._parts)
+
+    def to_dict(self):
+        return self._parts
+
+    def values(self):
+        return torch.cat([one.values() for one in self._parts.values()])
+
+    def offsets(self):
+        lengths = torch.cat([one.offsets().diff() for one in self._parts.values()])
+        return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+
+    def weights_or_none(self):
+        return torch.cat([one.weights_or_none() for one in self._parts.values()])
 
 
 class TorchRecJagged:
@@ -387,7 +446,6 @@ def test_training_resumes_from_a_saved_state_as_if_it_had_never_stopped(optimize
 
 
 def test_rows_of_earlier_versions_are_read():
-    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
     rows = {
         "keys": torch.tensor([7, 8]),
         "last_steps": torch.ones(2, dtype=torch.int64),
@@ -402,6 +460,7 @@ def test_rows_of_earlier_versions_are_read():
         (trained, [[0, 1], [6, 7]], [[2, 3, 4, 5], [8, 9, 10, 11]]),
         (untrained, [[1, 1], [1, 1]], [[], []]),
     ):
+        tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
         tables.set_extra_state({"shard": [0, 1, "key"], "tables": {"t": state}})
         [found] = tables.tables["t"].dump()
         assert (found.vectors.tolist(), found.states.tolist()) == (vectors, states)
@@ -453,9 +512,6 @@ KEYS, OFFSETS = torch.tensor([1, 2]), torch.tensor([0, 2])
         (TypeError, {"t": KEYS.float()}, "feature 't': expected keys of int64 or int32, got float32[2]"),
         (ValueError, {"t": KEYS.reshape(1, 1, 2)}, "feature 't': expected keys with 1 or 2 dimensions, got int64[1, 1"),
         (TypeError, {"t": (KEYS, [0, 2])}, "feature 't': expected offsets of int64 or int32, got list"),
-        (ValueError, {"t": (KEYS, OFFSETS[:0])}, "feature 't': expected at least one offset, got none"),
-        (ValueError, {"t": (KEYS, OFFSETS[1:])}, "table 't': row_ptrs: the first offset must be 0, got 2"),
-        (ValueError, {"t": (KEYS, torch.tensor([0, 1]))}, "table 't': row_ptrs: the last offset must be"),
         (ValueError, {"t": (KEYS, OFFSETS, KEYS)}, "feature 't': expected a weight for each of 2 keys, got int64[2]"),
         (ValueError, {"t": (KEYS, OFFSETS, torch.ones(1))}, "expected a weight for each of 2 keys, got float32[1]"),
         (IndexError, {"fixed": torch.tensor([0, 3])}, "table 'fixed': expected keys from 0 to 2, got 3 at position 1"),
@@ -481,11 +537,11 @@ def test_wrong_tables_and_states_are_refused():
     ("config", "changes", "message"),
     [
         (EmbeddingBagConfig(3), {}, "table 't': expected rows of 3 floats, got 2"),
-        (EmbeddingBagConfig(2, max_rows=1), {}, "table 't': expected at most 1 rows, got 2"),
+        (EmbeddingBagConfig(2, max_rows=1), {}, "table 't': expected at most 1 rows in a process, got 2"),
         (
             EmbeddingBagConfig(2),
             {"shard": [1, 2, "key"]},
-            "expected the rows of process 0 of 1, by key, got those of 1 of 2, by key",
+            "expected the rows of process 0 of 1, by key, got those of 1 of 2, by key; join the states of all",
         ),
     ],
 )
@@ -499,3 +555,133 @@ def test_a_state_that_does_not_fit_is_refused_and_the_rows_stay(config, changes,
         tables.set_extra_state(saved.get_extra_state() | changes)
 
     assert list(vectors_of(tables.tables["t"])) == [5]
+
+
+def test_a_table_is_not_resumed_with_the_states_of_another_optimizer():
+    saved = trained(AdaGrad)
+
+    other = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
+    Adam(other.parameters())
+    with pytest.raises(ValueError, match="table 't': expected the states of adam, got those of ada_grad"):
+        other.load_state_dict(saved.state_dict())
+    for loaded in (EmbeddingBagCollection({"t": EmbeddingBagConfig(2)}), pickle.loads(pickle.dumps(saved))):
+        loaded.load_state_dict(saved.state_dict())
+        AdaGrad(loaded.parameters())
+        with pytest.raises(ValueError, match=r"'t': .* loaded with the states of ada_grad, got the optimizer adam"):
+            Adam(loaded.parameters())
+        loaded.tables["t"].forget_states()
+        Adam(loaded.parameters())
+        assert loaded.tables["t"].state()["parts"].shape == (3, 6)
+        loaded.load_state_dict(trained(SGD).state_dict())  # SGD has no states, so none are lost
+        assert loaded.tables["t"].state()["parts"].shape == (3, 6)
+        assert vectors_of(loaded.tables["t"]) == vectors_of(trained(SGD).tables["t"])
+
+
+def trained(optimizer):
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)}, seed=1)
+    step = optimizer(tables.parameters(), lr=0.1)
+    tables({"t": torch.tensor([1, 2, 5])})["t"].sum().backward()
+    step.step()
+    return tables
+
+
+def part_of(state, rank, size, sharding="key"):
+    """The state of a process that has a part of the rows."""
+    tables = {
+        name: {
+            key: value[(table["sighted_keys" if key.startswith("sight") else "keys"] % size) == rank]
+            if isinstance(value, torch.Tensor)
+            else value
+            for key, value in table.items()
+        }
+        for name, table in state["tables"].items()
+    }
+    return {"shard": [rank, size, sharding], "tables": tables}
+
+
+def test_the_states_of_all_processes_are_joined_into_one():
+    saved = torch.nn.Sequential(trained(AdaGrad), torch.nn.Linear(2, 1))
+    whole = saved.state_dict()
+    states = [whole | {"0._extra_state": part_of(whole["0._extra_state"], rank, 3)} for rank in (2, 0, 1)]
+    resumed = torch.nn.Sequential(EmbeddingBagCollection({"t": EmbeddingBagConfig(2)}), torch.nn.Linear(2, 1))
+
+    resumed.load_state_dict(join_state_dicts(states))
+
+    assert vectors_of(resumed[0].tables["t"]) == vectors_of(saved[0].tables["t"])
+    for left, right in zip(
+        *(sorted(one[0].tables["t"].state()["parts"].tolist()) for one in (resumed, saved)), strict=True
+    ):
+        assert left == right
+    assert torch.equal(resumed[1].weight, saved[1].weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda states: [], "expected the state of each process, got none"),
+        (lambda states: states[:1], "_extra_state: expected the states of processes 0 to 1, got 0 of 2, by key"),
+        (
+            lambda states: [states[0]] * 2,
+            "_extra_state: expected the states of processes 0 to 1, got 0 of 2, by key, 0 of",
+        ),
+        (lambda states: [*states, {"x": 1}], "expected states of one module, got '_extra_state' not in every state"),
+        (
+            lambda states: [states[0], {"_extra_state": part_of(trained(SGD).get_extra_state(), 1, 2)}],
+            "table 't': expected the same optimizer in all processes, got ('ada_grad', [0.0]) and ('sgd', [])",
+        ),
+    ],
+)
+def test_states_that_do_not_belong_together_are_not_joined(change, message):
+    states = [{"_extra_state": part_of(trained(AdaGrad).get_extra_state(), rank, 2)} for rank in (0, 1)]
+
+    with pytest.raises(ValueError, match=re.escape(f"join_state_dicts: {message}")):
+        join_state_dicts(change(states))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Uniform(1, 0), "Uniform: expected low up to high, got 1 and 0"),
+        (lambda: Uniform("a", 0), "Uniform: expected low as a number, got 'a'"),
+        (lambda: Uniform(float("nan"), 0), "Uniform: expected low from -3.40282e+38 to 3.40282e+38, got nan"),
+        (lambda: Normal(0, -1), "Normal: expected std from 0 to 3.40282e+38, got -1"),
+        (lambda: Normal(None, 1), "Normal: expected mean as a number, got None"),
+        (lambda: Constant(1e300), "Constant: expected value from -3.40282e+38 to 3.40282e+38, got 1e+300"),
+        (
+            lambda: EmbeddingBagConfig(2, initializer=nn.init.zeros_),
+            "initializer: expected Uniform(low, high), Normal(",
+        ),
+        (lambda: EmbeddingBagConfig(2, initializer=Uniform), "initializer: expected Uniform(low, high), Normal("),
+        (lambda: EmbeddingBagConfig(2, "max"), "combiner: expected one of sum, mean, sqrtn, got 'max'"),
+        (lambda: EmbeddingBagConfig(2, row_dtype="int8"), "row_dtype: expected one of fp32, fp16, bf16, got 'int8'"),
+        (lambda: EmbeddingBagConfig(2.5), "dim: expected an int, got 2.5"),
+        (lambda: EmbeddingBagConfig(2, rows=True), "rows: expected an int or None, got True"),
+        (lambda: EmbeddingBagConfig(2, max_norm="1"), "max_norm: expected a number or None, got '1'"),
+        (
+            lambda: EmbeddingBagConfig(2, default_value=float("inf")),
+            "default_value: expected every float from -3.40282e",
+        ),
+        (lambda: EmbeddingBagConfig(2, features="user"), "features: expected a tuple of names, got 'user'"),
+        (lambda: EmbeddingBagCollection([2]), "tables: expected an EmbeddingBagConfig by the name of each table, got"),
+        (lambda: EmbeddingBagCollection({"t": 2}), "an EmbeddingBagConfig by the name of each table, got 't': int"),
+        (lambda: EmbeddingBagCollection({}, seed=-1), "seed: expected an int from 0 to 9223372036854775807, got -1"),
+        (lambda: TABLES.parameter_of("user"), "no table 'user'; the tables are t, fixed"),
+    ],
+)
+def test_wrong_settings_are_refused_before_the_first_lookup(make, message):
+    with pytest.raises((TypeError, ValueError, KeyError), match=re.escape(message)):
+        make()
+
+
+def test_a_table_has_a_learning_rate_of_its_own_and_shows_its_rows_and_bytes():
+    config = EmbeddingBagConfig(4, row_dtype="fp16", initializer=Constant(0.0))
+    tables = EmbeddingBagCollection({"slow": config, "fast": config})
+    groups = [{"params": [tables.parameter_of("slow")]}, {"params": [tables.parameter_of("fast")], "lr": 2.0}]
+    optimizer = AdaGrad(groups, lr=1.0, epsilon=1e-12)
+    sum(one.sum() for one in tables({"slow": torch.arange(3), "fast": torch.arange(2)}).values()).backward()
+    optimizer.step()
+
+    assert [vectors_of(tables.tables[name])[0][0] for name in ("slow", "fast")] == [-1.0, -2.0]
+    assert "(slow): 3 rows of 4, 72 bytes, sum of slow" in repr(tables)
+    assert repr(tables.tables["fast"]) == "EmbeddingTable('fast', 2 rows of 4, 48 bytes)"
+    assert repr(tables.parameter_of("fast")) == "TableParameter('fast', 2 rows of 4, 48 bytes)"

@@ -460,6 +460,16 @@ I64 = torch.int64
         (ValueError, {"T": [I64, I64]}, "expected T with 1 items, one per GPU, got 2"),
         (TypeError, {"T": 1}, "expected T as a list, got int"),
         (TypeError, {"values": torch.zeros(2)}, "expected values as a tensor or an array of int64, got float32[2]"),
+        (
+            TypeError,
+            {"values": torch.nested.nested_tensor_from_jagged(torch.arange(2), torch.tensor([0, 2]))},
+            "expected values as a tensor or an array of int64, got nested int64",
+        ),
+        (
+            TypeError,
+            {"row_indices": torch.arange(2).to_sparse()},
+            "expected row_indices as a tensor or an array of int64, got sparse int64[2]",
+        ),
         (TypeError, {"row_indices": [0, 1]}, "expected row_indices as a tensor or an array of int64, got list"),
         (
             ValueError,

@@ -481,13 +481,27 @@ class TestFilesToStartFrom:
 
     def test_states_of_another_size(self, config):
         Path(self.STATES[0]).write_bytes(Path(self.STATES[0]).read_bytes()[:-1])
-        self.refused(
-            config, "rows with 2 floats of states", embedding_files=self.SPARSE, sparse_opt_states_file=self.STATES
-        )
+        message = f"{self.STATES[0]}: the block that begins at row .*: expected 4 bytes, found 3"
+        self.refused(config, message, embedding_files=self.SPARSE, sparse_opt_states_file=self.STATES)
+
+    def test_states_of_more_or_fewer_rows(self, config):
+        one = Path(self.SPARSE[0])
+        rows = one.read_bytes()
+        for content, message in ((rows + b"\x01" * 8, "61 rows .* those of 60"), (rows[:8], "1 rows .* those of 60")):
+            one.write_bytes(content)
+            self.refused(config, message, embedding_files=self.SPARSE, sparse_opt_states_file=self.STATES)
+        one.write_bytes(b"")
+        message = f"{self.STATES[0]}: expected the states of 0 rows, found those of key"
+        self.refused(config, message, embedding_files=self.SPARSE, sparse_opt_states_file=self.STATES)
+
+    def test_damaged_dense_states(self, config):
+        content = Path("out_opt_dense_1.model").read_bytes()
+        Path("out_opt_dense_1.model").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        self.refused(config, "out_opt_dense_1.model: expected CRC-32", dense_opt_states_file="out_opt_dense_1.model")
 
     def test_states_of_other_rows(self, config):
-        content = Path(self.STATES[0]).read_bytes()
-        Path(self.STATES[0]).write_bytes(content[24:] + content[:24])
+        content = Path(self.SPARSE[0]).read_bytes()
+        Path(self.SPARSE[0]).write_bytes(content[8:] + content[:8])
         message = "out0_opt_sparse_1.model: row 0: the states of key"
         self.refused(config, message, embedding_files=self.SPARSE, sparse_opt_states_file=self.STATES)
 
@@ -504,6 +518,18 @@ class TestFilesToStartFrom:
         steps.write_text('{"optimizer": "Adam"}', encoding="utf-8")
         self.refused(config, f"{states}.json: step: ", dense_opt_states_file=states)
 
+    def test_rows_with_the_states_of_another_optimizer(self, graph, write_graph, config):
+        """Nesterov has as many states as MomentumSGD, so the sizes of the files fit."""
+        graph["optimizer"] = RULES["Nesterov"]
+        session = Session(solver(), write_graph(graph))
+        train_file(session, "file_list.0.txt")
+        session.download_params_to_files("out", 1)
+        graph["optimizer"] = RULES["MomentumSGD"]
+
+        message = f"{self.STATES[0]}: expected the states of momentum_sgd, found those of nesterov"
+        files = {"embedding_files": self.SPARSE, "sparse_opt_states_file": self.STATES}
+        self.refused(write_graph(graph), message, **files)
+
     def test_hugectrs_dense_states_have_no_steps(self, config):
         Path("out_opt_dense_1.model.json").unlink()
 
@@ -511,10 +537,8 @@ class TestFilesToStartFrom:
 
         session.download_params_to_files("again", 1)
         assert Path("again_opt_dense_1.model").read_bytes() == Path("out_opt_dense_1.model").read_bytes()
-        assert json.loads(Path("again_opt_dense_1.model.json").read_text(encoding="utf-8")) == {
-            "optimizer": "Adam",
-            "step": 0,
-        }
+        written = json.loads(Path("again_opt_dense_1.model.json").read_text(encoding="utf-8"))
+        assert (written["optimizer"], written["step"]) == ("Adam", 0)
 
     def test_init_params_replaces_the_dense_weights(self, config):
         session = Session(solver(), config)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from training import optimizers
+from training import EmbeddingBagCollection, EmbeddingBagConfig, optimizers
+from training.embedding import Constant
 from training.optimizers import SGD, AdaGrad, Adam, Ftrl, MomentumSGD, Nesterov, RowWiseAdaGrad
 
 EVERY = [SGD, MomentumSGD, Nesterov, Adam, AdaGrad, RowWiseAdaGrad, Ftrl]
@@ -131,6 +132,7 @@ def test_a_step_returns_the_loss_of_its_closure_and_leaves_weights_without_a_gra
     [
         ({"lr": -1.0}, "lr must be at least 0, got -1.0"),
         ({"lr": float("nan")}, "lr must be at least 0, got nan"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
         ({"scaler": 0.0}, "scaler must be above 0, got 0.0"),
         ({"update_type": "Lazy"}, "update_type must be one of Local, Global, LazyGlobal, got 'Lazy'"),
     ],
@@ -139,6 +141,81 @@ def test_a_step_returns_the_loss_of_its_closure_and_leaves_weights_without_a_gra
 def test_an_impossible_option_is_refused(optimizer, options, message):
     with pytest.raises(ValueError, match=message):
         optimizer([nn.Parameter(torch.ones(1))], **options)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "message"),
+    [
+        (Adam, {"beta": 0.9}, "Adam: expected the options lr, weight_decay, beta1, beta2, epsilon, got 'beta'"),
+        (SGD, {"momentum": 0.9}, "SGD: expected the options lr, weight_decay, got 'momentum'"),
+        (Adam, {"betas": 0.9}, "Adam: expected betas as 2 numbers, got 0.9"),
+        (Adam, {"betas": (0.9,)}, r"Adam: expected betas as 2 numbers, got \(0.9,\)"),
+        (Adam, {"eps": "small"}, "Adam: expected epsilon as a number, got 'small'"),
+        (SGD, {"lr": True}, "SGD: expected lr as a number, got True"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused_also_in_a_group(optimizer, options, message):
+    weight = nn.Parameter(torch.ones(1))
+    with pytest.raises(TypeError, match=message):
+        optimizer([weight], **options)
+    with pytest.raises(TypeError, match=message):
+        optimizer([{"params": [weight], **options}])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "usual", "own"),
+    [
+        (Adam, {"betas": (0.5, 0.6), "eps": 1e-3}, {"beta1": 0.5, "beta2": 0.6, "epsilon": 1e-3}),
+        (Nesterov, {"momentum": 0.5}, {"momentum_factor": 0.5}),
+        (AdaGrad, {"initial_accumulator_value": 0.5}, {"initial_accumulator": 0.5}),
+    ],
+)
+def test_options_have_pytorchs_names_too(optimizer, usual, own):
+    weight = nn.Parameter(torch.ones(1))
+    expected = optimizer([weight], 0.1, **own).param_groups
+
+    assert optimizer([weight], 0.1, **usual).param_groups == expected
+    assert optimizer([{"params": [weight], **usual}], 0.1).param_groups == expected
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "peer"),
+    [
+        (SGD, lambda weights: torch.optim.SGD(weights, 0.1, weight_decay=0.5)),
+        (
+            lambda weights, *options, **named: AdaGrad(weights, *options, epsilon=1e-10, **named),
+            lambda weights: torch.optim.Adagrad(weights, 0.1, weight_decay=0.5),
+        ),
+    ],
+)
+def test_weight_decay_is_that_of_pytorch_for_weights_sparse_weights_and_tables(optimizer, peer):
+    """The gradients are scaled, two backward passes are one step, and a row is read twice."""
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2, initializer=Constant(1.0))})
+    sparse, dense, other = (
+        nn.Embedding.from_pretrained(torch.ones(3, 2), False, sparse=one) for one in (True, False, False)
+    )
+    ours = optimizer([*tables.parameters(), *sparse.parameters(), *dense.parameters()], 0.1, weight_decay=0.5, scaler=4)
+    theirs = peer(other.parameters())
+    for _ in range(3):
+        for keys in (torch.tensor([0, 1, 1]), torch.tensor([2])):
+            scaled = tables({"t": keys})["t"].square().sum() + sparse(keys).square().sum() + dense(keys).square().sum()
+            (4 * scaled).backward()
+            other(keys).square().sum().backward()
+        for one in (ours, theirs):
+            one.step()
+            one.zero_grad()
+
+    for weights in (torch.from_numpy(tables.tables["t"].rows()[1]), sparse.weight, dense.weight):
+        torch.testing.assert_close(weights, other.weight, check_device=False)
+
+
+def test_weight_decay_of_rows_that_are_scaled_when_they_are_read_is_refused():
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2, max_norm=1.0)})
+    optimizer = SGD(tables.parameters(), 0.1, weight_decay=0.5)
+    tables({"t": torch.arange(2)})["t"].sum().backward()
+
+    with pytest.raises(ValueError, match="table 't': expected no weight_decay, because the table has max_norm"):
+        optimizer.step()
 
 
 def test_an_option_of_a_group_is_checked_too():

@@ -202,7 +202,7 @@ class Served(NamedTuple):
         for server in self.servers:
             found = server._tables[one.dim].find(key)
             if found[0] >= 0:
-                return server._tables[one.dim].read(found)[1][0, 0]
+                return server._tables[one.dim].read(found)[1][0]
         return None
 
 

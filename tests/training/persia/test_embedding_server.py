@@ -1,6 +1,8 @@
 """A shard: steps against PyTorch's optimizers in float64, the least recently used rows, bounds, and checkpoints."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from tests.training.persia.cluster import SGD as FACTS
 from tests.training.persia.cluster import Direct, feature, start
 from training.errors import SessionError
 from training.optimizers import RowWiseAdaGrad
-from training.persia.checkpoint import read_rows
+from training.persia.checkpoint import CheckpointFacts, load_rows
 from training.persia.config import EmbeddingConfig
 from training.persia.embedding_server import EmbeddingServer
 from training.persia.signs import servers_of
@@ -19,6 +21,14 @@ from training.persia.sparse.optim import SGD, Adagrad, Adam
 
 ONE = EmbeddingConfig({"a": feature("a", 1, dim=4)})
 TWO = EmbeddingConfig({"a": feature("a", 1, dim=4), "b": feature("b", 2, dim=2)})
+
+
+EARLIER = Path(__file__).parent / "earlier" / "batch-1"  # a checkpoint of two servers with ``TWO``
+
+
+def dump(folder, roles, config=ONE, optimizer=FACTS):
+    steps = [role.call("dump", folder=str(folder)).facts["step"] for role in roles]
+    CheckpointFacts(1, max(steps), optimizer, config, len(roles)).write(folder)
 
 
 def look_up(server, keys, dim=4):
@@ -181,9 +191,7 @@ def test_a_checkpoint_goes_to_any_number_of_servers(servers, tmp_path):
         arrays = {f"keys {dim}": mine for dim in (4, 2)}
         arrays |= {f"gradients {dim}": np.repeat(mine[:, None], dim, 1).astype(np.float32) for dim in (4, 2)}
         role.call("update", arrays)
-        assert role.call("dump", folder=str(tmp_path)).facts == {"step": 1}
-    earlier = tmp_path / "server-1" / "dim-4" / "parts.npy"
-    np.save(earlier, np.load(earlier).reshape(-1, 3, 4))  # as earlier versions wrote it
+    dump(tmp_path, roles, TWO, optimizer)
 
     others, _ = start(servers, TWO, optimizer=optimizer)
     for role in others:
@@ -191,7 +199,7 @@ def test_a_checkpoint_goes_to_any_number_of_servers(servers, tmp_path):
     before = {
         dim: {
             int(key): [*rows.vectors[i], *rows.states[i]]
-            for some, rows in read_rows(tmp_path)
+            for some, rows in load_rows(tmp_path)
             if some == dim
             for i, key in enumerate(rows.keys)
         }
@@ -214,7 +222,7 @@ def test_loaded_rows_keep_their_order_of_use(tmp_path):
     [server], _ = start(1, ONE, capacity=3)
     look_up(server, [1, 2, 3])
     look_up(server, [1])
-    server.call("dump", folder=str(tmp_path))
+    dump(tmp_path, [server])
 
     [smaller], _ = start(1, ONE, capacity=2)
     smaller.call("load", folder=str(tmp_path), step=0)
@@ -226,7 +234,7 @@ def test_loaded_rows_keep_their_order_of_use(tmp_path):
 
 def test_an_empty_table_can_be_loaded(tmp_path):
     [server], _ = start(1, ONE)
-    server.call("dump", folder=str(tmp_path))
+    dump(tmp_path, [server])
     server_of_two = start(2, ONE)[0][1]
 
     server_of_two.call("load", folder=str(tmp_path), step=3)
@@ -234,33 +242,65 @@ def test_an_empty_table_can_be_loaded(tmp_path):
     assert len(server_of_two.role._tables[4]) == 0
 
 
-def test_damaged_and_unwritable_folders_are_reported(tmp_path):
-    [server], _ = start(1, ONE)
-    look_up(server, range(9))
-    server.call("dump", folder=str(tmp_path / "good"))
-    folder = tmp_path / "good" / "server-0" / "dim-4"
+def test_a_checkpoint_of_the_earlier_revision_loads(tmp_path):
+    """The two servers trained the keys -10, -7, ... in one step of Adam, with the gradient ``key`` in every float."""
+    roles, _ = start(2, TWO, optimizer=Adam(0.1).facts())
+    for role in roles:
+        role.call("load", folder=str(EARLIER), step=1)
 
-    (folder / "last_steps.npy").write_bytes((tmp_path / "good/server-0/dim-4/keys.npy").read_bytes()[:-8])
-    with pytest.raises(
-        ModelFileError, match=r"server-0/dim-4/last_steps.npy: expected a .npy file, found a file that is cut"
+    keys = np.arange(-10, 10, 3)
+    for number, role in enumerate(roles):
+        for dim, table in role.role._tables.items():
+            found, _, states, last_steps, _ = table.read(table.changed_rows())
+            assert sorted(found) == sorted(keys[servers_of(keys, 2) == number])
+            assert last_steps.tolist() == [1] * len(found)
+            expected = np.stack([0.1 * found, 0.001 * found**2], 1).repeat(dim, 1)
+            np.testing.assert_allclose(states, expected, rtol=1e-4)
+    dump(tmp_path, roles, TWO, Adam(0.1).facts())
+    for (dim, one), (of_same, other) in zip(
+        *(sorted(load_rows(folder), key=lambda of: (of[0], *of[1].keys)) for folder in (EARLIER, tmp_path)), strict=True
     ):
-        server.call("load", folder=str(tmp_path / "good"), step=0)
-    np.save(folder / "last_steps.npy", np.zeros(8, np.int64))
-    with pytest.raises(
-        ModelFileError, match="expected as many rows and steps as keys, found 9 keys, 9 rows and 8 steps"
+        assert dim == of_same
+        np.testing.assert_array_equal(one.vectors, other.vectors)
+
+
+def test_damaged_files_of_the_earlier_revision_are_reported(tmp_path):
+    [server], _ = start(1, TWO, optimizer=Adam(0.1).facts())
+    shutil.copytree(EARLIER, tmp_path / "saved")
+    folder = tmp_path / "saved" / "server-0" / "dim-4"
+    whole = (folder / "last_steps.npy").read_bytes()
+    for content, message in (
+        (whole[:-8], r"server-0/dim-4/last_steps.npy: expected a .npy file, found a file that is cut"),
+        (np.zeros(8, np.int64), "expected as many rows and steps as keys, found 6 keys, 6 rows and 8 steps"),
+        (np.zeros(6, np.int32), "expected int64 keys and steps and float32 rows .*, found int64, int32"),
+        (b"", r"server-0/dim-4/last_steps.npy: expected a .npy file, found an empty file"),
     ):
-        server.call("load", folder=str(tmp_path / "good"), step=0)
-    np.save(folder / "last_steps.npy", np.zeros(9, np.int32))
-    with pytest.raises(ModelFileError, match=r"expected int64 keys and steps and float32 rows .*, found int64, int32"):
-        server.call("load", folder=str(tmp_path / "good"), step=0)
-    (folder / "last_steps.npy").write_bytes(b"")
-    with pytest.raises(
-        ModelFileError, match=r"server-0/dim-4/last_steps.npy: expected a .npy file, found an empty file"
+        if isinstance(content, bytes):
+            (folder / "last_steps.npy").write_bytes(content)
+        else:
+            np.save(folder / "last_steps.npy", content)
+        with pytest.raises(ModelFileError, match=message):
+            server.call("load", folder=str(tmp_path / "saved"), step=0)
+
+
+def test_damaged_and_unwritable_folders_are_reported(tmp_path):
+    roles, _ = start(2, TWO)
+    for role in roles:
+        look_up(role, range(9))
+    dump(tmp_path / "good", roles, TWO)
+    file = tmp_path / "good" / "server-1" / "dim-4.rows"
+    whole = file.read_bytes()
+    for content, message in (
+        (whole[:-8], r"server-1/dim-4\.rows: the block that begins at row 9: expected"),
+        (whole.replace(b'"sgd"', b'"adam"'), r"server-1/dim-4\.rows: expected the states of sgd, found those of adam"),
+        (None, r"server-1/dim-4\.rows: cannot be read: No such file"),
     ):
-        server.call("load", folder=str(tmp_path / "good"), step=0)
+        file.unlink() if content is None else file.write_bytes(content)
+        with pytest.raises(ModelFileError, match=message):
+            roles[0].call("load", folder=str(tmp_path / "good"), step=0)
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match=r"file/server-0/dim-4: cannot be written: not a directory"):
-        server.call("dump", folder=str(tmp_path / "file"))
+    with pytest.raises(OutputError, match=r"file/server-0: cannot be written: not a directory"):
+        roles[0].call("dump", folder=str(tmp_path / "file"))
 
 
 def test_a_server_is_configured_once_and_first():

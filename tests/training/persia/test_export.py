@@ -14,7 +14,7 @@ from serving.opening import load_model
 from tests.training.persia.batches import batch_of
 from tests.training.persia.cluster import served
 from tests.training.persia.training import enter
-from training.persia.checkpoint import CheckpointFacts, read_rows, write_tables
+from training.persia.checkpoint import CheckpointFacts, load_rows, write_tables
 from training.persia.signs import request_keys
 from training.persia.sparse.optim import Adagrad
 
@@ -116,7 +116,7 @@ def test_a_model_that_was_trained_is_served_with_its_predictions(tmp_path):
     assert np.ptp(answer) > 0.1  # equal answers would prove nothing
     np.testing.assert_allclose(answer, expected.detach(), atol=1e-6)
     assert sum((tmp_path / "tables" / name / "key").stat().st_size // 8 for name in TABLES) == sum(
-        len(rows.keys) for _, rows in read_rows(checkpoint)
+        len(rows.keys) for _, rows in load_rows(checkpoint)
     )
 
 

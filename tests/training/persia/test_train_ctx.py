@@ -371,6 +371,9 @@ def test_damaged_checkpoints_are_refused_and_change_nothing(tmp_path):
     path = save(tmp_path / "checkpoints", net, dense_optimizer)
     whole = {name: (path / name).read_bytes() for name in ("dense.pt", "checkpoint.json")}
     document = json.loads(whole["checkpoint.json"])
+    del document["crc32"], document["files"]  # as an earlier revision has written it
+    flipped = bytearray(whole["dense.pt"])
+    flipped[len(flipped) // 2] ^= 1
     no_dim = [{name: value for name, value in document["features"][0].items() if name != "dim"}]
     states = torch.load(path / "dense.pt", weights_only=True)
     states["dense_optimizer"]["param_groups"] = []
@@ -380,9 +383,11 @@ def test_damaged_checkpoints_are_refused_and_change_nothing(tmp_path):
         net.layers[0].bias += 1
     before = net.layers[0].bias.clone()
     for name, content, error, message in (
+        ("dense.pt", flipped, ModelFileError, r"batch-0/dense\.pt: expected CRC-32 "),
+        ("dense.pt", None, ModelFileError, r"batch-0/dense\.pt: cannot be read: no such file"),
+        ("checkpoint.json", whole["checkpoint.json"].replace(b"0", b"1", 1), ModelFileError, "json: expected CRC-32 "),
+        ("earlier", None, None, None),
         ("dense.pt", b"abc", ModelFileError, r"batch-0/dense\.pt: cannot be read: "),
-        ("dense.pt", whole["dense.pt"][:-100], ModelFileError, r"batch-0/dense\.pt: cannot be read: "),
-        ("dense.pt", None, ModelFileError, r"batch-0/dense\.pt: cannot be read: FileNotFoundError"),
         ("dense.pt", (tmp_path / "list.pt").read_bytes(), ConfigError, r"batch-0/dense\.pt: model: missing"),
         (
             "dense.pt",
@@ -404,6 +409,10 @@ def test_damaged_checkpoints_are_refused_and_change_nothing(tmp_path):
             r"batch-0/checkpoint\.json: optimizer\.initial_states: missing",
         ),
     ):
+        if name == "earlier":
+            whole["checkpoint.json"] = json.dumps(document).encode()
+            (path / "checkpoint.json").write_bytes(whole["checkpoint.json"])
+            continue
         (path / name).unlink() if content is None else (path / name).write_bytes(content)
         with served(tmp_path, SLOTS, checkpoint=path.parent), enter() as context:
             with pytest.raises(error, match=message):

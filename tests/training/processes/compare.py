@@ -13,9 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.training.embedding.oracle import flat
 from tests.training.processes import trials
-from training import EmbeddingBagCollection, EmbeddingBagConfig, clip_grad_norm_, embedding_plugin
+from training import EmbeddingBagCollection, EmbeddingBagConfig, clip_grad_norm_, embedding_plugin, join_state_dicts
 from training.embedding import Constant, Uniform
 from training.optimizers import SGD, Adam, MomentumSGD
+from training.processes import Processes
 
 CONFIGS = {
     "plain": EmbeddingBagConfig(3),
@@ -118,6 +119,7 @@ def main():
     with_a_key_beyond_fixed_rows()
     with_a_checkpoint()
     with_two_collections(rank)
+    with_other_titles(rank)
     without_a_group()
     sys.stdout.write(f"rank {rank} of {size}: all equal\n")
     trials.run(own_group, 0, 10)
@@ -130,6 +132,13 @@ def check_states(shared, alone, rank, size, sharding):
         other.set_extra_state(state)
         for name, table in shared.tables.items():
             assert sorted(other.tables[name].rows()[0].tolist()) == sorted(table.rows()[0].tolist())
+    states = [None] * size
+    dist.all_gather_object(states, shared.state_dict())
+    joined = EmbeddingBagCollection(CONFIGS)
+    joined.load_state_dict(join_state_dicts(states))
+    for name, table in alone.tables.items():
+        np.testing.assert_array_equal(*(np.sort(one.rows()[0]) for one in (joined.tables[name], table)))
+        assert len(joined.tables[name].native.sightings()[0]) == len(table.native.sightings()[0])
     state = shared.get_extra_state() | {"shard": [(rank + 1) % size, size, sharding]}
     with pytest.raises(ValueError, match="expected the rows of process"):
         other.set_extra_state(state)
@@ -254,6 +263,23 @@ def with_a_checkpoint():
     out = checkpoint(lambda one: one * tables({"u": torch.tensor([1])})["u"], one, use_reentrant=False)
     with pytest.raises(RuntimeError, match=r"table 'u': .* keep the tables out of torch.utils.checkpoint"):
         out.sum().backward()
+
+
+def with_other_titles(rank):
+    """Every message says what it is."""
+    processes, one = Processes(dist.group.WORLD), torch.ones(1)
+    acts = [
+        lambda: processes.total("norms", one),
+        lambda: processes.wait("a checkpoint"),
+        lambda: processes.from_first("a path", 1),
+        lambda: list(processes.to_first("the rows of t", iter(()))),
+    ]
+    titles = ["sum of norms 1", "a checkpoint", "a path", "the rows of t"]
+    for number in range(len(acts)):
+        other = (number + 1) % len(acts)
+        message = f"got {titles[number]} in process 0 and {titles[other]} in process 1"
+        with pytest.raises(RuntimeError, match=message.replace(" 1 in", r" \d in").replace("norms 1", r"norms \d")):
+            acts[number if rank == 0 else other]()
 
 
 def with_two_collections(rank):

@@ -15,6 +15,7 @@ from training import sok
 from training.optimizers import Adam
 
 COMBINERS = ("sum", "mean", "sqrtn")
+NESTED = torch.nested.nested_tensor_from_jagged
 IDS = sok.SparseTensor([[0, 0], [0, 1], [1, 0]], [4, 2, 3], [3, 2])
 
 
@@ -160,6 +161,15 @@ def test_a_gradient_of_many_rows_is_sorted():
         pytest.param((torch.tensor(IDS.indices), torch.tensor(IDS.values).int(), (3, 2)), id="int32"),
         pytest.param((np.array(IDS.indices), np.array(IDS.values), torch.Size([3, 2])), id="arrays"),
         pytest.param(([[1, 0], [0, 0], [0, 1]], [3, 4, 2], [3, 2]), id="in another order"),
+        pytest.param(
+            NESTED(torch.tensor([9, 4, 2, 9, 3, 9]), torch.tensor([1, 4, 6, 6]), lengths=torch.tensor([2, 1, 0])),
+            id="a jagged tensor with holes",
+        ),
+        pytest.param(NESTED(torch.tensor([4, 2, 3]), torch.tensor([0, 2, 3, 3])), id="a jagged tensor"),
+        pytest.param(
+            torch.nested.nested_tensor([torch.tensor(ids).long() for ids in ([4, 2], [3], [])], layout=torch.jagged),
+            id="a nested tensor",
+        ),
     ],
 )
 def test_ids_come_in_several_forms(ids):
@@ -174,6 +184,10 @@ def test_ids_come_in_several_forms(ids):
         pytest.param(
             torch.sparse_coo_tensor([[0, 0, 1], [0, 1, 0]], [0.5, 2.0, 1.0], (3, 2), check_invariants=True),
             id="a COO tensor",
+        ),
+        pytest.param(
+            NESTED(torch.tensor([0.5, 2, 9, 1]), torch.tensor([0, 3, 4, 4]), lengths=torch.tensor([2, 1, 0])),
+            id="a jagged tensor with holes",
         ),
     ],
 )
@@ -317,6 +331,11 @@ def test_a_variable_can_be_copied_and_is_part_of_the_state_of_a_module():
             "expected a table [V, D] with V and D of at least 1, got [0, 3]",
         ),
         (lambda: sok.Variable([[1, 2], [3]]), ValueError, "expected a table [V, D], got list: "),
+        (
+            lambda: sok.Variable(NESTED(torch.ones(2), torch.tensor([0, 2]))),
+            TypeError,
+            "expected a table [V, D], got nested",
+        ),
         (lambda: sok.Variable([["a"]]), TypeError, "expected a table of numbers, got <U1"),
         (lambda: variable(dtype=torch.float16), TypeError, "expected the dtype torch.float32, got torch.float16"),
         (
@@ -346,6 +365,21 @@ def call(params=None, ids=None, **named):
         (lambda: call(ids=[([[3, 0]], [1], [3, 2])]), ValueError, "expected rows from 0 to 2, as dense_shape says"),
         (lambda: call(ids=[([[0, 0]], [1.5], [3, 2])]), TypeError, "expected ids of int64 or int32, got float32[1]"),
         (lambda: call(ids=[torch.zeros(3, 2)]), TypeError, "sp_ids[0]: expected ids as a SparseTensor"),
+        (
+            lambda: call(ids=[NESTED(torch.ones(2), torch.tensor([0, 2]))]),
+            TypeError,
+            "sp_ids[0]: expected ids of int64 or int32, got float32[2]",
+        ),
+        (
+            lambda: call(ids=[NESTED(torch.ones(2, 2).long(), torch.tensor([0, 2]))]),
+            ValueError,
+            "sp_ids[0]: expected ids with 1 dimensions, got int64[2, 2]",
+        ),
+        (
+            lambda: call(ids=[([[0, 0]], NESTED(torch.ones(2).long(), torch.tensor([0, 2])), [3, 2])]),
+            ValueError,
+            "sp_ids[0]: expected ids with 1 dimensions, got nested int64",
+        ),
         (lambda: call(ids=[IDS, IDS]), ValueError, "expected sp_ids as a list of 1, one per variable, got 2"),
         (lambda: call(ids=torch.zeros(1)), ValueError, "expected sp_ids as a list of 1, one per variable, got Tensor"),
         (lambda: call(hotness=[1]), ValueError, "sp_ids[0]: expected at most hotness = 1 ids in a row, got 2 in row 0"),

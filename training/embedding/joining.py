@@ -1,0 +1,56 @@
+"""Join the states that several processes have saved, so that any number of processes can load them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+_SHARD = "shard"
+
+
+def join_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the state of one process that has all rows. Any number of processes can load it.
+
+    Args:
+        states: what ``state_dict()`` of the same module returned in each process, in any order. The module is an
+            ``EmbeddingBagCollection`` or has some. Of everything else, the state of the first process is taken.
+
+    Raises:
+        ValueError: these are not the states of all processes, or tables differ.
+    """
+    if not states:
+        raise ValueError("join_state_dicts: expected the state of each process, got none")
+    for state in states:
+        if state.keys() != states[0].keys():
+            names = sorted(state.keys() ^ states[0].keys())
+            raise ValueError(f"join_state_dicts: expected states of one module, got {names[0]!r} not in every state")
+    joined = dict(states[0])
+    for name, value in joined.items():
+        if isinstance(value, dict) and _SHARD in value:
+            joined[name] = _join(name, [state[name] for state in states])
+    return joined
+
+
+def _join(name: str, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of a collection."""
+    shards = [tuple(state[_SHARD]) for state in states]
+    _, size, sharding = shards[0]
+    if sorted(shards) != [(rank, size, sharding) for rank in range(size)]:
+        came = ", ".join(f"{rank} of {of}, by {how}" for rank, of, how in shards)
+        raise ValueError(f"join_state_dicts: {name}: expected the states of processes 0 to {size - 1}, got {came}")
+    in_order = [state["tables"] for _, state in sorted(zip(shards, states, strict=True), key=lambda one: one[0])]
+    tables = {table: _join_table(table, [one[table] for one in in_order]) for table in in_order[0]}
+    return {_SHARD: [0, 1, sharding], "tables": tables}
+
+
+def _join_table(table: str, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of a table."""
+    rules = [(state["rule"], state["initial_states"]) for state in states]
+    if any(rule != rules[0] for rule in rules):
+        other = next(rule for rule in rules if rule != rules[0])
+        expected = "the same optimizer in all processes"
+        raise ValueError(f"join_state_dicts: table {table!r}: expected {expected}, got {rules[0]} and {other}")
+    return {
+        name: torch.cat([state[name] for state in states]) if isinstance(value, torch.Tensor) else value
+        for name, value in states[0].items()
+    }
