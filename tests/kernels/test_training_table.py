@@ -241,6 +241,29 @@ def test_other_states_replace_those_of_all_rows():
         assert (table.rule, table.initial_states) == (rule, values)
 
 
+def test_a_table_that_grows_never_takes_the_memory_of_two():
+    script = """
+import re
+import numpy as np
+from kernels.host import TrainingTable, look_up_bags
+def peak_and_now():
+    status = open("/proc/self/status").read()
+    return [int(re.search(name + r":\\s+(\\d+)", status)[1]) >> 10 for name in ("VmHWM", "VmRSS")]
+table, keys = TrainingTable("t", 1), np.arange(40_000)
+for _ in range(28):  # the index has just grown, as it does at each power of two
+    look_up_bags([table], [keys], [None], ["sum"], [None], [1], [True])
+    keys += len(keys)
+print(*peak_and_now())
+table.set_states("adam", [0.0, 0.0])
+print(*peak_and_now())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    for line in done.stdout.splitlines():
+        peak_mib, now_mib = map(int, line.split())
+        assert peak_mib - now_mib < 10  # the index alone takes 54 MiB, and half of that before it has grown
+
+
 def test_states_that_do_not_fit_into_memory_leave_the_table_as_it_is():
     script = """
 import resource, sys

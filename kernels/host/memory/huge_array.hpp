@@ -6,9 +6,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <new>
 
 #include "memory/pages.hpp"
 
@@ -20,18 +20,8 @@ class HugeArray {
   explicit HugeArray(size_t bytes, std::byte* lent = nullptr)
       : data_(lent), bytes_(rounded(bytes)), is_lent_(lent != nullptr) {
     if (is_lent_) return;
-    const size_t slack = bytes_ >= kHugePage ? kHugePage : 0;  // to start on a huge-page border
-    void* mapped = mmap(nullptr, bytes_ + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED) throw std::bad_alloc();
-    auto* first = static_cast<std::byte*>(mapped);
-    const size_t skipped = slack ? (kHugePage - reinterpret_cast<uintptr_t>(first) % kHugePage) % kHugePage : 0;
-    data_ = first + skipped;
-    if (skipped) munmap(first, skipped);
-    if (slack > skipped) munmap(data_ + bytes_, slack - skipped);
-    if (slack) prepare_pages(data_, bytes_);
-    for_parts(data_, bytes_, [](std::byte* part, size_t bytes) {
-      for (size_t at = 0; at < bytes; at += kPage) *reinterpret_cast<volatile std::byte*>(part + at) = std::byte{0};
-    });
+    data_ = grown_pages(nullptr, 0, bytes_);
+    touch(0);
   }
 
   HugeArray(const HugeArray&) = delete;
@@ -40,16 +30,29 @@ class HugeArray {
     if (!is_lent_) munmap(data_, bytes_);
   }
 
+  // Make it larger. Its bytes move without a copy, see grown_pages. Throws std::bad_alloc. Not for lent memory.
+  void grow(size_t bytes) {
+    const size_t before = bytes_;
+    data_ = grown_pages(data_, before, rounded(bytes));
+    bytes_ = rounded(bytes);
+    touch(before);
+  }
+
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
   // What an array of `bytes` bytes takes from the system.
   static size_t rounded(size_t bytes) {
-    const size_t unit = bytes >= kHugePage ? kHugePage : kPage;
-    return (bytes + unit - 1) / unit * unit + (bytes == 0 ? unit : 0);
+    return whole_units(std::max<size_t>(bytes, 1));
   }
 
  private:
+  void touch(size_t first) {
+    for_parts(data_ + first, bytes_ - first, [](std::byte* part, size_t bytes) {
+      for (size_t at = 0; at < bytes; at += kPage) *reinterpret_cast<volatile std::byte*>(part + at) = std::byte{0};
+    });
+  }
+
   std::byte* data_;
   size_t bytes_;
   const bool is_lent_;

@@ -2,6 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <cstdint>
+#include <new>
+
 #if defined(__linux__)
 #include <linux/mempolicy.h>
 #include <sys/resource.h>
@@ -31,6 +34,25 @@ void spread_over_nodes(std::byte*, size_t) {}
 #endif
 
 }  // namespace
+
+std::byte* grown_pages(std::byte* data, size_t bytes, size_t grown_bytes) {
+  const size_t unit = grown_bytes >= kHugePage ? kHugePage : kPage;
+  // The new range begins on a huge-page border. It is reserved first, so nothing else can take it.
+  void* reserved = mmap(nullptr, grown_bytes + unit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) throw std::bad_alloc();
+  auto* first = static_cast<std::byte*>(reserved);
+  const size_t skipped = (unit - reinterpret_cast<uintptr_t>(first) % unit) % unit;
+  std::byte* target = first + skipped;
+  if (skipped) munmap(first, skipped);
+  munmap(target + grown_bytes, unit - skipped);
+  const void* grown =
+      data ? mremap(data, bytes, grown_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target)
+           : mmap(target, grown_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  // A failed call may have given the range back, so it may be another thread's now. It is left alone.
+  if (grown == MAP_FAILED) throw std::bad_alloc();
+  if (unit == kHugePage) prepare_pages(target, grown_bytes);
+  return target;
+}
 
 bool gives_way() {
 #if defined(__linux__)

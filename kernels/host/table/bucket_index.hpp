@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <new>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "memory/huge_array.hpp"
@@ -104,6 +105,35 @@ class BucketIndex {
     }
   }
 
+  // Make room for more keys, in place: there is never a second index. No thread may read meanwhile. Throws
+  // std::bad_alloc before anything changes. Not for lent memory.
+  void grow(uint64_t capacity_keys) {
+    const uint64_t before = bucket_count_;
+    memory_.grow(bytes_for(capacity_keys));
+    bucket_count_ = buckets_for(capacity_keys);
+    for (uint64_t b = before; b < bucket_count_; ++b) (new (buckets() + b) Bucket)->clear();
+    for (auto& count : keys_at_distance_) count.store(0, std::memory_order_relaxed);
+    // No home is before the old one. So from the last bucket on, keys find their place among the buckets that are done,
+    // except a few at both ends of the index.
+    std::vector<std::pair<int64_t, uint32_t>> late;
+    for (uint64_t b = before; b-- > 0;) {
+      std::array<std::pair<int64_t, uint32_t>, kSlots> entries;
+      for (int slot = 0; slot < kSlots; ++slot) entries[static_cast<size_t>(slot)] = {key_at({b, slot}), row_at({b, slot})};
+      buckets()[b].clear();
+      for (const auto& [key, row] : entries) {
+        if (key == kEmpty) continue;
+        uint64_t at = view().home(key);
+        const bool is_done = at >= b;
+        while (is_done && at < bucket_count_ && free_slot(at) < 0) ++at;
+        if (is_done && at < bucket_count_)
+          insert(key, row);
+        else
+          late.emplace_back(key, row);
+      }
+    }
+    for (const auto& [key, row] : late) insert(key, row);
+  }
+
   // Remove a present key. seq_cst for the same reason as in overwrite.
   void erase(int64_t key, Place place) {
     Bucket& bucket = buckets()[place.bucket];
@@ -168,7 +198,7 @@ class BucketIndex {
   }
 
   HugeArray memory_;
-  const uint64_t bucket_count_;
+  uint64_t bucket_count_;
   const uint64_t seed_;
   const KeyHash hash_;
   // The number of keys by their distance from home in buckets. Relaxed: longest_probe only reports it.

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -39,6 +38,14 @@ class GrowingArray {
     if (count * sizeof(T) > bytes_) grow(std::max(count * sizeof(T), 2 * bytes_));
   }
 
+  // Give room beyond `count` items back to the system.
+  void shrink(size_t count) {
+    const size_t kept = std::max(whole_units(count * sizeof(T)), kPage);
+    if (kept >= bytes_) return;
+    munmap(data_ + kept, bytes_ - kept);
+    bytes_ = kept;
+  }
+
   T* data() const { return reinterpret_cast<T*>(data_); }
   T& operator[](size_t item) const { return data()[item]; }
 
@@ -49,23 +56,8 @@ class GrowingArray {
   }
 
   void grow(size_t needed) {
-    const size_t unit = needed >= kHugePage ? kHugePage : kPage;
-    const size_t bytes = (needed + unit - 1) / unit * unit;
-    // The new range begins on a huge-page border. It is reserved first, so nothing else can take it.
-    void* reserved = mmap(nullptr, bytes + unit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (reserved == MAP_FAILED) throw std::bad_alloc();
-    auto* first = static_cast<std::byte*>(reserved);
-    const size_t skipped = (unit - reinterpret_cast<uintptr_t>(first) % unit) % unit;
-    std::byte* target = first + skipped;
-    if (skipped) munmap(first, skipped);
-    munmap(target + bytes, unit - skipped);
-    const void* grown =
-        data_ ? mremap(data_, bytes_, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target)
-              : mmap(target, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-    // A failed call may have given the range back, so it may be another thread's now. It is left alone.
-    if (grown == MAP_FAILED) throw std::bad_alloc();
-    if (unit == kHugePage) prepare_pages(target, bytes);
-    data_ = target;
+    const size_t bytes = whole_units(needed);
+    data_ = grown_pages(data_, bytes_, bytes);
     bytes_ = bytes;
   }
 

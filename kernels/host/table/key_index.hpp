@@ -1,12 +1,11 @@
 // A growing map from key to row number, without rows. New keys get the next number; numbers are never reused.
 //
-// The buckets of bucket_index.hpp under a reader-writer lock. Unlike HostTable it grows into a new array of buckets,
-// and a reader without a lock could still use the old array.
+// The buckets of bucket_index.hpp under a reader-writer lock. Unlike HostTable it grows, and a reader without a lock
+// would meet keys that move.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <vector>
@@ -21,12 +20,12 @@ class KeyIndex {
   static constexpr uint64_t kMaxKeys = 3'500'000'000;
 
   // Room for `capacity` keys before it first grows. Throws std::bad_alloc.
-  explicit KeyIndex(uint64_t capacity) : capacity_(capacity), index_(std::make_unique<BucketIndex>(capacity)) {}
+  explicit KeyIndex(uint64_t capacity) : capacity_(capacity), index_(capacity) {}
 
   // keys[n] -> rows[n], -1 where absent. A reserved key is absent.
   void find(const int64_t* keys, size_t n, int64_t* rows) const {
     const std::shared_lock<std::shared_mutex> hold(mutex_);
-    lookup_loops().find(index_->view(), keys, n, rows);
+    lookup_loops().find(index_.view(), keys, n, rows);
   }
 
   // keys[n] -> rows[n]; absent keys are added in order. No key is reserved.
@@ -34,9 +33,9 @@ class KeyIndex {
   void find_or_insert(const int64_t* keys, size_t n, int64_t* rows) {
     const std::unique_lock<std::shared_mutex> hold(mutex_);
     for (size_t i = 0; i < n; ++i) {
-      if (i + kAhead < n) index_->prefetch(keys[i + kAhead]);
-      const auto place = index_->find(keys[i]);
-      rows[i] = place ? index_->row_at(*place) : add(keys[i]);
+      if (i + kAhead < n) index_.prefetch(keys[i + kAhead]);
+      const auto place = index_.find(keys[i]);
+      rows[i] = place ? index_.row_at(*place) : add(keys[i]);
     }
   }
 
@@ -60,25 +59,20 @@ class KeyIndex {
     if (keys_.size() == capacity_) grow();
     const auto row = static_cast<uint32_t>(keys_.size());
     keys_.push_back(key);
-    index_->insert(key, row);
+    index_.insert(key, row);
     return row;
   }
 
   void grow() {
     if (capacity_ >= kMaxKeys) throw std::bad_alloc();
     const uint64_t capacity = std::min(2 * capacity_, kMaxKeys);
-    auto grown = std::make_unique<BucketIndex>(capacity);
-    for (size_t row = 0; row < keys_.size(); ++row) {
-      if (row + kAhead < keys_.size()) grown->prefetch(keys_[row + kAhead]);
-      grown->insert(keys_[row], static_cast<uint32_t>(row));
-    }
-    index_ = std::move(grown);
+    index_.grow(capacity);
     capacity_ = capacity;
   }
 
   mutable std::shared_mutex mutex_;  // guards everything below
   uint64_t capacity_;
-  std::unique_ptr<BucketIndex> index_;
+  BucketIndex index_;
   std::vector<int64_t> keys_;  // by row number
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "lookup/lookup_pieces.hpp"
 
@@ -120,9 +121,7 @@ bool TrainingTable::count_sightings(const int64_t* keys, const std::vector<size_
 void TrainingTable::write_sighting(int64_t key, uint32_t count) {
   if (!sightings_) sightings_ = std::make_unique<BucketIndex>(sightings_fit_);
   if (sighted_keys_ == sightings_fit_) {
-    auto grown = std::make_unique<BucketIndex>(2 * sightings_fit_);
-    for (const auto& [sighted, times] : sightings()) grown->insert(sighted, times);
-    sightings_ = std::move(grown);
+    sightings_->grow(2 * sightings_fit_);
     sightings_fit_ *= 2;
   }
   sightings_->insert(key, count);
@@ -199,12 +198,7 @@ void TrainingTable::choose_victims() {
 void TrainingTable::grow_index() {
   if (index_keys_ >= kMaxRows) throw std::bad_alloc();
   const uint64_t fits = std::min(2 * index_keys_, kMaxRows);
-  auto grown = std::make_unique<BucketIndex>(fits);
-  for (size_t row = 0; row < used_; ++row) {
-    if (row + kAhead < used_) grown->prefetch(keys_[row + kAhead]);
-    grown->insert(keys_[row], static_cast<uint32_t>(row));
-  }
-  index_ = std::move(grown);
+  index_->grow(fits);
   index_keys_ = fits;
 }
 
@@ -321,23 +315,28 @@ void TrainingTable::clear() {
 }
 
 void TrainingTable::set_states(Rule rule, const std::vector<float>& initial_states) {
-  const TrainedRows before = view();
   TrainingOptions options = options_;
   options.rule = rule;
   options.initial_states = initial_states;
-  GrowingArray<std::byte> values;
-  values.reserve(used_ * stride_of(options));
+  const size_t stride = stride_of(options);
+  values_.reserve(used_ * stride);
   // nothing throws from here on
-  const GrowingArray<std::byte> old = std::exchange(values_, std::move(values));
+  const TrainedRows before = view();
   options_ = std::move(options);
-  stride_bytes_ = stride_of(options_);
+  stride_bytes_ = stride;
   const TrainedRows after = view();
-  for (size_t row = 0; row < used_; ++row) {
+  const auto move = [&](size_t row) {
     const auto number = static_cast<int64_t>(row);
-    std::copy_n(before.row(number), row_bytes(options_.type, options_.dim), after.row(number));
+    std::memmove(after.row(number), before.row(number), row_bytes(options_.type, options_.dim));
     first_states(after.states(number));
     last_steps_[row] = 0;
-  }
+  };
+  // In place: no row is written over one that has not moved.
+  if (stride > before.stride_bytes)
+    for (size_t row = used_; row-- > 0;) move(row);
+  else
+    for (size_t row = 0; row < used_; ++row) move(row);
+  values_.shrink(used_ * stride);
 }
 
 }  // namespace hotrow
