@@ -1,8 +1,10 @@
-"""Samples per second of reading training data, against pyarrow's own reader on the same Parquet file.
+"""Samples per second of reading training data, against pyarrow's own readers on the same Parquet and CSV files.
 
-The file has one label, 13 dense features and 26 slots with one key each, as Criteo's data has. Both yield batches of
-4,096 rows. pyarrow yields record batches of columns. Hotrow yields ``Samples``: checked values, keys as int64[B, S].
-Norm and CSV files with the same samples are compared with the same pyarrow figure.
+The files have one label, 13 dense features and 26 slots with one key each, as Criteo's data has. Both yield batches of
+4,096 rows, except pyarrow's CSV reader, whose batches are blocks of the file. pyarrow yields record batches of columns.
+Hotrow yields ``Samples``: checked values, keys as int64[B, S]. pyarrow's CSV reader gets the same types of columns, and
+fields may have several lines, because its other mode may cut a field in two. A Norm file with the same samples is
+compared with the Parquet file.
 """
 
 import tempfile
@@ -44,6 +46,14 @@ def read_with_pyarrow(file):
         yield from parquet.iter_batches(BATCH)
 
 
+def read_csv_with_pyarrow(file):
+    """Yield pyarrow's record batches."""
+    types = dict.fromkeys((*COLUMNS.labels, *COLUMNS.dense), pa.float32()) | dict.fromkeys(COLUMNS.slots, pa.int64())
+    parse = pa.csv.ParseOptions(newlines_in_values=True)
+    with pa.csv.open_csv(file, None, parse, pa.csv.ConvertOptions(column_types=types)) as batches:
+        yield from batches
+
+
 def main():
     """Run the benchmark."""
     options = parse_arguments(__doc__)
@@ -55,13 +65,13 @@ def main():
             "csv": lambda: read_csv(files["csv"], COLUMNS, batch_size=BATCH),
             "norm": lambda: read_norm(files["norm"], batch_size=BATCH),
             "pyarrow": lambda: read_with_pyarrow(files["parquet"]),
+            "pyarrow csv": lambda: read_csv_with_pyarrow(files["csv"]),
         }
         speeds = {name: [] for name in readers}
         for _ in range(rounds + 1):
             for name, read in readers.items():
                 began = time.perf_counter()
-                count = sum(1 for _ in read())
-                assert count >= rows // BATCH
+                assert sum(1 for _ in read()) > 0
                 speeds[name].append(rows / (time.perf_counter() - began))
     params = {"rows": rows, "batch": BATCH, "slots": SLOTS, "dense": DENSE}
     records = [
@@ -69,9 +79,9 @@ def main():
             "training_data.samples_per_s",
             {**params, "format": name},
             "1/s",
-            list(zip(speeds[name][1:], speeds["pyarrow"][1:], strict=True)),  # the first round warms up
+            list(zip(speeds[name][1:], speeds[peer][1:], strict=True)),  # the first round warms up
         )
-        for name in ("parquet", "csv", "norm")
+        for name, peer in (("parquet", "pyarrow"), ("csv", "pyarrow csv"), ("norm", "pyarrow"))
     ]
     publish(records, options.json)
 

@@ -10,6 +10,7 @@ file list of such files, and ``_metadata.json`` in their folder names the column
 import json
 import logging
 import os
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from serving.model.data_files import list_data_files
 from serving.model.regular_file import wrong_kind
 from serving.model.slot_sizes import slot_ranges
 from serving.model.strict_json import Fields, read_json
-from training.data.csv_faults import first_fault, with_line
+from training.data.csv_faults import OPEN_QUOTE, EndedStream, first_fault, header_of, with_line
 from training.data.file_list import read_file_list
 from training.errors import DataError
 from training.samples import Bags, Samples
@@ -251,7 +252,9 @@ def _read_csv_file(
     types = {name: pa.float32() for name in (*columns.labels, *columns.dense)}
     types |= {name: pa.int64() for name in columns.slots}
     read = pa.csv.ReadOptions(block_size=_READ_BYTES)
+    parse = pa.csv.ParseOptions(newlines_in_values=True)  # otherwise pyarrow may cut a field at the end of a block
     options = pa.csv.ConvertOptions(column_types=types, include_columns=_distinct(columns))
+    mark = secrets.randbits(62)
 
     def damaged(path: Path, err: Exception) -> DataError:
         try:
@@ -260,12 +263,19 @@ def _read_csv_file(
             return _damaged(path, err)
 
     try:
-        with pa.csv.open_csv(path, read) as file:
-            _check_names(path, columns, file.schema.names)
-        # once more, because the types of other columns are guessed from the first rows, and a guess may be wrong
-        with pa.csv.open_csv(path, read, convert_options=options) as file:
-            convert = _Converter(pa, path, columns, slot_sizes)
-            yield from _cut(map(convert, _checked(pa, path, file, damaged)), batch_size)
+        names = header_of(pa, path)
+        _check_names(path, columns, names)
+        last_line = ",".join(str(mark) if name in types else "" for name in names)
+        with pa.input_stream(str(path), compression="detect") as stream:
+            content = EndedStream(stream, f"\n{last_line}\n".encode())
+            with pa.csv.open_csv(content, read, parse, options) as file:
+                convert, is_whole = _Converter(pa, path, columns, slot_sizes), False
+                for batch in _checked(pa, path, file, damaged):
+                    rows = batch.num_rows
+                    is_whole = bool(rows) and batch.column(columns.slots[0])[rows - 1].as_py() == mark
+                    yield from _cut(iter([convert(batch.slice(0, rows - is_whole))]), batch_size)
+        if not is_whole:
+            raise first_fault(pa, path, types) or DataError(path, OPEN_QUOTE)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as err:
         raise damaged(path, err) from err
     except DataError as err:

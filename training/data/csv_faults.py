@@ -1,17 +1,60 @@
-"""The line and the column of a fault in a CSV file: pyarrow does not name the line, so the file is read again."""
+"""Faults in CSV files that pyarrow does not see, and the lines of faults, which pyarrow does not name."""
 
 import csv
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from io import TextIOWrapper
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from training.errors import DataError
 
+OPEN_QUOTE = "a quoted field has no closing quote"
+_END, _TOO_LONG = "\0end of file", "\0too long"
 _USUAL_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]*)?")
+
+
+class EndedStream:
+    """The content of a stream, and a last line after it.
+
+    pyarrow takes everything after an open quote as one field, and drops it with the field's column. Then it misses this
+    line, too.
+    """
+
+    def __init__(self, stream: Any, last_line: bytes) -> None:
+        """Take a stream with the method ``read``."""
+        self._stream = stream
+        self._last_line = last_line
+        self.closed = False
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, at most ``size`` or the last line; none at the end."""
+        content: bytes = self._stream.read(size)
+        if not content:
+            content, self._last_line = self._last_line, b""
+        return content
+
+    def close(self) -> None:
+        """Do nothing: the stream has another owner."""
+        self.closed = True
+
+
+def header_of(pa: Any, path: Path) -> list[str]:
+    """Return the names of the columns.
+
+    Raises:
+        DataError: there is no header, or it is not in UTF-8.
+        OSError: the file cannot be read or decompressed.
+    """
+    line, names = next(_records(pa, path), (None, []))
+    if line is None:
+        raise DataError(path, "the file is empty, expected a header with the names of the columns")
+    if names[-1].endswith(_END):
+        raise DataError(path, OPEN_QUOTE, line=line)
+    if not all(map(_is_text, names)):
+        raise DataError(path, f"the header is not in UTF-8: {_shown(','.join(names))}", line=line)
+    return names
 
 
 def with_line(pa: Any, err: DataError) -> DataError:
@@ -34,12 +77,13 @@ def first_fault(pa: Any, path: Path, types: Mapping[str, Any]) -> DataError | No
     """
     nulls = frozenset(pa.csv.ConvertOptions().null_values)
     records = _records(pa, path)
-    line, names = next(records, (None, []))
-    if line is None:
-        return DataError(path, "the file is empty, expected a header with the names of the columns")
-    if not all(map(_is_text, names)):
-        return DataError(path, f"the header is not in UTF-8: {_shown(','.join(names))}", line=line)
+    _, names = next(records)
     for line, fields in records:
+        if fields[-1].endswith(_END):
+            return DataError(path, OPEN_QUOTE, line=line)
+        if fields == [_TOO_LONG]:
+            reason = f"a field has more than {csv.field_size_limit():,} characters; is a closing quote missing?"
+            return DataError(path, reason, line=line)
         if len(fields) != len(names):
             reason = f"expected {len(names)} fields, as the header has, found {len(fields)}"
             return DataError(path, reason, line=line)
@@ -53,16 +97,19 @@ def first_fault(pa: Any, path: Path, types: Mapping[str, Any]) -> DataError | No
 def _records(pa: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the header and the records of a file, each with the line on which it begins, counted from 1.
 
-    Bytes that are not UTF-8 become surrogates.
+    Bytes that are not UTF-8 become surrogates. If a quote is open at the end, the last field ends with ``_END``. A
+    record with a field that is too long for Python is ``[_TOO_LONG]``, and the last one.
     """
     with pa.input_stream(str(path), compression="detect") as stream:
         text = TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
-        reader, line = csv.reader(text), 1
-        with suppress(csv.Error):  # such as a field of more than 128 KiB; the lines after it are not known
+        reader, line = csv.reader(chain(text, [_END])), 1
+        try:
             for fields in reader:
-                if fields:  # pyarrow leaves out empty lines, too
+                if fields and fields != [_END]:  # pyarrow leaves out empty lines, too
                     yield line, fields
                 line = reader.line_num + 1
+        except csv.Error:
+            yield line, [_TOO_LONG]
 
 
 def _is_a(pa: Any, kind: Any, value: str) -> bool:

@@ -164,6 +164,10 @@ HEADER = b"click,price,user,note\n"
             b"1,2,+3,\n", "line 2 column user: expected an integer of 64 bits, found '\\+3'", id="a plus sign"
         ),
         pytest.param(b"1,2,%d,\n" % 2**63, f"line 2 column user: .* of 64 bits, found '{2**63}'", id="65 bits"),
+        pytest.param(b'1,2,3,\n1,2,3,"a\n1,2,3,\n', "line 3: a quoted field has no closing quote", id="open quote"),
+        pytest.param(b'1,2,3,"a', "line 2: a quoted field has no closing quote", id="open quote in the last line"),
+        pytest.param(b'1,2,"3,\n', "line 2: a quoted field has no closing quote", id="open quote of a key"),
+        pytest.param(b'1,2,3,"' + b"1,2,3,\n" * 30_000, "line 2: a field has more than 131,072", id="long open quote"),
         pytest.param(b"1,2,3,\n1,2,10,\n", "line 3 column user: expected a key from 0 to 9, found 10", id="range"),
         pytest.param(b"1,2,\xff,\n", r"line 2 column user: expected an integer of 64 bits, found b'\\xff'", id="bytes"),
     ],
@@ -180,6 +184,7 @@ def test_a_wrong_value_of_a_csv_file_names_the_line_and_the_column(tmp_path, con
     [
         pytest.param(b"", ": the file is empty, expected a header with the names of the columns", id="empty"),
         pytest.param(b"\n\n", ": the file is empty, expected a header", id="empty lines"),
+        pytest.param(b'click,"user\n1,2\n', " line 1: a quoted field has no closing quote", id="open quote"),
         pytest.param(b"click,user\n", " line 1 column price: missing; the file has click, user", id="missing"),
         pytest.param(b"\nclick,user,user,price\n", " line 2 column user: is there twice", id="twice"),
         pytest.param(
@@ -193,6 +198,15 @@ def test_a_wrong_header_of_a_csv_file_is_refused(tmp_path, content, message):
 
     with pytest.raises(DataError, match=f"a.csv{message}"):
         list(read_csv(tmp_path / "a.csv", ColumnMap(("click",), ("price",), ("user",))))
+
+
+def test_quoted_fields_with_several_lines_may_be_anywhere(tmp_path):
+    rows = [f'{row % 2},1,{row},"{"a" * (row % 50)}\n""{"b,"}"\n' for row in range(90_000)]  # more than one block
+    (tmp_path / "a.csv").write_bytes(HEADER + "".join(rows).encode() + b'1,1,7,"c\n"')
+
+    found = samples_of(read_csv(tmp_path / "a.csv", ColumnMap(("click",), ("price",), ("user",))))
+
+    assert found.bags.keys.tolist() == [*range(90_000), 7]
 
 
 def test_bytes_in_a_column_that_is_not_read_are_no_fault(tmp_path):
