@@ -6,6 +6,9 @@ Model: 26 slots with one key each from one table of 16 columns, 13 dense feature
 The peer is the same network in PyTorch: ``EmbeddingBag(sparse=True)`` with ``SparseAdam``, and ``Adam`` for the other
 weights. It gets row numbers instead of keys. Both use the same number of threads, and take turns.
 
+``clipped`` reads the gradient of the table: it clips the norm of all gradients. There we train an
+``EmbeddingBagCollection`` and the peer's network.
+
 Memory is what the process takes for each row: its weights, both moments of Adam, and with us its key.
 
 ``fused`` compares the table alone with FBGEMM's table for the CPU, whose backward pass moves the rows: lookup, backward
@@ -14,6 +17,7 @@ pass and step of an ``EmbeddingBagCollection`` and an optimizer, with the same b
 
 import resource
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +28,11 @@ from kernels.host import look_up_bags
 from serving.model.graph import parse_graph
 from training.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from training.model.ctr_model import CtrModel
-from training.optimizers import SGD, AdaGrad, RowWiseAdaGrad
+from training.optimizers import SGD, AdaGrad, Adam, RowWiseAdaGrad
 from training.samples import Bags, Samples
 
 SLOTS, DENSE, DIM, HIDDEN, BATCH = 26, 13, 16, 128, 4096
-LEARNING_RATE = 0.001
+LEARNING_RATE, MOST_NORM = 0.001, 0.01
 FUSED = {"EXACT_SGD": SGD, "EXACT_ADAGRAD": AdaGrad, "EXACT_ROWWISE_ADAGRAD": RowWiseAdaGrad}
 GRAPH = {
     "layers": [
@@ -58,33 +62,71 @@ GRAPH = {
 }
 
 
-class Peer(torch.nn.Module):
-    """The same network in PyTorch."""
+class Network(torch.nn.Module):
+    """The same network in PyTorch, with a table that a subclass makes."""
 
-    def __init__(self, rows):
+    def __init__(self, table, sparse):
         super().__init__()
-        self.table = torch.nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True)
-        torch.nn.init.uniform_(self.table.weight, -0.05, 0.05)
+        self.table = table
         self.net = torch.nn.Sequential(
             torch.nn.Linear(SLOTS * DIM + DENSE, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, 1)
         )
-        self._sparse = torch.optim.SparseAdam(self.table.parameters(), lr=LEARNING_RATE, eps=1e-7)
+        self._sparse = sparse(table.parameters(), lr=LEARNING_RATE)
         self._dense = torch.optim.Adam(self.net.parameters(), lr=LEARNING_RATE, eps=1e-7)
         self._loss = torch.nn.BCEWithLogitsLoss()
 
-    def train_batch(self, samples):
+    def train_batch(self, samples, clips=False):
         """Take one step and return the loss."""
-        bags = samples.bags
-        pooled = self.table(torch.from_numpy(bags.keys), torch.from_numpy(bags.row_ptrs[:-1]))
         dense = torch.from_numpy(samples.dense)
+        pooled = self.pool(torch.from_numpy(samples.bags.keys))
         logits = self.net(torch.cat([pooled.reshape(len(samples), -1), dense], dim=1))
         loss = self._loss(logits, torch.from_numpy(samples.labels))
         self._sparse.zero_grad()
         self._dense.zero_grad()
         loss.backward()
+        if clips:
+            self.clip()
         self._sparse.step()
         self._dense.step()
         return float(loss.detach())
+
+
+class Peer(Network):
+    """PyTorch's sparse embeddings."""
+
+    def __init__(self, rows):
+        table = torch.nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True)
+        torch.nn.init.uniform_(table.weight, -0.05, 0.05)
+        super().__init__(table, partial(torch.optim.SparseAdam, eps=1e-7))
+
+    def pool(self, keys):
+        """Look up one row per bag."""
+        return self.table(keys, torch.arange(len(keys)))
+
+    def clip(self):
+        """Clip the norm. PyTorch's own function takes no sparse gradients, so it gets their values."""
+        weight = self.table.weight
+        weight.grad = weight.grad.coalesce()
+        gradients = [weight.grad.values(), *(one.grad for one in self.net.parameters())]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        for gradient in gradients:
+            gradient.mul_(torch.clamp(MOST_NORM / (norm + 1e-6), max=1.0))
+
+
+class OurNetwork(Network):
+    """An ``EmbeddingBagCollection``."""
+
+    def __init__(self, rows):
+        super().__init__(EmbeddingBagCollection({"t": EmbeddingBagConfig(DIM)}, seed=0), Adam)
+        make_rows(self.table.tables["t"], rows)
+
+    def pool(self, keys):
+        """Look up one row per bag."""
+        return self.table({"t": keys})["t"]
+
+    def clip(self):
+        """Clip the norm."""
+        torch.nn.utils.clip_grad_norm_(self.parameters(), MOST_NORM)
 
 
 def draw(rows, batches, rng):
@@ -177,8 +219,13 @@ def compare(rows, rounds, batches):
             speeds.append((speed["ours"], speed["peer"]))
             losses.append((loss["ours"], loss["peer"]))
     params = {"rows": rows, "batch": BATCH, "slots": SLOTS, "dim": DIM, "threads": torch.get_num_threads()}
+    clipping = OurNetwork(rows)
+    calls = [[(batch, True) for batch in draw(rows, batches, rng)] for _ in range(rounds + 1)]
+    pairs = take_turns(clipping.train_batch, peer.train_batch, calls)[1:]  # the first warms up
+    clipped = [tuple(batches * BATCH / seconds for seconds in pair) for pair in pairs]
     return [
         Record.of("training.samples_per_s", params, "1/s", speeds),
+        Record.of("training.clipped_samples_per_s", params, "1/s", clipped),
         Record.of("training.loss", params, "", losses),
         Record.of("training.memory_bytes_per_row", params, "bytes", [tuple(taken / rows for taken in memory)]),
     ]

@@ -209,8 +209,9 @@ RowGradients::RowGradients(const std::vector<BagGradient>& lookups, size_t dim)
     uint32_t row_after = 0;
     int32_t position = 0;
   };
+  const bool are_distinct = lookups.size() == 1 && are_of_rows_;  // as merge_gradients has left them
   size_t size = 16;
-  while (size < 2 * n) size *= 2;
+  while (!are_distinct && size < 2 * n) size *= 2;
   std::vector<Entry> entries(size);
   const auto home = [&](int64_t row) {
     return static_cast<size_t>((static_cast<uint64_t>(row) + 1) * 0x9E3779B97F4A7C15u >> 32) & (size - 1);
@@ -220,17 +221,21 @@ RowGradients::RowGradients(const std::vector<BagGradient>& lookups, size_t dim)
     for (size_t bag = 0; bag < bags.count; ++bag) {
       const float divisor = bags.divisor(bag);
       for (size_t i = bags.begin(bag); i < bags.end(bag); ++i) {
-        if (i + kAhead < count) __builtin_prefetch(&entries[home(bags.rows[i + kAhead])], 1);
         if (bags.rows[i] < 0) continue;
-        const auto row_after = static_cast<uint32_t>(bags.rows[i] + 1);
-        size_t at = home(bags.rows[i]);
-        while (entries[at].row_after && entries[at].row_after != row_after) at = (at + 1) & (size - 1);
-        if (!entries[at].row_after) {
-          entries[at] = {row_after, static_cast<int32_t>(rows_.size())};
+        size_t position = rows_.size();
+        if (!are_distinct) {
+          if (i + kAhead < count) __builtin_prefetch(&entries[home(bags.rows[i + kAhead])], 1);
+          const auto row_after = static_cast<uint32_t>(bags.rows[i] + 1);
+          size_t at = home(bags.rows[i]);
+          while (entries[at].row_after && entries[at].row_after != row_after) at = (at + 1) & (size - 1);
+          if (!entries[at].row_after) entries[at] = {row_after, static_cast<int32_t>(position)};
+          position = static_cast<size_t>(entries[at].position);
+        }
+        if (position == rows_.size()) {
           rows_.push_back(bags.rows[i]);
           last_.push_back(-1);
         }
-        int32_t& last = last_[static_cast<size_t>(entries[at].position)];
+        int32_t& last = last_[position];
         places_.push_back({gradient + bag * dim, divisor == 0 ? 0 : bags.weight(i) / divisor, last});
         last = static_cast<int32_t>(places_.size() - 1);
       }
