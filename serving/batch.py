@@ -248,7 +248,7 @@ def _shifted(config: ModelConfig, joined: JoinedKeys) -> JoinedKeys:
     for table, length in zip(config.tables, joined.lengths, strict=True):
         row_ptrs = joined.row_ptrs[first : first + length]
         end = begin + int(row_ptrs[-1])
-        parts.append(shift_keys(joined.keys[begin:end], np.diff(row_ptrs), _ranges(table.slot_ranges))[0])
+        parts.append(shift_keys(joined.keys[begin:end], np.diff(row_ptrs), _ranges(table.slot_ranges)))
         begin, first = end, first + length
     return JoinedKeys(np.concatenate(parts), joined.row_ptrs, joined.lengths)
 

@@ -54,7 +54,7 @@ def ranges_by_input(graph: Graph) -> dict[str, tuple[SlotRange, ...]]:
     return {entry.top: tuple(islice(in_order, entry.slots)) for entry in graph.sparse}
 
 
-def shift_keys(keys: Ints, bag_sizes: Ints, ranges: tuple[Ints, Ints]) -> tuple[Ints, NDArray[np.bool_]]:
+def shift_keys(keys: Ints, bag_sizes: Ints, ranges: tuple[Ints, Ints]) -> Ints:
     """Turn keys that begin at 0 in each slot into keys of a table.
 
     Args:
@@ -63,12 +63,12 @@ def shift_keys(keys: Ints, bag_sizes: Ints, ranges: tuple[Ints, Ints]) -> tuple[
         ranges: what ``slot_ranges`` returns for the S slots.
 
     Returns:
-        int64[N], and bool[N], whether the key is one of its slot. Any other key is UNKNOWN_KEY.
+        int64[N]. A key that is none of its slot becomes UNKNOWN_KEY.
     """
     slots = np.repeat(np.arange(bag_sizes.size) % ranges[0].size, bag_sizes)
     offsets, sizes = ranges[0][slots], ranges[1][slots]
     is_known = (keys >= 0) & (keys < sizes)
-    return np.where(is_known, keys + offsets, UNKNOWN_KEY), is_known
+    return np.where(is_known, keys + offsets, UNKNOWN_KEY)
 
 
 def read_slot_sizes(data: Fields, slots: int) -> tuple[int, ...] | None:

@@ -1,6 +1,7 @@
 """Files of training data: read as a stream of samples, and written."""
 
-from training.data.columns import ColumnMap, read_csv, read_hugectr_parquet, read_parquet
+from training.data.checks import ColumnMap
+from training.data.columns import read_csv, read_hugectr_parquet, read_parquet
 from training.data.convert import write_data_set
 from training.data.file_list import write_file_list
 from training.data.keyset import read_keyset, write_keyset

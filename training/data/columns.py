@@ -13,7 +13,6 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +24,8 @@ from serving.errors import MissingExtraError, nearest
 from serving.model.atomic import atomic_write
 from serving.model.data_files import list_data_files
 from serving.model.regular_file import wrong_kind
-from serving.model.slot_sizes import slot_ranges
 from serving.model.strict_json import Fields, read_json
+from training.data.checks import ColumnMap, checked
 from training.data.csv_faults import OPEN_QUOTE, EndedStream, first_fault, header_of, with_line
 from training.data.file_list import read_file_list
 from training.errors import DataError
@@ -43,20 +42,6 @@ CSV_SUFFIXES = (".csv", *(f".csv{packed}" for packed in (".gz", ".zst", ".bz2", 
 
 _log = logging.getLogger(__name__)
 Number = TypeVar("Number", np.int64, np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnMap:
-    """The columns of L labels, F dense features and S slots, by name."""
-
-    labels: tuple[str, ...]
-    dense: tuple[str, ...]
-    slots: tuple[str, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """All columns. A column that several of them read is there several times."""
-        return [*self.labels, *self.dense, *self.slots]
 
 
 def read_parquet(
@@ -336,17 +321,14 @@ class _Converter:
         self._pa = pa
         self._path = path
         self._columns = columns
-        self._ranges = None if slot_sizes is None else slot_ranges(slot_sizes, len(columns.slots))
+        self._slot_sizes = slot_sizes
         self._first_row = 0
 
     def __call__(self, batch: Any) -> Samples:
-        labels = self._numbers(batch, self._columns.labels)
-        self._refuse(self._columns.labels, labels, (labels != 0) & (labels != 1), "0 or 1")
-        dense = self._numbers(batch, self._columns.dense)
-        self._refuse(self._columns.dense, dense, ~np.isfinite(dense), "a finite number")
+        labels, dense = self._numbers(batch, self._columns.labels), self._numbers(batch, self._columns.dense)
         samples = Samples(labels, dense, self._bags(batch))
-        self._first_row += len(samples)
-        return samples
+        first, self._first_row = self._first_row, self._first_row + len(samples)
+        return checked(samples, self._path, first, columns=self._columns, slot_sizes=self._slot_sizes)
 
     def _column(self, batch: Any, name: str) -> Any:
         """Return a column in its plain type: values that are written once, in a dictionary, are put in their rows.
@@ -377,16 +359,10 @@ class _Converter:
         with np.errstate(over="ignore"):
             return _side_by_side(columns, batch.num_rows, np.float32)
 
-    def _refuse(self, names: Sequence[str], values: Any, wrong: NDArray[np.bool_], expected: str) -> None:
-        if wrong.any():
-            row, column = np.argwhere(wrong)[0].tolist()
-            reason = f"expected {expected}, found {values[row, column]:g}"
-            raise DataError(self._path, reason, column=names[column], record=self._first_row + row)
-
     def _bags(self, batch: Any) -> Bags:
         columns = [self._column(batch, name) for name in self._columns.slots]
         if all(self._pa.types.is_integer(column.type) and not column.null_count for column in columns):
-            of_slots = [self._keys(slot, column, None) for slot, column in enumerate(columns)]
+            of_slots = [self._keys(slot, column) for slot, column in enumerate(columns)]
             return Bags.one_key_each(_side_by_side(of_slots, batch.num_rows, np.int64))
         return Bags.side_by_side([self._slot(slot, column) for slot, column in enumerate(columns)])
 
@@ -401,10 +377,9 @@ class _Converter:
             sizes = column.is_valid().to_numpy(zero_copy_only=False)
             values = column.drop_null()
         row_ptrs = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        return Bags(self._keys(slot, values, row_ptrs), row_ptrs, 1)
+        return Bags(self._keys(slot, values), row_ptrs, 1)
 
-    def _keys(self, slot: int, column: Any, row_ptrs: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Return int64 keys. ``row_ptrs`` says which rows they belong to; None: one key per row."""
+    def _keys(self, slot: int, column: Any) -> NDArray[np.int64]:
         pa, name = self._pa, self._columns.slots[slot]
         if not pa.types.is_integer(column.type):
             raise DataError(self._path, f"expected integers, found {column.type}", column=name)
@@ -412,16 +387,7 @@ class _Converter:
             keys: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid as err:
             raise DataError(self._path, f"a key is not an int64: {err}", column=name) from err
-        if self._ranges is None:
-            return keys
-        offset, size = (int(of_slots[slot]) for of_slots in self._ranges)
-        wrong = np.flatnonzero((keys < 0) | (keys >= size))
-        if len(wrong):
-            at = int(wrong[0])
-            row = at if row_ptrs is None else int(np.searchsorted(row_ptrs, at, "right")) - 1
-            reason = f"expected a key from 0 to {size - 1}, found {keys[at]}"
-            raise DataError(self._path, reason, column=name, record=self._first_row + row)
-        return keys + offset
+        return keys
 
 
 def _is_list(pa: Any, kind: Any) -> bool:

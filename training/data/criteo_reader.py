@@ -2,18 +2,20 @@
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from training.data.criteo import COLUMNS, parse_lines
+from training.data.checks import ColumnMap, checked
+from training.data.criteo import CATEGORY_NAMES, COLUMNS, COUNT_NAMES, SLOTS, parse_lines
 from training.errors import DataError
 from training.samples import Samples
 
 _BLOCK_BYTES = 2 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
+_COLUMN_MAP = ColumnMap(COLUMNS[:1], COUNT_NAMES, CATEGORY_NAMES)
 
 
 def read_criteo(path: Path) -> Samples:
@@ -30,11 +32,18 @@ def read_criteo(path: Path) -> Samples:
     return Samples.joined(list(read_criteo_blocks(path)))
 
 
-def read_criteo_blocks(path: Path) -> Iterator[Samples]:
-    """Yield a file's samples in blocks of some ten thousand. See ``read_criteo``."""
+def read_criteo_blocks(path: Path, slot_sizes: Sequence[int] | None = None) -> Iterator[Samples]:
+    """Yield a file's samples in blocks of some ten thousand. See ``read_criteo``, and ``checked`` for ``slot_sizes``.
+
+    Sizes of another number of slots are left out, because such samples do not fit their graph anyway.
+    """
+    sizes = slot_sizes if slot_sizes is not None and len(slot_sizes) == SLOTS else None
     try:
         with path.open("rb") as file:
-            yield from _parse_blocks(path, _unzipped(file))
+            first = 0
+            for samples in _parse_blocks(path, _unzipped(file)):
+                yield checked(samples, path, first, columns=_COLUMN_MAP, slot_sizes=sizes)
+                first += len(samples)
     except (OSError, EOFError, zlib.error) as err:
         raise DataError(path, _reason(err)) from err
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from serving.model.atomic import atomic_write
+from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from training.data.norm import key_type_of
 from training.errors import DataError
 from training.samples import Samples
@@ -32,7 +33,7 @@ def read_keyset(path: str | Path, key_dtype: DTypeLike) -> NDArray[np.int64]:
     """Return the keys in ascending order, int64[N].
 
     Raises:
-        DataError: the file cannot be read, or its size is not a multiple of a key's.
+        DataError: the file cannot be read, its size is not a multiple of a key's, or a key is reserved.
         ValueError: ``key_dtype`` is neither uint32 nor int64.
     """
     path, dtype = Path(path), key_type_of(key_dtype)
@@ -43,4 +44,8 @@ def read_keyset(path: str | Path, key_dtype: DTypeLike) -> NDArray[np.int64]:
     if len(data) % dtype.itemsize:
         reason = f"expected a multiple of {dtype.itemsize} bytes ({dtype.name} keys), found {len(data):,} bytes"
         raise DataError(path, reason)
-    return np.unique(np.frombuffer(data, dtype.newbyteorder("<")).astype(np.int64))
+    keys = np.unique(np.frombuffer(data, dtype.newbyteorder("<")).astype(np.int64))
+    if keys.size and not SMALLEST_KEY <= keys[0] <= keys[-1] <= LARGEST_KEY:
+        wrong = keys[0] if keys[0] < SMALLEST_KEY else keys[-1]
+        raise DataError(path, f"expected keys from {SMALLEST_KEY} to {LARGEST_KEY}, found {wrong}")
+    return keys

@@ -22,6 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from kernels.host import decode_norm
 from serving.model.atomic import atomic_write
+from training.data.checks import checked
 from training.data.file_list import is_file_list, read_file_list
 from training.errors import DataError
 from training.samples import Bags, Samples
@@ -91,7 +92,8 @@ def read_norm(path: str | Path, key_dtype: DTypeLike = np.int64, batch_size: int
         batch_size: the samples of a batch. The last batch of a file may be smaller.
 
     Raises:
-        DataError: a file is missing, cut short or damaged. The message names the file and the record, counted from 0.
+        DataError: a file is missing, cut short or damaged, or a value is wrong; see ``checked``. The message names the
+            file and the record, counted from 0.
         ValueError: ``key_dtype`` is another dtype.
     """
     key_bytes = key_type_of(key_dtype).itemsize
@@ -126,7 +128,7 @@ def _read_records(file: IO[bytes], path: Path, header: _Header, key_bytes: int, 
             raise DataError(path, fault, record=done + read)
         columns = values.reshape(read, numbers)
         bags = Bags(keys, row_ptrs, header.slots)
-        yield Samples(columns[:, : header.labels].copy(), columns[:, header.labels :].copy(), bags)
+        yield checked(Samples(columns[:, : header.labels].copy(), columns[:, header.labels :].copy(), bags), path, done)
         done, offset = done + read, offset + consumed
     if len(data) > offset or file.read(1):
         raise DataError(path, f"the header says {header.records:,} records, but more bytes follow them")

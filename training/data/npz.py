@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.model.graph import SparseInput
-from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
+from training.data.checks import ColumnMap, checked
 from training.data.npz_arrays import NpzArray, open_arrays
 from training.errors import DataError
 from training.model.document import TrainingDocument
@@ -55,13 +55,16 @@ def read_npz(path: Path, document: TrainingDocument, batch_size: int = 16_384) -
         for name, columns in {**labels, **dense}.items():
             arrays[name].check((rows, columns))
         inputs = [_sparse_input(arrays, entry, rows) for entry in graph.sparse]
+        slots = {entry.top: entry.slots for entry in graph.sparse}
+        names = ColumnMap(*(_column_names(counts) for counts in (labels, dense, slots)))
         for first in range(0, rows, batch_size):
             count = min(batch_size, rows - first)
-            yield Samples(
-                np.concatenate([_labels(arrays[name], count) for name in labels], axis=1),
-                _dense(arrays[graph.dense_top], count) if dense else np.empty((count, 0), np.float32),
+            samples = Samples(
+                np.concatenate([_floats(arrays[name], count) for name in labels], axis=1),
+                _floats(arrays[graph.dense_top], count) if dense else np.empty((count, 0), np.float32),
                 Bags.side_by_side([entry.read(count) for entry in inputs]),
             )
+            yield checked(samples, path, first, columns=names, slot_sizes=document.data.slot_sizes)
         for array in arrays.values():
             array.finish()
 
@@ -84,24 +87,23 @@ def _check_names(path: Path, arrays: dict[str, NpzArray], plain: list[str], spar
             raise array.error(f"the graph has no such input; expected {', '.join([*plain, *sparse])}")
 
 
-def _labels(array: NpzArray, count: int) -> NDArray[np.float32]:
-    values = array.read(count)
-    array.refuse((values != 0) & (values != 1), values, "0 or 1")
-    return values.astype(np.float32, copy=False)
+def _column_names(counts: dict[str, int]) -> tuple[str, ...]:
+    """Return a name for each column of some arrays."""
+    return tuple(
+        name if count == 1 else f"{name}[{column}]" for name, count in counts.items() for column in range(count)
+    )
 
 
-def _dense(array: NpzArray, count: int) -> NDArray[np.float32]:
+def _floats(array: NpzArray, count: int) -> NDArray[np.float32]:
     values = array.read(count)
     with np.errstate(over="ignore"):
-        dense = values.astype(np.float32, copy=False)
-    array.refuse(~np.isfinite(dense), values, "finite float32 numbers")
-    return dense
+        return values.astype(np.float32, copy=False)
 
 
 def _keys(array: NpzArray, count: int) -> Ints:
     values = array.read(count)
-    wrong = (values < SMALLEST_KEY) | (values > LARGEST_KEY)
-    array.refuse(wrong, values, f"keys from {SMALLEST_KEY} to {LARGEST_KEY}")
+    if values.dtype == np.uint64:
+        array.refuse(values >= 2**63, values, f"keys below {2**63}")
     return values.astype(np.int64, copy=False)
 
 

@@ -4,19 +4,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from numpy.typing import DTypeLike
 from tqdm import tqdm
 
 from serving.errors import ConfigError
 from serving.model.data_files import list_data_files
-from serving.model.slot_sizes import shift_keys, slot_ranges
 from serving.model.strict_json import Fields, read_json
+from training.data.checks import ColumnMap
 from training.data.columns import (
     CSV_SUFFIXES,
     METADATA,
     PARQUET_SUFFIXES,
-    ColumnMap,
     files_of,
     read_csv,
     read_hugectr_parquet,
@@ -31,7 +29,7 @@ from training.data.source import FileSource
 from training.errors import DataError
 from training.model.document import TrainingDocument
 from training.model.sample_check import check_samples_fit
-from training.samples import Bags, ContentSum, Samples
+from training.samples import ContentSum, Samples
 
 
 def open_data(
@@ -154,7 +152,7 @@ def _reader(
         raise DataError(path, "not a regular file or a folder; training reads its data more than once")
     sizes = document.data.slot_sizes
     if path.suffix == ".npz":
-        return lambda: _shifted(path, read_npz(path, document), sizes)
+        return partial(read_npz, path, document)
     if columns is None and _has_metadata(path):
         return partial(read_hugectr_parquet, path, slot_sizes=sizes)
     if columns is None and (document.data.format == "Raw" or is_norm(path)):
@@ -164,27 +162,7 @@ def _reader(
         return partial(read_parquet, files_of(path, PARQUET_SUFFIXES), column_map, slot_sizes=sizes)
     if columns is not None or path.is_dir() or (".csv" in path.suffixes and not is_criteo(path)):
         return partial(read_csv, files_of(path, CSV_SUFFIXES), column_map, slot_sizes=sizes)
-    return lambda: _shifted(path, read_criteo_blocks(path), sizes)
-
-
-def _shifted(path: Path, parts: Iterator[Samples], slot_sizes: tuple[int, ...] | None) -> Iterator[Samples]:
-    """Shift the keys of formats without sizes of their own, so that the document's sizes count in every format."""
-    first = 0
-    for part in parts:
-        bags = part.bags
-        if slot_sizes is not None and len(slot_sizes) == bags.slots:
-            counts = bags.sizes.reshape(-1)
-            keys, is_known = shift_keys(bags.keys, counts, slot_ranges(slot_sizes, bags.slots))
-            if not is_known.all():
-                at = int(np.argmin(is_known))
-                row, slot = divmod(int(np.searchsorted(bags.row_ptrs, at, "right")) - 1, bags.slots)
-                reason = f"slot {slot}: expected a key below slot_size_array, {slot_sizes[slot]}, got {bags.keys[at]}"
-                raise DataError(path, reason, record=first + row)
-            part = Samples(
-                part.labels, part.dense, Bags(keys, None if bags.has_one_key_each else bags.row_ptrs, bags.slots)
-            )
-        yield part
-        first += len(part)
+    return partial(read_criteo_blocks, path, sizes)
 
 
 def _has_parquet(folder: Path) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.model.atomic import atomic_write
-from serving.model.slot_sizes import slot_ranges
+from training.data.checks import checked
 from training.errors import DataError
 from training.samples import Bags, Samples
 
@@ -40,13 +40,12 @@ def read_raw(
         batch_size: the samples of a batch; the last batch may be smaller.
 
     Raises:
-        DataError: the file is missing or cut short, or a number is out of range. The message names the file and the
-            record, counted from 0.
+        DataError: the file is missing or cut short, or a value is wrong; see ``checked``. The message names the
+            file and the record, counted from 0.
         ValueError: ``slot_sizes`` has another length.
     """
     path = Path(path)
     words = labels + dense + slots
-    ranges = None if slot_sizes is None else slot_ranges(slot_sizes, slots)
     try:
         with path.open("rb") as file:
             done = 0
@@ -57,8 +56,9 @@ def read_raw(
                     raise DataError(path, reason, record=done + read)
                 records = np.frombuffer(data, "<u4").reshape(read, words)
                 numbers = _numbers(path, records[:, : labels + dense], labels, has_floats, done)
-                keys = _keys(path, records[:, labels + dense :].astype(np.int64), ranges, done)
-                yield Samples(numbers[:, :labels].copy(), numbers[:, labels:].copy(), Bags.one_key_each(keys))
+                bags = Bags.one_key_each(records[:, labels + dense :].astype(np.int64))
+                samples = Samples(numbers[:, :labels].copy(), numbers[:, labels:].copy(), bags)
+                yield checked(samples, path, done, slot_sizes=slot_sizes)
                 done += read
     except OSError as err:
         raise DataError(path, (err.strerror or str(err)).lower()) from err
@@ -75,28 +75,11 @@ def _numbers(
     if len(wrong):
         record, column = wrong[0].tolist()
         value = integers[record, labels + column]
-        reason = f"dense feature {column} is {value}, but ln(v + 1) needs at least 0"
-        raise DataError(path, reason, record=first_record + record)
+        reason = f"expected at least 0, because training reads ln(v + 1), found {value}"
+        raise DataError(path, reason, column=f"dense[{column}]", record=first_record + record)
     numbers = integers.astype(np.float32)
     numbers[:, labels:] = np.log1p(numbers[:, labels:])
     return numbers
-
-
-def _keys(
-    path: Path,
-    keys: NDArray[np.int64],
-    ranges: tuple[NDArray[np.int64], NDArray[np.int64]] | None,
-    first_record: int,
-) -> NDArray[np.int64]:
-    if ranges is None:
-        return keys
-    offsets, sizes = ranges
-    wrong = np.argwhere(keys >= sizes)
-    if len(wrong):
-        record, slot = wrong[0].tolist()
-        reason = f"slot {slot} has the key {keys[record, slot]}, but {sizes[slot]} keys"
-        raise DataError(path, reason, record=first_record + record)
-    return keys + offsets
 
 
 def write_raw(path: str | Path, labels: Any, dense: Any, keys: Any, *, has_floats: bool = False) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from serving.model.graph import Graph
+from training.data.checks import checked
 from training.data.source import SampleSource, shuffled_batches
 from training.data.streams import batches_of
 from training.errors import DivergedError
@@ -103,6 +104,7 @@ def train(
         save_steps: at least 1.
 
     Raises:
+        DataError: a label, a dense feature or a key is wrong; see ``training.data.checks``.
         ConfigError: the graph has other inputs than the samples, or ``samples`` has no key of an input.
         DivergedError: the loss, or a logit of the evaluation, is not finite.
     """
@@ -140,9 +142,10 @@ def train(
 
 
 def _check(graph: Graph, samples: SampleSource, evaluation: SampleSource) -> None:
-    for source in (samples, evaluation):
+    for name, source in (("training samples", samples), ("evaluation samples", evaluation)):
         if isinstance(source, Samples):
             check_samples_fit(graph, source)
+            checked(source, name, 0)
     if isinstance(samples, Samples):
         check_every_table_learns(graph, samples)
 

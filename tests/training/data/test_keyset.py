@@ -32,6 +32,9 @@ def test_what_is_refused(tmp_path):
     assert not (tmp_path / "k").exists()
     with pytest.raises(DataError, match="k: no such file"):
         read_keyset(tmp_path / "k", "int64")
+    (tmp_path / "k").write_bytes(np.array([7, 2**63 - 1]).tobytes())
+    with pytest.raises(DataError, match=f"k: expected keys from {2 - 2**63} to {2**63 - 3}, found {2**63 - 1}"):
+        read_keyset(tmp_path / "k", "int64")
     (tmp_path / "k").write_bytes(bytes(12))
     with pytest.raises(DataError, match=r"k: expected a multiple of 8 bytes \(int64 keys\), found 12 bytes"):
         read_keyset(tmp_path / "k", "int64")

@@ -19,7 +19,7 @@ def test_a_record_is_labels_then_dense_features_then_keys(tmp_path):
 @pytest.mark.parametrize("batch_size", [1, 7, 100, 1000])
 def test_floats_and_keys_are_read_as_written(tmp_path, batch_size):
     rng = np.random.default_rng(0)
-    labels, dense = rng.random((100, 2), np.float32), rng.standard_normal((100, 3), np.float32)
+    labels, dense = rng.integers(0, 2, (100, 2)), rng.standard_normal((100, 3), np.float32)
     keys = rng.integers(0, 2**32, (100, 4))
     write_raw(tmp_path / "raw", labels, dense, keys, has_floats=True)
 
@@ -54,8 +54,12 @@ def test_a_file_that_ends_in_a_record_is_refused_with_the_record(tmp_path):
 @pytest.mark.parametrize(
     ("dense", "keys", "message"),
     [
-        ([[1], [1], [-5]], [[0]] * 3, "record 2: dense feature 0 is -5, but ln"),
-        ([[1]] * 3, [[0], [4], [0]], "record 1: slot 0 has the key 4, but 4 keys"),
+        (
+            [[1], [1], [-5]],
+            [[0]] * 3,
+            r"raw column dense\[0\] record 2: expected at least 0, because training reads ln\(v \+ 1\), found -5",
+        ),
+        ([[1]] * 3, [[0], [4], [0]], r"raw column slot\[0\] record 1: expected a key from 0 to 3, found 4"),
     ],
 )
 def test_a_number_out_of_range_is_refused_with_its_record(tmp_path, dense, keys, message):
@@ -68,8 +72,9 @@ def test_a_number_out_of_range_is_refused_with_its_record(tmp_path, dense, keys,
 def test_a_missing_file_and_wrong_sizes_are_refused(tmp_path):
     with pytest.raises(DataError, match="nothing: no such file"):
         list(read_raw(tmp_path / "nothing", 1, 1, 1))
+    write_raw(tmp_path / "raw", [[1]], [[1]], [[0, 0]])
     with pytest.raises(ValueError, match="slot_sizes: expected 2 numbers, got 1"):
-        list(read_raw(tmp_path / "nothing", 1, 1, 2, slot_sizes=[1]))
+        list(read_raw(tmp_path / "raw", 1, 1, 2, slot_sizes=[1]))
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_a_key_beyond_its_slot_in_the_data_is_refused(tmp_path, training_documen
     keys[7, 3] = 4
     write_arrays(tmp_path / "data.npz", (raw[0], raw[1], keys))
 
-    with pytest.raises(DataError, match="record 7: slot 3: expected a key below slot_size_array, 4, got 4"):
+    with pytest.raises(DataError, match=r"column wide\[3\] record 7: expected a key from 0 to 3, found 4"):
         open_data(tmp_path / "data.npz", training_document)
 
 

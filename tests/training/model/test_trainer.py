@@ -6,7 +6,7 @@ from kernels.errors import ReservedKeyError
 from serving.errors import ConfigError
 from serving.model.graph import parse_graph
 from tests.training.rows import make_rows
-from training.errors import DivergedError
+from training.errors import DataError, DivergedError
 from training.model.ctr_model import CtrModel
 from training.model.document import open_document
 from training.model.trainer import predict_logits, train
@@ -35,6 +35,14 @@ def test_training_on_generated_samples_comes_close_to_the_best_known_auc():
     best = data.best_known_auc(slice(cut, None))
     assert (result.auc[0] - 0.5) / (best - 0.5) > 0.8  # 0.84 was seen; an untrained model has 0
     assert result.auc[0] < best
+
+
+def test_samples_in_memory_are_checked_before_the_first_step(document):
+    samples = generate(300, seed=0).samples
+    samples.labels[250] = 3
+
+    with pytest.raises(DataError, match=r"training samples column label\[0\] record 250: expected 0 or 1, found 3"):
+        trained(document, samples)
 
 
 def test_the_loss_falls_from_epoch_to_epoch(document):
@@ -136,16 +144,16 @@ def test_a_smaller_last_batch_is_used_too(document):
 def test_every_epoch_uses_every_sample_once_in_a_new_order(document):
     class Recording(CtrModel):
         def train_batch(self, samples, learning_rate):
-            taken.append(samples.labels[:, 0].astype(int))
+            taken.append(samples.dense[:, 0].astype(int))
             return 0.0
 
     samples = generate(100, seed=0).samples
-    numbered = Samples(np.arange(100, dtype=np.float32)[:, None], samples.dense, samples.bags)
+    samples.dense[:, 0] = np.arange(100)
     orders = []
     for seed in (0, 0, 1):
         taken = []
         model = Recording(parse_graph(document, "graph.json"), seed=0)
-        list(train(model, numbered, samples, epochs=2, batch_size=30, schedule=RATE, seed=seed))
+        list(train(model, samples, samples, epochs=2, batch_size=30, schedule=RATE, seed=seed))
         assert [batch.size for batch in taken] == [30, 30, 30, 10] * 2
         orders.append(np.concatenate(taken).reshape(2, 100).tolist())
 
@@ -226,8 +234,10 @@ def test_a_reserved_key_is_refused(document):
     samples = generate(20, seed=0).samples
     samples.bags.keys[82] = np.iinfo(np.int64).min
 
-    with pytest.raises(ReservedKeyError):
+    with pytest.raises(DataError, match=rf"training samples column slot\[4\] record 3: .* found {-(2**63)}"):
         trained(document, samples)
+    with pytest.raises(ReservedKeyError):
+        CtrModel(parse_graph(document, "graph.json"), seed=0).train_batch(samples, 0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""What training can learn from: the labels, dense features and keys of every format pass through here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.model.slot_sizes import slot_ranges
+from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
+from training.errors import DataError
+from training.samples import Bags, Samples
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMap:
+    """The columns of L labels, F dense features and S slots, by name."""
+
+    labels: tuple[str, ...]
+    dense: tuple[str, ...]
+    slots: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """All columns. A column that several of them read is there several times."""
+        return [*self.labels, *self.dense, *self.slots]
+
+
+def checked(
+    samples: Samples,
+    source: object,
+    first_record: int,
+    *,
+    columns: ColumnMap | None = None,
+    slot_sizes: Sequence[int] | None = None,
+) -> Samples:
+    """Return samples that training can learn from.
+
+    Args:
+        samples: as a file has them.
+        source: the file, or another name of the data, for the message.
+        first_record: the number of the first sample in the source.
+        columns: the names of the columns; None: ``label[0]``, ``dense[0]``, ``slot[0]`` and so on.
+        slot_sizes: S numbers, how many keys each slot has: keys begin at 0 in each slot, and the sizes of the slots
+            before are added. None: keys are used as they are.
+
+    Raises:
+        DataError: a label is neither 0 nor 1, a dense feature is NaN or infinite, or a key is reserved or outside its
+            slot. The message names the source, the column and the record.
+        ValueError: there is not one size per slot.
+    """
+    labels, dense, bags = samples.labels, samples.dense, samples.bags
+
+    def refuse(kind: str, column: int, record: int, expected: str, found: Any) -> None:
+        names = (
+            () if columns is None else {"label": columns.labels, "dense": columns.dense, "slot": columns.slots}[kind]
+        )
+        name = names[column] if names else f"{kind}[{column}]"
+        raise DataError(source, f"expected {expected}, found {found}", column=name, record=first_record + record)
+
+    for kind, values, wrong, expected in (
+        ("label", labels, (labels != 0) & (labels != 1), "0 or 1"),
+        ("dense", dense, ~np.isfinite(dense), "a finite number"),
+    ):
+        if wrong.any():
+            record, column = np.argwhere(wrong)[0].tolist()
+            refuse(kind, column, record, expected, f"{values[record, column]:g}")
+    keys, wrong_keys, sizes = _keys_of(bags, slot_sizes)
+    if wrong_keys.any():
+        at = int(np.argmax(wrong_keys))
+        record, slot = divmod(at if bags.has_one_key_each else _bag_of(bags, at), bags.slots)
+        lowest, highest = (SMALLEST_KEY, LARGEST_KEY) if sizes is None else (0, sizes[slot] - 1)
+        refuse("slot", slot, record, f"a key from {lowest} to {highest}", bags.keys[at])
+    if keys is bags.keys:
+        return samples
+    return Samples(labels, dense, Bags(keys, None if bags.has_one_key_each else bags.row_ptrs, bags.slots))
+
+
+def _keys_of(
+    bags: Bags, slot_sizes: Sequence[int] | None
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64] | None]:
+    """Return the keys of the table, which keys of the bags are wrong, and the size of each slot."""
+    if slot_sizes is None:
+        return bags.keys, (bags.keys < SMALLEST_KEY) | (bags.keys > LARGEST_KEY), None
+    offsets, sizes = slot_ranges(slot_sizes, bags.slots)
+    keys, offset_of, size_of = bags.keys, offsets, sizes
+    if bags.has_one_key_each:
+        keys = keys.reshape(-1, bags.slots)
+    else:
+        counts = bags.sizes.reshape(-1)
+        offset_of, size_of = (np.repeat(np.tile(of_slots, len(bags)), counts) for of_slots in (offsets, sizes))
+    wrong = keys.view(np.uint64) >= size_of.view(np.uint64)  # a negative key is a large unsigned number
+    return (keys + offset_of).reshape(-1), wrong.reshape(-1), sizes
+
+
+def _bag_of(bags: Bags, key: int) -> int:
+    return int(np.searchsorted(bags.row_ptrs, key, "right")) - 1
