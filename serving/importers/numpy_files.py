@@ -13,6 +13,7 @@ or the user says it.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from serving.errors import ModelFileError
 from serving.importers.rows import BareRows, TableRows, as_int64, rows_of_array
 from serving.model.mapped_file import map_file
 from serving.model.numpy_faults import NPY, NPZ, UNREADABLE, unreadable
+from serving.model.pooling import Pooling
 from serving.model.regular_file import check_regular, open_regular
 
 
@@ -44,9 +46,13 @@ def open_npz(path: Path) -> TableRows:
 
 
 def open_folder(folder: Path) -> TableRows:
-    """Open HugeCTR's ``key`` and ``emb_vector``, whose numbers are float32. Raise ModelFileError if they do not fit."""
+    """Open HugeCTR's ``key`` and ``emb_vector``, whose numbers are float32, and ``pooling.json`` if it is there.
+
+    Raise ModelFileError if they do not fit.
+    """
     rows = open_pair(folder / "key", folder / "emb_vector")
-    return rows.as_dtype("fp32") if isinstance(rows, BareRows) else rows
+    rows = rows.as_dtype("fp32") if isinstance(rows, BareRows) else rows
+    return replace(rows, pooling=Pooling.read(folder))
 
 
 def open_pair(keys: Path, vectors: Path) -> TableRows | BareRows:

@@ -145,6 +145,13 @@ def plan_matched(
         PlannedTable(name, rows, _slots(network.source, inputs[name], rows), combiners[name])
         for name, rows in matching.rows.items()
     )
+    for table in planned:
+        trained = table.rows.pooling.combiner
+        if trained not in (None, table.combiner):
+            reason = (
+                f"expected the combiner {trained}, with which {table.rows.source} was trained, got {table.combiner}"
+            )
+            raise ConfigError(network.source, f"table {table.name!r}", reason)
     plan = ImportPlan(network, matching.dense, planned, max_batchsize, matching.unused)
     graph = _checked_graph(plan)
     for table in planned:
@@ -180,12 +187,17 @@ def _slots(source: str, entry: NetworkInput, rows: TableRows) -> int:
 
 
 def _embedding(table: PlannedTable, keys: Mapping[str, str]) -> dict[str, Any]:
+    default_value = table.rows.pooling.default_value
     return {
         "name": table.name,
         "type": "DistributedSlotSparseEmbeddingHash",
         "bottom": keys[table.name],
         "top": table.name,
-        "sparse_embedding_hparam": {"embedding_vec_size": table.rows.dim, "combiner": table.combiner},
+        "sparse_embedding_hparam": {
+            "embedding_vec_size": table.rows.dim,
+            "combiner": table.combiner,
+            **({"default_emb_vec_value": default_value} if default_value else {}),
+        },
     }
 
 

@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
+from serving.model.pooling import Pooling
 from serving.model.sparse_rows import Keys, Vectors, refuse_repeated_keys
 
 #: float16 and bfloat16 are widened without loss. Other types would have to be rounded, or scaled by an unknown factor.
 FLOAT_DTYPES: Final = "float32, float16 or bfloat16"
+
+_NO_POOLING = Pooling()
 
 #: The types of numbers in files without a header.
 BareDtype = Literal["fp32", "fp16", "bf16"]
@@ -30,6 +33,7 @@ class TableRows:
         keys: int64[V], maybe a view of a file. None means 0 to V - 1, the row numbers of a matrix.
         read: returns rows ``begin`` to ``end`` as a new float32[n, D].
         keys_source: the file of the keys, if it is another file.
+        pooling: how training read the table, if its files say so.
     """
 
     source: str
@@ -38,6 +42,7 @@ class TableRows:
     keys: Keys | None
     read: Callable[[int, int], Vectors]
     keys_source: str = ""
+    pooling: Pooling = _NO_POOLING
 
     def check_keys(self) -> None:
         """Raise ModelFileError if a key is reserved or repeated. This takes 8 bytes of memory per row."""

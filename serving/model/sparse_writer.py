@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from serving.errors import ModelFileError, OutputError
 from serving.model.atomic import atomic_directory
 from serving.model.names import TABLE_NAME
+from serving.model.pooling import POOLING_FILE, Pooling
 from serving.model.sparse_rows import Keys, Vectors, check_rows
 
 #: The files that the folder of a table may have.
-TABLE_FILES = ("key", "emb_vector", "slot_id", "meta")
+TABLE_FILES = ("key", "emb_vector", "slot_id", "meta", POOLING_FILE)
 _CHUNK_ROWS = 65_536
 
 
@@ -24,8 +25,11 @@ def write_sparse_directory(
     keys: Keys,
     vectors: Vectors,
     slot_ids: NDArray[np.uint64] | None = None,
+    pooling: Pooling | None = None,
 ) -> None:
     """Write a table in the directory format, and replace an existing table as a whole.
+
+    ``pooling`` says how training read the table.
 
     Raises:
         ModelFileError: the arrays do not fit each other, a key is reserved or repeated, ``path`` has other files, or
@@ -48,6 +52,8 @@ def write_sparse_directory(
                 with (folder / name).open("wb") as file:
                     for begin in range(0, keys.size, _CHUNK_ROWS):
                         file.write(np.ascontiguousarray(column[begin : begin + _CHUNK_ROWS], dtype=dtype).data)
+            if pooling is not None:
+                pooling.write(folder)
     except OSError as err:
         raise ModelFileError(path, f"cannot be written: {err.strerror}") from err
 
@@ -65,7 +71,11 @@ def write_sparse_batches(path: str | Path, batches: Iterable[tuple[Keys, Vectors
             vector_file.write(np.ascontiguousarray(vectors, dtype="<f4").data)
 
 
-def write_table_folders(path: str | Path, tables: Mapping[str, Iterable[tuple[Keys, Vectors]]]) -> dict[str, int]:
+def write_table_folders(
+    path: str | Path,
+    tables: Mapping[str, Iterable[tuple[Keys, Vectors]]],
+    pooling: Mapping[str, Pooling] | None = None,
+) -> dict[str, int]:
     """Write a folder that has a folder for each table, and return the number of rows of each table.
 
     A table without rows gets no folder. The folder is complete or absent, and replaces an earlier one as a whole.
@@ -73,6 +83,7 @@ def write_table_folders(path: str | Path, tables: Mapping[str, Iterable[tuple[Ke
     Args:
         path: the folder.
         tables: batches of each table by its name. The caller has checked the keys.
+        pooling: how training read a table, by its name; None: not known.
 
     Raises:
         OutputError: a name cannot be a table's, ``path`` has other files, or the file system refuses.
@@ -91,6 +102,8 @@ def write_table_folders(path: str | Path, tables: Mapping[str, Iterable[tuple[Ke
                 rows[name] = (folder / name / "key").stat().st_size // np.dtype(np.int64).itemsize
                 if not rows[name]:
                     shutil.rmtree(folder / name)
+                elif pooling is not None:
+                    pooling[name].write(folder / name)
     except OSError as err:
         raise OutputError(f"{path}: cannot be written: {(err.strerror or str(err)).lower()}") from err
     return rows

@@ -23,4 +23,5 @@ def write_tables(columns: Iterable[EmbeddingColumn], folder: str | Path) -> None
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise OutputError(f"{folder}: expected columns of different names, got two called {repeated!r}")
-    write_table_folders(folder, {column.name: column.table.served_rows() for column in columns})
+    rows = {column.name: column.table.served_rows() for column in columns}
+    write_table_folders(folder, rows, {column.name: column.table.config.pooling for column in columns})

@@ -184,6 +184,8 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
     def write_tables(self, folder: str | Path) -> None:
         """Write the rows of every table in HugeCTR's directory format, for ``hotrow import --checkpoint``.
 
+        The server reads the tables as training does: with their combiners, and with ``default_value`` for absent keys.
+
         Every process calls this, and the first one writes. A table without rows gets no folder.
 
         Args:
@@ -192,7 +194,8 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         Raises:
             OutputError: a table's name cannot be a file's, ``folder`` has other files, or the file system refuses.
         """
-        write_tables(self._processes, folder, {name: table.served_rows() for name, table in self.tables.items()})
+        rows = {name: table.served_rows() for name, table in self.tables.items()}
+        write_tables(self._processes, folder, rows, {name: config.pooling for name, config in self._configs.items()})
 
     def owner_of(self, table: str, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the process that has the row of each key, int64[N]."""

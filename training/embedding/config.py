@@ -6,7 +6,9 @@ from typing import Any, Literal, get_args
 
 from serving.model.strict_json import LARGEST_FLOAT32
 
-Combiner = Literal["sum", "mean", "sqrtn"]
+from serving.model.pooling import Pooling
+from serving.model.records import Combiner as Combiner
+
 RowDtype = Literal["fp32", "fp16", "bf16"]
 
 
@@ -130,3 +132,8 @@ class EmbeddingBagConfig:
             raise TypeError(f"initializer: expected {expected}, got {self.initializer!r}")
         if isinstance(self.features, str) or not all(isinstance(one, str) for one in self.features):
             raise TypeError(f"features: expected a tuple of names, got {self.features!r}")
+
+    @property
+    def pooling(self) -> Pooling:
+        """What the server needs to read the table as training does."""
+        return Pooling(self.combiner, self.default_value)

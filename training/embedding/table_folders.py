@@ -8,13 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import OutputError
+from serving.model.pooling import Pooling
 from serving.model.sparse_writer import write_table_folders
 from training.processes import Processes
 
 Rows = Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]
 
 
-def write_tables(processes: Processes, path: str | Path, rows: Mapping[str, Rows]) -> dict[str, int]:
+def write_tables(
+    processes: Processes, path: str | Path, rows: Mapping[str, Rows], pooling: Mapping[str, Pooling] | None = None
+) -> dict[str, int]:
     """Write ``<path>/<table>`` of each table, and return how many rows each has; see ``write_table_folders``.
 
     Every process calls this with the same names and its own rows. The first process writes.
@@ -23,6 +26,7 @@ def write_tables(processes: Processes, path: str | Path, rows: Mapping[str, Rows
         processes: that have the rows.
         path: the folder.
         rows: keys and vectors of each table, part by part.
+        pooling: how training read each table; None: not known.
 
     Raises:
         OutputError: see ``write_table_folders``. It is raised in every process.
@@ -32,7 +36,7 @@ def write_tables(processes: Processes, path: str | Path, rows: Mapping[str, Rows
     refusal, cause = "", None
     if processes.is_first:
         try:
-            counts = write_table_folders(path, streams)
+            counts = write_table_folders(path, streams, pooling)
         except OutputError as err:
             refusal, cause = str(err), err
     for parts in streams.values():  # the other processes send theirs, and the first one takes what it could not write

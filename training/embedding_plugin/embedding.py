@@ -178,7 +178,8 @@ class Embedding:
             raise ModelFileError(path, f"{self._place} has no rows yet, and an empty table cannot be read")
         parts = ((rows.keys, rows.vectors, rows.slot_ids) for rows in self.table.dump())
         keys, vectors, slot_ids = (np.concatenate(column) for column in zip(*parts, strict=True))
-        write_sparse_directory(Path(path), keys, vectors, slot_ids if self.row_layout == "localized" else None)
+        slots = slot_ids if self.row_layout == "localized" else None
+        write_sparse_directory(Path(path), keys, vectors, slots, self.table.config.pooling)
 
     def restore(self, path: str | PathLike[str]) -> None:
         """Replace all rows by those of a sparse model. Steps and states of the optimizer begin again.

@@ -27,6 +27,7 @@ from serving.errors import ConfigError, ModelFileError, OutputError
 from serving.model.atomic import atomic_directory, remove_killed_writes
 from serving.model.names import TABLE_NAME
 from serving.model.numpy_faults import NPY, UNREADABLE, unreadable
+from serving.model.pooling import Pooling
 from serving.model.sparse_writer import write_table_folders
 from serving.model.strict_json import Fields
 from training.checkpoint_file import CHECKPOINT_FILE, read_checkpoint_file, write_checkpoint_file
@@ -220,16 +221,35 @@ def write_tables(checkpoint: str | Path, folder: str | Path) -> None:
         folder: has ``<folder>/<group>`` in HugeCTR's format. It is complete or absent, and replaces an earlier one.
 
     Raises:
-        ConfigError: the checkpoint is missing, or a group cannot be the name of a table.
+        ConfigError: the checkpoint is missing, a group cannot be the name of a table, or its features are pooled in
+            different ways.
         ModelFileError: a file of the checkpoint is damaged.
         OutputError: ``folder`` has other files, or the disk refuses.
     """
-    groups = CheckpointFacts.read(Path(checkpoint)).config.groups
+    config = CheckpointFacts.read(Path(checkpoint)).config
+    groups = config.groups
     for group in groups:
         if not TABLE_NAME.fullmatch(group):
             expected = "expected 1 to 120 letters, digits, '_', '-' and '.', because a table has this name"
             raise ConfigError(str(checkpoint), f"feature group {group!r}", expected)
-    write_table_folders(folder, {group: _rows_of(Path(checkpoint), feature) for group, feature in groups.items()})
+    pooling = {group: _pooling_of(checkpoint, config, group) for group in groups}
+    rows = {group: _rows_of(Path(checkpoint), feature) for group, feature in groups.items()}
+    write_table_folders(folder, rows, pooling)
+
+
+def _pooling_of(checkpoint: str | Path, config: EmbeddingConfig, group: str) -> Pooling:
+    """Return how the features of a group are pooled. Raise ConfigError if the server's one table cannot do all."""
+    kinds = {
+        feature.pooling: feature.name
+        for feature in config.features.values()
+        if feature.group == group and feature.pooling != Pooling()
+    }
+    if len(kinds) > 1:
+        both = " and ".join(f"{name!r} {pooling.combiner}" for pooling, name in kinds.items())
+        reason = f"a served table has one combiner, but its features have several because of sqrt_scaling: {both}; "
+        reason += "train with the same sqrt_scaling for all features of the group, or with a group for each"
+        raise ConfigError(str(checkpoint), f"feature group {group!r}", reason)
+    return next(iter(kinds), Pooling())
 
 
 def _rows_of(checkpoint: Path, feature: Feature) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:

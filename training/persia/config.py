@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from serving.errors import ConfigError
+from serving.model.pooling import Pooling
 from serving.model.strict_json import Fields, parse_json
 
 _LARGEST_CAPACITY = 3_500_000_000  # rows of a table
@@ -40,6 +41,13 @@ class Feature:
     hash_stack_size: int
     prefix: int
     spacing: int
+
+    @property
+    def pooling(self) -> Pooling:
+        """How the rows of a slot become one vector. A slot of a raw feature may always have one row."""
+        if not self.is_summed and self.rows_per_sign == 1:
+            return Pooling()
+        return Pooling("sqrtn" if self.has_sqrt_scaling else "sum")
 
     @property
     def rows_per_sign(self) -> int:

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from serving.errors import ConfigError, ModelFileError
-from serving.importers import plan_import
+from serving.importers import plan_import, write_model
+from serving.model.pooling import Pooling
+from serving.model.sparse_writer import write_sparse_directory
+from serving.opening import load_model
 
 
 def test_a_plan_has_the_networks_tables_in_the_order_of_its_inputs(network, tables):
@@ -39,6 +42,39 @@ def test_tables_come_from_the_checkpoint_unless_one_is_given(network, tables, tm
         str(tmp_path / "model" / "ads" / "emb_vector"),
         str(tables["users"]),
     ]
+
+
+def test_the_model_reads_a_table_as_training_did(sketch_of, tmp_path):
+    network = sketch_of({"ads": (2, 4)}).write(tmp_path / "ads.onnx")
+    vectors = np.ones((2, 4), np.float32)
+    (tmp_path / "t").mkdir()
+    write_sparse_directory(tmp_path / "t" / "ads", np.array([3, 5]), vectors, pooling=Pooling("mean", 0.5))
+
+    plan = plan_import(network, "mean", checkpoint=tmp_path / "t")
+    with load_model(write_model(plan, tmp_path / "models", "ctr")) as session:
+        of_defaults = session.predict(np.zeros((1, 0)), np.array([3, 8, 9]), np.array([0, 2, 3]))
+
+    flat = np.array([[0.75] * 4 + [0.5] * 4])
+    np.testing.assert_allclose(of_defaults, sketch_of({"ads": (2, 4)}).probabilities(flat), rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"table 'ads': expected the combiner mean, with which .*ads.* was trained, got sum"):
+        plan_import(network, "sum", checkpoint=tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "pooling.json: line 1 column 2: the text ends too early"),
+        ('{"combiner": "max", "default_value": 0}', 'combiner: expected one of "sum", "mean", "sqrtn", got "max"'),
+        ('{"combiner": "sum"}', "default_value: missing"),
+        ('{"default_value": 1e39}', "default_value: expected"),
+    ],
+)
+def test_a_damaged_file_of_pooling_is_refused(network, tables, tmp_path, text, message):
+    write_sparse_directory(tmp_path / "ads", np.arange(30), np.ones((30, 4), np.float32))
+    (tmp_path / "ads" / "pooling.json").write_text(text)
+
+    with pytest.raises(ModelFileError, match=message):
+        plan_import(network, "sum", {"ads": tmp_path / "ads", "users": tables["users"]})
 
 
 def folder_file(folder, name):

@@ -9,6 +9,7 @@ import torch
 
 from serving import load_model
 from serving.errors import OutputError
+from serving.model.pooling import Pooling
 from training import EmbeddingBagCollection, EmbeddingBagConfig
 
 
@@ -34,7 +35,9 @@ def test_the_documents_model_is_served_with_the_trainers_predictions(tmp_path, m
 
 
 def test_the_tables_are_written_as_lookups_read_them(tmp_path):
-    tables = EmbeddingBagCollection({"short": EmbeddingBagConfig(2, max_norm=0.01), "empty": EmbeddingBagConfig(2)})
+    tables = EmbeddingBagCollection(
+        {"short": EmbeddingBagConfig(2, "mean", max_norm=0.01), "empty": EmbeddingBagConfig(2)}
+    )
     vectors = tables({"short": torch.tensor([5, 3])})["short"].detach()
 
     tables.write_tables(tmp_path / "tables")
@@ -43,6 +46,8 @@ def test_the_tables_are_written_as_lookups_read_them(tmp_path):
     assert np.fromfile(folder / "key", np.int64).tolist() == [5, 3]
     np.testing.assert_allclose(np.fromfile(folder / "emb_vector", np.float32).reshape(2, 2), vectors, rtol=1e-6)
     assert [path.name for path in folder.parent.iterdir()] == ["short"]
+    assert Pooling.read(folder) == Pooling("mean", 0.0)
+    assert EmbeddingBagConfig(2, "sqrtn", default_value=0.5).pooling == Pooling("sqrtn", 0.5)
 
 
 def test_a_folder_with_other_files_is_kept(tmp_path):

@@ -1,5 +1,6 @@
 """What was trained is served with the predictions of the NN worker."""
 
+import json
 import warnings
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from tests.training.persia.batches import batch_of
 from tests.training.persia.cluster import served
 from tests.training.persia.training import enter
 from training.persia.checkpoint import CheckpointFacts, load_rows, write_tables
+from training.persia.config import read_embedding_config
 from training.persia.signs import request_keys
 from training.persia.sparse.optim import Adagrad
 
@@ -118,6 +120,27 @@ def test_a_model_that_was_trained_is_served_with_its_predictions(tmp_path):
     assert sum((tmp_path / "tables" / name / "key").stat().st_size // 8 for name in TABLES) == sum(
         len(rows.keys) for _, rows in load_rows(checkpoint)
     )
+
+
+@pytest.mark.parametrize(
+    ("other", "is_right"),
+    [
+        ({"dim": 4}, False),
+        ({"dim": 4, "sqrt_scaling": True}, True),
+        ({"dim": 4, "embedding_summation": False}, True),  # a slot has one row, so both ways give the same
+    ],
+)
+def test_a_group_whose_features_are_pooled_in_different_ways_is_refused(tmp_path, other, is_right):
+    slots = {"user": {"dim": 4, "sqrt_scaling": True}, "friend": other}
+    (tmp_path / "config.yml").write_text(json.dumps({"slots_config": slots, "feature_groups": GROUPS}))
+    config = read_embedding_config(tmp_path / "config.yml")
+    CheckpointFacts(1, 1, {"rule": "sgd", "initial_states": []}, config).write(tmp_path)
+
+    if is_right:
+        write_tables(tmp_path, tmp_path / "tables")
+        return
+    with pytest.raises(ConfigError, match=r"'people': a served table has one combiner.*'user' sqrtn and 'friend' sum"):
+        write_tables(tmp_path, tmp_path / "tables")
 
 
 def test_what_cannot_be_exported_is_reported(tmp_path):
