@@ -1,9 +1,11 @@
 """The calls of HugeCTR v3.0's inference API, with HugeCTR's names and order of arguments."""
 
+import logging
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
+from kernels.device import open_device
 from kernels.errors import DeviceUnavailableError
 from serving.config import read_inference_config
 from serving.config.clause import MOST_GPUS
@@ -16,6 +18,8 @@ from serving.storage import MemoryStore
 __all__ = ["CreateEmbeddingCache", "CreateParameterServer", "InferenceSession"]
 
 FileName = str | PathLike[str]
+
+_log = logging.getLogger(__name__)
 
 
 def CreateParameterServer(  # noqa: N802 - HugeCTR's name
@@ -68,8 +72,9 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
 ) -> LookupSession:
     """Open a model's embeddings for lookup.
 
-    A GPU cache does not change the answers: rows that it misses are read from the parameter server before the request
-    is answered. The missed rows of a table are inserted if the request's hit rate was below ``hit_rate_threshold``.
+    Without a GPU, one warning says so, and lookups go to the parameter server. A GPU cache does not change the answers:
+    rows that it misses are read from the parameter server before the request is answered. The missed rows of a table
+    are inserted if the request's hit rate was below ``hit_rate_threshold``.
 
     Args:
         parameter_server: holds the model.
@@ -84,7 +89,7 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
         device: Hotrow's own argument: ``"runner"`` runs the GPU's kernels on the CPU, for tests.
 
     Raises:
-        DeviceUnavailableError: a GPU cache is wanted, but the GPU or CuPy is missing.
+        DeviceUnavailableError: the machine has a GPU, but not this one.
         DeviceMemoryError: the GPU has too little free memory.
         UnknownModelError: the parameter server does not hold the model.
         ConfigError: an argument is invalid or contradicts the parameter server.
@@ -113,13 +118,15 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
         return LookupSession(parameter_server, config, cuda_dev_id)
     if device not in ("cuda", "runner"):
         raise ConfigError(source, "device", f"expected cuda or runner, got {device!r}")
+    if device == "cuda":
+        try:
+            open_device("auto")
+        except DeviceUnavailableError as err:
+            _log.warning("%s: model %s has no GPU cache, and the tiers answer: %s", source, model_name, err)
+            return LookupSession(parameter_server, config, cuda_dev_id)
     from serving.lookup.cached_session import CachedLookupSession  # only a device needs it
 
-    try:
-        (opened,) = open_devices(f"{device}:{cuda_dev_id}", ())
-    except DeviceUnavailableError as err:
-        advice = "use_gpu_embedding_cache=False looks rows up without a GPU"
-        raise DeviceUnavailableError(f"{source}: use_gpu_embedding_cache: {err}; {advice}") from err
+    (opened,) = open_devices(f"{device}:{cuda_dev_id}", ())
     settings = config.gpu_cache.model_copy(update={"wanted": True, "size_ratio": float(cache_size_percentage)})
     return CachedLookupSession(parameter_server, config.model_copy(update={"gpu_cache": settings}), opened, cuda_dev_id)
 

@@ -131,7 +131,7 @@ class InferenceSession(ModelSession):
 
     def __init__(
         self,
-        config: str | Path | ModelConfig,
+        config_file: str | Path | ModelConfig,
         device_id: int,
         embedding_cache: LookupSession | Sequence[LookupSession],
         engine: Engine = "auto",
@@ -142,7 +142,7 @@ class InferenceSession(ModelSession):
         """Open the dense network next to the embeddings.
 
         Args:
-            config: the model's v3.0 inference JSON, its version directory, or its configuration.
+            config_file: the model's v3.0 inference JSON, its version directory, or its configuration.
             device_id: the same as the first embedding cache's.
             embedding_cache: what ``CreateEmbeddingCache`` returned for the same model. Or several of these, one per
                 GPU: each batch goes to the embedding cache with the fewest batches in flight.
@@ -161,7 +161,7 @@ class InferenceSession(ModelSession):
         caches = _checked_caches(embedding_cache)
         check_runtime("InferenceSession", engine, threads)
         self.embedding_cache = caches[0]
-        config = _read_config(config, self.embedding_cache.config)
+        config = _read_config(config_file, self.embedding_cache.config)
         super().__init__(config, caches)
         _check_device(config, device_id, self.embedding_cache)
         for cache in caches:

@@ -104,7 +104,11 @@ def _read_sparse(fields: Fields) -> SparseInput:
 
 def read_embedding(fields: Fields, sparse: Mapping[str, SparseInput]) -> Embedding:
     """Read one embedding layer, which reads one of ``sparse``. Raise ConfigError if a key is wrong."""
-    fields.allow(("name", "type", "bottom", "top", "sparse_embedding_hparam", *_EMBEDDING_TRAINING))
+    known = ("name", "type", "bottom", "top", "sparse_embedding_hparam", *_EMBEDDING_TRAINING)
+    for key in fields.others(known):
+        if key.startswith("plan_file"):  # HugeCTR's samples keep a second plan under such a name
+            raise fields.error("HugeCTR reads only plan_file; remove this key, or call it plan_file", key)
+    fields.allow(known)
     bottom, top = fields.text("bottom"), fields.text("top")
     if bottom not in sparse:
         raise fields.error(f"expected a sparse input ({', '.join(sparse)}), got {bottom!r}", "bottom")

@@ -1,5 +1,6 @@
 """The calls of HugeCTR v3.0's inference API, on model files in v3.0's own formats."""
 
+import inspect
 import json
 import os
 import sys
@@ -8,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels.errors import DeviceUnavailableError
 from serving.config import read_inference_config
 from serving.errors import ConfigError, RequestError, UnknownModelError
 from serving.hugectr import CreateEmbeddingCache, CreateParameterServer, InferenceSession
@@ -115,13 +115,37 @@ def test_a_device_id_that_is_not_the_index_of_a_gpu_is_refused_by_name(cache_arg
         CreateEmbeddingCache(**cache_arguments | arguments, device="runner")
 
 
-def test_without_a_gpu_the_error_names_the_argument_to_change(cache_arguments, monkeypatch):
+def test_without_a_gpu_the_tiers_answer_and_one_warning_says_so(cache_arguments, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "cupy", None)
 
-    with pytest.raises(
-        DeviceUnavailableError, match=r"CreateEmbeddingCache: .*use_gpu_embedding_cache=False looks rows"
-    ):
-        CreateEmbeddingCache(**cache_arguments | {"use_gpu_embedding_cache": True})
+    with_gpu = CreateEmbeddingCache(**cache_arguments | {"use_gpu_embedding_cache": True})
+    without = CreateEmbeddingCache(**cache_arguments)
+
+    [message] = caplog.messages
+    assert message.startswith("CreateEmbeddingCache: model dcn has no GPU cache, and the tiers answer: cuda:0: ")
+    keys = [np.arange(9)] * len(without.config.tables)
+    for one, other in zip(with_gpu.lookup(keys).embeddings, without.lookup(keys).embeddings, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_arguments_have_the_names_of_hugectrs_documentation(cache_arguments):
+    cache = CreateEmbeddingCache(**cache_arguments)
+    file = cache_arguments["model_config_path"]
+
+    session = InferenceSession(config_file=file, device_id=0, embedding_cache=cache)
+
+    assert session.config == cache.config
+    assert list(inspect.signature(session.predict).parameters) == [
+        "dense_feature",
+        "embeddingcolumns",
+        "row_ptrs",
+        "i64_input_key",
+    ]
+    assert list(inspect.signature(CreateParameterServer).parameters) == [
+        "model_config_path",
+        "model_name",
+        "i64_input_key",
+    ]
 
 
 @pytest.mark.parametrize("switch", ["use_gpu_embedding_cache", "i64_input_key"])

@@ -40,12 +40,14 @@ class EmbeddingColumn(torch.nn.Module):  # type: ignore[misc]
     Attributes:
         key: the feature's name.
         name: of the table.
+        do_fusion: as ``embedding_column`` got it. It has no effect: every lookup is fused.
     """
 
-    def __init__(self, key: str, config: EmbeddingBagConfig) -> None:
+    def __init__(self, key: str, config: EmbeddingBagConfig, do_fusion: Fusion | None = None) -> None:
         """Make a table. Its first weights depend on the id, the name and ``torch.manual_seed``."""
         super().__init__()
         self.key = key
+        self.do_fusion = do_fusion
         self.name = f"{key}_embedding"
         seed = (torch.initial_seed() + zlib.crc32(self.name.encode())) % 2**63
         self.tables = EmbeddingBagCollection({self.name: config}, seed=seed)
@@ -125,7 +127,7 @@ def embedding_column(
     config = EmbeddingBagConfig(
         dimension, combiner, initializer=initializer or Normal(0.0, dimension**-0.5), max_norm=max_norm
     )
-    return EmbeddingColumn(column.key, config)
+    return EmbeddingColumn(column.key, config, do_fusion)
 
 
 def ones_initializer(dtype: torch.dtype = torch.float32) -> Constant:

@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
-from serving.model.strict_json import LARGEST_FLOAT32
-
 from serving.model.pooling import Pooling
 from serving.model.records import Combiner as Combiner
+from serving.model.strict_json import LARGEST_FLOAT32
 
 RowDtype = Literal["fp32", "fp16", "bf16"]
 

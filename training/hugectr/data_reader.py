@@ -1,5 +1,6 @@
 """Training or evaluation data of a session, batch by batch."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -14,6 +15,8 @@ from training.errors import DataError, SessionError
 from training.model.document import TrainingDocument
 from training.model.sample_check import check_samples_fit
 from training.samples import Samples
+
+_log = logging.getLogger(__name__)
 
 
 class DataReader:
@@ -116,14 +119,19 @@ class DataReader:
     def _parts(self) -> Iterator[Samples]:
         assert self._source is not None
         while True:
-            is_empty = True
+            samples = 0
             for part in read_hugectr(self._source, self._document, self.key_dtype, self._batch_size):
-                is_empty = False
+                samples += len(part)
                 yield part
-            if not self._repeats:
-                return
-            if is_empty:
+            if not samples:
                 raise DataError(self._source, "no samples")
+            if not self._repeats:
+                if samples < self._batch_size and not self._keeps_rest:
+                    left_out = "epoch mode leaves out an incomplete batch, so none of them is trained"
+                    _log.warning(
+                        "%s: %d samples, but a batch has %d: %s", self._source, samples, self._batch_size, left_out
+                    )
+                return
 
 
 class DataReader32(DataReader):

@@ -54,7 +54,12 @@ class ModelOversubscriber:
             self._stores.append(_RowStore(Path(path, str(t)), table))
         self._keysets: list[KeyIndex] | None = None
 
-    def update(self, keyset_file: FileName | Sequence[FileName]) -> None:
+    def update(
+        self,
+        keyset_file: FileName | Sequence[FileName] | None = None,
+        *,
+        keyset_file_list: Sequence[FileName] | None = None,
+    ) -> None:
         """Write the tables to disk, and read the rows of the keysets into them.
 
         Until the next call, training may use only keys of the keysets. A key without a row gets one in training.
@@ -62,13 +67,20 @@ class ModelOversubscriber:
         Args:
             keyset_file: one file for all tables, or a list with a file for each table. A file has unique keys, uint32
                 or int64 as in the training data, and nothing else.
+            keyset_file_list: the list, instead of ``keyset_file``.
 
         Raises:
-            ConfigError: the list has another length than the tables.
+            ConfigError: the list has another length than the tables, or both arguments or none are given.
             DataError: a file is missing or cut short. The tables did not change.
             ModelFileError: the disk refuses.
         """
         tables = self._model.tables
+        if (keyset_file is None) == (keyset_file_list is None):
+            reason = f"expected either keyset_file or keyset_file_list, got {'none' if keyset_file is None else 'both'}"
+            raise ConfigError("ModelOversubscriber.update", "", reason)
+        if keyset_file is None:
+            keyset_file = keyset_file_list
+        assert keyset_file is not None
         files = [keyset_file] * len(tables) if isinstance(keyset_file, str | PathLike) else list(keyset_file)
         if len(files) != len(tables):
             reason = f"expected one file for each of the {len(tables)} tables, got {len(files)}"

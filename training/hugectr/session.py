@@ -2,7 +2,10 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from numpy.typing import NDArray
 
 from serving.dense.primitives import sigmoid
 from serving.errors import ConfigError, ModelFileError
-from serving.model.atomic import atomic_write
+from serving.model.atomic import atomic_write, sync, temporary_directory
 from serving.model.dense_file import read_dense, write_dense
 from serving.model.sparse_file import KeyType
 from training.embedding.table import TableRows
@@ -21,10 +24,10 @@ from training.hugectr.data_reader import DataReader, DataReader32, DataReader64
 from training.hugectr.model_oversubscriber import ModelOversubscriber
 from training.hugectr.solver import SolverParser
 from training.model.ctr_model import CtrModel
-from training.model.document import read_document
+from training.model.document import TrainingDocument, read_document
 from training.model.metrics import area_under_curve
 from training.model.parameter_files import read_dense_states, read_table, write_dense_states, write_table
-from training.processes import start_processes
+from training.processes import Processes, start_processes
 
 _log = logging.getLogger(__name__)
 Metrics = list[tuple[str, float]]
@@ -53,7 +56,8 @@ class Session:
             temp_embedding_dir: the folder for these rows; "": the working directory.
 
         Raises:
-            ConfigError: an argument, or the document, cannot be used.
+            ConfigError: an argument, or the document, cannot be used. The oversubscriber needs one process, and
+                tables in which a step moves only the rows that it reads.
             ModelFileError: a file of the solver is missing or damaged, or does not fit the document.
             MissingExtraError: the oversubscriber needs rocksdict, which is not installed.
         """
@@ -77,8 +81,8 @@ class Session:
             keeps_rest=True,
         )
         self._processes = start_processes()
-        if use_model_oversubscriber and self._processes.size > 1:
-            raise ConfigError("Session", "use_model_oversubscriber", "needs one process")
+        if use_model_oversubscriber:
+            _check_oversubscriber(document, self._processes)
         if self._processes.is_first:
             _log.warning("training runs on the CPU in float32: vvgpu, mixed precision and CUDA graphs have no effect")
         self._model = CtrModel(
@@ -264,7 +268,7 @@ class Session:
             self.copy_weights_for_evaluation()
 
     def download_params_to_files(self, prefix: str, iter: int) -> None:
-        """Write all parameters: N is ``iter``, and i counts the tables from 0.
+        """Write all parameters, or no file: N is ``iter``, and i counts the tables from 0.
 
         - ``<prefix>_dense_N.model`` and ``<prefix><i>_sparse_N.model``: the models.
         - ``<prefix>_opt_dense_N.model`` and ``<prefix><i>_opt_sparse_N.model``: the states of the optimizer.
@@ -275,26 +279,35 @@ class Session:
 
         Raises:
             ConfigError: ``iter`` is less than 1.
-            ModelFileError: a file cannot be written. Each file is complete or absent.
+            ModelFileError: a file cannot be written. It is raised in every process, and no file has changed.
         """
         if isinstance(iter, bool) or not isinstance(iter, int) or iter < 1:
             reason = f"expected a whole number of at least 1, got {iter!r}"
             raise ConfigError("Session.download_params_to_files", "iter", reason)
+        if self._oversubscriber is not None:
+            self._oversubscriber.write_back()
+        tables = [self._rows(t) for t in range(len(self._document.graph.embeddings))]
+        refusal, cause = None, None
+        if self._processes.is_first:
+            try:
+                with _all_or_none(prefix) as temporary:
+                    self._write_params(temporary, iter, tables)
+            except ModelFileError as err:
+                refusal, cause = (err.file, err.reason), err
+        for rows in tables:  # the other processes send theirs, and the first one takes what it could not write
+            deque(rows, maxlen=0)
+        refusal = self._processes.from_first("download_params_to_files", refusal)
+        if refusal is not None:
+            raise ModelFileError(*refusal) from cause
+
+    def _write_params(self, prefix: str, iter: int, tables: Sequence[Iterator[TableRows]]) -> None:
         model, graph = self._model, self._document.graph
-        if not self._processes.is_first:
-            model.send_rows()
-            self._processes.wait("download_params_to_files")
-            return
         write_dense(f"{prefix}_dense_{iter}.model", graph, model.dense_weights())
         states_path = Path(f"{prefix}_opt_dense_{iter}.model")
         write_dense_states(states_path, graph, model.dense_states(), self._document.optimizer, model.step)
-        if self._oversubscriber is not None:
-            self._oversubscriber.write_back()
-        for t, embedding in enumerate(graph.embeddings):
+        for t, (embedding, rows) in enumerate(zip(graph.embeddings, tables, strict=True)):
             path, states_path = Path(f"{prefix}{t}_sparse_{iter}.model"), Path(f"{prefix}{t}_opt_sparse_{iter}.model")
-            table = model.tables[t]
-            write_table(path, states_path, embedding, self._key_type, table, self._rows(t))
-        self._processes.wait("download_params_to_files")
+            write_table(path, states_path, embedding, self._key_type, model.tables[t], rows)
 
     @property
     def _key_type(self) -> KeyType:
@@ -329,6 +342,44 @@ class Session:
                     self._oversubscriber.add(t, rows)
                 else:
                     model.load(t, rows)
+
+
+@contextmanager
+def _all_or_none(prefix: str) -> Iterator[str]:
+    """Yield a prefix in a temporary folder. After the block, its files move next to ``prefix``.
+
+    If the block raises, or a file cannot move, the temporary folder is removed.
+
+    Raises:
+        ModelFileError: the disk refuses.
+    """
+    folder, name = os.path.split(prefix)
+    temporary = Path()
+    try:
+        with temporary_directory(Path(f"{prefix}parameters")) as temporary:
+            yield os.path.join(temporary, name)
+            moves = [(file, Path(folder, file.name)) for file in temporary.iterdir()]
+            for _, target in moves:
+                if target.is_dir():
+                    raise ModelFileError(target, "cannot be written: it is a folder")
+            for file, target in moves:
+                file.replace(target)
+            sync(Path(folder))
+    except ModelFileError as err:
+        file = Path(err.file)
+        raise ModelFileError(Path(folder, file.name) if file.parent == temporary else file, err.reason) from err
+    except OSError as err:
+        raise ModelFileError(prefix, f"cannot be written: {(err.strerror or str(err)).lower()}") from err
+
+
+def _check_oversubscriber(document: TrainingDocument, processes: Processes) -> None:
+    if processes.size > 1:
+        raise ConfigError("Session", "use_model_oversubscriber", "needs one process")
+    for embedding, optimizer in zip(document.graph.embeddings, document.tables, strict=True):
+        if optimizer.update_type == "Global" and optimizer.rule.moves_always:
+            reason = f"table {embedding.table}: update_type Global moves every row in every step, but rows outside the"
+            reason += " keyset are on disk and cannot move; expected Local or LazyGlobal"
+            raise ConfigError("Session", "use_model_oversubscriber", reason)
 
 
 def _write_numbers(path: Path, batches: Iterable[NDArray[np.float32]]) -> None:

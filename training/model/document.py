@@ -31,6 +31,8 @@ _OPTIMIZERS: dict[str, tuple[type[UpdateRule], str, tuple[str, ...]]] = {
     "SGD": (SgdRule, "sgd_hparam", ()),
     "RowWiseAdaGrad": (RowWiseAdaGradRule, "row_wise_ada_grad_hparam", ("initial_accumulator", "epsilon")),
 }
+#: Keys of these clauses that change nothing here, because one step moves a row once.
+_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {"sgd_hparam": ("atomic_update",)}
 _UPDATE_TYPES: dict[str, UpdateType] = {"Local": "Local", "Global": "Global", "LazyGlobal": "LazyGlobal"}
 _DEFAULT_LEARNING_RATE = 0.001
 DataFormat: TypeAlias = Literal["Norm", "Raw", "Parquet"]
@@ -174,9 +176,12 @@ def _read_optimizer(fields: Fields) -> tuple[TableOptimizer, LearningRateSchedul
     if "optimizer" not in fields:
         return TableOptimizer(AdamRule(), "Local"), LearningRateSchedule(_DEFAULT_LEARNING_RATE)
     rule_type, clause, keys = fields.object("optimizer").choice("type", _OPTIMIZERS)
-    optimizer = fields.object("optimizer", ("type", "update_type", clause))
-    update_type = optimizer.choice("update_type", _UPDATE_TYPES, "Local")
-    hparam = optimizer.object(clause, (*_SCHEDULE_KEYS, *keys))
+    optimizer = fields.object("optimizer", ("type", "update_type", "global_update", clause))
+    update_type = _read_update_type(optimizer)
+    without_effect = _WITHOUT_EFFECT.get(clause, ())
+    hparam = optimizer.object(clause, (*_SCHEDULE_KEYS, *keys, *without_effect))
+    for key in without_effect:
+        hparam.boolean(key, False)
     try:
         rule = rule_type(**{key: hparam.number(key) for key in keys if key in hparam})
         schedule = LearningRateSchedule(
@@ -190,6 +195,15 @@ def _read_optimizer(fields: Fields) -> tuple[TableOptimizer, LearningRateSchedul
     except ValueError as err:
         raise hparam.error(str(err)) from err
     return TableOptimizer(rule, update_type), schedule
+
+
+def _read_update_type(optimizer: Fields) -> UpdateType:
+    """Read ``update_type``, or ``global_update`` of HugeCTR's older files: true is "Global", false is "Local"."""
+    older: UpdateType = "Global" if optimizer.boolean("global_update", False) else "Local"
+    update_type = optimizer.choice("update_type", _UPDATE_TYPES, older)
+    if "global_update" in optimizer and update_type != older:
+        raise optimizer.error(f"means {older}, but update_type is {update_type}; remove one of them", "global_update")
+    return update_type
 
 
 def _read_table_optimizers(

@@ -85,7 +85,8 @@ class TestHugectrCalls:
         cache.close()
         server.close()
 
-    def test_what_is_missing_for_a_gpu_is_named(self, write_model):
+    @pytest.mark.gpu
+    def test_a_gpu_that_is_not_there_is_named(self, write_model):
         model = write_model()
         server = CreateParameterServer([model.config_file], ["dcn"], True)
 

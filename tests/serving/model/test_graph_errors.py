@@ -41,6 +41,10 @@ REJECTED = {
     "misspelt key of Data": (put(DATA, "sparce", value=[]), "layers[0].sparce: unknown key; did you mean 'sparse'?"),
     "unknown key of the label": (put(DATA, "label", "dim", value=1), "layers[0].label.dim: unknown key"),
     "unknown key of a sparse input": (put(DATA, "sparse", 0, "slots", value=1), "layers[0].sparse[0].slots: unknown"),
+    "second plan of an embedding": (
+        put(EMBEDDING, "plan_file1", value="all2all_plan.json"),
+        "layers[1].plan_file1: HugeCTR reads only plan_file; remove this key, or call it plan_file",
+    ),
     "unknown key of an embedding": (
         put(EMBEDDING, "tops", value="a"),
         "layers[1].tops: unknown key; did you mean 'top'?",

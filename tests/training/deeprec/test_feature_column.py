@@ -55,6 +55,7 @@ def test_the_documents_example_has_its_losses(interface, do_fusion):
         W = embedding_column(  # noqa: N806
             sparse_id_column=columns, dimension=3, initializer=ones_initializer(torch.float32), do_fusion=do_fusion
         )
+    assert W.do_fusion == do_fusion
     ids = {}
     ids["col_emb"] = SparseTensor(
         indices=[[0, 0], [1, 1], [2, 2], [3, 3], [4, 4]], values=torch.tensor([1, 2, 3, 4, 5]), dense_shape=[5, 4]

@@ -76,11 +76,26 @@ def test_each_table_may_have_a_keyset(graph, write_graph):
     keys[keys < 60].tofile("wide.keyset")
     keys[keys >= 60].tofile("deep.keyset")
 
-    session.get_model_oversubscriber().update(["wide.keyset", "deep.keyset"])
+    session.get_model_oversubscriber().update(keyset_file_list=["wide.keyset", "deep.keyset"])
 
     assert train_file(session, "file_list.0.txt")
     with pytest.raises(ConfigError, match="expected one file for each of the 2 tables, got 1"):
         session.get_model_oversubscriber().update(["wide.keyset"])
+    for arguments, came in (({}, "none"), ({"keyset_file": "a", "keyset_file_list": ["a"]}, "both")):
+        with pytest.raises(ConfigError, match=f"expected either keyset_file or keyset_file_list, got {came}"):
+            session.get_model_oversubscriber().update(**arguments)
+
+
+@pytest.mark.parametrize("rule", ["Adam", "Nesterov", "SGD"])
+def test_an_optimizer_that_moves_rows_on_disk_is_refused(graph, write_graph, rule):
+    graph["optimizer"] = RULES[rule] | {"update_type": "Global"}
+    config = write_graph(graph)
+
+    if rule == "SGD":  # moves no row without a gradient
+        assert train_file(Session(solver(), config, True), "file_list.0.txt")
+        return
+    with pytest.raises(ConfigError, match="table wide_table: update_type Global moves every row in every step"):
+        Session(solver(), config, True)
 
 
 def test_before_the_first_update_all_rows_are_in_memory(graph, write_graph):

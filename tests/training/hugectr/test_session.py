@@ -10,7 +10,7 @@ import pytest
 from serving.errors import ConfigError, ModelFileError
 from serving.hugectr import CreateEmbeddingCache, CreateParameterServer, InferenceSession
 from serving.model.sparse_file import open_sparse
-from tests.training.hugectr.conftest import write_data
+from tests.training.hugectr.conftest import samples_of, write_data
 from training.data import read_norm, read_raw, write_norm, write_raw
 from training.errors import DataError, DivergedError, SessionError
 from training.hugectr import DataReader32, DataReader64, Session, solver_parser_helper
@@ -364,6 +364,28 @@ def test_missing_and_empty_data(graph, write_graph):
     endless.start_data_reading()
     with pytest.raises(DataError, match=r"empty.norm: no samples"):
         endless.train()
+    with pytest.raises(DataError, match=r"empty.norm: no samples"):
+        Session(solver(), write_graph(graph)).train()
+
+
+def test_epoch_mode_says_that_less_than_a_batch_is_not_trained(graph, write_graph, caplog):
+    session = Session(solver(batchsize=401), write_graph(graph))
+
+    assert not session.train()
+
+    [message] = [message for message in caplog.messages if "file_list.0.txt" in message]
+    assert message.startswith("file_list.0.txt: 400 samples, but a batch has 401: epoch mode leaves out an incomplete")
+
+
+def test_every_batch_is_checked_before_it_is_trained(graph, write_graph):
+    labels, dense, slots = samples_of(0)
+    dense[399, 1] = np.nan
+    write_norm("nan.norm", labels, dense, slots, "uint32")
+    graph["layers"][0]["source"] = "nan.norm"
+    session = Session(solver(batchsize=400), write_graph(graph))
+
+    with pytest.raises(DataError, match=r"nan.norm column dense\[1\] record 399: expected a finite number, found nan"):
+        session.train()
 
 
 def test_data_that_does_not_fit_the_graph(graph, write_graph):
@@ -424,28 +446,36 @@ def test_one_file_of_evaluation_is_not_enough(graph, write_graph):
 def test_folders_that_do_not_exist(graph, write_graph):
     session = Session(solver(), write_graph(graph))
 
-    with pytest.raises(ModelFileError, match=r"absent/out_dense_1.model: cannot be written"):
+    with pytest.raises(ModelFileError, match=r"absent/out: cannot be written: no such file"):
         session.download_params_to_files("absent/out", 1)
     with pytest.raises(ModelFileError, match=r"absent/predictions.txt: cannot be written"):
         session.evaluation("absent/predictions.txt", "labels.txt")
 
 
 @pytest.mark.parametrize("most_bytes", [100, 700, 1000])
-def test_a_full_disk_leaves_whole_files_only(graph, write_graph, most_bytes):
+def test_a_full_disk_leaves_no_file(graph, write_graph, most_bytes):
     session = Session(solver(), write_graph(graph))
     train_file(session, "file_list.0.txt")
-    session.download_params_to_files("whole", 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
     try:
-        with pytest.raises(ModelFileError, match="cannot be written: File too large"):
+        with pytest.raises(ModelFileError, match=r"^full.*_1\.model.*: cannot be written: File too large"):
             session.download_params_to_files("full", 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    whole, written = files_of("whole"), files_of("full")
-    assert written == {name: whole[name] for name in written}
+    assert not files_of("full")
     assert not list(Path().glob(".*"))
+
+
+def test_a_folder_in_the_place_of_a_file_leaves_no_file(graph, write_graph):
+    session = Session(solver(), write_graph(graph))
+    Path("out1_sparse_1.model").mkdir()
+
+    with pytest.raises(ModelFileError, match=r"out1_sparse_1.model: cannot be written: it is a folder"):
+        session.download_params_to_files("out", 1)
+
+    assert [path.name for path in Path().glob("out*")] == ["out1_sparse_1.model"]
 
 
 class TestFilesToStartFrom:

@@ -104,6 +104,14 @@ def test_every_optimizer_and_update_type_is_read_and_learns(
     assert last.loss < first.loss
 
 
+def test_the_optimizers_of_hugectrs_samples_are_read(tmp_path, document):
+    document["optimizer"] = {"type": "SGD", "sgd_hparam": {"learning_rate": 0.1, "atomic_update": True}}
+    assert opened(tmp_path, document).rule == SgdRule()
+    for is_global, update_type in ((True, "Global"), (False, "Local")):
+        document["optimizer"] = {"type": "Adam", "global_update": is_global, "adam_hparam": {"learning_rate": 0.1}}
+        assert {table.update_type for table in opened(tmp_path, document).tables} == {update_type}
+
+
 def test_a_graph_without_an_optimizer_is_trained_with_adam(tmp_path, document):
     assert opened(tmp_path, document).rule == AdamRule()
 
@@ -122,6 +130,13 @@ def test_a_graph_without_an_optimizer_is_trained_with_adam(tmp_path, document):
             "momentum_factor must be at least 0 and below 1",
         ),
         ({"type": "Adam"}, "optimizer.adam_hparam: missing"),
+        ({"type": "SGD", "sgd_hparam": {"atomic_update": 1}}, "sgd_hparam.atomic_update: expected one of true, false"),
+        ({"type": "Adam", "adam_hparam": {"atomic_update": True}}, "adam_hparam.atomic_update: unknown key"),
+        ({"type": "Adam", "global_update": "yes", "adam_hparam": {}}, "optimizer.global_update: expected one of true"),
+        (
+            {"type": "Adam", "update_type": "Local", "global_update": True, "adam_hparam": {}},
+            "optimizer.global_update: means Global, but update_type is Local; remove one of them",
+        ),
         ({"type": "Adam", "adam_hparam": {"learning_rat": 1}}, "adam_hparam.learning_rat: unknown key"),
         ({"type": "Adam", "adam_hparam": {"learning_rate": -1}}, "base must be a number of at least 0"),
         ({"type": "Adam", "adam_hparam": {"beta1": 1.0}}, "beta1 must be at least 0 and below 1"),

@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import nn
 
+from kernels.host import TrainingTable
 from serving.errors import ConfigError, OutputError
 from serving.importers import plan_import, write_model
+from serving.model.pooling import Pooling
 from serving.opening import load_model
 from tests.training.persia.batches import batch_of
 from tests.training.persia.cluster import served
 from tests.training.persia.training import enter
-from training.persia.checkpoint import CheckpointFacts, load_rows, write_tables
+from training.persia.checkpoint import CheckpointFacts, dump_rows, load_rows, write_tables
 from training.persia.config import read_embedding_config
-from training.persia.signs import request_keys
+from training.persia.signs import request_keys, table_keys
 from training.persia.sparse.optim import Adagrad
 
 SLOTS = {
@@ -134,10 +136,19 @@ def test_a_group_whose_features_are_pooled_in_different_ways_is_refused(tmp_path
     slots = {"user": {"dim": 4, "sqrt_scaling": True}, "friend": other}
     (tmp_path / "config.yml").write_text(json.dumps({"slots_config": slots, "feature_groups": GROUPS}))
     config = read_embedding_config(tmp_path / "config.yml")
-    CheckpointFacts(1, 1, {"rule": "sgd", "initial_states": []}, config).write(tmp_path)
+    CheckpointFacts(1, 1, {"rule": "sgd", "initial_states": []}, config, 1).write(tmp_path)
 
     if is_right:
+        table, key = (
+            TrainingTable("dim 4", 4, rule="sgd"),
+            table_keys(config.features["user"], np.array([7], np.uint64)),
+        )
+        table.write(
+            key, np.ones((1, 4), np.float32), np.ones((1, 0), np.float32), np.zeros(1, int), np.zeros(1, np.uint64)
+        )
+        dump_rows(tmp_path, 0, {4: table})
         write_tables(tmp_path, tmp_path / "tables")
+        assert Pooling.read(tmp_path / "tables" / "people") == Pooling("sqrtn")
         return
     with pytest.raises(ConfigError, match=r"'people': a served table has one combiner.*'user' sqrtn and 'friend' sum"):
         write_tables(tmp_path, tmp_path / "tables")
