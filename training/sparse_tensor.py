@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training.embedding.inputs import FeatureBags, shown, without_holes
+from training.arguments import shown
+from training.embedding.inputs import FeatureBags, without_holes
 
 
 class SparseTensor(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from training.arguments import one_of, whole
 from training.deeprec.lookup import require_norm
 from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.config import Combiner, Constant, EmbeddingBagConfig, Initializer, Normal
@@ -108,22 +109,20 @@ def embedding_column(
 
     Raises:
         TypeError: there is no feature, there are two, or an argument is of another type.
-        ValueError: a value is missing or out of range.
+        ValueError: a value is out of range.
     """
     given = [column for column in (categorical_column, sparse_id_column) if column is not None]
     if len(given) != 1 or not isinstance(given[0], CategoricalColumn):
         raise TypeError("expected either categorical_column or sparse_id_column, a column of a feature")
     [column] = given
-    if not isinstance(dimension, int) or dimension < 1:
-        raise ValueError(f"feature {column.key!r}: expected a dimension of at least 1, got {dimension!r}")
-    if combiner not in get_args(Combiner):
-        raise ValueError(f"feature {column.key!r}: expected the combiner 'sum', 'mean' or 'sqrtn', got {combiner!r}")
-    if do_fusion not in (None, *get_args(Fusion)):
-        raise ValueError(f"feature {column.key!r}: expected do_fusion None, 'v1' or 'v2', got {do_fusion!r}")
+    place = f"feature {column.key!r}"
+    dimension = whole(place, "dimension", dimension, 1)
+    one_of(place, "combiner", combiner, get_args(Combiner))
+    one_of(place, "do_fusion", do_fusion, (None, *get_args(Fusion)))
     if not isinstance(initializer, Initializer | None):
         came = type(initializer).__name__
-        raise TypeError(f"feature {column.key!r}: expected an initializer of training.embedding, got {came}")
-    require_norm(f"feature {column.key!r}", max_norm)
+        raise TypeError(f"{place}: expected an initializer of training.embedding, got {came}")
+    require_norm(place, max_norm)
     config = EmbeddingBagConfig(
         dimension, combiner, initializer=initializer or Normal(0.0, dimension**-0.5), max_norm=max_norm
     )

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from kernels.host import ArrayRows, first_outside
+from training.arguments import one_of, shown, whole
 from training.deeprec.partition import PartitionStrategy, shares, split
 from training.embedding.config import Combiner, EmbeddingBagConfig
 from training.embedding.gradients import PooledBags, not_compiled, sparse_gradients, to_floats
-from training.embedding.inputs import FeatureBags, shown
+from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import LocalLookups, LookedUpRows
 from training.sparse_tensor import read_ids
 
@@ -118,8 +119,7 @@ def fused_embedding_lookup_sparse_v2(
         reason = "it is for elastic dimensions (DynamicEmbeddingVariable), which no fused lookup of DeepRec supports"
         raise ValueError(f"{name}: expected no blocknums: {reason}")
     combiner = combiner or "mean"
-    if combiner not in get_args(Combiner):
-        raise ValueError(f"{name}: expected the combiner 'sum', 'mean' or 'sqrtn', got {combiner!r}")
+    one_of(name, "combiner", combiner, get_args(Combiner))
     require_norm(name, max_norm)
     tensors = _checked(name, params)
     rows = sum(map(len, tensors))
@@ -183,8 +183,7 @@ def fused_safe_embedding_lookup_sparse(
         IndexError: an id is not in the table.
     """
     name = name or "fused_safe_embedding_lookup_sparse"
-    if fusion_version not in get_args(FusionVersion):
-        raise ValueError(f"{name}: expected the fusion_version 'v1' or 'v2', got {fusion_version!r}")
+    one_of(name, "fusion_version", fusion_version, get_args(FusionVersion))
     look_up = fused_embedding_lookup_sparse if fusion_version == "v1" else fused_embedding_lookup_sparse_v2
     return look_up(
         embedding_weights,
@@ -240,8 +239,7 @@ def _checked(name: str, params: Params) -> list[torch.Tensor]:
 def _checked_default(name: str, default_id: int | None, rows: int) -> int:
     if default_id is None:
         return 0
-    if not isinstance(default_id, int) or isinstance(default_id, bool):
-        raise TypeError(f"{name}: expected default_id as an int, got {type(default_id).__name__}")
+    whole(name, "default_id", default_id)
     if not 0 <= default_id < rows:
         raise IndexError(f"{name}: expected a default_id from 0 to {rows - 1}, got {default_id}")
     return default_id

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from training.arguments import one_of
 from training.embedding.inputs import FeatureBags
 
 PartitionStrategy = Literal["div", "mod"]
@@ -39,8 +40,7 @@ def split(name: str, bags: FeatureBags, sizes: Sequence[int], strategy: Partitio
         ValueError: the strategy is unknown, or the sizes are none that it makes.
     """
     assert bags.row_ptrs is not None
-    if strategy not in (None, *get_args(PartitionStrategy)):
-        raise ValueError(f"{name}: expected the partition_strategy 'div' or 'mod', got {strategy!r}")
+    one_of(name, "partition_strategy", strategy, (None, *get_args(PartitionStrategy)))
     if len(sizes) == 1:
         return [Part(bags.keys, bags.row_ptrs, slice(None))]
     if strategy is None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from training.arguments import shown
 from training.samples import Bags
 
 _PADDING = -1
@@ -176,13 +177,3 @@ def _require_integers(name: str, what: str, tensor: Any, dims: tuple[int, ...]) 
 def _int64(tensor: torch.Tensor) -> NDArray[np.int64]:
     numbers: NDArray[np.int64] = tensor.detach().to("cpu", torch.int64).contiguous().numpy()
     return numbers
-
-
-def shown(value: Any) -> str:
-    """Return a value's type and shape, for messages."""
-    if isinstance(value, torch.Tensor) and value.is_nested:  # its shape has names, or is unknown
-        return f"nested {str(value.dtype).removeprefix('torch.')}"
-    if isinstance(value, torch.Tensor | np.ndarray):
-        sparse = "" if isinstance(value, np.ndarray) or value.layout == torch.strided else "sparse "
-        return f"{sparse}{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return type(value).__name__

@@ -6,9 +6,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from training.embedding.inputs import shown
+from training.arguments import items, one_of, shown
 from training.embedding.table import EmbeddingTable, TableRows
-from training.embedding_plugin.arguments import items, one_of
 from training.embedding_plugin.embedding import Optimizer
 from training.optimizers.rules import (
     AdamRule,

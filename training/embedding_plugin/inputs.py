@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.host import first_outside
-from training.embedding_plugin.arguments import integers, whole
+from training.arguments import integers, whole
 from training.samples import Bags
 
 _PADDING = -1

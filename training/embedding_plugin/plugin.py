@@ -9,10 +9,9 @@ from typing import Any, Literal, get_args
 import torch
 
 from serving.model.sparse_rows import KeyType, RowLayout
+from training.arguments import items, one_of, path, shown, whole
 from training.embedding.config import EmbeddingBagConfig
-from training.embedding.inputs import shown
 from training.embedding.table import EmbeddingTable
-from training.embedding_plugin.arguments import items, one_of, path, whole
 from training.embedding_plugin.creating import OptimizerType, first_rows, optimizer_of
 from training.embedding_plugin.embedding import Embedding, Limits
 from training.errors import SessionError

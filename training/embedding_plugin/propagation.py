@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from training.embedding.inputs import shown
-from training.embedding_plugin.arguments import items, one_of, whole
+from training.arguments import items, one_of, shown, whole
 from training.embedding_plugin.embedding import Embedding
 from training.embedding_plugin.inputs import read_coo, read_csr
 from training.embedding_plugin.plugin import Plugin, found

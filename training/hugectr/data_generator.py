@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from serving.errors import ConfigError
 from serving.model.slot_sizes import slot_ranges
+from training.arguments import is_whole
 from training.data.convert import write_data_set
 from training.samples import Bags, Samples
 from training.synthetic.keyed_random import keyed_uniform
@@ -234,7 +235,7 @@ def _check_choices_and_counts(params: DataGeneratorParams) -> None:
     for name in _COUNTS:
         least = 0 if name in ("dense_dim", "seed") else 1
         value = getattr(params, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_whole(value, least):
             raise _error(name, f"expected a whole number of at least {least}", value)
 
 

@@ -18,6 +18,7 @@ from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write, sync, temporary_directory
 from serving.model.dense_file import read_dense, write_dense
 from serving.model.sparse_file import KeyType
+from training.arguments import is_whole
 from training.embedding.table import TableRows
 from training.errors import DivergedError, SessionError
 from training.hugectr.data_reader import DataReader, DataReader32, DataReader64
@@ -281,7 +282,7 @@ class Session:
             ConfigError: ``iter`` is less than 1.
             ModelFileError: a file cannot be written. It is raised in every process, and no file has changed.
         """
-        if isinstance(iter, bool) or not isinstance(iter, int) or iter < 1:
+        if not is_whole(iter, 1):
             reason = f"expected a whole number of at least 1, got {iter!r}"
             raise ConfigError("Session.download_params_to_files", "iter", reason)
         if self._oversubscriber is not None:

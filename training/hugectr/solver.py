@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import ConfigError
+from training.arguments import is_whole
 
 _SCALERS = (128.0, 256.0, 512.0, 1024.0)
 
@@ -59,7 +60,7 @@ class SolverParser:
         """Check every setting, and make tuples of lists."""
         for name, least in (("seed", 0), ("max_eval_batches", 1), ("batchsize_eval", 1), ("batchsize", 1)):
             value = getattr(self, name)
-            if not _is_whole(value, least):
+            if not is_whole(value, least):
                 raise _error(name, f"expected a whole number of at least {least}", value)
         for name in ("model_file", "dense_opt_states_file"):
             if not isinstance(getattr(self, name), str):
@@ -89,10 +90,6 @@ _SWITCHES = (
 solver_parser_helper = SolverParser
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
 def _paths(name: str, value: Any) -> tuple[str, ...]:
     paths = ((value,) if value else ()) if isinstance(value, str) else value
     if not isinstance(paths, list | tuple) or not all(isinstance(path, str) and path for path in paths):
@@ -103,7 +100,7 @@ def _paths(name: str, value: Any) -> tuple[str, ...]:
 def _gpus(nodes: Any) -> tuple[tuple[int, ...], ...]:
     is_list = isinstance(nodes, list | tuple) and nodes
     if not is_list or not all(
-        isinstance(gpus, list | tuple) and gpus and all(_is_whole(gpu, 0) for gpu in gpus) for gpus in nodes
+        isinstance(gpus, list | tuple) and gpus and all(is_whole(gpu, 0) for gpu in gpus) for gpus in nodes
     ):
         raise _error("vvgpu", "expected a list of GPU numbers for each node", nodes)
     return tuple(tuple(gpus) for gpus in nodes)

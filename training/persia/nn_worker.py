@@ -4,7 +4,6 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from copy import deepcopy
-from numbers import Integral
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Semaphore, Thread
@@ -16,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from serving.errors import ConfigError, ModelFileError
+from training.arguments import number, pair, whole
 from training.errors import SessionError
 from training.persia.checkpoint import DENSE_FILE, CheckpointFacts, new_checkpoint, newest_checkpoint
 from training.persia.config import read_embedding_config
 from training.persia.ctx import Feed
-from training.persia.sparse.optim import Optimizer, number, pair
+from training.persia.sparse.optim import Optimizer
 from training.persia.wire import Answer, Cluster, Message, Peer, peers, serve
 
 _log = logging.getLogger("hotrow.persia")
@@ -112,10 +112,7 @@ class TrainCtx:
         if not isinstance(sparse_optimizer, Optimizer):
             raise TypeError(f"TrainCtx: expected a sparse_optimizer of training.persia, got {sparse_optimizer!r}")
         for name, value in (("data_queue_size", data_queue_size), ("embedding_staleness", embedding_staleness)):
-            if not isinstance(value, Integral):
-                raise TypeError(f"TrainCtx: expected {name} as a whole number, got {value!r}")
-            if value < 1:
-                raise ValueError(f"TrainCtx: expected {name} of at least 1, got {value}")
+            whole("TrainCtx", name, value, 1)
         low, high = pair("TrainCtx", "emb_initialization", emb_initialization)
         if low > high:
             raise ValueError(f"TrainCtx: expected emb_initialization (low, high), got {emb_initialization}")

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from training.arguments import shown
+
 
 class PyPersiaBatchData:
     """One batch of B samples. Every method may be called more than once, and keeps the order.
@@ -31,7 +33,7 @@ class PyPersiaBatchData:
             ValueError: an array has another shape.
         """
         if not isinstance(dense_list, list | tuple):
-            raise TypeError(f"add_dense: expected a list of arrays, got {_shown(dense_list)}")
+            raise TypeError(f"add_dense: expected a list of arrays, got {shown(dense_list)}")
         for array in dense_list:
             self._add_matrix("add_dense", self.dense, array, np.float32)
 
@@ -94,8 +96,4 @@ class PyPersiaBatchData:
 
 def _wrong(place: str, value: Any, expected: str, dtype: type[np.generic]) -> Exception:
     kind = ValueError if isinstance(value, np.ndarray) and value.dtype == dtype else TypeError
-    return kind(f"{place}: expected an array {expected}, got {_shown(value)}")
-
-
-def _shown(value: Any) -> str:
-    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+    return kind(f"{place}: expected an array {expected}, got {shown(value)}")

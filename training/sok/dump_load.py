@@ -14,6 +14,7 @@ import torch
 
 from serving.errors import ModelFileError
 from serving.model.sparse_file import open_sparse
+from training import arguments
 from training.embedding.table_folders import write_tables
 from training.processes import Processes
 from training.sok.dynamic_variable import DynamicVariable
@@ -71,8 +72,7 @@ def incremental_dump(path: str | PathLike[str], dump_vars: Any, since: Any) -> d
         if not isinstance(variable, DynamicVariable):
             came = f"{name!r}, a {type(variable).__name__}"
             raise TypeError(f"incremental_dump: expected variables of the type DynamicVariable, got {came}")
-        if not isinstance(step, int) or isinstance(step, bool):
-            raise TypeError(f"incremental_dump: expected since as a step, got {step!r}")
+        arguments.whole("incremental_dump", "since", step)
         if not 0 <= step <= variable.step:
             expected = f"since from 0 to {variable.step}, the last step of variable {name!r} in this process"
             raise ValueError(f"incremental_dump: expected {expected}, got {step}")
@@ -123,9 +123,7 @@ def _replaced(call: str, path: Any) -> Path:
 
 
 def _read_path(call: str, path: Any) -> Path:
-    if not isinstance(path, str | PathLike):
-        raise TypeError(f"{call}: expected a path, got {type(path).__name__}")
-    return Path(path)
+    return arguments.path(call, "path", path)
 
 
 def _by_name(call: str, variables: Any) -> dict[str, AnyVariable]:

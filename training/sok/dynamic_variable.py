@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.host import TrainingTable
+from training.arguments import one_of, whole
 from training.embedding.config import Constant, EmbeddingBagConfig, Initializer, Uniform
 from training.embedding.inputs import FeatureBags
 from training.embedding.parameter import TableParameter
@@ -65,10 +66,8 @@ class DynamicVariable(TableParameter):
             ValueError: an argument is out of range.
         """
         call, start = "DynamicVariable", started("DynamicVariable")
-        if not isinstance(dimension, int) or dimension < 1:
-            raise ValueError(f"{call}: expected a dimension of at least 1, got {dimension!r}")
-        if var_type not in _KINDS:
-            raise ValueError(f"{call}: expected var_type None, 'hbm' or 'hybrid', got {var_type!r}")
+        whole(call, "dimension", dimension, 1)
+        one_of(call, "var_type", var_type, _KINDS)
         if key_type not in (torch.int64, torch.int32) or dtype != torch.float32:
             expected = "the key_type torch.int64 or torch.int32 and the dtype torch.float32"
             raise TypeError(f"{call}: expected {expected}, got {key_type!r} and {dtype!r}")

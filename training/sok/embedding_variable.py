@@ -8,8 +8,9 @@ import torch
 
 from kernels.host import KeyIndex, TrainingTable, first_outside, look_up_bags
 from serving.errors import ModelFileError
+from training.arguments import shown
 from training.embedding.config import Initializer
-from training.embedding.inputs import FeatureBags, shown
+from training.embedding.inputs import FeatureBags
 from training.embedding.parameter import tensors_in
 from training.errors import SessionError
 from training.sok.initialize import started

@@ -7,6 +7,7 @@ from itertools import count
 import torch
 import torch.distributed as dist
 
+from training.arguments import whole
 from training.errors import SessionError
 from training.processes import Processes, start_processes
 
@@ -69,10 +70,7 @@ def Init(global_batch_size: int, seed: int | None = None) -> str:  # noqa: N802
     """
     global _start
     for name, number, least in (("global_batch_size", global_batch_size, 1), ("seed", seed or 0, 0)):
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise TypeError(f"Init: expected {name} as an int, got {number!r}")
-        if number < least:
-            raise ValueError(f"Init: expected {name} of at least {least}, got {number}")
+        whole("Init", name, number, least)
     init()
     start = started("Init")
     if global_batch_size % start.processes.size:

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from training.arguments import shown, whole
 from training.embedding.config import Combiner, Initializer, Uniform
-from training.embedding.inputs import FeatureBags, shown
+from training.embedding.inputs import FeatureBags
 from training.sok.embedding_variable import EmbeddingVariable
 from training.sok.lookup import look_up, require_hotness
 from training.sparse_tensor import read_ids
@@ -36,9 +37,9 @@ class _Layer(torch.nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._call = type(self).__name__
-        rows = self._count("max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu)
-        dim = self._count("embedding_vec_size", embedding_vec_size)
-        self.slot_num = self._count("slot_num", slot_num)
+        rows = whole(self._call, "max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu, 1)
+        dim = whole(self._call, "embedding_vec_size", embedding_vec_size, 1)
+        self.slot_num = whole(self._call, "slot_num", slot_num, 1)
         if key_dtype not in (None, *_KEY_TYPES):
             raise TypeError(f"{self._call}: expected the key_dtype torch.int64 or torch.int32, got {key_dtype!r}")
         initializer = Uniform(-0.05, 0.05) if embedding_initializer is None else embedding_initializer
@@ -57,11 +58,6 @@ class _Layer(torch.nn.Module):  # type: ignore[misc]
         """Undo ``get_extra_state``. ``load_state_dict`` has checked the keys."""
         if state is not None:
             self.embedding_variable.keys = state.cpu().numpy()
-
-    def _count(self, name: str, value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{self._call}: expected {name} as an int of at least 1, got {value!r}")
-        return value
 
     def _look_up(self, bags: FeatureBags, combiner: Combiner, training: bool | None) -> torch.Tensor:
         self.embedding_variable.check(f"{self._call}: inputs", bags)
@@ -125,7 +121,7 @@ class All2AllDenseEmbedding(_Layer):
             embedding_initializer,
             name,
         )
-        self.nnz_per_slot = self._count("nnz_per_slot", nnz_per_slot)
+        self.nnz_per_slot = whole(self._call, "nnz_per_slot", nnz_per_slot, 1)
         self.dynamic_input = dynamic_input
 
     def forward(self, inputs: torch.Tensor, training: bool | None = None) -> torch.Tensor:
@@ -205,9 +201,11 @@ class DistributedEmbedding(_Layer):
         if not isinstance(combiner, str) or combiner.lower() not in ("sum", "mean"):
             raise ValueError(f"{self._call}: expected the combiner 'sum' or 'mean', got {combiner!r}")
         self.combiner: Combiner = "sum" if combiner.lower() == "sum" else "mean"
-        self.max_nnz = self._count("max_nnz", max_nnz)
+        self.max_nnz = whole(self._call, "max_nnz", max_nnz, 1)
         most = self.slot_num * self.max_nnz
-        self.max_feature_num = most if max_feature_num is None else self._count("max_feature_num", max_feature_num)
+        self.max_feature_num = (
+            most if max_feature_num is None else whole(self._call, "max_feature_num", max_feature_num, 1)
+        )
 
     def forward(self, inputs: Any, training: bool | None = None) -> torch.Tensor:
         """Look up keys, and combine the vectors of each slot.

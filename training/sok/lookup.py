@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import torch
 
+from training.arguments import one_of, whole
 from training.embedding.config import Combiner, EmbeddingBagConfig
 from training.embedding.exchange import KeyGradients, OwnedTable, SharedLookups, to_owners
 from training.embedding.gradients import PooledBags, Receiver, not_compiled, sparse_gradient, sparse_gradients
@@ -65,8 +66,7 @@ def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, hotness: Any
         variable.check(place, of_variable)
         bags.append(of_variable)
     for combiner in how:
-        if combiner not in (None, *get_args(Combiner)):
-            raise ValueError(f"lookup_sparse: expected the combiner 'sum', 'mean' or 'sqrtn', got {combiner!r}")
+        one_of("lookup_sparse", "combiner", combiner, (None, *get_args(Combiner)))
     how = [combiner or "mean" for combiner in how]
     vectors = look_up(variables, bags, how, torch.is_grad_enabled())
     return vectors if is_list else vectors[0]
@@ -100,8 +100,7 @@ def require_hotness(place: str, bags: FeatureBags, name: str, most: Any) -> None
     """Refuse rows with more ids than ``most``, which is the argument ``name``. None: any number is allowed."""
     if most is None:
         return
-    if not isinstance(most, int | np.integer) or isinstance(most, bool) or most < 1:
-        raise ValueError(f"{place}: expected {name} as an int of at least 1, got {most!r}")
+    whole(place, name, most, 1)
     assert bags.row_ptrs is not None
     counts = np.diff(bags.row_ptrs)
     if counts.max(initial=0) > most:

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from kernels.host import ArrayRows, first_outside
 from serving.errors import ModelFileError
-from training.embedding.inputs import FeatureBags, shown
+from training.arguments import shown
+from training.embedding.inputs import FeatureBags
 from training.sok.initialize import started
 from training.sok.placement import Placement, checked_name
 

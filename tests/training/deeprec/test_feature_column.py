@@ -277,13 +277,13 @@ IDS = ids_of([[1], [2]])
         (TypeError, lambda: embedding_column(dimension=2), "expected either categorical_column or sparse_id_column"),
         (TypeError, lambda: embedding_column(CATEGORICAL, 2, sparse_id_column=CATEGORICAL), "expected either"),
         (TypeError, lambda: embedding_column("a", 2), "expected either categorical_column or sparse_id_column"),
-        (ValueError, lambda: embedding_column(CATEGORICAL), "expected a dimension of at least 1, got None"),
+        (TypeError, lambda: embedding_column(CATEGORICAL), "expected dimension as an int, got None"),
         (
             ValueError,
             lambda: embedding_column(CATEGORICAL, 0),
-            "feature 'a': expected a dimension of at least 1, got 0",
+            "feature 'a': expected dimension of at least 1, got 0",
         ),
-        (ValueError, lambda: embedding_column(CATEGORICAL, "2"), "expected a dimension of at least 1, got '2'"),
+        (TypeError, lambda: embedding_column(CATEGORICAL, "2"), "expected dimension as an int, got '2'"),
         (
             TypeError,
             lambda: embedding_column(CATEGORICAL, 2, initializer=torch.nn.init.ones_),
@@ -292,12 +292,12 @@ IDS = ids_of([[1], [2]])
         (
             ValueError,
             lambda: embedding_column(CATEGORICAL, 2, combiner="max"),
-            "feature 'a': expected the combiner 'sum', 'mean' or 'sqrtn', got 'max'",
+            "feature 'a': expected combiner as one of 'sum', 'mean', 'sqrtn', got 'max'",
         ),
         (
             ValueError,
             lambda: embedding_column(CATEGORICAL, 2, do_fusion="v3"),
-            "feature 'a': expected do_fusion None, 'v1' or 'v2', got 'v3'",
+            "feature 'a': expected do_fusion as one of None, 'v1', 'v2', got 'v3'",
         ),
         (
             TypeError,

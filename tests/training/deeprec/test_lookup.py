@@ -373,13 +373,17 @@ def call(params=TABLE, ids=IDS, weights=None, **options):
         (
             ValueError,
             lambda: fused_safe_embedding_lookup_sparse(TABLE, IDS, fusion_version="v3"),
-            "expected the fusion_version 'v1' or 'v2', got 'v3'",
+            "expected fusion_version as one of 'v1', 'v2', got 'v3'",
         ),
-        (ValueError, lambda: call(combiner="max"), "ads: expected the combiner 'sum', 'mean' or 'sqrtn', got 'max'"),
+        (
+            ValueError,
+            lambda: call(combiner="max"),
+            "ads: expected combiner as one of 'sum', 'mean', 'sqrtn', got 'max'",
+        ),
         (
             ValueError,
             lambda: call(partition_strategy="mod_ev"),
-            "ads: expected the partition_strategy 'div' or 'mod', got 'mod_ev'",
+            "ads: expected partition_strategy as one of None, 'div', 'mod', got 'mod_ev'",
         ),
         (
             ValueError,
@@ -431,7 +435,7 @@ def call(params=TABLE, ids=IDS, weights=None, **options):
         (IndexError, lambda: call(ids=sparse([[2**63 - 1]])), "ads: expected ids from 0 to 6, got 9223372036854775807"),
         (IndexError, lambda: call(default_id=7), "ads: expected a default_id from 0 to 6, got 7"),
         (IndexError, lambda: call(default_id=-1), "ads: expected a default_id from 0 to 6, got -1"),
-        (TypeError, lambda: call(default_id=1.0), "ads: expected default_id as an int, got float"),
+        (TypeError, lambda: call(default_id=1.0), "ads: expected default_id as an int, got 1.0"),
         (
             TypeError,
             lambda: call(ids=torch.ones(2, 3, dtype=torch.int64)),

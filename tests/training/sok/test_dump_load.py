@@ -160,7 +160,7 @@ def test_the_current_folder_is_not_replaced(path, write, tmp_path, monkeypatch):
 @pytest.mark.parametrize("call", [sok.dump, sok.load, lambda path, variables: sok.incremental_dump(path, variables, 0)])
 @pytest.mark.parametrize("path", [None, 3, b"saved"])
 def test_a_path_of_another_type_is_refused(call, path):
-    with pytest.raises(TypeError, match=f": expected a path, got {type(path).__name__}"):
+    with pytest.raises(TypeError, match=f": expected path as a path, got {type(path).__name__}"):
         call(path, dynamic([1]))
 
 
@@ -238,8 +238,8 @@ def test_a_layer_without_a_hash_table_may_load_fewer_rows_but_no_others(tmp_path
             ValueError,
             "expected since as a list with the step of each of 1 variables, got [0, 0]",
         ),
-        (lambda path: sok.incremental_dump(path, dynamic([1]), True), TypeError, "expected since as a step, got True"),
-        (lambda path: sok.incremental_dump(path, dynamic([1]), "a"), TypeError, "expected since as a step, got 'a'"),
+        (lambda path: sok.incremental_dump(path, dynamic([1]), True), TypeError, "expected since as an int, got True"),
+        (lambda path: sok.incremental_dump(path, dynamic([1]), "a"), TypeError, "expected since as an int, got 'a'"),
         (lambda path: sok.dump(path / "no" / "folder", dynamic([1])), OutputError, "cannot be written: no such file"),
     ],
 )

@@ -177,12 +177,12 @@ def test_a_reserved_id_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"dimension": 0}, ValueError, "expected a dimension of at least 1, got 0"),
-        ({"dimension": "3"}, ValueError, "expected a dimension of at least 1, got '3'"),
+        ({"dimension": 0}, ValueError, "expected dimension of at least 1, got 0"),
+        ({"dimension": "3"}, TypeError, "expected dimension as an int, got '3'"),
         ({"initializer": "normal"}, ValueError, "expected the initializer 'random', 'ones', 'zeros', a number"),
         ({"initializer": [1]}, ValueError, "a number or one of training.embedding, got [1]"),
         ({"initializer": "inf"}, ValueError, "a number or one of training.embedding, got 'inf'"),
-        ({"var_type": "cpu"}, ValueError, "expected var_type None, 'hbm' or 'hybrid', got 'cpu'"),
+        ({"var_type": "cpu"}, ValueError, "expected var_type as one of None, 'hbm', 'hybrid', got 'cpu'"),
         ({"key_type": torch.float32}, TypeError, "expected the key_type torch.int64 or torch.int32"),
         ({"dtype": torch.float64}, TypeError, "the dtype torch.float32, got torch.int64 and torch.float64"),
         ({"mode": "localized:4"}, ValueError, "with # below 1, the number of processes, got 'localized:4'"),

@@ -196,11 +196,11 @@ def test_a_state_is_not_assigned():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: dense(0), ValueError, "expected max_vocabulary_size_per_gpu as an int of at least 1, got 0"),
-        (lambda: dense(1.5), ValueError, "expected max_vocabulary_size_per_gpu as an int of at least 1, got 1.5"),
-        (lambda: sok.All2AllDenseEmbedding(8, 0, 1, 1), ValueError, "expected embedding_vec_size as an int"),
-        (lambda: sok.All2AllDenseEmbedding(8, 2, 0, 1), ValueError, "expected slot_num as an int of at least 1, got 0"),
-        (lambda: sok.All2AllDenseEmbedding(8, 2, 1, 0), ValueError, "expected nnz_per_slot as an int"),
+        (lambda: dense(0), ValueError, "expected max_vocabulary_size_per_gpu of at least 1, got 0"),
+        (lambda: dense(1.5), TypeError, "expected max_vocabulary_size_per_gpu as an int, got 1.5"),
+        (lambda: sok.All2AllDenseEmbedding(8, 0, 1, 1), ValueError, "expected embedding_vec_size of at least 1"),
+        (lambda: sok.All2AllDenseEmbedding(8, 2, 0, 1), ValueError, "expected slot_num of at least 1, got 0"),
+        (lambda: sok.All2AllDenseEmbedding(8, 2, 1, 0), ValueError, "expected nnz_per_slot of at least 1"),
         (lambda: dense(key_dtype=torch.float32), TypeError, "expected the key_dtype torch.int64 or torch.int32, got"),
         (
             lambda: dense(embedding_initializer="ones"),
@@ -210,8 +210,8 @@ def test_a_state_is_not_assigned():
         (lambda: dense(name="a/b"), ValueError, "expected a name of letters, digits, '_', '.' and '-', got 'a/b'"),
         (lambda: bags(combiner="sqrtn"), ValueError, "expected the combiner 'sum' or 'mean', got 'sqrtn'"),
         (lambda: bags(combiner=1), ValueError, "expected the combiner 'sum' or 'mean', got 1"),
-        (lambda: sok.DistributedEmbedding("sum", 8, 2, 1, 0), ValueError, "expected max_nnz as an int of at least 1"),
-        (lambda: bags(max_feature_num=0), ValueError, "expected max_feature_num as an int of at least 1, got 0"),
+        (lambda: sok.DistributedEmbedding("sum", 8, 2, 1, 0), ValueError, "expected max_nnz of at least 1"),
+        (lambda: bags(max_feature_num=0), ValueError, "expected max_feature_num of at least 1, got 0"),
     ],
 )
 def test_a_wrong_layer_is_refused(make, error, message):

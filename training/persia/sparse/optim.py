@@ -1,33 +1,10 @@
 """The optimizers of embeddings. Embedding servers apply them to the rows of a batch, with PyTorch's formulas."""
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
-from serving.model.strict_json import LARGEST_FLOAT32
+from training.arguments import number, pair
 from training.optimizers.rules import AdaGradRule, AdamRule, MomentumSgdRule, RowWiseAdaGradRule, SgdRule, UpdateRule
-
-
-def number(owner: str, name: str, value: Any, least: float = -LARGEST_FLOAT32, most: float = LARGEST_FLOAT32) -> float:
-    """Return an argument as a float.
-
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is out of range.
-    """
-    if not isinstance(value, Real):
-        raise TypeError(f"{owner}: expected {name} as a number, got {value!r}")
-    result = float(value)
-    if not least <= result <= most:
-        raise ValueError(f"{owner}: expected {name} from {least:g} to {most:g}, got {value}")
-    return result
-
-
-def pair(owner: str, name: str, values: Any) -> tuple[float, float]:
-    """Return an argument as two floats; see ``number``."""
-    if not isinstance(values, tuple | list) or len(values) != 2:
-        raise ValueError(f"{owner}: expected {name} as two numbers, got {values!r}")
-    return number(owner, name, values[0]), number(owner, name, values[1])
 
 
 @dataclass(frozen=True, slots=True)
