@@ -43,7 +43,7 @@ class ArrayRows {
   const std::string& name() const { return name_; }
   TrainedRows view() const {
     const size_t dim = array_.size(1);
-    return {array_.data<std::byte>(), 4 * dim, static_cast<uint32_t>(dim), RowType::kFp32, 0, max_norm_};
+    return {array_.data<std::byte>(), 4 * dim, static_cast<uint32_t>(dim), RowType::kFp32, 0, max_norm_, nullptr, 0};
   }
   size_t rows() const { return array_.size(0); }
   void require(const std::vector<int64_t>& keys) const {

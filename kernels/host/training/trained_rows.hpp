@@ -1,6 +1,7 @@
 // Rows of a table in training, or of an array: weights, then the states of the table's update rule in float32.
 //
-// A row's weights and states are neighbours, because a step reads and writes all of them.
+// A row's weights and states are neighbours, because a step reads and writes all of them. A row-wise state is elsewhere:
+// one more float would move the rows out of their cache lines.
 #pragma once
 
 #include <cmath>
@@ -20,9 +21,13 @@ struct TrainedRows {
   RowType type;    // of the weights: fp32, fp16 or bf16
   float absent;    // every weight of a row that does not exist
   float max_norm;  // rows with a larger L2 norm are scaled to it when they are pooled; 0: none
+  std::byte* states_data;
+  size_t states_stride_bytes;
 
   std::byte* row(int64_t number) const { return data + static_cast<size_t>(number) * stride_bytes; }
-  float* states(int64_t number) const { return reinterpret_cast<float*>(row(number) + states_offset(type, dim)); }
+  float* states(int64_t number) const {
+    return reinterpret_cast<float*>(states_data + static_cast<size_t>(number) * states_stride_bytes);
+  }
 
   // Where the states begin in a row.
   static constexpr size_t states_offset(RowType type, uint32_t dim) { return (row_bytes(type, dim) + 3) / 4 * 4; }

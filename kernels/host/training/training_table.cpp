@@ -39,13 +39,17 @@ class KeyedRandom {
 
 size_t stride_of(const TrainingOptions& options) {
   const size_t offset = TrainedRows::states_offset(options.type, options.dim);
-  return offset + options.state_floats() * sizeof(float);
+  return is_row_wise(options.rule) ? offset : offset + options.state_floats() * sizeof(float);
+}
+
+size_t mark_bytes_of(const TrainingOptions& options) {
+  return sizeof(int32_t) + (is_row_wise(options.rule) ? options.state_floats() * sizeof(float) : 0);
 }
 
 }  // namespace
 
 TrainingTable::TrainingTable(TrainingOptions options)
-    : options_(std::move(options)), stride_bytes_(stride_of(options_)) {
+    : options_(std::move(options)), stride_bytes_(stride_of(options_)), mark_bytes_(mark_bytes_of(options_)) {
   if (options_.fixed_rows)
     make_fixed_rows();
   else
@@ -53,16 +57,25 @@ TrainingTable::TrainingTable(TrainingOptions options)
 }
 
 TrainedRows TrainingTable::view() const {
-  return {values_.data(), stride_bytes_, options_.dim, options_.type, options_.absent, options_.max_norm};
+  const bool apart = is_row_wise(options_.rule);
+  return {values_.data(),
+          stride_bytes_,
+          options_.dim,
+          options_.type,
+          options_.absent,
+          options_.max_norm,
+          apart ? marks_.data() + sizeof(int32_t) : values_.data() + TrainedRows::states_offset(options_.type, options_.dim),
+          apart ? mark_bytes_ : stride_bytes_};
 }
 
 // Throws before it writes a number that is no row.
 void TrainingTable::number_fixed(const int64_t* keys, size_t n, int64_t* rows) const {
+  const bool is_shared = options_.step > 1;  // divisions take longer than the rest
   for (size_t i = 0; i < n; ++i) {
     const auto key = static_cast<uint64_t>(keys[i]);  // a negative key is large
-    if (key >= options_.fixed_rows || key % options_.step != options_.first)
+    if (key >= options_.fixed_rows || (is_shared && key % options_.step != options_.first))
       throw KeyBeyondRows{keys[i], i, options_.fixed_rows};
-    rows[i] = static_cast<int64_t>(key / options_.step);
+    rows[i] = static_cast<int64_t>(is_shared ? key / options_.step : key);
   }
 }
 
@@ -158,7 +171,7 @@ uint32_t TrainingTable::add(int64_t key, int64_t slot) {
   }
   index_->insert(key, row);
   keys_[row] = key;
-  last_steps_[row] = 0;
+  last_step_of(row) = 0;
   slots_[row] = static_cast<uint32_t>(slot);
   if (options_.max_rows) touched_[row] = ++clock_;
   initialize(row, key);
@@ -205,7 +218,7 @@ void TrainingTable::grow_index() {
 void TrainingTable::make_room(size_t rows) {
   values_.reserve(rows * stride_bytes_);
   keys_.reserve(rows);
-  last_steps_.reserve(rows);
+  marks_.reserve(rows * mark_bytes_);
   slots_.reserve(rows);
   if (options_.max_rows) touched_.reserve(rows);
 }
@@ -238,7 +251,7 @@ void TrainingTable::make_fixed_rows() {
   CorePool::shared().run((used_ + kPieceKeys - 1) / kPieceKeys, [&](size_t piece) {
     for (size_t row = piece * kPieceKeys; row < std::min(used_, (piece + 1) * kPieceKeys); ++row) {
       keys_[row] = static_cast<int64_t>(options_.first + row * options_.step);
-      last_steps_[row] = 0;
+      last_step_of(row) = 0;
       slots_[row] = 0;
       initialize(row, keys_[row]);
     }
@@ -248,7 +261,7 @@ void TrainingTable::make_fixed_rows() {
 std::vector<int64_t> TrainingTable::rows_changed_since(int64_t since) const {
   std::vector<int64_t> numbers;
   for (size_t row = 0; row < used_; ++row)
-    if (last_steps_[row] == 0 || last_steps_[row] > since) numbers.push_back(static_cast<int64_t>(row));
+    if (last_step_of(row) == 0 || last_step_of(row) > since) numbers.push_back(static_cast<int64_t>(row));
   if (options_.max_rows)
     std::sort(numbers.begin(), numbers.end(), [this](int64_t one, int64_t other) {
       return touched_[static_cast<size_t>(one)] < touched_[static_cast<size_t>(other)];
@@ -266,7 +279,7 @@ void TrainingTable::read(const int64_t* rows, size_t n, int64_t* keys, float* ve
     keys[i] = keys_[row];
     std::copy_n(table.read(rows[i], weights), table.type == RowType::kFp32 ? dim : 0, weights);
     std::copy_n(table.states(rows[i]), floats, states + i * floats);
-    last_steps[i] = last_steps_[row];
+    last_steps[i] = last_step_of(row);
     slots[i] = slots_[row];
   }
 }
@@ -291,7 +304,7 @@ void TrainingTable::write(const int64_t* keys, size_t n, const float* vectors, c
     const auto number = static_cast<int64_t>(row);
     table.write(number, vectors + i * dim);
     std::copy_n(states + i * floats, floats, table.states(number));
-    last_steps_[row] = static_cast<int32_t>(last_steps[i]);
+    last_step_of(row) = static_cast<int32_t>(last_steps[i]);
     slots_[row] = static_cast<uint32_t>(slots[i]);
     step_ = std::max(step_, last_steps[i]);
   }
@@ -309,7 +322,7 @@ void TrainingTable::clear() {
   victims_.clear();
   values_ = {};
   keys_ = {};
-  last_steps_ = {};
+  marks_ = {};
   slots_ = {};
   touched_ = {};
 }
@@ -320,16 +333,18 @@ void TrainingTable::set_states(Rule rule, const std::vector<float>& initial_stat
   options.initial_states = initial_states;
   const size_t stride = stride_of(options);
   values_.reserve(used_ * stride);
+  marks_.reserve(used_ * mark_bytes_of(options));
   // nothing throws from here on
   const TrainedRows before = view();
   options_ = std::move(options);
   stride_bytes_ = stride;
+  mark_bytes_ = mark_bytes_of(options_);
   const TrainedRows after = view();
   const auto move = [&](size_t row) {
     const auto number = static_cast<int64_t>(row);
     std::memmove(after.row(number), before.row(number), row_bytes(options_.type, options_.dim));
     first_states(after.states(number));
-    last_steps_[row] = 0;
+    last_step_of(row) = 0;
   };
   // In place: no row is written over one that has not moved.
   if (stride > before.stride_bytes)

@@ -122,11 +122,14 @@ class TrainingTable {
   void write_sighting(int64_t key, uint32_t count);
 
   int64_t key(int64_t row) const { return keys_[static_cast<size_t>(row)]; }
-  int64_t last_step(int64_t row) const { return last_steps_[static_cast<size_t>(row)]; }
-  void set_last_step(int64_t row, int64_t step) { last_steps_[static_cast<size_t>(row)] = static_cast<int32_t>(step); }
-  void prefetch_last_step(int64_t row) const { __builtin_prefetch(last_steps_.data() + row, 1); }
+  int64_t last_step(int64_t row) const { return last_step_of(static_cast<size_t>(row)); }
+  void set_last_step(int64_t row, int64_t step) { last_step_of(static_cast<size_t>(row)) = static_cast<int32_t>(step); }
+  void prefetch_last_step(int64_t row) const { __builtin_prefetch(&last_step_of(static_cast<size_t>(row)), 1); }
 
  private:
+  int32_t& last_step_of(size_t row) const {
+    return *reinterpret_cast<int32_t*>(marks_.data() + row * mark_bytes_);
+  }
   void number_fixed(const int64_t* keys, size_t n, int64_t* rows) const;
   void find_indexed(const int64_t* keys, size_t n, int64_t* rows) const;
   bool count_sightings(const int64_t* keys, const std::vector<size_t>& places);
@@ -141,7 +144,7 @@ class TrainingTable {
 
   mutable std::mutex mutex_;
   TrainingOptions options_;
-  size_t stride_bytes_;
+  size_t stride_bytes_, mark_bytes_;
   uint64_t generation_ = 0;
   int64_t step_ = 0;
 
@@ -153,7 +156,7 @@ class TrainingTable {
   size_t used_ = 0;
   GrowingArray<std::byte> values_;
   GrowingArray<int64_t> keys_;
-  GrowingArray<int32_t> last_steps_;  // of the last update; 0: not known
+  GrowingArray<std::byte> marks_;     // of each row: the step of its last update, 0: not known; its row-wise states
   GrowingArray<uint32_t> slots_;      // in which the key was first seen
 
   // Of tables with max_rows: when each row was read last, in keys that training has looked up. The victims are the rows

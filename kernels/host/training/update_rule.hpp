@@ -16,8 +16,9 @@ constexpr size_t kRuleStates[kRules] = {0, 1, 1, 2, 1, 1, 2};
 constexpr const char* name_of(Rule rule) { return kRuleNames[static_cast<size_t>(rule)]; }
 constexpr size_t states_of(Rule rule) { return kRuleStates[static_cast<size_t>(rule)]; }
 
-// How many floats one state of a row of dim weights has.
-constexpr size_t state_floats(Rule rule, size_t dim) { return rule == Rule::kRowWiseAdaGrad ? 1 : dim; }
+// Whether a state of a row is one float. Otherwise it has a float for each weight.
+constexpr bool is_row_wise(Rule rule) { return rule == Rule::kRowWiseAdaGrad; }
+constexpr size_t state_floats(Rule rule, size_t dim) { return is_row_wise(rule) ? 1 : dim; }
 
 // Whether a row moves in a step in which its gradient is zero.
 constexpr bool moves_always(Rule rule) {
