@@ -681,7 +681,7 @@ def test_models_come_and_go_while_lookups_run_and_no_answer_is_of_another_model(
                 answered[name] += 1
 
     with serve(configs["a"], *stores, promote=True) as server:
-        threads = [threading.Thread(target=read, args=(name,)) for name in written for _ in range(2)]
+        threads = [threading.Thread(target=read, args=(name,)) for name in written]
         for thread in threads:
             thread.start()
         for turn in range(3):

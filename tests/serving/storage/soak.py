@@ -30,6 +30,8 @@ MOST_BATCH_KEYS = 400
 # Rows that changed while they waited for their promotion are dropped. So that most are not: how long a writer rests,
 # and after how many calls a reader lets the promotions so far happen.
 PAUSE_S, CALLS_TO_PROMOTE = 0.05, 8
+# A pause after each call of a reader, so that restarts get processor time on a small machine.
+REST_S = 0.005
 REFILL_DEADLINE_S = 300.0  # on a machine that does other work, too
 REMOVAL = 3  # of every four changes of a key, the one that removes it
 
@@ -124,7 +126,7 @@ def read(server, oracle, seed, stop, is_current=True):
     """Look up rows, and bags of one row each; with ``is_current``, none may be older than was acknowledged before."""
     rng = np.random.default_rng(seed)
     calls = 0
-    while not stop.is_set():
+    while not stop.wait(REST_S):
         keys = some_keys(rng, KEYS)
         least = oracle.acknowledged[keys] if is_current else np.zeros_like(keys)
         if calls % 2:
