@@ -40,6 +40,14 @@ def known_cache_seeds():
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """Keep what a module leaves in memory out of later walks, too: some tests and loads of models collect garbage."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(params=["runner", pytest.param("cuda:0", marks=pytest.mark.gpu)], scope="session")
 def device(request):
     """Every device of this machine; a missing device is a skip with its reason, never a pass."""

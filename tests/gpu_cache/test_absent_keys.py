@@ -9,7 +9,7 @@ from gpu_cache.errors import CacheClosedError
 from gpu_cache.layout import Capacity, Layout
 from gpu_cache.missing import ABSENT
 from gpu_cache.readers import Readers
-from tests.gpu_cache.bags import Bags, host_rows, scheduled
+from tests.gpu_cache.bags import ORDERS, Bags, host_rows, scheduled
 
 DEFAULTS = (0.25, -2.0)
 SLOTS, COMBINERS = (2, 1), ("mean", "sum")
@@ -56,7 +56,7 @@ def bags_of(rng, of_table, samples=20):
     return Bags(rng.integers(KEPT - 40, KEPT + 40, row_ptrs[-1]), row_ptrs)
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", ORDERS)
 def test_a_request_with_absent_keys_misses_nothing_and_has_the_bits_of_the_first_answer(device, caches, work, seed):
     rng = np.random.default_rng(seed)
     request = [bags_of(rng, of_table) for of_table in SLOTS]
