@@ -29,8 +29,8 @@ def test_embedding_tables_show_their_shapes_and_features():
 
     assert repr(tables).splitlines() == [
         "EmbeddingBagCollection(",
-        "  (user): 1,200 rows of 16, sum of user",
-        "  (item): 0 rows of 8, mean of viewed, bought",
+        "  (user): 1,200 rows of 16, 76,800 bytes, sum of user",
+        "  (item): 0 rows of 8, 0 bytes, mean of viewed, bought",
         ")",
     ]
 

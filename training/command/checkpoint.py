@@ -4,7 +4,7 @@ A checkpoint is a folder ``step-<n>``, which is complete or absent:
 
 - ``checkpoint.json``: the settings of the training, its position, the results of its epochs, and check sums;
 - ``dense.model`` and ``dense.states``: the dense weights and their states; see ``training.model.parameter_files``;
-- ``<t>.rows``: the rows of table t with their states; see ``training.embedding.row_file``.
+- ``<t>.rows``: the rows of table t with their states; see ``training.row_file``.
 
 A checkpoint of an earlier revision has no check sums. It has the files of a session's parameters, ``<t>.sparse`` and
 ``<t>.states``. The model of the best epoch was in a folder ``best``.
@@ -25,10 +25,10 @@ from serving.model.atomic import atomic_directory, remove_killed_writes
 from serving.model.dense_file import read_dense, write_dense
 from serving.model.strict_json import Fields, read_json
 from training.checkpoint_file import CHECKPOINT_FILE, read_checkpoint_file, write_checkpoint_file
-from training.embedding.row_file import read_rows, shape_of, write_rows
 from training.model.ctr_model import CtrModel
 from training.model.parameter_files import read_dense_states, read_table, write_dense_states
 from training.model.trainer import Position
+from training.row_file import read_rows, shape_of, write_rows
 
 _EARLIER_BEST, _EARLIER_BEST_FILE = "best", "best.json"
 _MEMBERS = ("settings", "position", "results")

@@ -4,7 +4,8 @@ from training.embedding.clipping import clip_grad_norm_
 from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.config import Constant, EmbeddingBagConfig, Normal, Uniform
 from training.embedding.joining import join_state_dicts
-from training.embedding.table import EmbeddingTable, TableRows
+from training.embedding.table import EmbeddingTable
+from training.row_file import TableRows
 
 __all__ = [
     "Constant",

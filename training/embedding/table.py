@@ -1,7 +1,6 @@
 """One embedding table in training: rows by key, with the states of their optimizer."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -10,38 +9,10 @@ from numpy.typing import NDArray
 
 from kernels.host import TrainingTable
 from training.embedding.config import EmbeddingBagConfig
+from training.row_file import TableRows
 
 _PART_ROWS = 65_536
 _VECTOR_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # per float
-
-
-@dataclass(frozen=True, slots=True)
-class TableRows:
-    """Everything that a table knows of V of its rows.
-
-    Attributes:
-        keys: int64[V].
-        vectors: float32[V, D].
-        states: float32[V, S], the states of the optimizer.
-        last_steps: int64[V], the step of each row's last update; 0: none is known.
-        slot_ids: uint64[V], the slot in which each key was first seen.
-    """
-
-    keys: NDArray[np.int64]
-    vectors: NDArray[np.float32]
-    states: NDArray[np.float32]
-    last_steps: NDArray[np.int64]
-    slot_ids: NDArray[np.uint64]
-
-    def __len__(self) -> int:
-        """Return V."""
-        return len(self.keys)
-
-    def __getitem__(self, some: slice | NDArray[np.int64] | NDArray[np.bool_]) -> Self:
-        """Select rows by slice, by int64 positions or by bool[V]."""
-        return type(self)(
-            self.keys[some], self.vectors[some], self.states[some], self.last_steps[some], self.slot_ids[some]
-        )
 
 
 class EmbeddingTable:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from training.arguments import items, one_of, shown
-from training.embedding.table import EmbeddingTable, TableRows
+from training.embedding.table import EmbeddingTable
 from training.embedding_plugin.embedding import Optimizer
 from training.optimizers.rules import (
     AdamRule,
@@ -18,6 +18,7 @@ from training.optimizers.rules import (
     UpdateRule,
     UpdateType,
 )
+from training.row_file import TableRows
 
 OptimizerType = Literal["Adam", "MomentumSGD", "Nesterov", "SGD", "RowWiseAdaGrad"]
 _SCALERS = (1.0, 128.0, 256.0, 512.0, 1024.0)

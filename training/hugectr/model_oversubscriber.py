@@ -14,9 +14,10 @@ from kernels.host import KeyIndex
 from serving.errors import ConfigError, MissingExtraError, ModelFileError
 from serving.model.atomic import temporary_directory
 from training.data.keyset import read_keyset
-from training.embedding.table import EmbeddingTable, TableRows
+from training.embedding.table import EmbeddingTable
 from training.errors import DataError
 from training.model.ctr_model import CtrModel
+from training.row_file import TableRows
 from training.samples import Bags
 
 _CHUNK_ROWS = 65_536

@@ -19,7 +19,6 @@ from serving.model.atomic import atomic_write, sync, temporary_directory
 from serving.model.dense_file import read_dense, write_dense
 from serving.model.sparse_file import KeyType
 from training.arguments import is_whole
-from training.embedding.table import TableRows
 from training.errors import DivergedError, SessionError
 from training.hugectr.data_reader import DataReader, DataReader32, DataReader64
 from training.hugectr.model_oversubscriber import ModelOversubscriber
@@ -29,6 +28,7 @@ from training.model.document import TrainingDocument, read_document
 from training.model.metrics import area_under_curve
 from training.model.parameter_files import read_dense_states, read_table, write_dense_states, write_table
 from training.processes import Processes, start_processes
+from training.row_file import TableRows
 
 _log = logging.getLogger(__name__)
 Metrics = list[tuple[str, float]]

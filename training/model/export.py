@@ -16,9 +16,9 @@ from serving.model.graph import inference_document, parse_graph
 from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
 from serving.model.sparse_writer import write_sparse_batches
 from serving.model.version_writer import CALIBRATION_FILE, DENSE_FILE, GRAPH_FILE, ONNX_FILE, write_version
-from training.embedding.table import TableRows
 from training.embedding.table_folders import write_tables
 from training.model.ctr_model import CtrModel
+from training.row_file import TableRows
 from training.samples import Bags, Samples
 
 _MAX_BATCHSIZE = 1024

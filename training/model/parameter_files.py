@@ -5,7 +5,7 @@
 - dense states: for each state of the optimizer, the float32 states of all dense weights, in the order of the dense
   model, as in HugeCTR (v3.0 to v24.06). A file ``<dense states>.json`` next to it has what HugeCTR does not store:
   the optimizer's name, the number of steps, and the CRC-32 of the states.
-- sparse states: ``training.embedding.row_file``, because HugeCTR's format depends on its GPUs. It has the rows of the
+- sparse states: ``training.row_file``, because HugeCTR's format depends on its GPUs. It has the rows of the
   sparse model, in the same order, with the states instead of the vectors. Earlier revisions wrote one packed row for
   each row, without check sums: int64 key, int64 step of the last update, float32[D] for each state. Such files load.
 
@@ -31,8 +31,8 @@ from serving.model.graph import Embedding, Graph
 from serving.model.sparse_file import KeyType, open_sparse
 from serving.model.sparse_rows import refuse_repeated_keys, row_dtype
 from serving.model.strict_json import Fields, read_json
-from training.embedding.row_file import BLOCK_ROWS, check_rule, is_row_file, read_rows, shape_of, write_rows
-from training.embedding.table import EmbeddingTable, TableRows
+from training.embedding.table import EmbeddingTable
+from training.row_file import BLOCK_ROWS, TableRows, check_rule, is_row_file, read_rows, shape_of, write_rows
 
 
 def write_dense_states(path: Path, graph: Graph, states: Iterable[Weights], optimizer: str, step: int) -> None:

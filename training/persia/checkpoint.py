@@ -4,7 +4,7 @@ A checkpoint is a folder ``batch-<n>``, which is complete or absent. It holds th
 
 - ``checkpoint.json``: n, the features, the optimizer and its steps, the number of servers, and check sums;
 - ``dense.pt``: what the NN worker gave ``TrainCtx.dump_checkpoint``;
-- ``server-<n>/dim-<D>.rows``: the rows of a server's table; see ``training.embedding.row_file``. The least recently
+- ``server-<n>/dim-<D>.rows``: the rows of a server's table; see ``training.row_file``. The least recently
   used row comes first.
 
 A checkpoint of an earlier revision has no check sums. Its rows are in ``server-<n>/dim-<D>/``, in the files
@@ -31,10 +31,9 @@ from serving.model.pooling import Pooling
 from serving.model.sparse_writer import write_table_folders
 from serving.model.strict_json import Fields
 from training.checkpoint_file import CHECKPOINT_FILE, read_checkpoint_file, write_checkpoint_file
-from training.embedding.row_file import BLOCK_ROWS, Shape, read_rows, shape_of, write_rows
-from training.embedding.table import TableRows
 from training.persia.config import EmbeddingConfig, Feature
 from training.persia.signs import prefixed_signs, servers_of
+from training.row_file import BLOCK_ROWS, Shape, TableRows, read_rows, shape_of, write_rows
 
 #: The states that the NN worker saves.
 DENSE_FILE = "dense.pt"

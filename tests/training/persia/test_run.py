@@ -186,6 +186,12 @@ def test_a_script_that_ends_ends_the_run(start, nn_worker, data_loader, code, me
     assert message in log
 
 
+def test_a_role_starts_without_pytorch():
+    code = "import sys; import training.persia.__main__; sys.exit('torch' in sys.modules)"
+
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
 @pytest.fixture
 def refused(tmp_path, monkeypatch, capsys, caplog):
     """Run a command that cannot start in this process; return the exit code, and what it says."""

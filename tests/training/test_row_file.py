@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from serving.errors import ModelFileError
-from training.embedding.row_file import BLOCK_ROWS, read_rows, write_rows
-from training.embedding.table import TableRows
+from training.row_file import BLOCK_ROWS, TableRows, read_rows, write_rows
 
 FLOATS = (1, 1)  # of vectors and of states
 

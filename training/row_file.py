@@ -9,14 +9,15 @@ block except the last two has 65,536 rows. The last block has none. All numbers 
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels.host import TrainingTable
 from serving.errors import ModelFileError
-from training.embedding.table import TableRows
 
 #: The name of the optimizer's rule, D and S.
 Shape = tuple[str, int, int]
@@ -25,6 +26,35 @@ BLOCK_ROWS = 65_536
 _FORMAT = "hotrow rows 1"
 _MOST_HEADER_BYTES = 4096
 _NUMBER = np.dtype("<u4")
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Everything that a table knows of V of its rows.
+
+    Attributes:
+        keys: int64[V].
+        vectors: float32[V, D].
+        states: float32[V, S], the states of the optimizer.
+        last_steps: int64[V], the step of each row's last update; 0: none is known.
+        slot_ids: uint64[V], the slot in which each key was first seen.
+    """
+
+    keys: NDArray[np.int64]
+    vectors: NDArray[np.float32]
+    states: NDArray[np.float32]
+    last_steps: NDArray[np.int64]
+    slot_ids: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        """Return V."""
+        return len(self.keys)
+
+    def __getitem__(self, some: slice | NDArray[np.int64] | NDArray[np.bool_]) -> Self:
+        """Select rows by slice, by int64 positions or by bool[V]."""
+        return type(self)(
+            self.keys[some], self.vectors[some], self.states[some], self.last_steps[some], self.slot_ids[some]
+        )
 
 
 def shape_of(table: TrainingTable) -> Shape:
