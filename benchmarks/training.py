@@ -6,14 +6,13 @@ Model: 26 slots with one key each from one table of 16 columns, 13 dense feature
 The peer is the same network in PyTorch: ``EmbeddingBag(sparse=True)`` with ``SparseAdam``, and ``Adam`` for the other
 weights. It gets row numbers instead of keys. Both use the same number of threads, and take turns.
 
-``clipped`` reads the gradient of the table: it clips the norm of all gradients. There we train an
-``EmbeddingBagCollection`` and the peer's network.
+``clipped`` also clips the norm of all gradients, which reads the gradient of the table. We train the peer's network
+with an ``EmbeddingBagCollection``.
 
 Memory is what the process takes for each row: its weights, both moments of Adam, and with us its key.
 
-``fused`` compares the table alone with FBGEMM's table for the CPU, whose backward pass moves the rows: lookup, backward
-pass and step of an ``EmbeddingBagCollection`` and an optimizer, with the same batches. Keys are row numbers on both
-sides. It needs ``fbgemm-gpu-cpu``.
+``fused`` compares the table alone with FBGEMM's table for the CPU: lookup, backward pass and step, with the same
+batches. Keys are row numbers on both sides. FBGEMM's backward pass is its step. This part needs ``fbgemm-gpu-cpu``.
 """
 
 import resource

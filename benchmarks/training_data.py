@@ -4,7 +4,7 @@ The files have one label, 13 dense features and 26 slots with one key each, as C
 4,096 rows, except pyarrow's CSV reader, whose batches are blocks of the file. pyarrow yields record batches of columns.
 Hotrow yields ``Samples``: checked values, keys as int64[B, S]. pyarrow's CSV reader gets the same types of columns, and
 fields may have several lines, because its other mode may cut a field in two. A Norm file with the same samples is
-compared with the Parquet file.
+compared with pyarrow's reader of the Parquet file.
 """
 
 import tempfile

@@ -378,7 +378,7 @@ def decode_norm(
         numbers: the labels and dense features of a record.
         slots: S.
         has_wide_keys: keys are int64, not uint32.
-        has_sums: records are framed by their length and a check sum.
+        has_sums: records are framed by their length and a checksum.
         most: decode at most so many records.
 
     Returns:

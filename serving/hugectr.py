@@ -72,9 +72,9 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
 ) -> LookupSession:
     """Open a model's embeddings for lookup.
 
-    Without a GPU, one warning says so, and lookups go to the parameter server. A GPU cache does not change the answers:
-    rows that it misses are read from the parameter server before the request is answered. The missed rows of a table
-    are inserted if the request's hit rate was below ``hit_rate_threshold``.
+    A GPU cache does not change the answers: rows that it misses are read from the parameter server before the request
+    is answered. The missed rows of a table are inserted if the request's hit rate was below ``hit_rate_threshold``.
+    Without a usable GPU, a warning is logged, and lookups go to the parameter server.
 
     Args:
         parameter_server: holds the model.
@@ -89,7 +89,7 @@ def CreateEmbeddingCache(  # noqa: N802 - HugeCTR's name
         device: Hotrow's own argument: ``"runner"`` runs the GPU's kernels on the CPU, for tests.
 
     Raises:
-        DeviceUnavailableError: the machine has a GPU, but not this one.
+        DeviceUnavailableError: the machine has GPUs, but not the GPU ``cuda_dev_id``.
         DeviceMemoryError: the GPU has too little free memory.
         UnknownModelError: the parameter server does not hold the model.
         ConfigError: an argument is invalid or contradicts the parameter server.

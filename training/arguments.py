@@ -17,12 +17,12 @@ _INTEGERS = (np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.uint32))
 
 
 def is_whole(value: Any, least: int) -> bool:
-    """Return whether a value is an int of at least ``least``. True and False are no numbers."""
+    """Return whether a value is an int of at least ``least``. True and False do not count."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def whole(place: str, name: str, value: Any, least: int | None = None) -> int:
-    """Return an int. A tensor of one element counts as a number; True and False do not."""
+    """Return an int. A tensor of one element counts as an int; True and False do not."""
     try:
         result = index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""``checkpoint.json``, which describes a checkpoint and has check sums: of its files without sums, and of itself."""
+"""``checkpoint.json``: it describes a checkpoint, and has checksums of itself and of the files that have none."""
 
 import json
 import zlib
@@ -20,7 +20,7 @@ def write_checkpoint_file(folder: Path, document: Mapping[str, Any], files: Iter
     Args:
         folder: the checkpoint.
         document: JSON.
-        files: names of files in the folder that have no check sums of their own.
+        files: names of files in the folder that have no checksums of their own.
 
     Raises:
         OSError: the disk refuses.
@@ -34,7 +34,7 @@ def write_checkpoint_file(folder: Path, document: Mapping[str, Any], files: Iter
 def read_checkpoint_file(folder: Path, members: Iterable[str]) -> Fields:
     """Read a description, and check it and the files that it names.
 
-    The description of an earlier revision has no check sums.
+    The description of an earlier version has no checksums.
 
     Raises:
         ConfigError: there is no description, or it is not JSON.

@@ -99,7 +99,7 @@ class Processes:
         return slice(items * self.rank // self.size, items * (self.rank + 1) // self.size)
 
     def total(self, what: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Add up a tensor over all processes. Its gradient is added up too. ``what`` it is belongs to the title."""
+        """Add up a tensor over all processes. Its gradient is added up too. ``what`` names the tensor in errors."""
         return tensor if self.size == 1 else _Total.apply(tensor, self.numbered(f"sum of {what}"), self._add_up)
 
     def start_average(self, what: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
@@ -119,7 +119,7 @@ class Processes:
         return finish
 
     def wait(self, title: str) -> None:
-        """Wait until every process has come to the place that ``title`` names."""
+        """Wait until every process has reached the place that ``title`` names."""
         if self.size > 1:
             self._meet(title)
 

@@ -1,7 +1,7 @@
-"""The rows of one table in one file, in every checkpoint: keys, vectors, states of the optimizer, and check sums.
+"""The file of a table's rows in a checkpoint: keys, vectors, states of the optimizer, and checksums.
 
-A file begins with a line of JSON: the format, the name of the optimizer's rule, D and S. Then come blocks: a uint32
-with the number of rows, the rows, and a uint32 with the CRC-32 of everything before it except other sums. A row has its
+A file begins with a line of JSON: the format, the name of the optimizer's rule, D and S. Then come blocks. A block has
+the number of its rows as uint32, the rows, and the CRC-32 of everything before it except other checksums. A row has its
 int64 key, the int64 step of its last update, its uint64 slot, its vector float32[D] and its states float32[S]. Every
 block except the last two has 65,536 rows. The last block has none. All numbers are little-endian.
 """
@@ -58,7 +58,7 @@ class TableRows:
 
 
 def shape_of(table: TrainingTable) -> Shape:
-    """Return what a table's rows are like."""
+    """Return the shape of a table's rows."""
     return table.rule, table.dim, len(table.first_states)
 
 
@@ -66,23 +66,23 @@ def write_rows(file: BinaryIO, rule: str, dim: int, states: int, parts: Iterable
     """Write rows, part by part.
 
     Args:
-        file: is empty.
+        file: an empty file.
         rule: the name of the rule whose states the rows have.
         dim: D. 0: only the states are written.
         states: S.
         parts: the rows.
     """
-    dtype, check_sum = _row_dtype(dim, states), 0
+    dtype, checksum = _row_dtype(dim, states), 0
 
     def write(data: bytes) -> None:
-        nonlocal check_sum
-        check_sum = zlib.crc32(data, check_sum)
+        nonlocal checksum
+        checksum = zlib.crc32(data, checksum)
         file.write(data)
 
     def write_block(rows: bytes) -> None:
         write(_NUMBER.type(len(rows) // dtype.itemsize).tobytes())
         write(rows)
-        file.write(_NUMBER.type(check_sum).tobytes())
+        file.write(_NUMBER.type(checksum).tobytes())
 
     write(json.dumps({"format": _FORMAT, "rule": rule, "dim": dim, "states": states}).encode() + b"\n")
     waiting, block_bytes = bytearray(), BLOCK_ROWS * dtype.itemsize
@@ -116,7 +116,7 @@ def read_rows(path: Path, rule: str, dim: int, states: int) -> Iterator[TableRow
         with path.open("rb") as file:
             header = file.readline(_MOST_HEADER_BYTES)
             _check_header(path, header, rule, dim, states)
-            check_sum = zlib.crc32(header)
+            checksum = zlib.crc32(header)
             while True:
                 place = f"the block that begins at row {first:,}"
                 number = _read(file, path, _NUMBER.itemsize, place)
@@ -124,10 +124,10 @@ def read_rows(path: Path, rule: str, dim: int, states: int) -> Iterator[TableRow
                 if count > BLOCK_ROWS:
                     raise ModelFileError(path, f"{place}: expected at most {BLOCK_ROWS:,} rows, found {count:,}")
                 data = _read(file, path, count * dtype.itemsize, place)
-                check_sum = zlib.crc32(data, zlib.crc32(number, check_sum))
+                checksum = zlib.crc32(data, zlib.crc32(number, checksum))
                 found = int(np.frombuffer(_read(file, path, _NUMBER.itemsize, place), _NUMBER)[0])
-                if found != check_sum:
-                    raise ModelFileError(path, f"{place}: expected CRC-32 {found:08x}, found {check_sum:08x}")
+                if found != checksum:
+                    raise ModelFileError(path, f"{place}: expected CRC-32 {found:08x}, found {checksum:08x}")
                 if not count:
                     break
                 rows = np.frombuffer(data, dtype)

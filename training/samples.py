@@ -167,7 +167,7 @@ class Samples:
 
 
 class ContentSum:
-    """The CRC-32 of the content of samples that come in parts, whatever the parts are."""
+    """The CRC-32 of samples. It does not depend on how the samples are cut into parts."""
 
     def __init__(self) -> None:
         """Begin without samples."""

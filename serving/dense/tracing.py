@@ -7,7 +7,7 @@ from spox._future import ValuePropBackend, set_value_prop_backend
 
 from serving.dense.primitives import Array
 
-# ndonnx would start a session of ONNX Runtime, with threads of its own, for each constant of the model.
+# Otherwise ndonnx starts a session of ONNX Runtime, with threads of its own, for each constant of the model.
 set_value_prop_backend(ValuePropBackend.REFERENCE)
 
 

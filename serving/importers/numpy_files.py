@@ -48,7 +48,7 @@ def open_npz(path: Path) -> TableRows:
 def open_folder(folder: Path) -> TableRows:
     """Open HugeCTR's ``key`` and ``emb_vector``, whose numbers are float32, and ``pooling.json`` if it is there.
 
-    Raise ModelFileError if they do not fit.
+    Raise ModelFileError if the files do not fit each other.
     """
     rows = open_pair(folder / "key", folder / "emb_vector")
     rows = rows.as_dtype("fp32") if isinstance(rows, BareRows) else rows

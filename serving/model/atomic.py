@@ -96,7 +96,7 @@ def temporary_directory(path: Path) -> Iterator[Path]:
 def remove_killed_writes(parent: Path, names: str) -> None:
     """Remove the temporary files and folders of killed writers from a folder. Those of live writers stay.
 
-    A folder that its writer had moved away, and not yet replaced, gets its name back.
+    A folder that a killed writer has moved away and not replaced gets its name back.
 
     Args:
         parent: the folder, which may be absent.
@@ -125,7 +125,7 @@ def _remove_killed_write(stem: Path, path: Path) -> None:
 
 
 def _locked_directory(path: Path, stack: ExitStack) -> Path | None:
-    """Make a folder that this process locks; None: ``remove_killed_writes`` of another process came in between."""
+    """Make and lock a folder. Return None if ``remove_killed_writes`` of another process removed it in between."""
     path.mkdir()
     try:
         return path if _lock(path, stack) and path.exists() else None

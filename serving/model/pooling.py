@@ -23,7 +23,7 @@ class Pooling:
 
     Attributes:
         combiner: how the rows of one slot were pooled; None: not known, or a slot never had several rows.
-        default_value: every float of an absent key's vector.
+        default_value: every float of an unknown key's vector.
     """
 
     combiner: Combiner | None = None

@@ -63,7 +63,7 @@ def shift_keys(keys: Ints, bag_sizes: Ints, ranges: tuple[Ints, Ints]) -> Ints:
         ranges: what ``slot_ranges`` returns for the S slots.
 
     Returns:
-        int64[N]. A key that is none of its slot becomes UNKNOWN_KEY.
+        int64[N]. A key outside its slot becomes UNKNOWN_KEY.
     """
     slots = np.repeat(np.arange(bag_sizes.size) % ranges[0].size, bag_sizes)
     offsets, sizes = ranges[0][slots], ranges[1][slots]

@@ -104,7 +104,7 @@ def write_version(
 def check_output(repository: Path, name: str, graph: Graph) -> None:
     """Check before hours of work that a model can be written, and create the repository's folder.
 
-    What killed writers of the model left behind is deleted.
+    Files that killed writers of the model left behind are deleted.
 
     Raises:
         OutputError: it cannot be written.

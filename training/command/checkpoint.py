@@ -2,12 +2,12 @@
 
 A checkpoint is a folder ``step-<n>``, which is complete or absent:
 
-- ``checkpoint.json``: the settings of the training, its position, the results of its epochs, and check sums;
+- ``checkpoint.json``: the settings of the training, its position, the results of its epochs, and checksums;
 - ``dense.model`` and ``dense.states``: the dense weights and their states; see ``training.model.parameter_files``;
 - ``<t>.rows``: the rows of table t with their states; see ``training.row_file``.
 
-A checkpoint of an earlier revision has no check sums. It has the files of a session's parameters, ``<t>.sparse`` and
-``<t>.states``. The model of the best epoch was in a folder ``best``.
+A checkpoint of an earlier version has no checksums. Its tables are in ``<t>.sparse`` and ``<t>.states``, the files of a
+session's parameters. The model of the best epoch is in a folder ``best``.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _DENSE, _DENSE_STATES, _ROWS = "dense.model", "dense.states", "rows"
 
 
 class Checkpoints:
-    """The checkpoints of one training in a folder. The newest is kept, and that of the best epoch."""
+    """The checkpoints of one training in a folder: the newest one, and the one of the best epoch."""
 
     def __init__(self, folder: Path, model: CtrModel, optimizer: str, settings: dict[str, Any]) -> None:
         """Take the model and its optimizer's name. ``settings`` is JSON that a resumed training must have too."""
@@ -57,7 +57,7 @@ class Checkpoints:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other trainings out of the folder, and remove what a killed training was writing.
+        """Keep other trainings out of the folder, and remove the unfinished files of a killed training.
 
         Raises:
             OutputError: another training is in the folder.
@@ -79,11 +79,11 @@ class Checkpoints:
             os.close(descriptor)
 
     def save(self, position: Position, results: list[dict[str, Any]], best_step: int) -> None:
-        """Write a checkpoint, and then delete the earlier ones. Of several processes, the first writes.
+        """Write a checkpoint, and then delete the earlier ones. Every process calls this, and the first one writes.
 
         Args:
-            position: of the training.
-            results: of its epochs.
+            position: the position of the training.
+            results: the results of its epochs.
             best_step: the checkpoint of this step is not deleted.
 
         Raises:
@@ -162,7 +162,7 @@ class Checkpoints:
         model.step = read_dense_states(folder / _DENSE_STATES, graph, model.dense_states(), self._optimizer)
         for t, (embedding, table) in enumerate(zip(graph.embeddings, model.tables, strict=True)):
             table.clear()
-            if (folder / f"{t}.sparse").exists():  # of an earlier revision
+            if (folder / f"{t}.sparse").exists():  # of an earlier version
                 parts = read_table(folder / f"{t}.sparse", folder / f"{t}.states", embedding, "I64", table)
             else:
                 parts = read_rows(folder / f"{t}.{_ROWS}", *shape_of(table.native))
@@ -190,7 +190,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _check_content(found: Fields, now: dict[str, str], settings: dict[str, Any]) -> None:
-    """Refuse samples that have changed. A checkpoint of an earlier revision does not know their content."""
+    """Refuse samples that have changed. A checkpoint of an earlier version does not know their content."""
     for name, expected in found.value("content", now).items():
         if now[name] != expected:
             path = settings[name] or settings["data"] or "the generated samples"

@@ -254,7 +254,7 @@ class _Run:
             yield f"the model of epoch {best} is written, whose log loss is the best"
 
     def _best_epoch(self) -> int:
-        """Return the first epoch with the smallest log loss of the evaluation, or 0. The losses of labels are added."""
+        """Return the first epoch with the smallest log loss, added over the labels; 0 before the first epoch."""
         of_labels = [epoch["log_loss"].values() for epoch in self._epochs]
         losses: list[float] = [sum(math.inf if loss is None else loss for loss in one) for one in of_labels]
         return 1 + losses.index(min(losses)) if losses else 0

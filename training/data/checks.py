@@ -1,4 +1,4 @@
-"""What training can learn from: the labels, dense features and keys of every format pass through here."""
+"""Check labels, dense features and keys. The samples of every data format pass through here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class ColumnMap:
 
     @property
     def names(self) -> list[str]:
-        """All columns. A column that several of them read is there several times."""
+        """All columns. A column that is read several times is listed several times."""
         return [*self.labels, *self.dense, *self.slots]
 
 
@@ -35,15 +35,15 @@ def checked(
     columns: ColumnMap | None = None,
     slot_sizes: Sequence[int] | None = None,
 ) -> Samples:
-    """Return samples that training can learn from.
+    """Check samples, and return them with the keys of their tables.
 
     Args:
-        samples: as a file has them.
+        samples: the samples as the file has them.
         source: the file, or another name of the data, for the message.
         first_record: the number of the first sample in the source.
         columns: the names of the columns; None: ``label[0]``, ``dense[0]``, ``slot[0]`` and so on.
-        slot_sizes: S numbers, how many keys each slot has: keys begin at 0 in each slot, and the sizes of the slots
-            before are added. None: keys are used as they are.
+        slot_sizes: S numbers, how many keys each slot has. Keys then begin at 0 in each slot, and the sizes of the
+            previous slots are added to them. None: keys are used as they are.
 
     Raises:
         DataError: a label is neither 0 nor 1, a dense feature is NaN or infinite, or a key is reserved or outside its

@@ -221,7 +221,7 @@ def _read_parquet_file(
     with _opened_parquet(path) as file:
         _check_names(path, columns, file.schema_arrow.names)
     # A data set, unlike the file alone, decodes the next batches while this one is converted.
-    options = pa.dataset.ParquetFragmentScanOptions(page_checksum_verification=True)  # where pages have check sums
+    options = pa.dataset.ParquetFragmentScanOptions(page_checksum_verification=True)  # where pages have checksums
     data = pa.dataset.dataset(str(path), format=pa.dataset.ParquetFileFormat(default_fragment_scan_options=options))
     batches = data.to_batches(
         columns=_distinct(columns), batch_size=_READ_ROWS, batch_readahead=_READ_AHEAD, fragment_readahead=1

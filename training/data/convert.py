@@ -37,7 +37,7 @@ def write_data_set(
         parts: at least one sample.
         data_format: what to write.
         key_dtype: of the keys of Norm files, uint32 or int64.
-        check: whether Norm files have check sums.
+        check: whether Norm files have checksums.
         slot_sizes: S numbers for Raw and Parquet files: the sizes of the slots before are subtracted from the keys, and
             a reader with the same ``slot_sizes`` adds them again. None: keys are written as they are.
         has_floats: labels and dense features of Raw files are float32; otherwise they are integers.

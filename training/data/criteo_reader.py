@@ -35,7 +35,7 @@ def read_criteo(path: Path) -> Samples:
 def read_criteo_blocks(path: Path, slot_sizes: Sequence[int] | None = None) -> Iterator[Samples]:
     """Yield a file's samples in blocks of some ten thousand. See ``read_criteo``, and ``checked`` for ``slot_sizes``.
 
-    Sizes of another number of slots are left out, because such samples do not fit their graph anyway.
+    ``slot_sizes`` of another length are ignored: the graph then has other slots, and the samples are refused later.
     """
     sizes = slot_sizes if slot_sizes is not None and len(slot_sizes) == SLOTS else None
     try:

@@ -1,4 +1,4 @@
-"""Faults in CSV files that pyarrow does not see, and the lines of faults, which pyarrow does not name."""
+"""Find the faults in CSV files that pyarrow does not report, and the lines of all faults."""
 
 import csv
 import re
@@ -16,10 +16,10 @@ _USUAL_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]*)?")
 
 
 class EndedStream:
-    """The content of a stream, and a last line after it.
+    """A stream with one more line at its end.
 
-    pyarrow takes everything after an open quote as one field, and drops it with the field's column. Then it misses this
-    line, too.
+    pyarrow reads everything after an open quote as one field, and drops the field if its column is not read. The last
+    line is then dropped too, so its absence reveals the open quote.
     """
 
     def __init__(self, stream: Any, last_line: bytes) -> None:
@@ -29,7 +29,7 @@ class EndedStream:
         self.closed = False
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes, at most ``size`` or the last line; none at the end."""
+        """Return at most ``size`` bytes of the stream, then the last line, then no bytes."""
         content: bytes = self._stream.read(size)
         if not content:
             content, self._last_line = self._last_line, b""

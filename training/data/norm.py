@@ -2,12 +2,12 @@
 
 All numbers are little-endian. A file is a header, then one record after another:
 
-- header, 64 bytes: eight int64: 1 if the file has check sums, else 0; records; labels L; dense features F; slots S;
+- header, 64 bytes: eight int64: 1 if the file has checksums, else 0; records; labels L; dense features F; slots S;
   three zeros.
 - record: float32[L] labels, float32[F] dense features, then for each slot an int32 number of keys and the keys, uint32
   or int64.
 
-With check sums, the header and every record are framed: their length as int32 before them, and the sum of their bytes
+With checksums, the header and every record are framed: their length as int32 before them, and the sum of their bytes
 modulo 256 as one byte behind them.
 """
 
@@ -57,7 +57,7 @@ class _Header:
         if len(data) < _HEADER.size or (has_sums and len(rest) <= _HEADER.size):
             raise DataError(path, "not a Norm file: it is shorter than a header")
         if has_sums and rest[-1] != sum(data) % 256:
-            raise DataError(path, "the check sum of the header is wrong")
+            raise DataError(path, "the checksum of the header is wrong")
         check, records, labels, dense, slots = _HEADER.unpack(data)[:5]
         if check != has_sums:
             raise DataError(path, "not a Norm file: the header's first number does not fit its framing")
@@ -150,7 +150,7 @@ def write_norm(
         dense: numbers [B, F].
         slots: the keys: for each sample, for each slot, a sequence; or ``Bags``.
         key_dtype: uint32 or int64.
-        check: ``"Sum"`` writes check sums.
+        check: ``"Sum"`` writes checksums.
 
     Raises:
         ValueError: an array has another shape, a key does not fit ``key_dtype``, or an argument is unknown.

@@ -88,7 +88,7 @@ def _check_names(path: Path, arrays: dict[str, NpzArray], plain: list[str], spar
 
 
 def _column_names(counts: dict[str, int]) -> tuple[str, ...]:
-    """Return a name for each column of some arrays."""
+    """Return a name for each column of each array."""
     return tuple(
         name if count == 1 else f"{name}[{column}]" for name, count in counts.items() for column in range(count)
     )

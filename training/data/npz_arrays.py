@@ -98,7 +98,7 @@ class NpzArray:
             raise self.error(f"expected {expected}, got {values[place]} at {inside}")
 
     def finish(self) -> None:
-        """Check that nothing follows, and the check sum of what was read."""
+        """Check that nothing follows, and the checksum of what was read."""
         with _faults(self._path, self.name):
             if self._file.read(1):
                 raise ValueError("bytes after the array")

@@ -23,7 +23,7 @@ class FileSource:
     """Some of the samples that a reader of files yields. Memory does not grow with their number.
 
     Attributes:
-        content: the check sum of all samples that the reader yields.
+        content: the checksum of all samples that the reader yields.
     """
 
     def __init__(self, read: Callable[[], Iterator[Samples]], rows: int, content: str, begin: int = 0) -> None:
@@ -55,7 +55,7 @@ class FileSource:
 
 
 def content_of(source: Samples | FileSource) -> str:
-    """Return a check sum of samples. It tells whether their content has changed."""
+    """Return the checksum of samples, which tells whether they have changed."""
     if isinstance(source, FileSource):
         return source.content
     found = ContentSum()

@@ -41,7 +41,7 @@ class EmbeddingColumn(torch.nn.Module):  # type: ignore[misc]
     Attributes:
         key: the feature's name.
         name: of the table.
-        do_fusion: as ``embedding_column`` got it. It has no effect: every lookup is fused.
+        do_fusion: the argument of ``embedding_column``. It has no effect, because every lookup is fused.
     """
 
     def __init__(self, key: str, config: EmbeddingBagConfig, do_fusion: Fusion | None = None) -> None:

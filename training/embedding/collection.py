@@ -66,7 +66,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
                 tables, one after the other.
 
         Raises:
-            TypeError: ``tables`` has something else.
+            TypeError: ``tables`` is not a dictionary, or has something other than an ``EmbeddingBagConfig``.
             ValueError: a value is out of range, or two tables have a feature of the same name.
         """
         _check_arguments(tables, seed, sharding)
@@ -184,7 +184,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
     def write_tables(self, folder: str | Path) -> None:
         """Write the rows of every table in HugeCTR's directory format, for ``hotrow import --checkpoint``.
 
-        The server reads the tables as training does: with their combiners, and with ``default_value`` for absent keys.
+        The files also have the combiners, and the ``default_value`` of unknown keys.
 
         Every process calls this, and the first one writes. A table without rows gets no folder.
 
@@ -228,8 +228,8 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Undo ``get_extra_state``. Rows that are not in ``state`` are removed.
 
-        A state of one process can be loaded by any number of processes; each takes its own rows. The states of several
-        processes can be loaded by as many processes, or joined first; see ``join_state_dicts``.
+        Any number of processes can load the state of one process; each takes its own rows. As many processes can load
+        the states of several processes. ``join_state_dicts`` makes them the state of one process.
 
         Raises:
             ValueError: the state has other tables or rows of another shape, is another process's share, or has the
@@ -279,7 +279,7 @@ def _drop_parameters(module: EmbeddingBagCollection, state: dict[str, Any], pref
 
 
 def _ignore_parameters(module: EmbeddingBagCollection, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
-    """Ignore the parameters in a state of an earlier revision."""
+    """Ignore the parameters in a state of an earlier version."""
     module.names_in_state = {prefix + name for name, _ in module.named_parameters()}
     for name in module.names_in_state:
         state.pop(name, None)

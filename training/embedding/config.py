@@ -88,12 +88,12 @@ class EmbeddingBagConfig:
         rows: V: the keys are 0 to V - 1, and all rows exist. None: a row is made when training first sees its key.
         row_dtype: of the weights in memory. Optimizer states are always float32.
         initializer: the first weights, which depend only on the key and the seed.
-        admit_after: a key gets a row when training has seen it this often. Until then it counts as absent. The counts
+        admit_after: a key gets a row when training has seen it this often. Until then it counts as unknown. The counts
             of such keys take memory too, about 26 bytes each.
         max_rows: the most rows in each process. A new row then replaces the row that training has not read for the
             longest time.
         max_norm: rows with a larger L2 norm are scaled to it when they are read. The gradient follows the scaling.
-        default_value: every float of an absent key's vector.
+        default_value: every float of an unknown key's vector.
         keeps_slots: remember in which slot of a sample each key was first seen, as HugeCTR's localized files do.
     """
 
@@ -110,7 +110,7 @@ class EmbeddingBagConfig:
     keeps_slots: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse arguments of another type. The table checks the ranges of numbers."""
+        """Refuse arguments of a wrong type. The table checks the ranges of numbers."""
         for name, kind, is_optional in (
             ("dim", Integral, False),
             ("rows", Integral, True),
@@ -134,5 +134,5 @@ class EmbeddingBagConfig:
 
     @property
     def pooling(self) -> Pooling:
-        """What the server needs to read the table as training does."""
+        """How training reads the table, for the server."""
         return Pooling(self.combiner, self.default_value)

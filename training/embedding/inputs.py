@@ -82,10 +82,10 @@ def without_holes(name: str, value: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def by_feature(features: Any) -> Mapping[str, Any]:
-    """Return the bags of each feature. TorchRec's ``KeyedJaggedTensor`` has those of several.
+    """Return the bags of each feature.
 
     Raises:
-        TypeError: these are no features.
+        TypeError: ``features`` is neither a mapping nor TorchRec's ``KeyedJaggedTensor``.
     """
     if not isinstance(features, Mapping) and hasattr(features, "to_dict"):
         features = features.to_dict()
@@ -145,7 +145,7 @@ def _read_torchrec(name: str, value: Any) -> FeatureBags:
 def _places(
     name: str, values: int, offsets: torch.Tensor, lengths: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the places of the values that are in bags, and where each bag begins then; None: all are, in order."""
+    """Return the positions of the values in bags, and the row pointers of the bags. None: all values are, in order."""
     _require_integers(name, "offsets", offsets, (1,))
     ptrs = _int64(offsets)
     begins, sizes = ptrs[:-1], np.diff(ptrs)

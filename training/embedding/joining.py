@@ -13,10 +13,10 @@ def join_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Args:
         states: what ``state_dict()`` of the same module returned in each process, in any order. The module is an
-            ``EmbeddingBagCollection`` or has some. Of everything else, the state of the first process is taken.
+            ``EmbeddingBagCollection`` or contains some. Everything else is taken from the first state.
 
     Raises:
-        ValueError: these are not the states of all processes, or tables differ.
+        ValueError: a process's state is missing, or the states have different keys or optimizers.
     """
     if not states:
         raise ValueError("join_state_dicts: expected the state of each process, got none")

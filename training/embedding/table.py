@@ -38,7 +38,7 @@ class EmbeddingTable:
             name: its name.
             config: what it is like.
             seed: of the first weights.
-            shard: ``(r, n)``: of fixed rows, the table has only those of the keys r, r + n, r + 2 n, ....
+            shard: ``(r, n)``: the table has only the fixed rows with the keys r, r + n, r + 2 n, ....
 
         Raises:
             ValueError: a value of ``config`` is out of range.
@@ -136,7 +136,7 @@ class EmbeddingTable:
         }
 
     def check_state(self, state: dict[str, Any], owns: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> None:
-        """Refuse rows that the table cannot have, before it is cleared for them.
+        """Raise an error if the table cannot load a state. The table does not change.
 
         Raises:
             ValueError: the state has rows of another shape, too many, or with the states of another optimizer.
@@ -153,7 +153,7 @@ class EmbeddingTable:
             raise ValueError(f"table {self.name!r}: expected at most {most} rows in a process, got {rows}")
 
     def load_state(self, state: dict[str, Any], owns: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> None:
-        """Replace all rows by those of a state whose keys this process owns.
+        """Replace all rows by the rows of a state whose keys this process owns.
 
         Rows without states of an optimizer get the first states of this table's optimizer.
         """

@@ -39,7 +39,7 @@ def write_tables(
             counts = write_table_folders(path, streams, pooling)
         except OutputError as err:
             refusal, cause = str(err), err
-    for parts in streams.values():  # the other processes send theirs, and the first one takes what it could not write
+    for parts in streams.values():  # the others send their rows, and the first process takes the rows it did not write
         deque(parts, maxlen=0)
     counts, refusal = processes.from_first("the numbers of rows", (counts, refusal))
     if refusal:

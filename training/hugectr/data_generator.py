@@ -28,7 +28,7 @@ class DataReaderType_t(StrEnum):  # noqa: N801 - HugeCTR's name
 
 
 class Check_t(StrEnum):  # noqa: N801 - HugeCTR's name
-    """Whether Norm files have check sums."""
+    """Whether Norm files have checksums."""
 
     Sum = "Sum"
     Non = "None"

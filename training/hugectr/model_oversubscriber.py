@@ -28,9 +28,8 @@ FileName = str | PathLike[str]
 class ModelOversubscriber:
     """Keeps all rows of a model's tables in a folder, and in the tables only those of a keyset. Not thread-safe.
 
-    The folder is temporary: it is deleted with the object, or by the next object after a kill. Each
-    table has a RocksDB in it, whose keys are int64 and
-    whose values are a row with its states, its last step and its slot.
+    The folder is temporary: it is deleted with the object. If the process was killed, the next object deletes it. Each
+    table has a RocksDB in the folder. A key is an int64, and a value is a row with its states, last step and slot.
     """
 
     def __init__(self, model: CtrModel, folder: FileName, key_dtype: DTypeLike) -> None:
@@ -68,7 +67,7 @@ class ModelOversubscriber:
         Args:
             keyset_file: one file for all tables, or a list with a file for each table. A file has unique keys, uint32
                 or int64 as in the training data, and nothing else.
-            keyset_file_list: the list, instead of ``keyset_file``.
+            keyset_file_list: the list of files, in place of ``keyset_file``.
 
         Raises:
             ConfigError: the list has another length than the tables, or both arguments or none are given.

@@ -295,7 +295,7 @@ class Session:
                     self._write_params(temporary, iter, tables)
             except ModelFileError as err:
                 refusal, cause = (err.file, err.reason), err
-        for rows in tables:  # the other processes send theirs, and the first one takes what it could not write
+        for rows in tables:  # the others send their rows, and the first process takes the rows it did not write
             deque(rows, maxlen=0)
         refusal = self._processes.from_first("download_params_to_files", refusal)
         if refusal is not None:

@@ -31,7 +31,7 @@ _OPTIMIZERS: dict[str, tuple[type[UpdateRule], str, tuple[str, ...]]] = {
     "SGD": (SgdRule, "sgd_hparam", ()),
     "RowWiseAdaGrad": (RowWiseAdaGradRule, "row_wise_ada_grad_hparam", ("initial_accumulator", "epsilon")),
 }
-#: Keys of these clauses that change nothing here, because one step moves a row once.
+#: Keys of these clauses that have no effect here, because one step moves a row once.
 _WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {"sgd_hparam": ("atomic_update",)}
 _UPDATE_TYPES: dict[str, UpdateType] = {"Local": "Local", "Global": "Global", "LazyGlobal": "LazyGlobal"}
 _DEFAULT_LEARNING_RATE = 0.001
@@ -95,7 +95,7 @@ class TrainingDocument:
         graph: its layers.
         labels: the labels, in graph order.
         optimizer: the type of the optimizer, as the JSON spells it.
-        rule: the formula, of which the dense weights have ``rule.of_dense_weights``.
+        rule: the formula of the optimizer. The dense weights use ``rule.of_dense_weights``.
         schedule: the learning rates.
         tables: the optimizer of each table: the document's, or the one in its embedding layer.
         regularizers: those of the losses.

@@ -5,9 +5,9 @@
 - dense states: for each state of the optimizer, the float32 states of all dense weights, in the order of the dense
   model, as in HugeCTR (v3.0 to v24.06). A file ``<dense states>.json`` next to it has what HugeCTR does not store:
   the optimizer's name, the number of steps, and the CRC-32 of the states.
-- sparse states: ``training.row_file``, because HugeCTR's format depends on its GPUs. It has the rows of the
-  sparse model, in the same order, with the states instead of the vectors. Earlier revisions wrote one packed row for
-  each row, without check sums: int64 key, int64 step of the last update, float32[D] for each state. Such files load.
+- sparse states: the format of ``training.row_file``, because HugeCTR's format depends on its GPUs. The file
+  has the rows of the sparse model, in the same order, with the states instead of the vectors. Earlier versions wrote
+  packed rows without checksums: int64 key, int64 step of the last update, float32[D] for each state. Such files load.
 
 Every file is complete or absent.
 """
@@ -41,15 +41,15 @@ def write_dense_states(path: Path, graph: Graph, states: Iterable[Weights], opti
     Raises:
         ModelFileError: the disk refuses.
     """
-    check_sum = 0
+    checksum = 0
     with _written(path) as file:
         for state in states:
             for spec in graph.weights:
                 data = np.ascontiguousarray(state[weight_key(spec)], dtype="<f4").tobytes()
-                check_sum = zlib.crc32(data, check_sum)
+                checksum = zlib.crc32(data, checksum)
                 file.write(data)
     with _written(_steps_path(path)) as file:
-        document = {"optimizer": optimizer, "step": step, "crc32": f"{check_sum:08x}"}
+        document = {"optimizer": optimizer, "step": step, "crc32": f"{checksum:08x}"}
         file.write(json.dumps(document).encode() + b"\n")
 
 
@@ -112,7 +112,7 @@ def write_table(
 def read_table(
     path: Path, states_path: Path | None, embedding: Embedding, key_type: KeyType, table: EmbeddingTable
 ) -> Iterator[TableRows]:
-    """Yield the rows of a sparse model for a table, part by part. Without ``states_path`` they have the first states.
+    """Yield the rows of a sparse model for a table, part by part. Without ``states_path`` they have new states.
 
     Raises:
         ModelFileError: a file is missing, cut short or damaged, a key is repeated, or the states are not those of the
@@ -140,7 +140,7 @@ def read_table(
 
 
 def _read_states(path: Path, rows: int, table: EmbeddingTable) -> Iterator[TableRows] | None:
-    """Return the states of a sparse model's rows, block by block. None: they have none, in an earlier revision."""
+    """Return the states of a sparse model's rows, block by block. None: an empty file of an earlier version."""
     rule, _, floats = shape_of(table.native)
     try:
         if is_row_file(path):
@@ -188,7 +188,7 @@ def _read_step(path: Path, optimizer: str, states_path: Path, states: bytes) -> 
         found = fields.text("optimizer")
         check_rule(path, optimizer, found)
         came = f"{zlib.crc32(states):08x}"
-        if (expected := fields.text("crc32", came)) != came:  # an earlier revision does not write it
+        if (expected := fields.text("crc32", came)) != came:  # an earlier version does not write it
             raise ModelFileError(states_path, f"expected CRC-32 {expected}, found {came}")
         return fields.integer("step", minimum=0)
     except ConfigError as err:

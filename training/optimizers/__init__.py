@@ -43,7 +43,7 @@ _USUAL_NAMES = {
     "momentum": ("momentum_factor",),
     "initial_accumulator_value": ("initial_accumulator",),
 }
-_OF_PYTORCH = ("params", "param_names", "initial_lr")  # in a parameter group
+_OF_PYTORCH = ("params", "param_names", "initial_lr")  # keys of PyTorch in a parameter group
 
 
 class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
@@ -74,7 +74,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             update_type: what happens to rows without a gradient.
             scaler: the loss was multiplied by this number, so gradients are divided by it.
             weight_decay: this multiple of the weights is added to their gradient, at least 0. A row without a gradient
-                has no decay.
+                does not decay.
             named: the parameters of ``rule_type``, by its names or PyTorch's: ``betas``, ``eps``, ``momentum`` and
                 ``initial_accumulator_value``.
 
@@ -126,7 +126,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 elif weights.grad is not None:
                     self._update(rule, weights, group)
             for step, parameters in tables.items():
-                decay = group.get("weight_decay", 0.0)  # a state of an earlier revision has none
+                decay = group.get("weight_decay", 0.0)  # a state of an earlier version has none
                 step_tables(parameters, rule, self._update_type, group["lr"], step, self._scaler, decay)
         return loss
 
@@ -146,7 +146,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return chain.from_iterable(group["params"] for group in self.param_groups)
 
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return options by the names of the rule, or raise an error if there is one that would be ignored."""
+        """Return options under the names of the rule. Raise an error if an option would be ignored."""
         known = ["lr", "weight_decay", *(field.name for field in fields(self.rule_type))]
         renamed: dict[str, Any] = {}
         for name, value in options.items():

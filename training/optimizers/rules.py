@@ -280,8 +280,8 @@ class AdaGradRule(UpdateRule):
 class RowWiseAdaGradRule(AdaGradRule):
     """AdaGrad with one ``n`` per row: ``n += mean(g^2); w -= lr g / (sqrt(n) + epsilon)``.
 
-    It is the row-wise AdaGrad of TorchRec and the ``EXACT_ROWWISE_ADAGRAD`` of FBGEMM. A row is ``weights[i]``. A float
-    of a vector is a row of its own.
+    It is the row-wise AdaGrad of TorchRec and the ``EXACT_ROWWISE_ADAGRAD`` of FBGEMM. A row is ``weights[i]``. If the
+    weights have one dimension, each float is a row.
     """
 
     name: ClassVar[str] = "row_wise_ada_grad"

@@ -44,7 +44,7 @@ def step_tables(
 
 
 def _with_decay(parameter: TableParameter, weight_decay: float) -> list[RowGradient]:
-    """Take the gradients of a table, with a multiple of its rows added."""
+    """Take the gradients of a table, and add a multiple of the rows that have a gradient."""
     table = parameter.table
     if table.config.max_norm is not None:
         raise ValueError(f"table {table.name!r}: expected no weight_decay, because the table has max_norm")

@@ -2,12 +2,12 @@
 
 A checkpoint is a folder ``batch-<n>``, which is complete or absent. It holds the state after n batches:
 
-- ``checkpoint.json``: n, the features, the optimizer and its steps, the number of servers, and check sums;
+- ``checkpoint.json``: n, the features, the optimizer and its steps, the number of servers, and checksums;
 - ``dense.pt``: what the NN worker gave ``TrainCtx.dump_checkpoint``;
 - ``server-<n>/dim-<D>.rows``: the rows of a server's table; see ``training.row_file``. The least recently
   used row comes first.
 
-A checkpoint of an earlier revision has no check sums. Its rows are in ``server-<n>/dim-<D>/``, in the files
+A checkpoint of an earlier version has no checksums. Its rows are in ``server-<n>/dim-<D>/``, in the files
 ``keys.npy``, ``parts.npy`` and ``last_steps.npy``.
 """
 
@@ -48,7 +48,7 @@ class CheckpointFacts:
         step: of the optimizer.
         optimizer: its facts.
         config: the features.
-        servers: how many have written their rows; None: a checkpoint of an earlier revision does not say it.
+        servers: how many servers have written rows; None: a checkpoint of an earlier version does not say it.
     """
 
     batches: int
@@ -58,7 +58,7 @@ class CheckpointFacts:
     servers: int | None
 
     def shape(self, dim: int) -> Shape:
-        """Return what the rows of a table are like."""
+        """Return the shape of the rows of a table."""
         rule, initial_states = self.optimizer["rule"], self.optimizer["initial_states"]
         return shape_of(TrainingTable(f"dim {dim}", dim, rule=rule, initial_states=initial_states))
 
@@ -166,7 +166,7 @@ def _parts_of(table: TrainingTable) -> Iterator[TableRows]:
 def load_rows(
     folder: str | Path, server: int = 0, servers: int = 1, most: int = BLOCK_ROWS
 ) -> Iterator[tuple[int, TableRows]]:
-    """Yield rows with their D, a part at a time, of one of so many servers. A checkpoint may be of another number.
+    """Yield the rows of one server with their D, part by part. The checkpoint may be of another number of servers.
 
     Raises:
         ConfigError: there is no ``checkpoint.json``, or it is not JSON.
@@ -191,7 +191,7 @@ def _all_rows(folder: Path, facts: CheckpointFacts) -> Iterator[tuple[int, Table
 
 
 def _earlier_rows(folder: Path) -> Iterator[tuple[int, TableRows]]:
-    """Yield the rows of a checkpoint of an earlier revision."""
+    """Yield the rows of a checkpoint of an earlier version."""
     for path in sorted(folder.glob("server-*/dim-*")):
         keys, parts, last_steps = (_array_in(path / f"{name}.npy") for name in ("keys", "parts", "last_steps"))
         dim = path.name.removeprefix("dim-")
@@ -237,7 +237,7 @@ def write_tables(checkpoint: str | Path, folder: str | Path) -> None:
 
 
 def _pooling_of(checkpoint: str | Path, config: EmbeddingConfig, group: str) -> Pooling:
-    """Return how the features of a group are pooled. Raise ConfigError if the server's one table cannot do all."""
+    """Return how the features of a group are pooled. Raise ConfigError if they are pooled in different ways."""
     kinds = {
         feature.pooling: feature.name
         for feature in config.features.values()

@@ -44,7 +44,7 @@ class Feature:
 
     @property
     def pooling(self) -> Pooling:
-        """How the rows of a slot become one vector. A slot of a raw feature may always have one row."""
+        """How the rows of a slot become one vector; not known for a raw feature whose slots have at most one row."""
         if not self.is_summed and self.rows_per_sign == 1:
             return Pooling()
         return Pooling("sqrtn" if self.has_sqrt_scaling else "sum")

@@ -1,8 +1,8 @@
 """How the roles find each other, and how they talk: gRPC calls whose messages are named arrays and JSON.
 
-A message has 8 bytes with the length of a JSON document, the document, and the bytes of each array. Each begins at a
-multiple of 8. The document is ``[facts, [[name, dtype, shape], ...]]``. A batch has megabytes of arrays, so each copy
-counts.
+A message has 8 bytes with the length of a JSON document, the document, and the bytes of each array. Each array begins
+at a multiple of 8. The document is ``[facts, [[name, dtype, shape], ...]]``. A batch has megabytes of arrays, so arrays
+are copied as rarely as possible.
 """
 
 import json
@@ -120,7 +120,7 @@ def decode(data: bytes) -> Message:
 
 
 def _padding(size: int) -> bytes:
-    """Return the bytes that follow so many, so that numbers begin at multiples of their size."""
+    """Return the zeros that follow ``size`` bytes, so that the next array begins at a multiple of 8."""
     return bytes(-size % _WORD)
 
 

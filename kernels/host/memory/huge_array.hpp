@@ -30,7 +30,7 @@ class HugeArray {
     if (!is_lent_) munmap(data_, bytes_);
   }
 
-  // Make it larger. Its bytes move without a copy, see grown_pages. Throws std::bad_alloc. Not for lent memory.
+  // Make the array larger. Its pages move without a copy, see grown_pages. Throws std::bad_alloc. Not for lent memory.
   void grow(size_t bytes) {
     const size_t before = bytes_;
     data_ = grown_pages(data_, before, rounded(bytes));

@@ -11,14 +11,14 @@ namespace hotrow {
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// What `bytes` bytes take from the system.
+// How many bytes the system gives for `bytes` bytes.
 constexpr size_t whole_units(size_t bytes) {
   const size_t unit = bytes >= kHugePage ? kHugePage : kPage;
   return (bytes + unit - 1) / unit * unit;
 }
 
-// Move a mapping to a larger range of addresses: its pages move, and nothing is copied. The rest is zeros. Without
-// `data`, the mapping is new. Both sizes are whole units. Throws std::bad_alloc when the system refuses.
+// Move a mapping to a larger range of addresses. Its pages move, and nothing is copied. New pages are zeros. Without
+// `data`, the mapping is new. Both sizes are whole units. Throws std::bad_alloc if the system refuses.
 std::byte* grown_pages(std::byte* data, size_t bytes, size_t grown_bytes);
 
 // Choose the pages of a mapping that has none yet. The system may refuse; any page works.

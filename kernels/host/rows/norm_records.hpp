@@ -11,7 +11,7 @@ struct NormLayout {
   size_t numbers;    // labels and dense features of a record
   size_t slots;
   size_t key_bytes;  // 4 or 8
-  bool has_sums;     // a record is framed by its length and a check sum
+  bool has_sums;     // a record is framed by its length and a checksum
 };
 
 struct NormRecords {

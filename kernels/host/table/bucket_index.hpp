@@ -105,7 +105,7 @@ class BucketIndex {
     }
   }
 
-  // Make room for more keys, in place: there is never a second index. No thread may read meanwhile. Throws
+  // Make room for more keys, in place: there is never a second index. No thread may read at the same time. Throws
   // std::bad_alloc before anything changes. Not for lent memory.
   void grow(uint64_t capacity_keys) {
     const uint64_t before = bucket_count_;
@@ -113,8 +113,8 @@ class BucketIndex {
     bucket_count_ = buckets_for(capacity_keys);
     for (uint64_t b = before; b < bucket_count_; ++b) (new (buckets() + b) Bucket)->clear();
     for (auto& count : keys_at_distance_) count.store(0, std::memory_order_relaxed);
-    // No home is before the old one. So from the last bucket on, keys find their place among the buckets that are done,
-    // except a few at both ends of the index.
+    // The new home of a key is never before its old home. So we go from the last bucket to the first, and a key finds a
+    // place in a bucket that is done. A few keys at both ends of the index do not, and are inserted at the end.
     std::vector<std::pair<int64_t, uint32_t>> late;
     for (uint64_t b = before; b-- > 0;) {
       std::array<std::pair<int64_t, uint32_t>, kSlots> entries;

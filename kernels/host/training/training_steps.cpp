@@ -209,7 +209,7 @@ RowGradients::RowGradients(const std::vector<BagGradient>& lookups, size_t dim)
     uint32_t row_after = 0;
     int32_t position = 0;
   };
-  const bool are_distinct = lookups.size() == 1 && are_of_rows_;  // as merge_gradients has left them
+  const bool are_distinct = lookups.size() == 1 && are_of_rows_;  // merge_gradients has merged equal rows
   size_t size = 16;
   while (!are_distinct && size < 2 * n) size *= 2;
   std::vector<Entry> entries(size);

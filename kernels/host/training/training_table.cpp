@@ -346,7 +346,7 @@ void TrainingTable::set_states(Rule rule, const std::vector<float>& initial_stat
     first_states(after.states(number));
     last_step_of(row) = 0;
   };
-  // In place: no row is written over one that has not moved.
+  // In place, in an order in which no row overwrites a row that has not moved.
   if (stride > before.stride_bytes)
     for (size_t row = used_; row-- > 0;) move(row);
   else

@@ -30,8 +30,8 @@ _PARSED_BYTES_PER_TURN = 8 << 10
 #: If the next request of a connection has arrived already, other connections get so many turns of the event loop first.
 #: They need about as many turns to take an answer and to send their next request.
 _REST_TURNS = 16
-#: So many answers may wait for each other. An answer that leaves alone wakes its client, which takes the kernel some
-#: 20 us where both are on one machine.
+#: The most answers that wait for each other. Each answer that leaves alone wakes its client, which costs the kernel
+#: about 20 us if both are on one machine.
 _ANSWERS_TOGETHER = 8
 #: Answers of this size may wait for the client while its next request begins.
 _UNREAD_BYTES = 64 << 10

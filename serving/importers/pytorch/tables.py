@@ -224,7 +224,7 @@ def _keys_and_offsets(value: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def _without_parameters(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Take the parameters of modules away, which have no elements: PyTorch cannot trace them."""
+    """Remove the parameters of modules. PyTorch cannot trace them, because they have no elements."""
     kept = [dict(module._parameters) for module in modules]
     for module in modules:
         module._parameters.clear()

@@ -33,7 +33,7 @@ EARLIER = Path(__file__).parent / "earlier"
 
 
 def tiny(folder, epochs, *more):
-    """Train the graph next to the checkpoint of the earlier revision. Its first epoch is the best."""
+    """Train the graph next to the checkpoint of the earlier version. Its first epoch is the best."""
     return [
         *("--data", str(EARLIER / "train.npz"), "--model", str(EARLIER / "graph.json"), "--name", "tiny"),
         *("--batch-size", "10", "--learning-rate", "0.1", "--epochs", str(epochs), "--output", str(folder / "models")),
@@ -305,7 +305,7 @@ def test_a_training_that_has_stopped_early_stops_again(tmp_path, capsys):
 
 @pytest.mark.parametrize("epochs", [2, 3])
 def test_a_checkpoint_of_the_earlier_revision_loads(tmp_path, epochs):
-    """It has other files of rows, no check sums, and the model of the best epoch in a folder of its own."""
+    """It has other files of rows, no checksums, and the model of the best epoch in a folder of its own."""
     shutil.copytree(EARLIER / "checkpoints", tmp_path / "checkpoints")
     file = tmp_path / "checkpoints" / "step-12" / "checkpoint.json"
     document = json.loads(file.read_text())

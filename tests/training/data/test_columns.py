@@ -296,7 +296,7 @@ def test_a_copy_of_a_csv_file_is_not_data(tmp_path, name):
         list(read_csv(tmp_path, ColumnMap(("click",), (), ("user",))))
 
 
-def test_a_damaged_page_with_a_check_sum_is_refused(tmp_path):
+def test_a_damaged_page_with_a_checksum_is_refused(tmp_path):
     plain = {"compression": "none", "use_dictionary": False}
     rows, prices = np.arange(1000), np.full(1000, 1.5)
     data = pa.table({"click": np.ones(1000), "age": prices, "price": prices, "user": rows, "tags": rows})

@@ -14,7 +14,7 @@ from training.data.norm import is_norm
 from training.errors import DataError
 from training.samples import Samples
 
-# One record with check sums: label 1.0, dense 0.5 and 0.25, slots [7] and [8, 9] as uint32.
+# One record with checksums: label 1.0, dense 0.5 and 0.25, slots [7] and [8, 9] as uint32.
 GOLDEN = bytes.fromhex(
     "40000000" + "".join(f"{number:02x}00000000000000" for number in (1, 1, 1, 2, 2, 0, 0, 0)) + "07"
     "20000000"
@@ -135,15 +135,15 @@ def replaced(place, byte):
         (b"", ": not a Norm file: it is shorter than a header"),
         (GOLDEN[:30], ": not a Norm file: it is shorter than a header"),
         (GOLDEN[:68], ": not a Norm file: it is shorter than a header"),
-        (replaced(68, 8), ": the check sum of the header is wrong"),
+        (replaced(68, 8), ": the checksum of the header is wrong"),
         (header(check=1), ": not a Norm file: the header's first number does not fit its framing"),
         (header(slots=0), ": not a Norm file: the header says 1 records, 1 labels, 0 dense features and 0 slots"),
         (header(records=-1), ": not a Norm file: the header says -1 records"),
         (GOLDEN[:69], " record 0: the file ends, but its header says 1 records"),
         (GOLDEN[:-1], " record 0: the file ends, but its header says 1 records"),
         (GOLDEN + b"\0", ": the header says 1 records, but more bytes follow them"),
-        (replaced(80, 1), " record 0: its check sum is wrong"),
-        (replaced(len(GOLDEN) - 1, 0), " record 0: its check sum is wrong"),
+        (replaced(80, 1), " record 0: its checksum is wrong"),
+        (replaced(len(GOLDEN) - 1, 0), " record 0: its checksum is wrong"),
         (replaced(72, 255), " record 0: its length is negative"),
         (header() + struct.pack("<fi", 1, -1), " record 0: a slot has a negative number of keys"),
         (header() + struct.pack("<fi", 1, 1), " record 0: the file ends, but its header says 1 records"),

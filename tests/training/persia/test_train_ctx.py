@@ -371,7 +371,7 @@ def test_damaged_checkpoints_are_refused_and_change_nothing(tmp_path):
     path = save(tmp_path / "checkpoints", net, dense_optimizer)
     whole = {name: (path / name).read_bytes() for name in ("dense.pt", "checkpoint.json")}
     document = json.loads(whole["checkpoint.json"])
-    del document["crc32"], document["files"]  # as an earlier revision has written it
+    del document["crc32"], document["files"]  # as an earlier version has written it
     flipped = bytearray(whole["dense.pt"])
     flipped[len(flipped) // 2] ^= 1
     no_dim = [{name: value for name, value in document["features"][0].items() if name != "dim"}]

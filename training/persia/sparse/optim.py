@@ -101,7 +101,7 @@ class Adagrad(Optimizer):
             weight_decay: the factor of the L2 penalty.
             g_square_momentum: must be 1: sums do not decay.
             eps: is added to the root of the sum.
-            vectorwise_shared: a row has one sum, of the means of its squares. Otherwise each float has its own.
+            vectorwise_shared: a row has one sum, of the means of its squared gradients. Otherwise each float has a sum.
 
         Raises:
             TypeError: an argument is no number.
