@@ -216,7 +216,7 @@ class _Run:
         self._position, self._epochs = checkpoints.load()
         begun = self._position.epoch if self._position.batches else len(self._epochs)
         if begun > self._options.epochs:
-            reason = f"has {begun} epochs, so --epochs must be at least that, got {self._options.epochs}"
+            reason = f"expected --epochs of at least {begun}, because it has {begun} epochs, got {self._options.epochs}"
             raise ConfigError(str(self._options.checkpoint), "", reason)
 
     def lines(self) -> Iterator[str]:
@@ -251,7 +251,7 @@ class _Run:
         if self._checkpoints is not None and best < len(self._epochs):
             self._checkpoints.load_model(self._last_step(best), best)
             self._model.processes.wait("the best epoch")  # the folder may be temporary
-            yield f"the model of epoch {best} is written, whose log loss is the best"
+            yield f"the model of epoch {best} is written, because its log loss is the best"
 
     def _best_epoch(self) -> int:
         """Return the first epoch with the smallest log loss, added over the labels; 0 before the first epoch."""

@@ -113,7 +113,8 @@ def embedding_column(
     """
     given = [column for column in (categorical_column, sparse_id_column) if column is not None]
     if len(given) != 1 or not isinstance(given[0], CategoricalColumn):
-        raise TypeError("expected either categorical_column or sparse_id_column, a column of a feature")
+        came = " and ".join(type(column).__name__ for column in given) or "none"
+        raise TypeError(f"embedding_column: expected either categorical_column or sparse_id_column, got {came}")
     [column] = given
     place = f"feature {column.key!r}"
     dimension = whole(place, "dimension", dimension, 1)

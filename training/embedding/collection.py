@@ -262,10 +262,12 @@ def _check_arguments(tables: Any, seed: Any, sharding: Any) -> None:
         raise ValueError(f"sharding: expected 'key' or 'table', got {sharding!r}")
     if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise ValueError(f"seed: expected an int from 0 to {2**63 - 1}, got {seed!r}")
-    for name, config in tables.items() if isinstance(tables, Mapping) else [("tables", tables)]:
+    expected = "tables: expected a dictionary with an EmbeddingBagConfig for each table's name"
+    if not isinstance(tables, Mapping):
+        raise TypeError(f"{expected}, got {type(tables).__name__}")
+    for name, config in tables.items():
         if not isinstance(name, str) or not isinstance(config, EmbeddingBagConfig):
-            came = f"{name!r}: {type(config).__name__}"
-            raise TypeError(f"tables: expected an EmbeddingBagConfig by the name of each table, got {came}")
+            raise TypeError(f"{expected}, got {name!r}: {type(config).__name__}")
 
 
 def _shown(shard: Sequence[Any]) -> str:

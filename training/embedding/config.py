@@ -30,7 +30,7 @@ class Uniform:
         for name in ("low", "high"):
             _number("Uniform", name, getattr(self, name))
         if self.low > self.high:
-            raise ValueError(f"Uniform: expected low up to high, got {self.low} and {self.high}")
+            raise ValueError(f"Uniform: expected low of at most high, got {self.low} and {self.high}")
 
     @property
     def native(self) -> tuple[str, float, float]:
@@ -122,7 +122,7 @@ class EmbeddingBagConfig:
             if isinstance(value, bool) or not (isinstance(value, kind) or (is_optional and value is None)):
                 expected = "an int" if kind is Integral else "a number"
                 raise TypeError(f"{name}: expected {expected}{' or None' * is_optional}, got {value!r}")
-        _number("default_value", "every float", self.default_value)
+        _number("EmbeddingBagConfig", "default_value", self.default_value)
         for name, choices in (("combiner", get_args(Combiner)), ("row_dtype", get_args(RowDtype))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {getattr(self, name)!r}")

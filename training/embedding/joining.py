@@ -23,7 +23,7 @@ def join_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for state in states:
         if state.keys() != states[0].keys():
             names = sorted(state.keys() ^ states[0].keys())
-            raise ValueError(f"join_state_dicts: expected states of one module, got {names[0]!r} not in every state")
+            raise ValueError(f"join_state_dicts: expected {names[0]!r} in every state, got a state without it")
     joined = dict(states[0])
     for name, value in joined.items():
         if isinstance(value, dict) and _SHARD in value:

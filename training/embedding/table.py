@@ -89,7 +89,7 @@ class EmbeddingTable:
             ValueError: the rows were loaded with the states of another rule, which would be lost.
         """
         if self._loaded_rule not in ("", rule):
-            reason = f"its rows were loaded with the states of {self._loaded_rule}, got the optimizer {rule}"
+            reason = f"expected the optimizer {self._loaded_rule}, whose states were loaded, got {rule}"
             raise ValueError(f"table {self.name!r}: {reason}; forget_states() drops the states")
         same = np.array_equal(np.array(initial_states, np.float32), np.array(self.native.initial_states, np.float32))
         if rule != self.native.rule or not same:

@@ -127,7 +127,7 @@ class DataReader:
                 raise DataError(self._source, "no samples")
             if not self._repeats:
                 if samples < self._batch_size and not self._keeps_rest:
-                    left_out = "epoch mode leaves out an incomplete batch, so none of them is trained"
+                    left_out = "epoch mode leaves out an incomplete batch, so nothing is trained"
                     _log.warning(
                         "%s: %d samples, but a batch has %d: %s", self._source, samples, self._batch_size, left_out
                     )

@@ -375,7 +375,7 @@ def _all_or_none(prefix: str) -> Iterator[str]:
 
 def _check_oversubscriber(document: TrainingDocument, processes: Processes) -> None:
     if processes.size > 1:
-        raise ConfigError("Session", "use_model_oversubscriber", "needs one process")
+        raise ConfigError("Session", "use_model_oversubscriber", f"expected one process, got {processes.size}")
     for embedding, optimizer in zip(document.graph.embeddings, document.tables, strict=True):
         if optimizer.update_type == "Global" and optimizer.rule.moves_always:
             reason = f"table {embedding.table}: update_type Global moves every row in every step, but rows outside the"

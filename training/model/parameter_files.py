@@ -148,7 +148,7 @@ def _read_states(path: Path, rows: int, table: EmbeddingTable) -> Iterator[Table
         dtype = np.dtype([("key", "<i8"), ("last_step", "<i8"), ("states", "<f4", (floats,))])
         found_bytes, expected_bytes = path.stat().st_size, rows * dtype.itemsize if floats else 0
         if found_bytes != expected_bytes:
-            reason = f"{rows:,} rows with {floats} floats of states as the sparse model beside it"
+            reason = f"{floats} floats of states for each of the sparse model's {rows:,} rows"
             raise ModelFileError(path, f"expected {expected_bytes:,} bytes, {reason}, found {found_bytes:,} bytes")
         if not found_bytes:
             return None

@@ -152,7 +152,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for name, value in options.items():
             own = _USUAL_NAMES.get(name, (name,))
             if not set(own) <= set(known):
-                raise TypeError(f"{type(self).__name__}: expected the options {', '.join(known)}, got {name!r}")
+                raise TypeError(f"{type(self).__name__}: expected one of the options {', '.join(known)}, got {name!r}")
             values = value if len(own) > 1 else [value]
             if not isinstance(values, tuple | list) or len(values) != len(own):
                 raise TypeError(f"{type(self).__name__}: expected {name} as {len(own)} numbers, got {value!r}")

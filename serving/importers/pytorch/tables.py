@@ -162,8 +162,9 @@ class Tables:
         answered = {}
         for feature, value in features.items():
             name = names[collection.table_of(feature)]
-            if self._trained[name].config.default_value:
-                raise ConfigError(self._source, name, "has a default_value; expected 0, the vector of an unknown key")
+            if value_of_unknown := self._trained[name].config.default_value:
+                reason = f"expected the default_value 0, got {value_of_unknown}; write_tables and plan_import keep it"
+                raise ConfigError(self._source, name, reason)
             keys, offsets, *weights = value if isinstance(value, tuple) else _keys_and_offsets(value)
             if any(weight is not None for weight in weights):
                 raise ConfigError(self._source, name, "is called with weights, but Hotrow's keys have no weights")

@@ -91,7 +91,7 @@ TABLES = {
     "a collection with a default value": (
         Collection(default_value=0.5),
         {"ids": IDS},
-        "Collection: user: has a default_value; expected 0, the vector of an unknown key",
+        "Collection: user: expected the default_value 0, got 0.5; write_tables and plan_import keep it",
     ),
     "a collection with weights": (
         Collection(),

@@ -112,7 +112,7 @@ def test_fewer_epochs_than_the_checkpoint_has_are_refused(tmp_path, capsys):
 
     assert hotrow_train(arguments(tmp_path, "--resume", epochs=1)) == 1
 
-    assert "checkpoints: has 2 epochs, so --epochs must be at least that, got 1" in capsys.readouterr().err
+    assert "checkpoints: expected --epochs of at least 2, because it has 2 epochs, got 1" in capsys.readouterr().err
     assert not (tmp_path / "wdl" / "2").exists()
 
 
@@ -253,7 +253,7 @@ def test_the_best_epoch_is_written(tmp_path, capsys):
     output = capsys.readouterr().out
     best = losses(output).index(min(losses(output))) + 1
     assert best < 6
-    assert f"the model of epoch {best} is written, whose log loss is the best" in output
+    assert f"the model of epoch {best} is written, because its log loss is the best" in output
 
     assert hotrow_train(overfit(tmp_path / "b", best)) == 0
 

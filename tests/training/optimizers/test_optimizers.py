@@ -146,8 +146,8 @@ def test_an_impossible_option_is_refused(optimizer, options, message):
 @pytest.mark.parametrize(
     ("optimizer", "options", "message"),
     [
-        (Adam, {"beta": 0.9}, "Adam: expected the options lr, weight_decay, beta1, beta2, epsilon, got 'beta'"),
-        (SGD, {"momentum": 0.9}, "SGD: expected the options lr, weight_decay, got 'momentum'"),
+        (Adam, {"beta": 0.9}, "expected one of the options lr, weight_decay, beta1, beta2, epsilon, got 'beta'"),
+        (SGD, {"momentum": 0.9}, "SGD: expected one of the options lr, weight_decay, got 'momentum'"),
         (Adam, {"betas": 0.9}, "Adam: expected betas as 2 numbers, got 0.9"),
         (Adam, {"betas": (0.9,)}, r"Adam: expected betas as 2 numbers, got \(0.9,\)"),
         (Adam, {"eps": "small"}, "Adam: expected epsilon as a number, got 'small'"),

@@ -118,7 +118,7 @@ def test_two_processes_write_the_model_of_the_best_epoch(tmp_path):
     together = run(*train, "--output", "two", processes=2, cwd=tmp_path)
     alone = run(*train, "--output", "one", cwd=tmp_path)
 
-    [line] = [line for line in alone.splitlines() if "is written, whose log loss is the best" in line]
+    [line] = [line for line in alone.splitlines() if "is written, because its log loss is the best" in line]
     assert line in together
     folders = [tmp_path / name / "wdl" / "1" / "sparse_embedding1" for name in ("one", "two")]
     (keys, vectors, _), (others, expected, _) = (rows_of(folder, 17) for folder in folders)
