@@ -245,7 +245,7 @@ def _pooling_of(checkpoint: str | Path, config: EmbeddingConfig, group: str) -> 
     }
     if len(kinds) > 1:
         both = " and ".join(f"{name!r} {pooling.combiner}" for pooling, name in kinds.items())
-        reason = f"a served table has one combiner, but its features have several because of sqrt_scaling: {both}; "
+        reason = f"expected one combiner, because a served table has only one, got {both}; "
         reason += "train with the same sqrt_scaling for all features of the group, or with a group for each"
         raise ConfigError(str(checkpoint), f"feature group {group!r}", reason)
     return next(iter(kinds), Pooling())

@@ -150,7 +150,7 @@ def test_a_group_whose_features_are_pooled_in_different_ways_is_refused(tmp_path
         write_tables(tmp_path, tmp_path / "tables")
         assert Pooling.read(tmp_path / "tables" / "people") == Pooling("sqrtn")
         return
-    with pytest.raises(ConfigError, match=r"'people': a served table has one combiner.*'user' sqrtn and 'friend' sum"):
+    with pytest.raises(ConfigError, match=r"'people': expected one combiner, .* got 'user' sqrtn and 'friend' sum"):
         write_tables(tmp_path, tmp_path / "tables")
 
 
