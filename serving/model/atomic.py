@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -31,18 +31,16 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
             yield file
         return
     path = real_path(path)
-    temporary = _beside(path, "tmp")
-    try:
-        with temporary.open("wb") as file:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX)  # for remove_killed_writes
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _locked_temporary(path, Path.touch) as temporary:
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     sync(path.parent)
 
 
@@ -83,10 +81,7 @@ def temporary_directory(path: Path) -> Iterator[Path]:
     What killed writers of ``path`` left behind is removed first; see ``remove_killed_writes``.
     """
     remove_killed_writes(path.parent, re.escape(path.name))
-    with ExitStack() as stack:
-        temporary = None
-        while temporary is None:
-            temporary = _locked_directory(_beside(path, "tmp"), stack)
+    with _locked_temporary(path, Path.mkdir) as temporary:
         try:
             yield temporary
         finally:
@@ -117,22 +112,30 @@ def _remove_killed_write(stem: Path, path: Path) -> None:
                 return
         if old.is_dir() and not path.exists():
             old.rename(path)
-    if temporary.is_dir():
-        shutil.rmtree(temporary, ignore_errors=True)
-    else:
-        temporary.unlink(missing_ok=True)
-    shutil.rmtree(old, ignore_errors=True)
+        # Still locked: a writer that has only just made ``temporary`` must not lock it before it is gone.
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def _locked_directory(path: Path, stack: ExitStack) -> Path | None:
-    """Make and lock a folder. Return None if ``remove_killed_writes`` of another process removed it in between."""
-    path.mkdir()
-    try:
-        return path if _lock(path, stack) and path.exists() else None
-    except FileNotFoundError:
-        return None
-    except OSError:  # the file system has no locks, so nobody removes the folder
-        return path
+@contextmanager
+def _locked_temporary(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """Make a hidden file or folder next to ``path``, and lock it until the end of the block."""
+    with ExitStack() as stack:
+        while True:
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+            make(temporary)
+            try:
+                is_mine = _lock(temporary, stack) and temporary.exists()
+            except FileNotFoundError:  # remove_killed_writes of another process came in between
+                is_mine = False
+            except OSError:  # the file system has no locks, so nobody removes it
+                is_mine = True
+            if is_mine:
+                break
+        yield temporary
 
 
 def _lock(path: Path, stack: ExitStack) -> bool:
@@ -147,11 +150,6 @@ def _lock(path: Path, stack: ExitStack) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    """Return a hidden name that no other writer of the same path uses."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
 
 
 def sync(path: Path) -> None:

@@ -1,10 +1,12 @@
+import fcntl
 import os
+import shutil
 import threading
 from contextlib import suppress
 
 import pytest
 
-from serving.model.atomic import atomic_directory, atomic_write, remove_killed_writes
+from serving.model.atomic import atomic_directory, atomic_write, remove_killed_writes, temporary_directory
 
 
 class _InterruptedError(Exception):
@@ -145,3 +147,37 @@ def test_a_file_of_a_live_writer_stays(tmp_path):
 
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("write", [atomic_write, temporary_directory])
+def test_a_write_begins_again_if_another_process_took_it_for_a_killed_write(write, tmp_path, monkeypatch):
+    lock = fcntl.flock
+
+    def lock_after_the_other(descriptor, operation):
+        monkeypatch.setattr(fcntl, "flock", lock)
+        remove_killed_writes(tmp_path, "a")
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_after_the_other)
+    with write(tmp_path / "a"):
+        assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+
+
+def test_what_is_being_removed_cannot_be_locked_by_its_writer(tmp_path, monkeypatch):
+    (tmp_path / ".d.0a1b2c3d.tmp").mkdir()
+    remove, removed = shutil.rmtree, []
+
+    def remove_while_the_writer_locks(path, **options):
+        if path.exists():
+            descriptor = os.open(path, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(descriptor)
+            removed.append(path.name)
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_while_the_writer_locks)
+    remove_killed_writes(tmp_path, "d")
+
+    assert removed == [".d.0a1b2c3d.tmp"]
+    assert list(tmp_path.iterdir()) == []
