@@ -26,13 +26,21 @@ class EndedStream:
         """Take a stream with the method ``read``."""
         self._stream = stream
         self._last_line = last_line
+        self._read_bytes = b""  # not returned yet
         self.closed = False
 
     def read(self, size: int) -> bytes:
-        """Return at most ``size`` bytes of the stream, then the last line, then no bytes."""
-        content: bytes = self._stream.read(size)
-        if not content:
-            content, self._last_line = self._last_line, b""
+        """Return the next ``size`` bytes, or fewer at the end.
+
+        The last line comes with what is before it, because pyarrow refuses a header that comes alone.
+        """
+        content, is_ended = self._read_bytes, False
+        while len(content) < size and not is_ended:
+            more = self._stream.read(size - len(content))
+            if not more:
+                more, self._last_line, is_ended = self._last_line, b"", True
+            content += more
+        content, self._read_bytes = content[:size], content[size:]
         return content
 
     def close(self) -> None:
@@ -50,8 +58,8 @@ def header_of(pa: Any, path: Path) -> list[str]:
     line, names = next(_records(pa, path), (None, []))
     if line is None:
         raise DataError(path, "the file is empty, expected a header with the names of the columns")
-    if names[-1].endswith(_END):
-        raise DataError(path, OPEN_QUOTE, line=line)
+    if fault := _quote_fault(path, line, names):
+        raise fault
     if not all(map(_is_text, names)):
         raise DataError(path, f"the header is not in UTF-8: {_shown(','.join(names))}", line=line)
     return names
@@ -79,11 +87,8 @@ def first_fault(pa: Any, path: Path, types: Mapping[str, Any]) -> DataError | No
     records = _records(pa, path)
     _, names = next(records)
     for line, fields in records:
-        if fields[-1].endswith(_END):
-            return DataError(path, OPEN_QUOTE, line=line)
-        if fields == [_TOO_LONG]:
-            reason = f"a field has more than {csv.field_size_limit():,} characters; is a closing quote missing?"
-            return DataError(path, reason, line=line)
+        if fault := _quote_fault(path, line, fields):
+            return fault
         if len(fields) != len(names):
             reason = f"expected {len(names)} fields, as the header has, found {len(fields)}"
             return DataError(path, reason, line=line)
@@ -91,6 +96,16 @@ def first_fault(pa: Any, path: Path, types: Mapping[str, Any]) -> DataError | No
             if name in types and field not in nulls and not _is_a(pa, types[name], field.strip(" \t")):
                 expected = "an integer of 64 bits" if types[name] == pa.int64() else "a number"
                 return DataError(path, f"expected {expected}, found {_shown(field)}", line=line, column=name)
+    return None
+
+
+def _quote_fault(path: Path, line: int, fields: list[str]) -> DataError | None:
+    """Return the error of a record that does not end, or is so long that a quote may be open."""
+    if fields[-1].endswith(_END):
+        return DataError(path, OPEN_QUOTE, line=line)
+    if fields == [_TOO_LONG]:
+        reason = f"a field has more than {csv.field_size_limit():,} characters; is a closing quote missing?"
+        return DataError(path, reason, line=line)
     return None
 
 

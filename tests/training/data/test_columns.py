@@ -185,6 +185,9 @@ def test_a_wrong_value_of_a_csv_file_names_the_line_and_the_column(tmp_path, con
         pytest.param(b"", ": the file is empty, expected a header with the names of the columns", id="empty"),
         pytest.param(b"\n\n", ": the file is empty, expected a header", id="empty lines"),
         pytest.param(b'click,"user\n1,2\n', " line 1: a quoted field has no closing quote", id="open quote"),
+        pytest.param(
+            b'click,"user\n' + b"1,2\n" * 40_000, " line 1: a field has more than 131,072", id="long open quote"
+        ),
         pytest.param(b"click,user\n", " line 1 column price: missing; the file has click, user", id="missing"),
         pytest.param(b"\nclick,user,user,price\n", " line 2 column user: is there twice", id="twice"),
         pytest.param(
@@ -198,6 +201,15 @@ def test_a_wrong_header_of_a_csv_file_is_refused(tmp_path, content, message):
 
     with pytest.raises(DataError, match=f"a.csv{message}"):
         list(read_csv(tmp_path / "a.csv", ColumnMap(("click",), ("price",), ("user",))))
+
+
+@pytest.mark.parametrize("header", [HEADER, HEADER.rstrip()])
+def test_a_csv_file_may_have_no_rows(tmp_path, header):
+    (tmp_path / "a.csv").write_bytes(header)
+
+    samples = list(read_csv(tmp_path / "a.csv", ColumnMap(("click",), ("price",), ("user",))))
+
+    assert sum(map(len, samples)) == 0
 
 
 def test_quoted_fields_with_several_lines_may_be_anywhere(tmp_path):
