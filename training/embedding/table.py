@@ -47,7 +47,7 @@ class EmbeddingTable:
         self.config = config
         self._seed = seed
         self._shard = shard
-        self._loaded_rule = ""
+        self._has_loaded_states = False
         self.native = TrainingTable(
             name,
             config.dim,
@@ -86,14 +86,19 @@ class EmbeddingTable:
         """Give rows the states of an optimizer's rule, at their first values, unless they have them already.
 
         Raises:
-            ValueError: the rows were loaded with the states of another rule, which would be lost.
+            ValueError: the rows were loaded with the states of another rule, or with other first values. Their states
+                would be lost.
         """
-        if self._loaded_rule not in ("", rule):
-            reason = f"expected the optimizer {self._loaded_rule}, whose states were loaded, got {rule}"
+        own, own_states = self.native.rule, self.native.initial_states
+        if rule == own and np.array_equal(np.array(initial_states, np.float32), np.array(own_states, np.float32)):
+            return
+        if self._has_loaded_states:
+            given = rule
+            if rule == own:
+                own, given = f"{own} with first states {own_states}", f"first states {list(initial_states)}"
+            reason = f"expected the optimizer {own}, whose states were loaded, got {given}"
             raise ValueError(f"table {self.name!r}: {reason}; forget_states() drops the states")
-        same = np.array_equal(np.array(initial_states, np.float32), np.array(self.native.initial_states, np.float32))
-        if rule != self.native.rule or not same:
-            self.native.set_states(rule, initial_states)
+        self.native.set_states(rule, initial_states)
 
     def new_rows(
         self, keys: NDArray[np.int64], vectors: NDArray[np.float32], slot_ids: NDArray[np.uint64] | None = None
@@ -106,7 +111,7 @@ class EmbeddingTable:
     def forget_states(self) -> None:
         """Drop the states of the optimizer, so that another optimizer may begin."""
         self.native.set_states("sgd", ())
-        self._loaded_rule = ""
+        self._has_loaded_states = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy all rows, part by part."""
@@ -114,6 +119,7 @@ class EmbeddingTable:
         for rows in self.dump():
             copy.load(rows)
         copy.native.write_sightings(*self.native.sightings())
+        copy._has_loaded_states = self._has_loaded_states
         return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -159,10 +165,10 @@ class EmbeddingTable:
         """
         self.clear()
         rule, initial_states = _rule_of(state)
-        self._loaded_rule = ""
+        self._has_loaded_states = False
         if initial_states:
             self.use_states(rule, initial_states)
-            self._loaded_rule = rule
+            self._has_loaded_states = True
         names = ("keys", "last_steps", "slot_ids", "sighted_keys", "sightings")
         keys, last_steps, slot_ids, sighted, counts = (state[name].numpy() for name in names)
         vectors, states = np.split(state["parts"].flatten(1).numpy(), [self.config.dim], axis=1)

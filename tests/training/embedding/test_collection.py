@@ -557,7 +557,7 @@ def test_a_state_that_does_not_fit_is_refused_and_the_rows_stay(config, changes,
     assert list(vectors_of(tables.tables["t"])) == [5]
 
 
-def test_a_table_is_not_resumed_with_the_states_of_another_optimizer():
+def test_a_table_is_not_resumed_with_an_optimizer_that_would_drop_its_states():
     saved = trained(AdaGrad)
 
     other = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
@@ -569,6 +569,10 @@ def test_a_table_is_not_resumed_with_the_states_of_another_optimizer():
         AdaGrad(loaded.parameters())
         with pytest.raises(ValueError, match="expected the optimizer ada_grad, whose states were loaded, got adam"):
             Adam(loaded.parameters())
+        message = "expected the optimizer ada_grad with first states [0.0], whose states were loaded, got first states [0.5]"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            AdaGrad(copy.deepcopy(loaded).parameters(), initial_accumulator=0.5)
+        assert (loaded.tables["t"].state()["parts"][:, 2:] > 0).all()
         loaded.tables["t"].forget_states()
         Adam(loaded.parameters())
         assert loaded.tables["t"].state()["parts"].shape == (3, 6)
