@@ -93,7 +93,7 @@ def read_ids(name: str, sp_ids: Any, sparse_weights: Any = None) -> SparseIds:
         TypeError: an argument is of another type.
         ValueError: a tensor has another shape, or a row is not in ``dense_shape``.
     """
-    sp_ids = from_coo(name, sp_ids)
+    sp_ids = _from_torch(name, sp_ids)
     if not isinstance(sp_ids, tuple) or len(sp_ids) != 3:
         forms = "a SparseTensor, (indices, values, dense_shape), a sparse COO tensor or a nested tensor"
         raise TypeError(f"{name}: expected ids as {forms}, got {shown(sp_ids)}")
@@ -110,14 +110,16 @@ def read_ids(name: str, sp_ids: Any, sparse_weights: Any = None) -> SparseIds:
     return ids
 
 
-def from_coo(name: str, value: Any) -> Any:
+def _from_torch(name: str, value: Any) -> Any:
     """Return a sparse COO tensor or a nested tensor as a ``SparseTensor``, and any other value as it is."""
     if isinstance(value, torch.Tensor) and value.is_nested:
         values, offsets = without_holes(name, value)
         counts = offsets.diff().to(values.device)
         rows = torch.repeat_interleave(counts)
         columns = torch.arange(len(values), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-        return SparseTensor(torch.stack([rows, columns], 1), values, (len(counts), int(max(counts, default=0))))
+        return SparseTensor(
+            torch.stack([rows, columns], 1), values, (len(counts), int(counts.max()) if len(counts) else 0)
+        )
     if isinstance(value, torch.Tensor) and value.layout == torch.sparse_coo:
         return SparseTensor(value._indices().t(), value._values(), value.shape)
     return value
@@ -150,7 +152,7 @@ def _read_count(name: str, dense_shape: Any) -> int:
 
 
 def _read_weights(name: str, sparse_weights: Any, indices: torch.Tensor) -> torch.Tensor:
-    values = sparse_weights = from_coo(name, sparse_weights)
+    values = sparse_weights = _from_torch(name, sparse_weights)
     if isinstance(sparse_weights, tuple) and len(sparse_weights) == 3:
         values = torch.as_tensor(sparse_weights[1])
         if not torch.equal(_integers(name, "indices", sparse_weights[0], 2).to(indices), indices):
