@@ -45,12 +45,15 @@ class Checkpoints:
         self._optimizer = optimizer
         self._settings = settings
 
-    def check_empty(self) -> None:
-        """Make the folder. Raise OutputError if it has a checkpoint, or cannot be made."""
+    def make_folder(self) -> None:
+        """Make the folder if it is absent. Raise OutputError if the disk refuses."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as err:
             raise OutputError(f"{self._folder}: cannot be made: {(err.strerror or str(err)).lower()}") from err
+
+    def check_empty(self) -> None:
+        """Raise OutputError if the folder has a checkpoint."""
         found = self._newest()
         if found is not None:
             raise OutputError(f"{found}: a checkpoint of an earlier training; continue it with --resume or delete it")
@@ -58,6 +61,8 @@ class Checkpoints:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other trainings out of the folder, and remove the unfinished files of a killed training.
+
+        A checkpoint that a killed training was replacing gets its name back.
 
         Raises:
             OutputError: another training is in the folder.

@@ -202,11 +202,14 @@ class _Run:
         if options.checkpoint is not None:
             self._checkpoints = Checkpoints(options.checkpoint, model, document.optimizer, self._settings())
             if not options.resume:
-                self._checkpoints.check_empty()
+                self._checkpoints.make_folder()
             if model.processes.is_first:  # before anything is read: another training may delete what it has replaced
                 stack.enter_context(self._checkpoints.locked())
+            model.processes.wait("the folder of checkpoints")  # a checkpoint may have got its name back
             if options.resume:
                 self._resume(self._checkpoints)
+            else:
+                self._checkpoints.check_empty()
         elif options.epochs > 1:
             folder = _temporary(options.output, stack, model.processes)
             self._checkpoints = Checkpoints(folder, model, document.optimizer, {})

@@ -116,6 +116,17 @@ def test_fewer_epochs_than_the_checkpoint_has_are_refused(tmp_path, capsys):
     assert not (tmp_path / "wdl" / "2").exists()
 
 
+def test_a_checkpoint_that_a_killed_training_was_replacing_is_not_forgotten(tmp_path, capsys):
+    assert hotrow_train(tiny(tmp_path, 1, "--checkpoint", str(tmp_path))) == 0
+    (tmp_path / "step-6").rename(tmp_path / ".step-6.0a1b2c3d.old")
+
+    assert hotrow_train(tiny(tmp_path, 1, "--checkpoint", str(tmp_path))) == 1
+
+    assert "step-6: a checkpoint of an earlier training; continue it with --resume" in capsys.readouterr().err
+    assert hotrow_train(tiny(tmp_path, 2, "--checkpoint", str(tmp_path), "--resume")) == 0
+    assert "resumed at step 6, in epoch 2" in capsys.readouterr().out
+
+
 def test_a_second_training_cannot_use_the_folder_of_one_that_runs(tmp_path, capsys):
     first = start(tmp_path, epochs=50, rows=20_000)
     try:
