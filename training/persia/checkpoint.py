@@ -13,7 +13,7 @@ A checkpoint of an earlier version has no checksums. Its rows are in ``server-<n
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -174,18 +174,19 @@ def load_rows(
     """
     folder = Path(folder)
     facts = CheckpointFacts.read(folder)
-    for dim, part in _all_rows(folder, facts):
+    for dim, part in _all_rows(folder, facts, facts.config.dims):
         for first in range(0, len(part), most):
             rows = part[first : first + most]
             yield dim, rows[servers_of(rows.keys, servers) == server]
 
 
-def _all_rows(folder: Path, facts: CheckpointFacts) -> Iterator[tuple[int, TableRows]]:
+def _all_rows(folder: Path, facts: CheckpointFacts, dims: Collection[int]) -> Iterator[tuple[int, TableRows]]:
+    """Yield the rows of all servers whose D is one of ``dims``."""
     if facts.servers is None:
-        yield from _earlier_rows(folder)
+        yield from ((dim, part) for dim, part in _earlier_rows(folder) if dim in dims)
         return
     for number in range(facts.servers):
-        for dim in facts.config.dims:
+        for dim in dims:
             for part in read_rows(folder / f"server-{number}" / f"dim-{dim}.rows", *facts.shape(dim)):
                 yield dim, part
 
@@ -225,14 +226,14 @@ def write_tables(checkpoint: str | Path, folder: str | Path) -> None:
         ModelFileError: a file of the checkpoint is damaged.
         OutputError: ``folder`` has other files, or the disk refuses.
     """
-    config = CheckpointFacts.read(Path(checkpoint)).config
-    groups = config.groups
+    facts = CheckpointFacts.read(Path(checkpoint))
+    groups = facts.config.groups
     for group in groups:
         if not TABLE_NAME.fullmatch(group):
             expected = "expected 1 to 120 letters, digits, '_', '-' and '.', because a table has this name"
             raise ConfigError(str(checkpoint), f"feature group {group!r}", expected)
-    pooling = {group: _pooling_of(checkpoint, config, group) for group in groups}
-    rows = {group: _rows_of(Path(checkpoint), feature) for group, feature in groups.items()}
+    pooling = {group: _pooling_of(checkpoint, facts.config, group) for group in groups}
+    rows = {group: _rows_of(Path(checkpoint), facts, feature) for group, feature in groups.items()}
     write_table_folders(folder, rows, pooling)
 
 
@@ -251,12 +252,13 @@ def _pooling_of(checkpoint: str | Path, config: EmbeddingConfig, group: str) -> 
     return next(iter(kinds), Pooling())
 
 
-def _rows_of(checkpoint: Path, feature: Feature) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    for dim, rows in load_rows(checkpoint):
-        if dim == feature.dim:
-            signs = prefixed_signs(rows.keys) - np.uint64(feature.prefix)
-            is_of_group = signs < np.uint64(feature.spacing)  # a smaller sign has wrapped around
-            yield signs[is_of_group].view(np.int64), rows.vectors[is_of_group]
+def _rows_of(
+    checkpoint: Path, facts: CheckpointFacts, feature: Feature
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    for _, rows in _all_rows(checkpoint, facts, [feature.dim]):
+        signs = prefixed_signs(rows.keys) - np.uint64(feature.prefix)
+        is_of_group = signs < np.uint64(feature.spacing)  # a smaller sign has wrapped around
+        yield signs[is_of_group].view(np.int64), rows.vectors[is_of_group]
 
 
 @contextmanager
