@@ -35,8 +35,8 @@ def whole(place: str, name: str, value: Any, least: int | None = None) -> int:
 
 
 def number(place: str, name: str, value: Any, least: float = -LARGEST_FLOAT32, most: float = LARGEST_FLOAT32) -> float:
-    """Return a float."""
-    if not isinstance(value, Real):
+    """Return a float. True and False are no numbers."""
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{place}: expected {name} as a number, got {_brief(value)}")
     result = float(value)
     if not least <= result <= most:

@@ -239,7 +239,7 @@ def _checked(name: str, params: Params) -> list[torch.Tensor]:
 def _checked_default(name: str, default_id: int | None, rows: int) -> int:
     if default_id is None:
         return 0
-    whole(name, "default_id", default_id)
+    default_id = whole(name, "default_id", default_id)
     if not 0 <= default_id < rows:
         raise IndexError(f"{name}: expected a default_id from 0 to {rows - 1}, got {default_id}")
     return default_id

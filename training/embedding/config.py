@@ -2,20 +2,13 @@
 
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from serving.model.pooling import Pooling
 from serving.model.records import Combiner as Combiner
-from serving.model.strict_json import LARGEST_FLOAT32
+from training.arguments import number
 
 RowDtype = Literal["fp32", "fp16", "bf16"]
-
-
-def _number(kind: str, name: str, value: Any, least: float = -LARGEST_FLOAT32) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{kind}: expected {name} as a number, got {value!r}")
-    if not least <= float(value) <= LARGEST_FLOAT32:
-        raise ValueError(f"{kind}: expected {name} from {least:g} to {LARGEST_FLOAT32:g}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +21,7 @@ class Uniform:
     def __post_init__(self) -> None:
         """Refuse numbers that are not a range."""
         for name in ("low", "high"):
-            _number("Uniform", name, getattr(self, name))
+            number("Uniform", name, getattr(self, name))
         if self.low > self.high:
             raise ValueError(f"Uniform: expected low of at most high, got {self.low} and {self.high}")
 
@@ -47,8 +40,8 @@ class Normal:
 
     def __post_init__(self) -> None:
         """Refuse numbers that are not a distribution."""
-        _number("Normal", "mean", self.mean)
-        _number("Normal", "std", self.std, least=0.0)
+        number("Normal", "mean", self.mean)
+        number("Normal", "std", self.std, least=0.0)
 
     @property
     def native(self) -> tuple[str, float, float]:
@@ -64,7 +57,7 @@ class Constant:
 
     def __post_init__(self) -> None:
         """Refuse what is not a number."""
-        _number("Constant", "value", self.value)
+        number("Constant", "value", self.value)
 
     @property
     def native(self) -> tuple[str, float, float]:
@@ -122,7 +115,7 @@ class EmbeddingBagConfig:
             if isinstance(value, bool) or not (isinstance(value, kind) or (is_optional and value is None)):
                 expected = "an int" if kind is Integral else "a number"
                 raise TypeError(f"{name}: expected {expected}{' or None' * is_optional}, got {value!r}")
-        _number("EmbeddingBagConfig", "default_value", self.default_value)
+        number("EmbeddingBagConfig", "default_value", self.default_value)
         for name, choices in (("combiner", get_args(Combiner)), ("row_dtype", get_args(RowDtype))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {getattr(self, name)!r}")

@@ -66,7 +66,7 @@ class DynamicVariable(TableParameter):
             ValueError: an argument is out of range.
         """
         call, start = "DynamicVariable", started("DynamicVariable")
-        whole(call, "dimension", dimension, 1)
+        dimension = whole(call, "dimension", dimension, 1)
         one_of(call, "var_type", var_type, _KINDS)
         if key_type not in (torch.int64, torch.int32) or dtype != torch.float32:
             expected = "the key_type torch.int64 or torch.int32 and the dtype torch.float32"

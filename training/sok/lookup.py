@@ -100,7 +100,7 @@ def require_hotness(place: str, bags: FeatureBags, name: str, most: Any) -> None
     """Refuse rows with more ids than ``most``, which is the argument ``name``. None: any number is allowed."""
     if most is None:
         return
-    whole(place, name, most, 1)
+    most = whole(place, name, most, 1)
     assert bags.row_ptrs is not None
     counts = np.diff(bags.row_ptrs)
     if counts.max(initial=0) > most:
