@@ -14,8 +14,8 @@ from serving.errors import OverloadedError
 from serving.frontend.exchange import Exchange, answer_together
 from serving.repository import ServedModel
 
-#: Weight of the latest batch in the pace.
-_PACE_WEIGHT = 0.2
+#: Weight of one request in the pace. It is small, because a request alone takes longer than its share of a batch.
+_PACE_WEIGHT = 1 / 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Batcher:
     answers it as one batch; see ``answer_together``.
 
     A growing queue only makes every request late. So a request is refused at once if the requests before it would take
-    too long at the pace of the latest batches.
+    too long at the pace of the latest requests.
 
     Attributes:
         model: the model.
@@ -61,7 +61,7 @@ class Batcher:
         self._max_samples = min(batching.max_samples or model.config.max_batchsize, model.config.max_batchsize)
         self._max_delay_s = batching.max_delay_s if model.can_merge else 0.0
         self._max_wait_s = batching.max_wait_s
-        self._pace_s = 0.0  # how long a thread worked on one request in the latest batches
+        self._pace_s = 0.0  # how long a thread works on one request, by the latest ones
         self._unanswered = 0  # requests in the queue and in threads
         self._queue: deque[_Waiting] = deque()
         self._running = 0
@@ -124,11 +124,11 @@ class Batcher:
         self._running += 1
         began_s = perf_counter()
 
-        def ended(processor_s: float) -> None:
+        def ended(took_s: float, processor_s: float) -> None:
             self._running -= 1
             self._unanswered -= len(requests)
-            pace_s = (perf_counter() - began_s) / len(requests)
-            self._pace_s += _PACE_WEIGHT * (pace_s - self._pace_s) if self._pace_s else pace_s
+            weight = 1 - (1 - _PACE_WEIGHT) ** len(requests)
+            self._pace_s += weight * (took_s / len(requests) - self._pace_s)
             for request in requests:
                 if request.answered.done():  # the client has gone
                     request.exchange.take_error()
@@ -143,6 +143,7 @@ class Batcher:
                 answer_together(self.model, exchanges, self._max_samples)
             finally:
                 share_s = (thread_time() - began_processor_s) / max(len(exchanges), 1)
-                loop.call_soon_threadsafe(ended, share_s)
+                # The time is taken here, because the event loop may be busy with requests that arrive.
+                loop.call_soon_threadsafe(ended, perf_counter() - began_s, share_s)
 
         self._pool.submit(work)

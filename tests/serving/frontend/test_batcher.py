@@ -215,9 +215,9 @@ def test_a_request_that_would_wait_too_long_is_refused_at_once(pool):
     model = Doubler()
 
     async def exchange():
-        batcher = Batcher(model, pool, 1, Batching(max_wait_s=0.05))
+        batcher = Batcher(model, pool, 1, Batching(max_wait_s=0.001))
         first = asyncio.ensure_future(ask(batcher, [1]))
-        await asyncio.sleep(0.1)  # now a request is known to take that long
+        await asyncio.sleep(0.1)  # one request of 32 counts as 3 ms each
         model.may_answer.set()
         await first
         model.may_answer.clear()
@@ -230,6 +230,20 @@ def test_a_request_that_would_wait_too_long_is_refused_at_once(pool):
         return await ask(batcher, [5])
 
     assert asyncio.run(exchange()) == "[10]"
+
+
+def test_a_slow_first_request_does_not_refuse_the_requests_after_it(pool):
+    model = Doubler()
+
+    async def exchange():
+        batcher = Batcher(model, pool, 1, Batching(max_wait_s=0.5))
+        first = asyncio.ensure_future(ask(batcher, [1]))
+        await asyncio.sleep(0.1)
+        model.may_answer.set()
+        await first
+        return await asyncio.gather(*(ask(batcher, [number]) for number in range(60)))
+
+    assert asyncio.run(exchange()) == [f"[{2 * number}]" for number in range(60)]
 
 
 def test_a_request_whose_client_has_gone_is_not_answered(pool):
@@ -255,9 +269,9 @@ def test_a_request_whose_client_has_gone_makes_room_at_once(pool):
     model = Doubler()
 
     async def exchange():
-        batcher = Batcher(model, pool, 1, Batching(max_wait_s=1.5))
+        batcher = Batcher(model, pool, 1, Batching(max_wait_s=1.5 / 32))
         first = asyncio.ensure_future(ask(batcher, [1]))
-        await asyncio.sleep(1)  # now a request is known to take at least a second
+        await asyncio.sleep(1)  # one request of 32 counts as a second / 32 each
         model.may_answer.set()
         await first
         model.may_answer.clear()
