@@ -11,7 +11,8 @@ MAX_HEAD_BYTES = 64 << 10
 #: Most headers of a request.
 MAX_HEADERS = 100
 
-_BLANK_LINE = b"\r\n\r\n"
+_LINE_END = b"\r\n"
+_BLANK_LINE = 2 * _LINE_END
 _MOST_BYTES_AT_ONCE = 4 << 10  # of heads and chunks
 _SHOWN_BYTES = 32
 
@@ -83,6 +84,7 @@ class RequestParser:
         self._has_head = False  # the head is complete, and the request is not
         self._body_bytes = 0  # of a request with a head: bytes that the body still has; 0 if it has no length
         self._tail = b""  # the last bytes, if a blank line may have begun in them
+        self._may_begin_empty = True  # an empty line may come before a request, as some clients end a body with it
 
     def close(self) -> None:
         """Release the callbacks, which form a reference cycle."""
@@ -99,6 +101,10 @@ class RequestParser:
         Raises:
             RefusedBytesError: the parser cannot go on.
         """
+        if self._may_begin_empty:
+            self._may_begin_empty = False
+            if data.startswith(_LINE_END, begin):
+                return begin + len(_LINE_END)
         is_of_known_length = self._has_head and self._body_bytes > 0
         end = begin + self._body_bytes if is_of_known_length else self._after_blank_line(data, begin)
         piece = memoryview(data)[begin:end]
@@ -184,7 +190,7 @@ class RequestParser:
             if self._parser.get_http_version() == "1.0":  # whose proxies may not know chunks (RFC 9112, 6.1)
                 raise RefusedBytesError(400, "Transfer-Encoding: expected HTTP/1.1, got HTTP/1.0")
         elif name == b"expect" and value.lower() == b"100-continue":
-            self._expects_continue = True
+            self._expects_continue = self._parser.get_http_version() != "1.0"  # RFC 9110, 10.1.1
 
     def on_headers_complete(self) -> None:
         """See httptools' callbacks."""
@@ -220,6 +226,7 @@ class RequestParser:
             self._has_head = False
             self._unfinished_bytes = 0
             self._tail = b""
+            self._may_begin_empty = True
             self._events.on_end()
 
 

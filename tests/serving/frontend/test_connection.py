@@ -242,6 +242,26 @@ def test_invalid_bytes_that_arrive_while_an_answer_waits_for_others_do_not_preve
         assert last.startswith(b"HTTP/1.1 400")
 
 
+def test_empty_lines_between_requests_are_ignored():
+    answer = answers(b"\r\n" + FIRST + 3 * b"\r\n" + FIRST, end=True)
+
+    assert answer.count(b"HTTP/1.1 200") == answer.count(b"/first 3") == 2
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_only_a_client_of_http_1_1_gets_a_continue(version):
+    async def receive_once(_scope, receive, send):
+        await asyncio.wait([asyncio.ensure_future(receive())], timeout=0.1)
+        await refuse_early(_scope, receive, send)
+
+    request = b"POST / HTTP/%s\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n" % version
+
+    answer = answers(request, app=receive_once, limits=Limits(body_timeout_s=0.2))
+
+    assert answer.count(b"100 Continue") == (version == b"1.1")
+    assert b" 429 " in answer
+
+
 def test_a_body_of_any_number_of_chunks_is_answered():
     head = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -402,13 +422,19 @@ class TestTime:
         assert answers(FIRST, limits=self.limits).endswith(b"/first 3")
 
     @pytest.mark.parametrize("before", [b"", FIRST])
-    @pytest.mark.parametrize("part", [b"G", b"GET / HTTP/1.1\r\nHo", b"\r\n"])
+    @pytest.mark.parametrize("part", [b"G", b"GET / HTTP/1.1\r\nHo", b"\r\n\r\nG"])
     def test_a_head_that_does_not_end_is_refused_with_a_reason(self, before, part):
         answer = answers(before, part, limits=self.patient)
 
         assert answer.count(b"/first 3") == bool(before)
         assert b"HTTP/1.1 408 Request Timeout\r\n" in answer
         assert answer.endswith(b'{"error":"the request\'s head did not arrive within 0.2 s"}')
+
+    @pytest.mark.parametrize("before", [b"", FIRST])
+    def test_an_empty_line_is_no_request(self, before):
+        answer = answers(before + b"\r\n", limits=self.limits)
+
+        assert answer.count(b"HTTP/1.1") == answer.count(b"/first 3") == bool(before)
 
     def test_a_head_that_arrives_byte_by_byte_gets_no_extra_time(self):
         async def client(address):
