@@ -109,16 +109,18 @@ class BucketIndex {
   // std::bad_alloc before anything changes. Not for lent memory.
   void grow(uint64_t capacity_keys) {
     const uint64_t before = bucket_count_;
+    std::vector<std::pair<int64_t, uint32_t>> late;
+    late.reserve(kMostLateKeys);
     memory_.grow(bytes_for(capacity_keys));
     bucket_count_ = buckets_for(capacity_keys);
     for (uint64_t b = before; b < bucket_count_; ++b) (new (buckets() + b) Bucket)->clear();
     for (auto& count : keys_at_distance_) count.store(0, std::memory_order_relaxed);
     // The new home of a key is never before its old home. So we go from the last bucket to the first, and a key finds a
     // place in a bucket that is done. A few keys at both ends of the index do not, and are inserted at the end.
-    std::vector<std::pair<int64_t, uint32_t>> late;
     for (uint64_t b = before; b-- > 0;) {
       std::array<std::pair<int64_t, uint32_t>, kSlots> entries;
-      for (int slot = 0; slot < kSlots; ++slot) entries[static_cast<size_t>(slot)] = {key_at({b, slot}), row_at({b, slot})};
+      for (int slot = 0; slot < kSlots; ++slot)
+        entries[static_cast<size_t>(slot)] = {key_at({b, slot}), row_at({b, slot})};
       buckets()[b].clear();
       for (const auto& [key, row] : entries) {
         if (key == kEmpty) continue;
@@ -169,6 +171,7 @@ class BucketIndex {
   }
 
  private:
+  static constexpr size_t kMostLateKeys = 4096;  // more than ever occur in a table that is not full
   static constexpr size_t kDistances = 256;  // keys further away are counted at the last distance
 
   Bucket* buckets() const { return reinterpret_cast<Bucket*>(memory_.data()); }

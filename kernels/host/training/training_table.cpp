@@ -58,13 +58,16 @@ TrainingTable::TrainingTable(TrainingOptions options)
 
 TrainedRows TrainingTable::view() const {
   const bool apart = is_row_wise(options_.rule);
+  auto* states = apart ? marks_.data() : values_.data();
+  if (states != nullptr)  // an empty table has no memory
+    states += apart ? sizeof(int32_t) : TrainedRows::states_offset(options_.type, options_.dim);
   return {values_.data(),
           stride_bytes_,
           options_.dim,
           options_.type,
           options_.absent,
           options_.max_norm,
-          apart ? marks_.data() + sizeof(int32_t) : values_.data() + TrainedRows::states_offset(options_.type, options_.dim),
+          states,
           apart ? mark_bytes_ : stride_bytes_};
 }
 
