@@ -65,7 +65,7 @@ def checked(
     ):
         if wrong.any():
             record, column = np.argwhere(wrong)[0].tolist()
-            refuse(kind, column, record, expected, f"{values[record, column]:g}")
+            refuse(kind, column, record, expected, np.format_float_positional(values[record, column], trim="-"))
     keys, wrong_keys, sizes = _keys_of(bags, slot_sizes)
     if wrong_keys.any():
         at = int(np.argmax(wrong_keys))

@@ -12,7 +12,8 @@ import logging
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,10 +24,10 @@ from numpy.typing import NDArray
 from serving.errors import MissingExtraError, nearest
 from serving.model.atomic import atomic_write
 from serving.model.data_files import list_data_files
-from serving.model.regular_file import wrong_kind
+from serving.model.regular_file import check_regular, wrong_kind
 from serving.model.strict_json import Fields, read_json
 from training.data.checks import ColumnMap, checked
-from training.data.csv_faults import OPEN_QUOTE, EndedStream, first_fault, header_of, with_line
+from training.data.csv_faults import NULL, OPEN_QUOTE, EndedStream, first_fault, header_of, with_line
 from training.data.file_list import read_file_list
 from training.errors import DataError
 from training.samples import Bags, Samples
@@ -34,6 +35,7 @@ from training.samples import Bags, Samples
 _READ_ROWS = 65_536  # pyarrow is slow with small batches
 _READ_AHEAD = 2  # batches
 _READ_BYTES = 4 << 20
+_BUFFER_BYTES = 4096
 _CACHED_ROWS = 2048
 METADATA = "_metadata.json"
 PARQUET_SUFFIXES = (".parquet",)
@@ -178,9 +180,6 @@ def files_of(path: str | Path | Sequence[Path], suffixes: Sequence[str]) -> Sequ
         raise DataError(path, (err.strerror or str(err)).lower()) from err
     if not found.files:
         raise DataError(path, f"the folder has no files *{suffixes[0]}; {found}")
-    for file in found.files:
-        if file.exists() and not file.is_file():  # reading a pipe would block
-            raise DataError(file, "not a regular file")
     if found.left_out:
         _log.warning("%s: %s", path, found)
     return found.files
@@ -206,8 +205,16 @@ def _write_metadata(path: Path, columns: ColumnMap, rows: dict[str, int]) -> Non
         output.write(json.dumps(document, indent=2).encode() + b"\n")
 
 
+def _check_regular(path: Path) -> None:
+    try:
+        check_regular(path)
+    except OSError as err:
+        raise DataError(path, (err.strerror or str(err)).lower()) from err
+
+
 def _opened_parquet(path: Path) -> Any:
     pa = import_pyarrow()
+    _check_regular(path)
     try:
         return pa.parquet.ParquetFile(path)
     except (pa.ArrowException, OSError) as err:
@@ -234,6 +241,7 @@ def _read_csv_file(
     path: Path, columns: ColumnMap, slot_sizes: Sequence[int] | None, batch_size: int
 ) -> Iterator[Samples]:
     pa = import_pyarrow()
+    _check_regular(path)
     types = {name: pa.float32() for name in (*columns.labels, *columns.dense)}
     types |= {name: pa.int64() for name in columns.slots}
     read = pa.csv.ReadOptions(block_size=_READ_BYTES)
@@ -252,10 +260,9 @@ def _read_csv_file(
         _check_names(path, columns, names)
         last_line = ",".join(str(mark) if name in types else "" for name in names)
         with pa.input_stream(str(path), compression="detect") as stream:
-            content = EndedStream(stream, f"\n{last_line}\n".encode())
-            with pa.csv.open_csv(content, read, parse, options) as file:
-                convert, is_whole = _Converter(pa, path, columns, slot_sizes), False
-                for batch in _checked(pa, path, file, damaged):
+            convert, is_whole = _Converter(pa, path, columns, slot_sizes), False
+            with closing(_csv_batches(pa, stream, f"\n{last_line}\n".encode(), read, parse, options)) as batches:
+                for batch in _checked(pa, path, batches, damaged):
                     rows = batch.num_rows
                     is_whole = bool(rows) and batch.column(columns.slots[0])[rows - 1].as_py() == mark
                     yield from _cut(iter([convert(batch.slice(0, rows - is_whole))]), batch_size)
@@ -265,6 +272,21 @@ def _read_csv_file(
         raise damaged(path, err) from err
     except DataError as err:
         raise (err if err.line or not err.column else with_line(pa, err)) from err.__cause__
+
+
+def _csv_batches(pa: Any, stream: Any, last_line: bytes, *options: Any) -> Generator[Any, None, None]:
+    """Yield the record batches of a stream and of one more line. At the end, no thread of pyarrow has the stream."""
+    content = EndedStream(stream, last_line)
+    buffered = reader = None
+    released = content.released
+    try:
+        # The buffered stream copies what it reads. Threads of pyarrow would hold Python's bytes even longer.
+        buffered = pa.BufferedInputStream(pa.PythonFile(content, "r"), _BUFFER_BYTES)
+        reader = pa.csv.open_csv(buffered, *options)
+        yield from reader
+    finally:
+        del content, buffered, reader
+        released.wait()
 
 
 def _distinct(columns: ColumnMap) -> list[str]:
@@ -354,7 +376,8 @@ class _Converter:
                 raise DataError(self._path, f"expected numbers, found {values.type}", column=name)
             if values.null_count:
                 row = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
-                raise DataError(self._path, "expected a number, found null", column=name, record=self._first_row + row)
+                reason = f"expected a number, found {NULL}"
+                raise DataError(self._path, reason, column=name, record=self._first_row + row)
             columns.append(values.to_numpy(zero_copy_only=False))
         with np.errstate(over="ignore"):
             return _side_by_side(columns, batch.num_rows, np.float32)
@@ -371,23 +394,28 @@ class _Converter:
         if _is_list(pa, column.type):
             sizes = pa.compute.fill_null(pa.compute.list_value_length(column), 0).to_numpy(zero_copy_only=False)
             values = column.flatten()
-            if values.null_count:
-                raise DataError(self._path, "a list has a null", column=self._columns.slots[slot])
         else:
             sizes = column.is_valid().to_numpy(zero_copy_only=False)
             values = column.drop_null()
         row_ptrs = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        return Bags(self._keys(slot, values), row_ptrs, 1)
+        return Bags(self._keys(slot, values, row_ptrs), row_ptrs, 1)
 
-    def _keys(self, slot: int, column: Any) -> NDArray[np.int64]:
+    def _keys(self, slot: int, values: Any, row_ptrs: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         pa, name = self._pa, self._columns.slots[slot]
-        if not pa.types.is_integer(column.type):
-            raise DataError(self._path, f"expected integers, found {column.type}", column=name)
+        if not pa.types.is_integer(values.type):
+            raise DataError(self._path, f"expected integers, found {values.type}", column=name)
         try:
-            keys: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
-        except pa.ArrowInvalid as err:
-            raise DataError(self._path, f"a key is not an int64: {err}", column=name) from err
-        return keys
+            if not values.null_count:
+                keys: NDArray[np.int64] = values.cast(pa.int64()).to_numpy(zero_copy_only=False)
+                return keys
+        except pa.ArrowInvalid:  # a uint64 of 2^63 or more
+            pass
+        found = values.to_pylist()
+        at = next(at for at, key in enumerate(found) if key is None or key >= 2**63)
+        row = at if row_ptrs is None else int(np.searchsorted(row_ptrs, at, "right")) - 1
+        shown = "null" if found[at] is None else found[at]
+        reason = f"expected an integer of 64 bits, found {shown}"
+        raise DataError(self._path, reason, column=name, record=self._first_row + row)
 
 
 def _is_list(pa: Any, kind: Any) -> bool:

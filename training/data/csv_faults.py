@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from training.errors import DataError
 
+NULL = "null"
 OPEN_QUOTE = "a quoted field has no closing quote"
 _END, _TOO_LONG = "\0end of file", "\0too long"
 _USUAL_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]*)?")
@@ -20,14 +22,23 @@ class EndedStream:
 
     pyarrow reads everything after an open quote as one field, and drops the field if its column is not read. The last
     line is then dropped too, so its absence reveals the open quote.
+
+    Attributes:
+        released: set when nothing refers to this object. A thread of pyarrow reads it, and drops it some time after the
+            reader is gone. If Python ends before that, the thread aborts the process.
     """
 
     def __init__(self, stream: Any, last_line: bytes) -> None:
         """Take a stream with the method ``read``."""
+        self.released = Event()
         self._stream = stream
         self._last_line = last_line
         self._read_bytes = b""  # not returned yet
         self.closed = False
+
+    def __del__(self) -> None:
+        """Say that no thread reads this object."""
+        self.released.set()
 
     def read(self, size: int) -> bytes:
         """Return the next ``size`` bytes, or fewer at the end.
@@ -66,10 +77,17 @@ def header_of(pa: Any, path: Path) -> list[str]:
 
 
 def with_line(pa: Any, err: DataError) -> DataError:
-    """Return an error that names a record as one that names the record's line; without a record, the header's."""
+    """Return an error that names a record as one that names the record's line; without a record, the header's.
+
+    pyarrow reads some words as null, such as ``nan``. The error then says which word the file has.
+    """
     path, place = Path(err.source), 0 if err.record is None else err.record + 1
-    line, _ = next(islice(_records(pa, path), place, None), (None, []))
-    return DataError(path, err.reason, line=line, column=err.column)
+    records = _records(pa, path)
+    _, names = header = next(records)
+    line, fields = next(islice(chain([header], records), place, None), (None, names))
+    found = _shown(fields[names.index(err.column)]) if err.column in names else ""
+    reason = err.reason.removesuffix(NULL) + found if err.reason.endswith(NULL) else err.reason
+    return DataError(path, reason, line=line, column=err.column)
 
 
 def first_fault(pa: Any, path: Path, types: Mapping[str, Any]) -> DataError | None:

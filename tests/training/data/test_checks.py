@@ -57,11 +57,12 @@ def memory(path, samples, sizes):
 
 NAMES = {parquet: ("label0", "I2", "C2"), csv: ("label0", "I2", "C2")}
 KEYS = f"expected a key from {-BIG + 1} to {BIG - 2}"
-NAN = [norm, raw, parquet, memory]  # pyarrow reads "nan" in CSV as no value
+NAN = [norm, raw, parquet, memory]  # pyarrow reads "nan" in CSV as no value, see test_columns.py
 EVERY, SIGNED, SIZED = [norm, raw, parquet, csv, memory], [norm, parquet, csv, memory], [raw, parquet, csv, memory]
 WRONG = [
     (EVERY, {"labels": (0, 1, 5)}, 0, "expected 0 or 1, found 5"),
     (EVERY, {"labels": (0, 1, 0.5)}, 0, "expected 0 or 1, found 0.5"),
+    (EVERY, {"labels": (0, 1, 0.9999999)}, 0, "expected 0 or 1, found 0.9999999"),
     (EVERY, {"labels": (0, 1, -1)}, 0, "expected 0 or 1, found -1"),
     (NAN, {"labels": (0, 1, np.nan)}, 0, "expected 0 or 1, found nan"),
     (NAN, {"dense": (0, 1, np.nan)}, 1, "expected a finite number, found nan"),

@@ -1,9 +1,11 @@
 """Parquet and CSV files: columns of any types, several files, and what is refused."""
 
 import csv
+import gc
 import gzip
 import json
 import os
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +26,12 @@ from training.data import (
     write_file_list,
 )
 from training.data import columns as columns_module
+from training.data.csv_faults import EndedStream
 from training.errors import DataError
 from training.samples import Bags, Samples
 
 COLUMNS = ColumnMap(("click",), ("age", "price"), ("user", "tags"))
+INTEGER = "expected an integer of 64 bits"
 
 
 def table(**changes):
@@ -129,8 +133,9 @@ def test_csv_files(tmp_path, suffix):
         ({"price": [1e39, 2.0, 3.0]}, "column price record 0: expected a finite number, found inf"),
         ({"user": ["x", "y", "z"]}, "column user: expected integers, found string"),
         ({"user": [1.0, 2.0, 3.0]}, "column user: expected integers, found double"),
-        ({"user": pa.array([2**64 - 1, 1, 1], pa.uint64())}, "column user: a key is not an int64"),
-        ({"tags": [[1], [None], [2]]}, "column tags: a list has a null"),
+        ({"user": pa.array([1, 2**64 - 1, 1], pa.uint64())}, f"column user record 1: {INTEGER}, found {2**64 - 1}"),
+        ({"tags": [[1, 2], [], [3, None]]}, f"column tags record 2: {INTEGER}, found null"),
+        ({"tags": pa.array([[], [1], [2**63]], pa.list_(pa.uint64()))}, f"column tags record 2: {INTEGER}, found"),
         ({"tags": [["a"], [], []]}, "column tags: expected integers, found string"),
     ],
 )
@@ -154,10 +159,11 @@ HEADER = b"click,price,user,note\n"
         pytest.param(b"\n1,2,3,\n\n\n1,x,3,\n", "line 6 column price: expected a number, found 'x'", id="empty lines"),
         pytest.param(b'1,2,3,"a\nb"\n1,x,3,\n', "line 4 column price: expected a number, found 'x'", id="quoted lines"),
         pytest.param(b"1,2,3,\n" * 70_000 + b"1,2e,3,\n", "line 70002 column price: .*'2e'", id="a late line"),
-        pytest.param(b"1,NA,3,\n", "line 2 column price: expected a number, found null", id="no number"),
+        pytest.param(b"1,NA,3,\n", "line 2 column price: expected a number, found 'NA'", id="no number"),
+        pytest.param(b"1,2,3,\nnan,2,3,\n", "line 3 column click: expected a number, found 'nan'", id="NaN label"),
         pytest.param(b"1,-inf,3,\n", "line 2 column price: expected a finite number, found -inf", id="infinity"),
         pytest.param(b"1,1e39,3,\n", "line 2 column price: expected a finite number, found inf", id="too large"),
-        pytest.param(b"\n,2,3,\n", "line 3 column click: expected a number, found null", id="no label"),
+        pytest.param(b"\n,2,3,\n", "line 3 column click: expected a number, found ''", id="no label"),
         pytest.param(b"0,2,3,\n2,2,3,\n", "line 3 column click: expected 0 or 1, found 2", id="another label"),
         pytest.param(b"1,2,3.0,\n", "line 2 column user: expected an integer of 64 bits, found '3.0'", id="a fraction"),
         pytest.param(
@@ -210,6 +216,24 @@ def test_a_csv_file_may_have_no_rows(tmp_path, header):
     samples = list(read_csv(tmp_path / "a.csv", ColumnMap(("click",), ("price",), ("user",))))
 
     assert sum(map(len, samples)) == 0
+
+
+@pytest.mark.parametrize("last", [b"1,2,3,\n", b"2,2,3,\n", b"1,x,3,\n", b'1,2,3,"\n'])
+def test_after_reading_no_thread_has_the_stream_of_a_csv_file(tmp_path, last):
+    """A thread that drops the stream while Python ends aborts the process."""
+    (tmp_path / "a.csv").write_bytes(HEADER + b"1,2,3,\n" * 9 + last)
+    columns = ColumnMap(("click",), ("price",), ("user",))
+
+    with suppress(DataError):
+        next(read_csv(tmp_path / "a.csv", columns, batch_size=1))  # and leave the others
+    error = None
+    try:
+        list(read_csv(tmp_path / "a.csv", columns))
+    except DataError as err:
+        error = err  # its traceback has the frames of the readers
+
+    assert (error is None) == (last == b"1,2,3,\n")
+    assert not [one for one in gc.get_objects() if type(one) is EndedStream]
 
 
 def test_quoted_fields_with_several_lines_may_be_anywhere(tmp_path):
@@ -284,7 +308,7 @@ def test_only_the_data_files_of_a_folder_are_read_and_the_log_says_which_are_lef
     [
         pytest.param(lambda path: path.mkdir(), "not a regular file", id="folder"),
         pytest.param(os.mkfifo, "not a regular file", id="pipe"),
-        pytest.param(lambda path: path.symlink_to("gone"), "no such file", id="dead link"),
+        pytest.param(lambda path: path.symlink_to("gone"), "a link to a file that does not exist", id="dead link"),
     ],
 )
 def test_a_data_file_name_that_is_not_a_file_is_refused(tmp_path, make, message):

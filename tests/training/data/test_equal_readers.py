@@ -148,10 +148,10 @@ def test_a_column_of_numbers_without_any_value_is_refused_in_both_formats(tmp_pa
     (tmp_path / "a.csv").write_text("click,price,user\n1,,7\n0,,8\n", encoding="utf-8")
 
     for file, read, place in (
-        ("a.parquet", read_parquet, "column price record 0"),
-        ("a.csv", read_csv, "line 2 column price"),
+        ("a.parquet", read_parquet, "column price record 0: expected a number, found null"),
+        ("a.csv", read_csv, "line 2 column price: expected a number, found ''"),
     ):
-        with pytest.raises(DataError, match=rf"{file} {place}: expected a number, found null"):
+        with pytest.raises(DataError, match=f"{file} {place}"):
             list(read(tmp_path / file, columns))
 
 
