@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import ModelFileError
+from serving.model.regular_file import open_regular
 from serving.model.strict_json import Fields, read_json
 
 #: The file's name.
@@ -60,7 +61,7 @@ def read_checkpoint_file(folder: Path, members: Iterable[str]) -> Fields:
 
 def _crc32_of(path: Path) -> int:
     found = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while part := file.read(_PART_BYTES):
             found = zlib.crc32(part, found)
     return found

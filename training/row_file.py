@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kernels.host import TrainingTable
 from serving.errors import ModelFileError
+from serving.model.regular_file import open_regular
 
 #: The name of the optimizer's rule, D and S.
 Shape = tuple[str, int, int]
@@ -113,7 +114,7 @@ def read_rows(path: Path, rule: str, dim: int, states: int) -> Iterator[TableRow
     """
     dtype, first = _row_dtype(dim, states), 0
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = file.readline(_MOST_HEADER_BYTES)
             _check_header(path, header, rule, dim, states)
             checksum = zlib.crc32(header)
@@ -141,7 +142,7 @@ def read_rows(path: Path, rule: str, dim: int, states: int) -> Iterator[TableRow
 
 def is_row_file(path: Path) -> bool:
     """Return whether a file begins as ``write_rows`` begins. Raise OSError if it cannot be read."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return _format_of(file.readline(_MOST_HEADER_BYTES)) is not None
 
 

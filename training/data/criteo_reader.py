@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from serving.model.regular_file import open_regular
 from training.data.checks import ColumnMap, checked
 from training.data.criteo import CATEGORY_NAMES, COLUMNS, COUNT_NAMES, SLOTS, parse_lines
 from training.errors import DataError
@@ -39,7 +40,7 @@ def read_criteo_blocks(path: Path, slot_sizes: Sequence[int] | None = None) -> I
     """
     sizes = slot_sizes if slot_sizes is not None and len(slot_sizes) == SLOTS else None
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             first = 0
             for samples in _parse_blocks(path, _unzipped(file)):
                 yield checked(samples, path, first, columns=_COLUMN_MAP, slot_sizes=sizes)
@@ -57,7 +58,7 @@ def _reason(err: Exception) -> str:
 def is_criteo(path: Path) -> bool:
     """Return whether the first line is Criteo's header, or data without a header."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             line = _unzipped(file).readline(_BLOCK_BYTES).removeprefix(_UTF8_MARK)
     except (OSError, EOFError, zlib.error):
         return True  # its reader says what is wrong

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serving.model.atomic import atomic_write
+from serving.model.regular_file import open_regular
 from training.errors import DataError
 
 _LONGEST_FIRST_LINE = 32
@@ -11,7 +12,7 @@ _LONGEST_FIRST_LINE = 32
 
 def is_file_list(path: Path) -> bool:
     """Return whether the first line is that of a file list. Raise OSError if the file cannot be read."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return _count(file.readline(_LONGEST_FIRST_LINE)) is not None
 
 
@@ -24,7 +25,7 @@ def read_file_list(path: Path) -> list[Path]:
         DataError: the list cannot be read, or has another number of files than its first line says.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             count = _count(file.readline(_LONGEST_FIRST_LINE))
             if count is None:
                 return [path]

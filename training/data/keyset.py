@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from serving.model.atomic import atomic_write
+from serving.model.regular_file import open_regular
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from training.data.norm import key_type_of
 from training.errors import DataError
@@ -38,7 +39,8 @@ def read_keyset(path: str | Path, key_dtype: DTypeLike) -> NDArray[np.int64]:
     """
     path, dtype = Path(path), key_type_of(key_dtype)
     try:
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            data = file.read()
     except OSError as err:
         raise DataError(path, (err.strerror or str(err)).lower()) from err
     if len(data) % dtype.itemsize:

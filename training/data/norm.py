@@ -22,6 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from kernels.host import decode_norm
 from serving.model.atomic import atomic_write
+from serving.model.regular_file import open_regular
 from training.data.checks import checked
 from training.data.file_list import is_file_list, read_file_list
 from training.errors import DataError
@@ -74,7 +75,7 @@ def is_norm(path: Path) -> bool:
     try:
         if is_file_list(path):
             return True
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             _Header.read(file, path)
     except (OSError, DataError):
         return False
@@ -103,7 +104,7 @@ def read_norm(path: str | Path, key_dtype: DTypeLike = np.int64, batch_size: int
 
 def _read_file(path: Path, key_bytes: int, batch_size: int) -> Iterator[Samples]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = _Header.read(file, path)
             yield from _read_records(file, path, header, key_bytes, batch_size)
     except OSError as err:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.model.numpy_faults import NPZ, UNREADABLE, unreadable
+from serving.model.regular_file import open_regular
 from training.errors import DataError
 
 Array = NDArray[Any]
@@ -23,7 +24,7 @@ def open_arrays(path: Path, stack: ExitStack) -> dict[str, "NpzArray"]:
         DataError: the file is missing, or is not an ``.npz`` file.
     """
     with _faults(path, None):
-        archive = zipfile.ZipFile(stack.enter_context(path.open("rb")))
+        archive = zipfile.ZipFile(stack.enter_context(open_regular(path)))
         names = archive.namelist()
     arrays = (NpzArray(path, archive, member, stack) for member in names)
     return {array.name: array for array in arrays}

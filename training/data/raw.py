@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.model.atomic import atomic_write
+from serving.model.regular_file import open_regular
 from training.data.checks import checked
 from training.errors import DataError
 from training.samples import Bags, Samples
@@ -47,7 +48,7 @@ def read_raw(
     path = Path(path)
     words = labels + dense + slots
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             done = 0
             while data := file.read(4 * words * batch_size):
                 read, left = divmod(len(data), 4 * words)

@@ -28,6 +28,8 @@ from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
 from serving.model.dense_file import Weights, weight_key
 from serving.model.graph import Embedding, Graph
+from serving.model.mapped_file import map_file
+from serving.model.regular_file import is_absent, open_regular
 from serving.model.sparse_file import KeyType, open_sparse
 from serving.model.sparse_rows import refuse_repeated_keys, row_dtype
 from serving.model.strict_json import Fields, read_json
@@ -64,7 +66,8 @@ def read_dense_states(path: Path, graph: Graph, states: Iterable[Weights], optim
     states = list(states)
     expected_bytes = 4 * len(states) * sum(math.prod(spec.shape) for spec in graph.weights)
     try:
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            data = file.read()
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
     if len(data) != expected_bytes:
@@ -152,7 +155,7 @@ def _read_states(path: Path, rows: int, table: EmbeddingTable) -> Iterator[Table
             raise ModelFileError(path, f"expected {expected_bytes:,} bytes, {reason}, found {found_bytes:,} bytes")
         if not found_bytes:
             return None
-        stored = np.memmap(path, dtype, "r")
+        stored = map_file(path, dtype, (rows,))
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
 
@@ -181,7 +184,7 @@ def _steps_path(path: Path) -> Path:
 
 
 def _read_step(path: Path, optimizer: str, states_path: Path, states: bytes) -> int:
-    if not path.exists():
+    if is_absent(path):
         return 0
     try:
         fields = Fields(read_json(path), str(path), "", ("optimizer", "step", "crc32"))

@@ -28,6 +28,7 @@ from serving.model.atomic import atomic_directory, remove_killed_writes
 from serving.model.names import TABLE_NAME
 from serving.model.numpy_faults import NPY, UNREADABLE, unreadable
 from serving.model.pooling import Pooling
+from serving.model.regular_file import check_regular
 from serving.model.sparse_writer import write_table_folders
 from serving.model.strict_json import Fields
 from training.checkpoint_file import CHECKPOINT_FILE, read_checkpoint_file, write_checkpoint_file
@@ -271,6 +272,7 @@ def _writing(path: str | Path) -> Iterator[None]:
 
 def _array_in(file: Path) -> np.ndarray[Any, Any]:
     try:
+        check_regular(file)
         array: np.ndarray[Any, Any] = np.load(file, mmap_mode="r")
     except OSError as err:
         raise ModelFileError(file, f"cannot be read: {err.strerror or err}") from err

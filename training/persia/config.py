@@ -8,10 +8,12 @@ import yaml
 
 from serving.errors import ConfigError
 from serving.model.pooling import Pooling
+from serving.model.regular_file import read_regular
 from serving.model.strict_json import Fields, parse_json
 
 _LARGEST_CAPACITY = 3_500_000_000  # rows of a table
 _LARGEST_DIM = 65_536
+_MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ def _section(fields: Fields, key: str, known: tuple[str, ...]) -> Fields:
 def _read(path: str | Path, known: tuple[str, ...]) -> Fields:
     source = str(path)
     try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        document = yaml.safe_load(read_regular(path, _MOST_BYTES).decode("utf-8"))
         text = json.dumps({} if document is None else document)
     except OSError as err:
         raise ConfigError(source, "", f"cannot be read: {(err.strerror or str(err)).lower()}") from err

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from serving.errors import ConfigError, ModelFileError
+from serving.model.regular_file import open_regular
 from training.arguments import number, pair, whole
 from training.errors import SessionError
 from training.persia.checkpoint import DENSE_FILE, CheckpointFacts, new_checkpoint, newest_checkpoint
@@ -369,7 +370,10 @@ class TrainCtx:
 def _load_dense(path: Path, stateful: dict[str, Any]) -> None:
     """Load all states, or raise an error and change nothing."""
     try:
-        states = torch.load(path, weights_only=True)
+        with open_regular(path) as file:
+            states = torch.load(file, weights_only=True)
+    except OSError as err:
+        raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
     except Exception as err:  # PyTorch raises errors of many types for a damaged file
         raise ModelFileError(path, f"cannot be read: {_in_one_line(err)}") from err
     for name in stateful:

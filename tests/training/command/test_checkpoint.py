@@ -394,6 +394,12 @@ def test_every_missing_or_damaged_file_is_named(tmp_path, capsys, saved, name):
             "no such file" if content is None else r"expected .*(found|got)|not UTF-8|line \d+|checkpoint was made with"
         )
         assert re.search(rf"step-6/{re.escape(name)}: .*({expected})", capsys.readouterr().err, re.IGNORECASE), content
+    file.unlink()
+    os.mkfifo(file)
+
+    assert hotrow_train(tiny(tmp_path, 2, "--checkpoint", str(tmp_path / "c"), "--resume")) == 1
+
+    assert f"step-6/{name}: cannot be read: not a regular file" in capsys.readouterr().err
 
 
 def test_a_picture_of_the_epochs(tmp_path, capsys):

@@ -195,7 +195,7 @@ def test_line_numbers_count_the_header_and_continue_over_blocks(tmp_path):
 def test_a_missing_file_a_folder_and_a_damaged_gzip_file_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"absent\.txt: no such file"):
         read_criteo(tmp_path / "absent.txt")
-    with pytest.raises(DataError, match="is a directory"):
+    with pytest.raises(DataError, match="not a regular file"):
         read_criteo(tmp_path)
     damaged = tmp_path / "train.gz"
     damaged.write_bytes(gzip.compress((GOOD * 1000).encode())[:-20])

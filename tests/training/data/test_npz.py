@@ -289,7 +289,7 @@ def test_python_objects_are_not_unpickled(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"absent\.npz: no such file"):
         read_npz(tmp_path / "absent.npz", MMOE)
-    with pytest.raises(DataError, match="is a directory"):
+    with pytest.raises(DataError, match="not a regular file"):
         read_npz(tmp_path, MMOE)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,13 +15,23 @@ from hypothesis import strategies as st
 
 from serving.errors import ConfigError
 from serving.model.graph import parse_graph
-from training.data import write_data_set
-from training.data.criteo_reader import read_criteo
+from training.data import (
+    ColumnMap,
+    read_csv,
+    read_hugectr_parquet,
+    read_keyset,
+    read_norm,
+    read_parquet,
+    read_raw,
+    write_data_set,
+)
+from training.data.criteo_reader import read_criteo, read_criteo_blocks
+from training.data.npz import read_npz
 from training.data.opening import default_columns, open_data, read_column_map
 from training.data.source import FileSource, shuffled_batches
 from training.errors import DataError
 from training.model.ctr_model import CtrModel
-from training.model.document import read_document
+from training.model.document import open_document, read_document
 from training.model.trainer import train
 from training.optimizers.learning_rate import LearningRateSchedule
 from training.samples import Bags, Samples
@@ -185,6 +196,27 @@ def test_a_pipe_is_refused_without_waiting(tmp_path, opened):
 
     with pytest.raises(DataError, match="not a regular file or a folder"):
         opened(tmp_path / "data.csv")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        read_norm,
+        partial(read_raw, labels=1, dense=0, slots=1),
+        partial(read_parquet, columns=ColumnMap(("label",), (), ("user",))),
+        partial(read_csv, columns=ColumnMap(("label",), (), ("user",))),
+        read_hugectr_parquet,
+        read_criteo_blocks,
+        partial(read_npz, document=open_document("ncf")),
+        partial(read_keyset, key_dtype="int64"),
+    ],
+    ids=lambda read: getattr(read, "func", read).__name__,
+)
+def test_every_reader_refuses_a_pipe_without_waiting(tmp_path, read):
+    os.mkfifo(tmp_path / "data")
+
+    with pytest.raises(DataError, match="data: not a regular file"):
+        list(read(tmp_path / "data"))
 
 
 def test_a_stream_learns_what_memory_learns(tmp_path, opened, document):

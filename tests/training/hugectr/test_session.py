@@ -1,6 +1,7 @@
 """A session: steps, evaluation, files, and what it refuses."""
 
 import json
+import os
 import resource
 from pathlib import Path
 
@@ -500,6 +501,22 @@ class TestFilesToStartFrom:
         self.refused(config, "no.model: no such file", embedding_files=["no.model", self.SPARSE[1]])
         states = ["no.model", self.STATES[1]]
         self.refused(config, "no.model: cannot be read", embedding_files=self.SPARSE, sparse_opt_states_file=states)
+
+    def test_pipes(self, config):
+        os.mkfifo("pipe")
+        message = "pipe: .*not a regular file"
+        self.refused(config, message, model_file="pipe")
+        self.refused(config, message, dense_opt_states_file="pipe")
+        self.refused(config, message, embedding_files=["pipe", self.SPARSE[1]])
+        states = ["pipe", self.STATES[1]]
+        self.refused(config, message, embedding_files=self.SPARSE, sparse_opt_states_file=states)
+
+    def test_a_dead_link_is_not_a_missing_file(self, config):
+        steps = Path("out_opt_dense_1.model.json")
+        steps.unlink()
+        steps.symlink_to("gone")
+        message = f"{steps}: cannot be read: a link to a file that does not exist"
+        self.refused(config, message, dense_opt_states_file="out_opt_dense_1.model")
 
     def test_files_of_another_size(self, config):
         for name in (*self.SPARSE[1:], *self.STATES[1:], "out_dense_1.model", "out_opt_dense_1.model"):

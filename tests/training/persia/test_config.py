@@ -1,5 +1,7 @@
 """The two YAML files: what is read, and that everything else is refused with its place."""
 
+import os
+
 import pytest
 
 from serving.errors import ConfigError
@@ -164,3 +166,11 @@ def test_a_global_config_that_is_wrong_is_refused(write, text, message):
         read_global_config(write(text))
 
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("read", [read_embedding_config, read_global_config])
+def test_a_pipe_is_refused(tmp_path, read):
+    os.mkfifo(tmp_path / "config.yml")
+
+    with pytest.raises(ConfigError, match=r"config\.yml: cannot be read: not a regular file"):
+        read(tmp_path / "config.yml")

@@ -1,6 +1,7 @@
 """A shard: steps against PyTorch's optimizers in float64, the least recently used rows, bounds, and checkpoints."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -281,6 +282,10 @@ def test_damaged_files_of_the_earlier_revision_are_reported(tmp_path):
             np.save(folder / "last_steps.npy", content)
         with pytest.raises(ModelFileError, match=message):
             server.call("load", folder=str(tmp_path / "saved"), step=0)
+    (folder / "last_steps.npy").unlink()
+    os.mkfifo(folder / "last_steps.npy")
+    with pytest.raises(ModelFileError, match=r"last_steps\.npy: cannot be read: not a regular file"):
+        server.call("load", folder=str(tmp_path / "saved"), step=0)
 
 
 def test_damaged_and_unwritable_folders_are_reported(tmp_path):

@@ -420,6 +420,14 @@ def test_damaged_checkpoints_are_refused_and_change_nothing(tmp_path):
             assert context.batches == 0
         (path / name).write_bytes(whole[name])
         assert torch.equal(net.layers[0].bias, before)
+    (path / "dense.pt").unlink()
+    os.mkfifo(path / "dense.pt")
+    with (
+        served(tmp_path, SLOTS, checkpoint=path.parent),
+        enter() as context,
+        pytest.raises(ModelFileError, match=r"dense\.pt: cannot be read: not a regular file"),
+    ):
+        context.load_checkpoint(net, dense_optimizer)
 
 
 def test_a_checkpoint_that_is_not_loaded_is_reported_before_the_training(tmp_path):
