@@ -1,7 +1,7 @@
 """Kernel sources: a ``.cu`` file and all its includes as one text, and the signatures of its kernels.
 
-With one text, every compiler sees the same source, and its digest shows whether a compiled file is up to date. Line
-numbers are the line numbers of the files.
+With one text, every compiler sees the same source, and its digest shows whether a compiled file is up to date. The text
+is the same in every folder. Line numbers are the line numbers of the files.
 
 A kernel is declared as ``extern "C" __global__ void [__launch_bounds__(...)] name(parameters)``, without macros. A
 parameter is a pointer or one of ``SCALARS``.
@@ -115,14 +115,14 @@ def _in_one_piece(path: Path, taken: set[Path]) -> str:
     except OSError as err:
         raise KernelError(f"{path}: {err.strerror or err}") from err
     taken.add(path.resolve())
-    pieces = [f'#line 1 "{path}"']
+    pieces = [f'#line 1 "{path.name}"']
     for number, line in enumerate(lines, 1):
         include = _INCLUDE.match(line)
         if include:
             included = _included(path, include[1], number)
             if included.resolve() not in taken:
                 pieces.append(_in_one_piece(included, taken))
-            pieces.append(f'#line {number + 1} "{path}"')
+            pieces.append(f'#line {number + 1} "{path.name}"')
         else:
             pieces.append("" if _PRAGMA_ONCE.match(line) else line)
     return "\n".join(pieces) + "\n"
