@@ -31,6 +31,7 @@ from serving.parameter_server.table_files import memory_needed, table_source
 from serving.parameter_server.truth import LOAD_BATCH_ROWS
 from serving.session import InferenceSession
 from serving.storage import MemoryStore, open_snapshot
+from serving.storage.rocksdb.engine import has_database
 from serving.storage.row_codec import rounding_error
 
 
@@ -79,12 +80,13 @@ def check(options: argparse.Namespace) -> int:
     limit = _limit(config.volatile_db)
     if limit:
         print(f"this is the total with every row in RAM; {limit}")
-    if config.persistent_db.type == "rocks_db":
-        print(
-            "every row of the database was read"
-            if options.full
-            else "the database was not read; --full reads every row of it"
-        )
+    path = config.persistent_db.path
+    if path is not None and not has_database(path):
+        print("there is no database yet")
+    elif path is not None and options.full:
+        print("every row of the database was read")
+    elif path is not None:
+        print("the database was not read; --full reads every row of it")
     return 0
 
 

@@ -88,13 +88,7 @@ def open_database(rocksdict: Any, path: Path, read_only: bool, num_threads: int)
     access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
     with translated_errors(path):
         _check_folder(path)
-        if read_only:
-            _check_made(path)
-        check_files(STORE_NAME, path)
-        check_manifest(STORE_NAME, path)
-        check_logs(STORE_NAME, path)
-        is_there = read_only or (path / "CURRENT").exists()
-        names = rocksdict.Rdict.list_cf(str(path)) if is_there else ["default"]
+        names = _check_content(rocksdict, path, read_only)
         opened_folder = _writable_folder(path) if read_only else nullcontext(path)
         with opened_folder as folder, damaged_logs_named(STORE_NAME, path):
             database = rocksdict.Rdict(str(folder), options, {name: options for name in names}, access)
@@ -125,6 +119,22 @@ def recover_database(path: str | Path) -> None:
         rocksdict.Rdict(str(folder), options, families).close()  # opening moves the rows of the log to files
 
 
+def has_database(path: Path) -> bool:
+    """Return whether there is a database at ``path`` already."""
+    return (path / "CURRENT").exists()
+
+
+def _check_content(rocksdict: Any, path: Path, read_only: bool) -> list[str]:
+    """Check the files of a database before it is opened, and return the names of its column families."""
+    if read_only:
+        _check_made(path)
+    check_files(STORE_NAME, path)
+    check_manifest(STORE_NAME, path)
+    check_logs(STORE_NAME, path)
+    names: list[str] = rocksdict.Rdict.list_cf(str(path)) if read_only or has_database(path) else ["default"]
+    return names
+
+
 def _check_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise StoreError(STORE_NAME, "", f"{path}: is a file; expected a folder, which is created if it is absent")
@@ -132,7 +142,7 @@ def _check_folder(path: Path) -> None:
 
 def _check_made(path: Path) -> None:
     """Raise StoreError if there is no database; RocksDB reports a damaged database itself."""
-    if not (path / "CURRENT").exists() and not any(path.glob("MANIFEST-*")):
+    if not has_database(path) and not any(path.glob("MANIFEST-*")):
         reason = f"{path}: there is no database; loading models creates it, for example `hotrow serve`"
         raise StoreError(STORE_NAME, "", reason)
 
@@ -163,22 +173,19 @@ def check_database(path: Path, read_only: bool) -> None:
 
     Raises:
         MissingExtraError: rocksdict is not installed.
-        StoreError: the folder cannot be created or written to, or with ``read_only`` has no database.
+        StoreError: the folder cannot be created or written to, or with ``read_only`` has no database; or a file of the
+            database is missing or damaged. Files of rows are not read.
     """
     rocksdict = import_rocksdict()
-    _check_folder(path)
-    if read_only:
-        with translated_errors(path):
-            _check_made(path)
-            check_files(STORE_NAME, path)
-            rocksdict.Rdict.list_cf(str(path))
-        return
     missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     try:
         with translated_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
-            if not _allows(path, os.R_OK | os.W_OK | os.X_OK):
-                raise StoreError(STORE_NAME, "", f"{path}: no permission to write to it; read_only needs none")
+            _check_folder(path)
+            if not read_only:
+                path.mkdir(parents=True, exist_ok=True)
+                if not _allows(path, os.R_OK | os.W_OK | os.X_OK):
+                    raise StoreError(STORE_NAME, "", f"{path}: no permission to write to it; read_only needs none")
+            _check_content(rocksdict, path, read_only)
     finally:
         for folder in missing:
             with suppress(OSError):  # was not created, or another process uses it already

@@ -259,7 +259,9 @@ def test_the_index_of_an_existing_snapshot_is_checked_and_with_full_every_byte(r
 
 def test_with_full_every_row_of_the_database_is_read_and_check_says_so(repository, tmp_path, capsys):
     folder = repository(persistent_db={"type": "rocks_db", "path": str(tmp_path / "rows")})
-    assert main(["check", "--full", str(folder)]) == 0
+    for options in ([], ["--full"]):
+        assert main(["check", *options, str(folder)]) == 0
+        assert capsys.readouterr().out.endswith("there is no database yet\n")
     assert why_serving_refuses(folder) == ""
     assert main(["check", str(folder)]) == 0
     assert capsys.readouterr().out.endswith("the database was not read; --full reads every row of it\n")
@@ -274,6 +276,20 @@ def test_with_full_every_row_of_the_database_is_read_and_check_says_so(repositor
     error = capsys.readouterr().err
     assert str(tmp_path / "rows") in error
     assert largest.name in error
+
+
+@pytest.mark.parametrize("pattern", ["CURRENT", "*.log"])
+def test_a_database_without_a_file_that_names_its_rows_is_refused_as_by_serving(repository, tmp_path, capsys, pattern):
+    folder = repository(persistent_db={"type": "rocks_db", "path": str(tmp_path / "rows")})
+    assert why_serving_refuses(folder) == ""
+    for file in (tmp_path / "rows").glob(pattern):
+        file.unlink()
+
+    assert main(["check", "--full", str(folder)]) == main(["check", str(folder)]) == 1
+
+    reason = why_serving_refuses(folder)
+    assert "there are files of rows" in reason
+    assert capsys.readouterr().err == f"hotrow check: {reason}\n" * 2
 
 
 @pytest.mark.parametrize("content", [None, b"no array"], ids=["no folder", "no list of keys"])
