@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from serving.cli.numbers import names_variable
 from serving.cli.outcome import outcome
 from serving.cli.output import outlive_readers
 from serving.frontend.version import server_version
@@ -54,6 +55,12 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.register("type", Path, _path)
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """Add an argument whose errors name the variable that its value came from."""
+        if parse := settings.get("type"):
+            settings["type"] = names_variable(_path if parse is Path else parse)
+        return super().add_argument(*names, **settings)
 
 
 def _path(text: str) -> Path:

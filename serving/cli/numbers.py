@@ -3,6 +3,38 @@
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from functools import wraps
+from typing import Self, TypeVar
+
+_T = TypeVar("_T")
+
+
+class VariableText(str):
+    """The value of a variable of the environment that sets an option; ``variable`` is its name."""
+
+    variable: str
+
+    @classmethod
+    def of(cls, variable: str, value: str) -> Self:
+        """Return the value with the variable's name."""
+        text = cls(value)
+        text.variable = variable
+        return text
+
+
+def names_variable(parse: Callable[[str], _T]) -> Callable[[str], _T]:
+    """Return an option's type whose errors name the variable if the text is a variable's value."""
+
+    @wraps(parse)
+    def parse_named(text: str) -> _T:
+        try:
+            return parse(text)
+        except ArgumentTypeError as err:
+            if not isinstance(text, VariableText):
+                raise
+            raise ArgumentTypeError(f"{err} in the variable {text.variable}") from err
+
+    return parse_named
 
 
 def one_of(*names: str) -> Callable[[str], str]:

@@ -18,7 +18,7 @@ from kernels.system_cores import usable_cores
 from serving.cli.client import TOKEN_VARIABLE
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, logging_to_standard_error
-from serving.cli.numbers import is_on, number, one_of, ratio, whole_number
+from serving.cli.numbers import VariableText, is_on, names_variable, number, one_of, ratio, whole_number
 from serving.cli.outcome import outcome
 from serving.cli.progress import load_progress
 from serving.cli.shared_folders import remove_abandoned_sockets
@@ -270,7 +270,7 @@ def add_parser(commands: Any) -> None:
         help=f"{' or '.join(LOG_FORMATS)}: one JSON object per line (default: %(default)s)",
     )
     access_log = parser.add_argument("--access-log", action="store_true", help="log one line per request")
-    access_log.type = is_on  # for HOTROW_ACCESS_LOG
+    access_log.type = names_variable(is_on)  # for HOTROW_ACCESS_LOG
     parser.add_argument(
         "--record",
         type=Path,
@@ -289,7 +289,7 @@ def add_parser(commands: Any) -> None:
 
 def _environment() -> dict[str, str]:
     """The options that the environment sets, such as HOTROW_GRPC_PORT; the command line wins."""
-    return {option: os.environ[name] for name, option in VARIABLES.items() if name in os.environ}
+    return {option: VariableText.of(name, os.environ[name]) for name, option in VARIABLES.items() if name in os.environ}
 
 
 def _warn_of_misspelt_variables() -> None:

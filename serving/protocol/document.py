@@ -17,7 +17,7 @@ _KINDS: dict[type, str] = {
     list: "a list",
     dict: "an object",
     bool: "true or false",
-    int: "a whole number",
+    int: "a whole number of at most 64 bits",
 }
 
 

@@ -171,7 +171,7 @@ def _wrong_number(numbers: list[Any], dtype: np.dtype[Any], path: str) -> Reques
     for index, number in enumerate(numbers):
         where = f"{path}[{index}]"
         if type(number) not in _NUMBERS[dtype.kind]:
-            wanted = "a number" if bounds is None else "a whole number"
+            wanted = "a number" if bounds is None else f"a whole number from {bounds.min} to {bounds.max}"
             return RequestError(f"{where}: expected {wanted}, but {json_kind(number)} came")
         if bounds is not None and not bounds.min <= number <= bounds.max:
             return RequestError(f"{where}: {number} is not a {dtype.name} (from {bounds.min} to {bounds.max})")

@@ -95,7 +95,11 @@ def test_options_that_go_together_reach_the_repository(options, tmp_path, capfd,
     ("name", "value", "expected"),
     [
         ("HOTROW_ENGINE", "fast", "argument --engine: expected auto, numpy, onnx or int8, got 'fast'"),
-        ("HOTROW_HTTP_PORT", "x", "argument --http-port/--port: expected a whole number from 0 to 65535, got 'x'"),
+        (
+            "HOTROW_HTTP_PORT",
+            "x",
+            "--http-port/--port: expected a whole number from 0 to 65535, got 'x' in the variable HOTROW_HTTP_PORT",
+        ),
         ("HOTROW_LOG_LEVEL", "loud", "argument --log-level: expected debug, info, warning or error, got 'loud'"),
     ],
 )

@@ -229,13 +229,18 @@ class TestRefusedRequests:
             ),
             pytest.param(
                 catcolumn([1, 2.5]),
-                "CATCOLUMN (inputs[0].data[1]): expected a whole number, but the number 2.5 came",
+                "CATCOLUMN (inputs[0].data[1]): expected a whole number from -9223372036854775808 to "
+                "9223372036854775807, but the number 2.5 came",
                 id="a fraction for a key",
             ),
             pytest.param(
                 catcolumn([1, 2**63]), "CATCOLUMN (inputs[0].data[1]): 9223372036854775808 is not a int64", id="2^63"
             ),
-            pytest.param(catcolumn([2**70, 1]), "CATCOLUMN (inputs[0].data[0]): expected a whole number", id="2^70"),
+            pytest.param(
+                catcolumn([-(2**63) - 1, 1]),
+                "expected a whole number from -9223372036854775808 to 9223372036854775807, but the number -9.22",
+                id="-2^63-1",
+            ),
             pytest.param(catcolumn([1, -1], datatype="UINT32"), "data[1]): -1 is not a uint32", id="-1 for UINT32"),
         ],
     )
@@ -265,7 +270,12 @@ class TestRefusedRequests:
                 id="negative",
             ),
             pytest.param("8", b"12345678", "binary_data_size): expected a whole number", id="a string"),
-            pytest.param(True, b"12345678", "binary_data_size): expected a whole number, but true came", id="true"),
+            pytest.param(
+                True,
+                b"12345678",
+                "binary_data_size): expected a whole number of at most 64 bits, but true came",
+                id="true",
+            ),
         ],
     )
     def test_binary_data_of_another_length(self, size, tail, expected):

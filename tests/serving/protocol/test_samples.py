@@ -106,7 +106,8 @@ def test_the_documented_example_is_a_valid_request():
         ),
         pytest.param(
             body([{"dense": [1, 2], "keys": [[], [], []]}, {"dense": [1, 2], "keys": [[1], [2, 2.5], []]}]),
-            "samples[1].keys[1][1]: expected a whole number, but the number 2.5 came",
+            "samples[1].keys[1][1]: expected a whole number from -9223372036854775808 to 9223372036854775807, "
+            "but the number 2.5 came",
             id="a fraction for a key",
         ),
         pytest.param(
