@@ -90,7 +90,7 @@ def load_model(
     share one parameter server per ``ps.json``. Without a ``ps.json`` the rows are in RAM.
 
     Args:
-        directory: a version directory, a model directory or a v3.0 inference JSON. The newest complete version of a
+        directory: a version directory, a model directory or a v3.0 inference JSON. The newest version of a
             model directory is opened. The inference JSON names the model.
         parameter_server: holds the model's embeddings; ``ps.json`` is then not read.
         engine: see ``open_network``.

@@ -25,10 +25,28 @@ from serving.model.sparse_file import COLUMNS, open_sparse
 GRAPH_FILE = "graph.json"
 
 
-def read_model_directory(path: str | Path, go_on: GoOn | None = None) -> ModelConfig:
-    """Read a version directory, or the newest complete version of a model directory.
+def read_model_directory(path: str | Path) -> ModelConfig:
+    """Read a version directory, or the newest version of a model directory; see ``read_version``.
 
-    A version directory has a ``graph.json``. If it has a ``manifest.json``, its files are checked against the manifest.
+    A folder with a ``graph.json`` or a ``manifest.json`` is a version, even if this file is a pipe or a dead link.
+
+    Raises:
+        ModelFileError: there is no version, or a file does not match the manifest.
+        ConfigError: ``graph.json`` cannot be accepted.
+    """
+    try:
+        directory = real_path(path)
+        (directory / GRAPH_FILE).is_file()  # raises for an impossible path
+    except (OSError, ValueError) as err:
+        raise ModelFileError(str(path)[:200], f"cannot be a model's folder: {err}") from err
+    is_version = any(lexists(directory / name) for name in (GRAPH_FILE, MANIFEST_NAME))
+    return read_version(path if is_version else _newest_version(directory))
+
+
+def read_version(path: str | Path, go_on: GoOn | None = None) -> ModelConfig:
+    """Read a version directory.
+
+    It has a ``graph.json``. If it has a ``manifest.json``, its files are checked against the manifest.
     The digest of a version is that of its manifest, or of its files; see ``serving.model.manifest``.
     The folders have the names of model and version: ``dcn/3/graph.json`` is version 3 of ``dcn``. A folder whose name
     is not an integer is a model without a version. ``.<version>.tmp`` folders are unfinished exports, not versions.
@@ -38,17 +56,12 @@ def read_model_directory(path: str | Path, go_on: GoOn | None = None) -> ModelCo
         go_on: called between parts of the files that are hashed; it raises an error to end the hashing.
 
     Raises:
-        ModelFileError: there is no version, or a file does not match the manifest.
+        ModelFileError: the directory cannot be read, or a file does not match the manifest.
         ConfigError: ``graph.json`` cannot be accepted.
     """
-    try:
-        given, directory = Path(os.path.abspath(path)), real_path(path)
-        graph = directory / GRAPH_FILE
-        is_version = graph.is_file() or lexists(graph)  # a pipe or a link to nothing is a fault of this version
-    except (OSError, ValueError) as err:
-        raise ModelFileError(str(path)[:200], f"cannot be a model's folder: {err}") from err
-    if not is_version:
-        given = directory = _newest_version(directory)
+    given, directory = Path(os.path.abspath(path)), real_path(path)
+    if fault := why_unreadable(given):
+        raise ModelFileError(given, fault)
     named = given if version_number(given) else directory  # a version may be a link to a folder of any name
     version = version_number(named)
     has_manifest = not is_absent(directory / MANIFEST_NAME)
@@ -99,7 +112,7 @@ def _check_place(directory: Path, manifest: Manifest) -> None:
 
 def is_model_directory(directory: Path) -> bool:
     """Return whether a folder is a version or a model, not a repository."""
-    return lexists(directory / GRAPH_FILE) or bool(complete_versions(directory))
+    return any(lexists(folder / GRAPH_FILE) for folder in (directory, *versions_of(directory).values()))
 
 
 def version_number(directory: Path) -> int:
@@ -108,20 +121,18 @@ def version_number(directory: Path) -> int:
     return int(name) if name.isascii() and name.isdecimal() and not name.startswith("0") else 0
 
 
-def is_complete_version(directory: Path) -> bool:
-    """Return whether a folder is a version with a graph."""
-    return bool(version_number(directory)) and isfile(directory / GRAPH_FILE)
+def versions_of(directory: Path) -> dict[int, Path]:
+    """Return the version directories of a model directory by their numbers; none if it cannot be read.
+
+    Every folder that is called like a version is a version, also a damaged folder. A folder in which a copy has not
+    begun is not.
+    """
+    return {version_number(entry): entry for entry in _numbered(directory) if not _why_no_version(entry)}
 
 
-def complete_versions(directory: Path) -> dict[int, Path]:
-    """Return the version directories of a model directory by their numbers; none if it cannot be read."""
-    return {version_number(child): child for child in children(directory) if is_complete_version(child)}
-
-
-def incomplete_versions(directory: Path) -> dict[int, str]:
-    """Return the entries of a model directory that are called like versions but have no graph, with the reason."""
-    entries = [child for child in children(directory) if version_number(child) and not is_complete_version(child)]
-    return {version_number(entry): _why_incomplete(entry) for entry in entries}
+def entries_without_version(directory: Path) -> dict[int, str]:
+    """Return the entries of a model directory that are called like versions but are not, with the reason."""
+    return {version_number(entry): reason for entry in _numbered(directory) if (reason := _why_no_version(entry))}
 
 
 def children(directory: Path) -> list[Path]:
@@ -149,21 +160,22 @@ def is_dead_link(entry: Path) -> bool:
     return islink(entry) and not exists(entry)
 
 
-def _why_incomplete(entry: Path) -> str:
-    if not isdir(entry) and not is_dead_link(entry):
+def _numbered(directory: Path) -> list[Path]:
+    return [child for child in children(directory) if version_number(child)]
+
+
+def _why_no_version(entry: Path) -> str:
+    if is_dead_link(entry):
+        return ""
+    if not isdir(entry):
         return "is not a folder"
-    if reason := why_unreadable(entry):
-        return reason
-    graph = entry / GRAPH_FILE
-    if is_dead_link(graph):
-        return f"has a {GRAPH_FILE} that is a link to a file that does not exist"
-    return f"has a {GRAPH_FILE} that is not a regular file" if lexists(graph) else f"has no {GRAPH_FILE}"
+    return "" if children(entry) or why_unreadable(entry) else "is an empty folder"
 
 
 def _newest_version(directory: Path) -> Path:
     if not directory.is_dir():
         raise ModelFileError(directory, "not a folder" if lexists(directory) else "no such file or folder")
-    versions = complete_versions(directory)
+    versions = versions_of(directory)
     if not versions:
         raise ModelFileError(directory, f"expected {GRAPH_FILE}, or version folders 1, 2, ... that hold one")
     return versions[max(versions)]

@@ -12,12 +12,13 @@ from kernels.errors import HotrowError
 from serving.config.inference import name_after, read_inference_config
 from serving.config.model_directory import (
     children,
-    complete_versions,
-    incomplete_versions,
+    entries_without_version,
     is_dead_link,
     is_model_directory,
     read_model_directory,
+    read_version,
     version_number,
+    versions_of,
     why_unreadable,
 )
 from serving.config.models import ModelConfig, ParameterServerConfig
@@ -41,11 +42,12 @@ class ModelFolder:
 
     Attributes:
         name: the model's name.
-        versions: the folders of the complete versions, by number.
+        versions: the folders of the versions, by number; none of a model that needs no graph.
     """
 
     name: str
     versions: Mapping[int, Path]
+    _looked_up: ModelConfig | None
     _directory: Path
     _ps: ParameterServerConfig
     _policy: VersionPolicy
@@ -61,7 +63,9 @@ class ModelFolder:
         if fault := why_unreadable(directory):
             raise ModelFileError(directory, fault)
         policy = read_triton_config(directory).policy if policy is None else policy
-        return cls(directory.name, complete_versions(directory), directory, ps, policy)
+        looked_up = _looked_up(directory, ps)
+        versions = versions_of(directory) if looked_up is None else {}
+        return cls(directory.name, versions, looked_up, directory, ps, policy)
 
     def chosen(self, broken: Collection[int] = ()) -> Sequence[int]:
         """Return the versions to serve, newest first.
@@ -71,16 +75,16 @@ class ModelFolder:
 
         Raises:
             ConfigError: the policy names a version that is not there.
-            ModelFileError: there is no complete version.
+            ModelFileError: there is no version.
         """
         if self._looked_up is not None:
             return [self._looked_up.version]
         if self.is_incomplete:
-            faults = sorted(incomplete_versions(self._directory).items(), reverse=True)
+            faults = sorted(entries_without_version(self._directory).items(), reverse=True)
             reasons = "; ".join(f"{number} {reason}" for number, reason in faults[:_SHOWN_FAULTS])
             if len(faults) > _SHOWN_FAULTS:
                 reasons += f"; and {len(faults) - _SHOWN_FAULTS} more"
-            raise ModelFileError(self._directory, f"has no complete version: {reasons or 'it is empty'}")
+            raise ModelFileError(self._directory, f"has no version: {reasons or 'it is empty'}")
         return self._policy.choose(self.versions, str(self._directory / CONFIG_FILE), broken)
 
     def read(self, version: int, go_on: GoOn | None = None) -> ModelConfig:
@@ -94,7 +98,7 @@ class ModelFolder:
         """
         if self._looked_up is not None:
             return self._looked_up
-        config = read_model_directory(self.versions[version], go_on)
+        config = read_version(self.versions[version], go_on)
         _check_key_type(config, self._ps)
         return config if self._listed is None else _as_listed(config, self._listed, self._ps)
 
@@ -106,23 +110,16 @@ class ModelFolder:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether there is nothing to serve: no complete version, and no model that needs none."""
+        """Whether there is nothing to serve: no version, and no model that needs none."""
         return not self.versions and self._looked_up is None
 
     @property
     def _listed(self) -> ModelConfig | None:
-        return next((model for model in self._ps.models if model.name == self.name), None)
-
-    @property
-    def _looked_up(self) -> ModelConfig | None:
-        """The model that ``ps.json`` lists without a dense network, so that its folder needs no graph."""
-        listed = self._listed
-        is_only_listed = listed is not None and listed.graph_file is None and not is_model_directory(self._directory)
-        return _with_version(listed) if listed is not None and is_only_listed else None
+        return _listed_in(self._ps, self.name)
 
 
 def read_repository(
-    path: str | Path, faults: list[HotrowError] | None = None, only_complete: bool = False
+    path: str | Path, faults: list[HotrowError] | None = None, only_versions: bool = False
 ) -> ParameterServerConfig:
     """Read the models of ``path``, each with a version, and the tiers that hold their rows.
 
@@ -138,7 +135,7 @@ def read_repository(
     Args:
         path: a folder or a file.
         faults: an empty list. A faulty model is left out, and its fault is added to the list instead of being raised.
-        only_complete: leave out models without a complete version; a repository may then be empty.
+        only_versions: leave out models without a version; a repository may then be empty.
 
     Raises:
         ConfigError: the path does not exist, has no models, or has a configuration that cannot be accepted.
@@ -146,7 +143,7 @@ def read_repository(
     """
     path = Path(path)
     try:
-        return _read(path, faults, only_complete)
+        return _read(path, faults, only_versions)
     except OSError as err:  # the name is too long, or the folder cannot be listed
         raise ConfigError(str(err.filename or path)[:200], "", f"cannot be read: {err.strerror}") from err
 
@@ -198,13 +195,13 @@ def model_names(folder: Path) -> Sequence[str]:
 
 
 def incomplete_entries(folder: Path, name: str) -> dict[int, str]:
-    """Return why entries with the name of a version are not complete versions, by number.
+    """Return why entries with the name of a version are not versions, by number.
 
     Number 0 stands for the folder itself, if it cannot be read.
     """
     if fault := why_unreadable(folder / name):
         return {0: fault}
-    found = incomplete_versions(folder / name)
+    found = entries_without_version(folder / name)
     with suppress(HotrowError):
         model = open_model_folder(folder, name) if found else None
         if model is not None and not model.versions and not model.is_incomplete:
@@ -230,19 +227,19 @@ def read_model(path: str | Path) -> ModelConfig:
     return read_inference_config(path, name_after(Path(path)))
 
 
-def _read(path: Path, faults: list[HotrowError] | None, only_complete: bool) -> ParameterServerConfig:
+def _read(path: Path, faults: list[HotrowError] | None, only_versions: bool) -> ParameterServerConfig:
     if not path.exists():
         raise ConfigError(str(path), "", "no such file or folder")
     if path.is_dir():
         if is_model_directory(path):
             return _read_model_folder(path)
-        return _read_lookup_folder(path) or _read_folder(path, faults, only_complete)
+        return _read_lookup_folder(path) or _read_folder(path, faults, only_versions)
     document = read_json(path)
     if _has(document, "inference"):
         return _alone(read_inference_config(path, name_after(path)))
     if _has(document, *PS_KEYS):
         ps = read_ps_config(path, faults)
-        return _listed(ps) if ps.models or faults else _of_folders(ps, path.parent, faults, only_complete)
+        return _listed(ps) if ps.models or faults else _of_folders(ps, path.parent, faults, only_versions)
     hints = (did_you_mean(key, ("inference", *PS_KEYS)) for key in document) if isinstance(document, dict) else ()
     reason = "expected an inference JSON (with 'inference') or a ps.json (with 'models')"
     raise ConfigError(str(path), "", reason + next(filter(None, hints), ""))
@@ -266,7 +263,7 @@ def read_tiers(directory: str | Path, config: ModelConfig) -> ParameterServerCon
     if ps is None:
         return None
     _check_key_type(config, ps)
-    listed = next((model for model in ps.models if model.name == config.name), None)
+    listed = _listed_in(ps, config.name)
     served = config if listed is None else _as_listed(config, listed, ps)
     check_named_tables(ps.volatile_tiers, [served], ps.source, of_these_models_only=True)
     served = with_row_dtypes(served, ps.volatile_tiers, ps.persistent_db, ps.source)
@@ -308,7 +305,7 @@ def _read_lookup_folder(path: Path) -> ParameterServerConfig | None:
     version = version_number(folder)
     name = folder.parent.name if version else folder.name
     ps = _ps_of(path, name)
-    listed = None if ps is None else next((model for model in ps.models if model.name == name), None)
+    listed = None if ps is None else _listed_in(ps, name)
     if ps is None or listed is None or listed.graph_file is not None:
         return None
     model = _with_version(listed)
@@ -337,17 +334,28 @@ def _listed(ps: ParameterServerConfig) -> ParameterServerConfig:
     return ps.model_copy(update={"models": tuple(map(_with_version, ps.models))})
 
 
+def _listed_in(ps: ParameterServerConfig, name: str) -> ModelConfig | None:
+    return next((model for model in ps.models if model.name == name), None)
+
+
+def _looked_up(directory: Path, ps: ParameterServerConfig) -> ModelConfig | None:
+    """Return the model that ``ps.json`` lists without a dense network, so that its folder needs no graph."""
+    listed = _listed_in(ps, directory.name)
+    is_only_listed = listed is not None and listed.graph_file is None and not is_model_directory(directory)
+    return _with_version(listed) if listed is not None and is_only_listed else None
+
+
 def _with_version(config: ModelConfig) -> ModelConfig:
     """Give a model without a version version 1, because clients name a version and Triton's first is 1."""
     version = config.version or version_number(real_path(config.source).parent) or 1
     return config.model_copy(update={"version": version})
 
 
-def _read_folder(path: Path, faults: list[HotrowError] | None, only_complete: bool) -> ParameterServerConfig:
+def _read_folder(path: Path, faults: list[HotrowError] | None, only_versions: bool) -> ParameterServerConfig:
     ps = _tiers_of(path, faults)
     if (ps.models or faults) and not _has_folders(path):
         return _listed(ps)
-    return _of_folders(ps, path, faults, only_complete)
+    return _of_folders(ps, path, faults, only_versions)
 
 
 def _tiers_of(folder: Path, faults: list[HotrowError] | None) -> ParameterServerConfig:
@@ -356,17 +364,17 @@ def _tiers_of(folder: Path, faults: list[HotrowError] | None) -> ParameterServer
 
 
 def _of_folders(
-    ps: ParameterServerConfig, path: Path, faults: list[HotrowError] | None, only_complete: bool
+    ps: ParameterServerConfig, path: Path, faults: list[HotrowError] | None, only_versions: bool
 ) -> ParameterServerConfig:
     """Return the models of ``path``'s folders, with the settings and tiers of ``ps``."""
     directories = _model_directories(path)
-    if not directories and not only_complete:
+    if not directories and not only_versions:
         raise ConfigError(str(path), "", "no model in it: expected <model>/<version>/graph.json")
     listed = {model.name: model for model in ps.models}
     served: list[ModelConfig] = []
     for directory in directories:
         with about(directory.name, faults):
-            if only_complete and directory.name not in listed and not complete_versions(directory):
+            if only_versions and directory.name not in listed and not versions_of(directory):
                 continue
             model = ModelFolder.of(directory, ps)
             served += map(model.read, model.chosen())

@@ -111,7 +111,8 @@ def verify_manifest(directory: str | Path, full: bool = True, go_on: GoOn | None
     present = set(_listing(directory))
     for name in sorted(manifest.files.keys() | present):
         if name not in present:
-            raise ModelFileError(directory / name, "named by the manifest, but missing")
+            found = "a folder" if os.path.isdir(directory / name) else "missing"
+            raise ModelFileError(directory / name, f"named by the manifest, but {found}")
         if name not in manifest.files:
             raise ModelFileError(directory / name, "not named by the manifest")
     for name, expected in manifest.files.items():

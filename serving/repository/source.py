@@ -100,7 +100,7 @@ class ModelSource:
             marks = {name: self._mark(name)[0] for name in self.names}
             self._stamps = {key: stamp for name in self.names for key, stamp in _stamps(folder, name)}
         faults: list[HotrowError] | None = [] if self._control != "none" or (wanted is not None and folder) else None
-        ps = read_repository(self.path, faults, only_complete=folder is not None)
+        ps = read_repository(self.path, faults, only_versions=folder is not None)
         if folder is not None and not self.names:
             logger.warning("%s: no model in it; expected <model>/<version>/graph.json", folder)
         if wanted is not None and folder is not None:
@@ -208,7 +208,7 @@ class ModelSource:
     def _mark(self, name: str) -> tuple[object, bool]:
         """What a model's folder looks like, and whether the versions to serve have manifests.
 
-        None stands for a folder without complete versions; ``incomplete`` says why.
+        None stands for a folder without versions; ``incomplete`` says why.
         """
         if (name, 0) in self.incomplete:
             return None, True

@@ -40,7 +40,7 @@ def test_every_fault_of_every_model_of_a_repository_is_a_line(tmp_path, capsys):
     assert code == 1
     expected = [
         ("graphless", "graphless/1/graph.json"),
-        ("unfinished", "unfinished: has no complete version: 1 has no graph.json"),
+        ("unfinished", "unfinished: has no version: 1 is an empty folder"),
         ("spoilt", "spoilt/1/user/key: key 5 is in row 5 and again in row 6"),
         ("spoilt", "spoilt/1/item/key: key 5 is in row 5 and again in row 6"),
     ]

@@ -129,28 +129,22 @@ def test_a_pipe_is_not_a_directory(tmp_path):
 
 
 GRAPHS = [
-    pytest.param(os.mkfifo, "cannot be read: not a regular file", "is not a regular file", id="pipe"),
-    pytest.param(
-        lambda path: path.symlink_to("/dev/zero"), "cannot be read: not a", "is not a regular file", id="device"
-    ),
-    pytest.param(
-        lambda path: path.symlink_to("none"),
-        "cannot be read: a link to a file",
-        "is a link to a file that does not",
-        id="link",
-    ),
+    pytest.param(os.mkfifo, "cannot be read: not a regular file", id="pipe"),
+    pytest.param(lambda path: path.symlink_to("/dev/zero"), "cannot be read: not a regular file", id="device"),
+    pytest.param(lambda path: path.symlink_to("none"), "cannot be read: a link to a file", id="link"),
+    pytest.param(os.mkdir, "cannot be read: not a regular file", id="folder"),
 ]
 
 
-@pytest.mark.parametrize(("make", "reason", "of_model"), GRAPHS)
-def test_a_graph_that_is_not_a_regular_file_is_refused(tmp_path, make, reason, of_model):
+@pytest.mark.parametrize(("make", "reason"), GRAPHS)
+def test_a_graph_that_is_not_a_regular_file_is_refused(tmp_path, make, reason):
     version = tmp_path / "dcn" / "1"
     version.mkdir(parents=True)
     make(version / "graph.json")
 
     with pytest.raises(ConfigError, match=rf"graph\.json: {reason}"):
         read_model_directory(version)
-    with pytest.raises(ModelFileError, match=f"dcn: has no complete version: 1 has a graph.json that {of_model}"):
+    with pytest.raises(ConfigError, match=rf"graph\.json: {reason}"):
         read_repository(tmp_path)
 
 

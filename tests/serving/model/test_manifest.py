@@ -57,6 +57,14 @@ def test_bytecode_left_by_python_is_ignored(version):
     verify_manifest(version)
 
 
+def test_a_folder_in_the_place_of_a_file_is_named(version):
+    (version / "ad_id" / "key").unlink()
+    (version / "ad_id" / "key").mkdir()
+
+    with pytest.raises(ModelFileError, match=r"ad_id/key: named by the manifest, but a folder"):
+        verify_manifest(version)
+
+
 def test_a_missing_file_is_named(version):
     (version / "ad_id" / "key").unlink()
 

@@ -133,11 +133,11 @@ def test_nothing_is_missing_in_its_folder_in_a_repository(ps_file, tmp_path, cap
     assert "graph.json" not in caplog.text
 
 
-def test_a_folder_that_ps_json_does_not_list_still_needs_a_graph(ps_file, tmp_path):
+def test_a_folder_that_ps_json_does_not_list_still_needs_a_version(ps_file, tmp_path):
     ps_file().rename(tmp_path / "ps.json")
     (tmp_path / "other" / "1").mkdir(parents=True)
 
-    with pytest.raises(ModelFileError, match=r"other: has no complete version: 1 has no graph\.json"):
+    with pytest.raises(ModelFileError, match=r"other: has no version: 1 is an empty folder"):
         read_repository(tmp_path)
     with pytest.raises(ConfigError, match="no model in it"):
         read_repository(tmp_path / "other")

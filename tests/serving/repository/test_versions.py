@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import threading
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 from kernels.errors import HotrowError
+from serving.cli.main import main
 from serving.config import VersionPolicy, policy_from, read_model_directory
 from serving.errors import (
     ConfigError,
@@ -740,10 +742,35 @@ def make_unreadable_entries(folder):
     (folder / "notes").write_text("")
     (folder / "secret").mkdir(0)
     (folder / "moved").symlink_to(folder / "releases")
-    (folder / "tiny" / "2").symlink_to(folder / "releases")
     (folder / "tiny" / "3").write_text("")
-    (folder / "tiny" / "4").mkdir(0)
     (folder / "tiny" / "5").mkdir()
+
+
+def in_place_of_the_graph(make, manifest=True):
+    """Return a damage: ``make`` is called with the path of the graph, which is gone."""
+
+    def damage(version):
+        (version / "graph.json").unlink()
+        make(version / "graph.json")
+        if not manifest:
+            (version / "manifest.json").unlink()
+
+    return damage
+
+
+def move_away(version):
+    shutil.rmtree(version)
+    version.symlink_to("releases")
+
+
+NEWEST = [
+    pytest.param(in_place_of_the_graph(lambda _: None), "2/graph.json: named by the manifest, but missing", id="gone"),
+    pytest.param(in_place_of_the_graph(lambda _: None, manifest=False), "2/graph.json.*no such file", id="no manifest"),
+    pytest.param(in_place_of_the_graph(os.mkfifo), "2/graph.json: not a regular file", id="pipe"),
+    pytest.param(in_place_of_the_graph(os.mkdir), "2/graph.json: named by the manifest, but a folder", id="folder"),
+    pytest.param(move_away, "tiny/2: is a link to a folder that does not exist", id="dead link"),
+    pytest.param(lambda version: version.chmod(0), "tiny/2: cannot be read: Permission denied", id="no rights"),
+]
 
 
 class TestEntries:
@@ -760,12 +787,30 @@ class TestEntries:
             ("moved", "", "UNAVAILABLE", "is a link to a folder that does not exist"),
             ("secret", "", "UNAVAILABLE", "cannot be read: Permission denied"),
             ("tiny", "1", "READY", ""),
-            ("tiny", "2", "UNAVAILABLE", "is a link to a folder that does not exist"),
             ("tiny", "3", "UNAVAILABLE", "is not a folder"),
-            ("tiny", "4", "UNAVAILABLE", "cannot be read: Permission denied"),
-            ("tiny", "5", "UNAVAILABLE", "has no graph.json"),
+            ("tiny", "5", "UNAVAILABLE", "is an empty folder"),
         ]
-        assert caplog.text.count("has no graph.json") == 1
+        assert caplog.text.count("is an empty folder") == 1
+
+    @pytest.mark.parametrize(("damage", "reason"), NEWEST)
+    def test_a_newest_version_that_cannot_be_read_is_not_passed_over(self, folder, opened, damage, reason, capsys):
+        repository, polling = opened(folder), opened(folder, control="poll", poll_s=3600)
+        damage(SECOND.write(folder, "tiny", 2))
+
+        with ordinary_rights():
+            with pytest.raises(HotrowError, match=reason):
+                repository.load_model("tiny")
+            for _ in range(2):
+                polling.poll()
+            for control in ("none", "explicit"):
+                with pytest.raises(HotrowError, match=reason):
+                    opened(folder, control=control)
+            assert main(["check", str(folder)]) == 1
+
+        assert re.search(reason, capsys.readouterr().err)
+        for one in (repository, polling):
+            assert versions_that_answer(one) == (1,)
+            assert states(one) == [("tiny", "1", "READY"), ("tiny", "2", "UNAVAILABLE")]
 
     @pytest.mark.parametrize("control", ["poll", "explicit"])
     def test_a_name_that_is_not_utf_8_is_shown_escaped(self, folder, opened, control, caplog):
@@ -774,7 +819,7 @@ class TestEntries:
         repository = opened(folder, control=control, startup=("tiny",), poll_s=3600)
 
         assert [one.name for one in repository.index()] == ["\\udcff\\n", "tiny"]
-        assert "model \\udcff\\n: version 1 has no graph.json" in caplog.text
+        assert "model \\udcff\\n: version 1 is an empty folder" in caplog.text
 
     @pytest.mark.parametrize("control", ["none", "poll", "explicit"])
     def test_an_empty_repository_starts(self, tmp_path, opened, control):
