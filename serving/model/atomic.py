@@ -97,10 +97,13 @@ def remove_killed_writes(parent: Path, names: str) -> None:
         parent: the folder, which may be absent.
         names: a regular expression of the names that were to be written.
     """
-    with suppress(OSError):
-        found = sorted({match[1]: match[2] for match in map(_TEMPORARY.fullmatch, os.listdir(parent)) if match}.items())
-        for stem, name in found:
-            if re.fullmatch(names, name):
+    try:
+        found = {match[1]: match[2] for match in map(_TEMPORARY.fullmatch, os.listdir(parent)) if match}
+    except OSError:
+        return
+    for stem, name in sorted(found.items()):
+        if re.fullmatch(names, name):
+            with suppress(OSError):  # the next start tries again
                 _remove_killed_write(parent / stem, parent / name)
 
 
