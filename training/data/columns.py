@@ -278,15 +278,20 @@ def _csv_batches(pa: Any, stream: Any, last_line: bytes, *options: Any) -> Gener
     """Yield the record batches of a stream and of one more line. At the end, no thread of pyarrow has the stream."""
     content = EndedStream(stream, last_line)
     buffered = reader = None
-    released = content.released
+    released, faults = content.released, content.faults
     try:
         # The buffered stream copies what it reads. Threads of pyarrow would hold Python's bytes even longer.
         buffered = pa.BufferedInputStream(pa.PythonFile(content, "r"), _BUFFER_BYTES)
         reader = pa.csv.open_csv(buffered, *options)
         yield from reader
+    except pa.ArrowException:
+        if not faults:
+            raise
     finally:
         del content, buffered, reader
         released.wait()
+    if faults:
+        raise faults[0]
 
 
 def _distinct(columns: ColumnMap) -> list[str]:

@@ -26,11 +26,14 @@ class EndedStream:
     Attributes:
         released: set when nothing refers to this object. A thread of pyarrow reads it, and drops it some time after the
             reader is gone. If Python ends before that, the thread aborts the process.
+        faults: what reading has raised. The stream then ends, because an error in pyarrow's hands would refer to this
+            object.
     """
 
     def __init__(self, stream: Any, last_line: bytes) -> None:
         """Take a stream with the method ``read``."""
         self.released = Event()
+        self.faults: list[BaseException] = []
         self._stream = stream
         self._last_line = last_line
         self._read_bytes = b""  # not returned yet
@@ -47,7 +50,11 @@ class EndedStream:
         """
         content, is_ended = self._read_bytes, False
         while len(content) < size and not is_ended:
-            more = self._stream.read(size - len(content))
+            try:
+                more = self._stream.read(size - len(content))
+            except BaseException as err:  # noqa: BLE001  # KeyboardInterrupt too; the reader of ``faults`` raises it
+                self.faults.append(err.with_traceback(None))
+                return b""
             if not more:
                 more, self._last_line, is_ended = self._last_line, b"", True
             content += more

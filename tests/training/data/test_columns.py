@@ -286,6 +286,16 @@ def test_files_that_cannot_be_read(tmp_path):
         list(read_parquet(tmp_path / "folder", COLUMNS))
 
 
+@pytest.mark.timeout(60)
+def test_a_compressed_file_that_ends_after_many_batches_is_damaged(tmp_path):
+    text = b"click,age,user\n" + b"".join(b"1,2,%d\n" % (row * 7919 % 100_003) for row in range(600_000))
+    path = tmp_path / "cut.csv.gz"
+    path.write_bytes(gzip.compress(text, 1)[:-1_000_000])
+
+    with pytest.raises(DataError, match=r"cut.csv.gz: "):
+        list(read_csv(path, ColumnMap(("click",), ("age",), ("user",))))
+
+
 def test_only_the_data_files_of_a_folder_are_read_and_the_log_says_which_are_left_out(tmp_path, caplog):
     pq.write_table(table(), tmp_path / "part-0.snappy.parquet")
     for name in (".part-0.snappy.parquet.crc", "_SUCCESS", "._1.parquet", "_1.parquet", "1.parquet.bak", "1.parquet~"):
