@@ -79,9 +79,9 @@ class Tables:
         source = f"{self._source}.{table}"
         if table not in self._trained:
             return rows_of_tensor(source, self._modules[table].weight.detach())
-        rows, dim = self.size(table)
-        keys, vectors = (np.concatenate(parts) for parts in zip(*self._trained[table].served_rows(), strict=True))
-        return TableRows(source, rows, dim, keys, lambda begin, end: vectors[begin:end])
+        trained, (rows, dim) = self._trained[table], self.size(table)
+        keys, vectors = (np.concatenate(parts) for parts in zip(*trained.served_rows(), strict=True))
+        return TableRows(source, rows, dim, keys, lambda begin, end: vectors[begin:end], pooling=trained.config.pooling)
 
     def combiner(self, table: str) -> Combiner:
         """Return how a table pools."""
@@ -162,9 +162,6 @@ class Tables:
         answered = {}
         for feature, value in features.items():
             name = names[collection.table_of(feature)]
-            if value_of_unknown := self._trained[name].config.default_value:
-                reason = f"expected the default_value 0, got {value_of_unknown}; write_tables and plan_import keep it"
-                raise ConfigError(self._source, name, reason)
             keys, offsets, *weights = value if isinstance(value, tuple) else _keys_and_offsets(value)
             if any(weight is not None for weight in weights):
                 raise ConfigError(self._source, name, "is called with weights, but Hotrow's keys have no weights")

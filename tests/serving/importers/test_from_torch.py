@@ -163,6 +163,26 @@ class Trained(nn.Module):
         return torch.sigmoid(self.head(*vectors.values(), self.plain(others), age))
 
 
+def test_unknown_keys_of_trained_tables_are_served_as_in_training(tmp_path):
+    tables = EmbeddingBagCollection({"user": EmbeddingBagConfig(3, "mean", default_value=0.5)}, seed=1)
+    tables({"user": torch.arange(4)})
+
+    class Users(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables, self.head = tables, Head(3)
+
+        def forward(self, user):
+            return torch.sigmoid(self.head(self.tables({"user": user})["user"]))
+
+    module, users = Users(), torch.tensor([[1, 2], [3, 99], [98, 99]])
+
+    imported = from_torch(module, (users[:1],), tmp_path, "users")
+
+    answers = answer(imported.path, np.empty((3, 0), np.float32), users.flatten().numpy(), [0, 2, 4, 6])
+    np.testing.assert_allclose(answers, expected(module, users), atol=1e-6)
+
+
 def test_trained_tables_are_served_with_their_keys(tmp_path):
     module, keys = Trained(), 1 << 40
     shown, user, others = (

@@ -44,9 +44,9 @@ class Bags(nn.Module):
 class Collection(nn.Module):
     """Looks up one bag per sample in a table of an ``EmbeddingBagCollection``."""
 
-    def __init__(self, **more):
+    def __init__(self):
         super().__init__()
-        self.tables = EmbeddingBagCollection({"user": EmbeddingBagConfig(1, **more)})
+        self.tables = EmbeddingBagCollection({"user": EmbeddingBagConfig(1)})
 
     def forward(self, ids, offsets=None, weights=None):
         bags = ids if offsets is None else (ids, offsets) if weights is None else (ids, offsets, weights)
@@ -88,11 +88,6 @@ TABLES = {
     ),
     "a subclass": (Model(Hashing(20, 4)), (IDS,), "Model: user: Hashing has its own forward; expected nn.EmbeddingBag"),
     "a collection without rows": (Collection(), {"ids": IDS}, "Collection: user: expected a table with rows, got one"),
-    "a collection with a default value": (
-        Collection(default_value=0.5),
-        {"ids": IDS},
-        "Collection: user: expected the default_value 0, got 0.5; write_tables and plan_import keep it",
-    ),
     "a collection with weights": (
         Collection(),
         {"ids": torch.arange(3), "offsets": torch.tensor([0, 1, 3]), "weights": torch.ones(3)},
