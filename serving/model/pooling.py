@@ -12,6 +12,7 @@ from typing import get_args
 
 from serving.errors import ConfigError, ModelFileError
 from serving.model.records import Combiner
+from serving.model.regular_file import is_absent
 from serving.model.strict_json import Fields, read_json
 
 POOLING_FILE = "pooling.json"
@@ -43,7 +44,7 @@ class Pooling:
             ModelFileError: the file is damaged.
         """
         path = folder / POOLING_FILE
-        if not path.exists():
+        if is_absent(path):
             return cls()
         try:
             fields = Fields(read_json(path), str(path), "", ("combiner", "default_value"))

@@ -31,8 +31,13 @@ def step_tables(
         weight_decay: this multiple of a row is added to the row's gradient.
 
     Raises:
-        ValueError: a table with weight decay has ``max_norm``, which scales rows when they are read.
+        ValueError: a table with weight decay has ``max_norm``, which scales rows when they are read. No gradient was
+            taken.
     """
+    parameters = list(parameters)
+    for table in (parameter.table for parameter in parameters if weight_decay):
+        if table.config.max_norm is not None:
+            raise ValueError(f"table {table.name!r}: expected no weight_decay, because the table has max_norm")
     taken: list[RowGradient] = []
     for parameter in parameters:
         if parameter.sink:
@@ -45,11 +50,8 @@ def step_tables(
 
 def _with_decay(parameter: TableParameter, weight_decay: float) -> list[RowGradient]:
     """Take the gradients of a table, and add a multiple of the rows that have a gradient."""
-    table = parameter.table
-    if table.config.max_norm is not None:
-        raise ValueError(f"table {table.name!r}: expected no weight_decay, because the table has max_norm")
     parameter.sink.rows()  # one sum of all gradients
     [(lookup, floats)] = parameter.sink.take()
     [(keys, sums)] = sum_row_gradients([lookup], [floats])
-    [(of_rows, vectors)] = look_up_bags([table.native], [keys], [None], ["sum"], [None], [1], [False])
+    [(of_rows, vectors)] = look_up_bags([parameter.table.native], [keys], [None], ["sum"], [None], [1], [False])
     return [(of_rows, sums + weight_decay * vectors)]

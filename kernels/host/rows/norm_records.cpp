@@ -63,7 +63,7 @@ Step decode_framed(const uint8_t*& at, const uint8_t* end, const NormLayout& lay
   if (static_cast<size_t>(end - payload) < static_cast<size_t>(length) + 1) return Step::kIncomplete;
   const uint8_t* const sum = payload + length;
   if (std::accumulate(payload, sum, uint8_t{0}) != *sum) {
-    out.fault = "its check sum is wrong";
+    out.fault = "its checksum is wrong";
     return Step::kFault;
   }
   const uint8_t* next = payload;

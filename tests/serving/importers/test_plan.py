@@ -77,6 +77,14 @@ def test_a_damaged_file_of_pooling_is_refused(network, tables, tmp_path, text, m
         plan_import(network, "sum", {"ads": tmp_path / "ads", "users": tables["users"]})
 
 
+def test_a_link_to_nothing_is_no_absent_file_of_pooling(network, tables, tmp_path):
+    write_sparse_directory(tmp_path / "ads", np.arange(30), np.ones((30, 4), np.float32))
+    (tmp_path / "ads" / "pooling.json").symlink_to("nothing")
+
+    with pytest.raises(ModelFileError, match=r"pooling\.json: "):
+        plan_import(network, "sum", {"ads": tmp_path / "ads", "users": tables["users"]})
+
+
 def folder_file(folder, name):
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
