@@ -43,24 +43,3 @@ def row_list(rows: Vectors) -> list[bytes]:
 def keys_of(raw: list[bytes], key_bytes: int) -> Keys:
     """The inverse of ``key_list``."""
     return np.frombuffer(b"".join(raw), dtype=np.int64 if key_bytes == 8 else np.uint32).astype(np.int64)
-
-
-def mix(keys: Keys) -> NDArray[np.uint64]:
-    """Return HPS's hash of each key, rrmxmx; modulo the number of partitions it is the key's partition.
-
-    Source: Pelle Evensen's rrmxmx, as in HugeCTR v24.06's ``HCTR_HPS_KEY_TO_PART_INDEX``.
-
-    Args:
-        keys: int64[N]; uint32 keys widened.
-
-    Returns:
-        uint64[N].
-    """
-    x = keys.astype(np.int64, copy=False).view(np.uint64)
-    x = (x ^ _rotated(x, 25) ^ _rotated(x, 50)) * np.uint64(0xA24BAED4963EE407)
-    x = (x ^ _rotated(x, 24) ^ _rotated(x, 49)) * np.uint64(0x9FB21C651E98DF25)
-    return x ^ (x >> np.uint64(28))
-
-
-def _rotated(x: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
-    return (x >> np.uint64(bits)) | (x << np.uint64(64 - bits))

@@ -11,7 +11,8 @@ from kernels.errors import ReservedKeyError
 from kernels.host import KeyIndex, RowDtype
 from serving.config import RedisConfig
 from serving.errors import StoreError
-from serving.storage.hps_layout import keys_of, mix
+from serving.model.hps_hash import mix
+from serving.storage.hps_layout import keys_of
 from serving.storage.redis.commands import Partition, encoded_fields, encoded_rows
 from serving.storage.row_codec import RowCodec
 from serving.storage.store import Keys, Mask, TableSpec, Vectors

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from serving.errors import StoreError
-from serving.storage.hps_layout import mix
+from serving.model.hps_hash import mix
 from serving.storage.redis.commands import Partition
 from serving.storage.redis.table import RedisTable
 from tests.serving.small_server import KEYS, UNKNOWN, held_by, rows_of, write_model

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from serving.cli.main import main
+from serving.model.hps_hash import mix
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer, TierSettings
-from serving.storage.hps_layout import mix
 from tests.serving.small_server import KEYS, ROWS, RefusingMemory, held_by, write_model
 from tests.serving.storage.contract import (
     FILE,

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from serving.storage.hps_layout import key_list, keys_of, mix, storable, tag
+from serving.model.hps_hash import mix
+from serving.storage.hps_layout import key_list, keys_of, storable, tag
 from serving.storage.redis.commands import Partition
 
 # Key: modulo 8, modulo 16, as HPS of HugeCTR v24.06 places them.

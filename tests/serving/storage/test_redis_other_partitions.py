@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from serving.errors import StoreError
+from serving.model.hps_hash import mix
 from serving.storage import Marker
-from serving.storage.hps_layout import mix
 from serving.storage.redis.commands import Partition
 from tests.serving.storage.redis_stores import KEYS, ROWS, SPEC, Truth, fetch, found_in, loaded_store, open_store
 

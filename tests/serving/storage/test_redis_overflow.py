@@ -8,8 +8,8 @@ import pytest
 
 from serving.config import RedisOverflow
 from serving.errors import StoreError
+from serving.model.hps_hash import mix
 from serving.storage import Marker, TableSpec
-from serving.storage.hps_layout import mix
 from serving.storage.redis import overflow as redis_overflow
 from serving.storage.redis import store as redis_store
 from tests.serving.storage.redis_stores import SPEC, evicted_rows, open_store

@@ -11,8 +11,8 @@ import pytest
 
 from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError
+from serving.model.hps_hash import mix
 from serving.storage import Marker, RedisStore, TableSpec
-from serving.storage.hps_layout import mix
 from serving.storage.redis.nodes import RedisNodes
 from tests.serving.storage.redis_stores import KEYS, OPENED, ROWS, SPEC, loaded_store, open_store
 from tests.tools.redis_servers import free_port
