@@ -4,7 +4,8 @@ A request flows frontend -> protocol -> repository -> batch -> session -> lookup
 repository and batch raise a RequestError: the request cannot be answered, and sending it again will not help. Storage
 raises a StoreError: the same request may succeed later. Opening a model raises ConfigError and ModelFileError, before
 any request is accepted. Commands that write a model raise OutputError, and the planner raises TraceError; servers
-raise neither. ``serving.frontend.codes`` is the only table that maps these errors to HTTP codes.
+raise neither. Reading and writing streams of updates raises StreamError and BadMessageError, apart from any request.
+``serving.frontend.codes`` is the only table that maps these errors to HTTP codes.
 """
 
 import re
@@ -126,6 +127,51 @@ class StoreInUseError(StoreError):
 
 class StoreFullError(StoreError):
     """A storage tier has no room for the rows. The call wrote nothing."""
+
+
+class BadMessageError(ServingError):
+    """A message of a stream of updates cannot be read, or cannot be written. Sending it again will not help."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        """Say what was expected and what came.
+
+        Args:
+            reason: one word for counting, see ``serving.stream.message``.
+            text: the message.
+        """
+        super().__init__(text)
+        self.reason = reason
+
+
+class StreamError(ServingError):
+    """A log of updates did not do what it was asked."""
+
+    def __init__(self, log: str, reason: str) -> None:
+        """Name the log, without its secrets, and what happened."""
+        super().__init__(f"{log}: {reason}")
+        self.log = log
+        self.reason = reason
+
+
+class SourceUnreachableError(StreamError):
+    """A log of updates cannot be read now: it is away, or it refuses. Reading may succeed later."""
+
+
+class PositionLostError(StreamError):
+    """A log of updates no longer has the records after a position, so some updates can never be read."""
+
+    def __init__(self, log: str, partition: str, wanted: str, earliest: str, latest: str) -> None:
+        """Name the log and the partition, the position, and the log's first and last positions as texts."""
+        reason = f"the records after position {wanted} are gone; the log has {earliest} to {latest}"
+        super().__init__(log, f"partition {partition}: {reason}")
+        self.partition = partition
+        self.wanted = wanted
+        self.earliest = earliest
+        self.latest = latest
+
+
+class SinkError(StreamError):
+    """A log of updates did not take every message."""
 
 
 class DeviceMemoryError(ServingError):

@@ -17,13 +17,18 @@ _TEMPORARY = re.compile(r"(\.(.+)\.[0-9a-f]{8})\.(?:tmp|old)", re.DOTALL)
 
 
 @contextmanager
-def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
+def atomic_write(path: str | Path, *, replace: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file next to ``path``. After the block, sync it and rename it to ``path``. A link stays a link.
 
     If the block raises, the temporary file is removed and ``path`` does not change. A pipe and a device, such as
     /dev/stdout, are written directly.
+
+    Raises:
+        FileExistsError: ``path`` is there, and ``replace`` is False.
     """
     path = Path(path)
+    if not replace and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
@@ -37,7 +42,11 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-                temporary.replace(path)
+                if replace:
+                    temporary.replace(path)
+                else:
+                    os.link(temporary, path)  # unlike a rename, it fails if another writer was faster
+                    temporary.unlink()
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

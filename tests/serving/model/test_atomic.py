@@ -33,6 +33,26 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.parametrize("make", [lambda path: path.write_bytes(b"old"), os.mkfifo, lambda path: path.symlink_to("x")])
+def test_a_file_that_is_there_stays_if_the_caller_asks(tmp_path, make):
+    make(tmp_path / "a")
+
+    with pytest.raises(FileExistsError), atomic_write(tmp_path / "a", replace=False):
+        pass
+
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_of_two_writers_that_replace_nothing_one_wins(tmp_path):
+    with suppress(FileExistsError), atomic_write(tmp_path / "a", replace=False) as slow:
+        slow.write(b"slow")
+        with atomic_write(tmp_path / "a", replace=False) as fast:
+            fast.write(b"fast")
+
+    assert (tmp_path / "a").read_bytes() == b"fast"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "link").symlink_to("real")
 
