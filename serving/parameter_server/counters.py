@@ -47,7 +47,8 @@ class RequestCounts:
         """Count keys of one table; less than zero to take keys back."""
         with self._lock:
             self._keys[place] += keys
-            self._defaulted_keys[place] += defaulted_keys
+            if defaulted_keys:
+                self._defaulted_keys[place] += defaulted_keys
 
     def read(self, place: int) -> tuple[int, int]:
         """Return the keys and the defaulted keys of one table."""

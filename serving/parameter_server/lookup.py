@@ -22,7 +22,7 @@ from serving.model.records import Combiner
 from serving.parameter_server.arguments import check_weights
 from serving.parameter_server.counters import FETCH_BUCKETS_S
 from serving.parameter_server.table import Table
-from serving.parameter_server.tier_table import CacheTable
+from serving.parameter_server.tier_table import CacheTable, native_tables
 from serving.storage.store import Keys, Mask, RowPtrs, Vectors, Weights, bags_with
 
 NOWHERE = -1
@@ -121,22 +121,23 @@ def look_up_tables(
 
 def look_up_pooled(
     table: Table, keys: Keys, row_ptrs: RowPtrs, combiner: Combiner, weights: Weights | None
-) -> tuple[Vectors, Mask]:
-    """See ``ParameterServer.lookup_pooled``."""
+) -> tuple[Vectors, Mask, int]:
+    """See ``ParameterServer.lookup_pooled``; returns also how many keys were not found."""
     answer = table.tiers[0].fetch_pooled(keys, row_ptrs, combiner, weights)
     if isinstance(answer, tuple):
         out, found = answer
         if np.count_nonzero(found) < keys.size:
-            return out, complete_pooled(table, keys, row_ptrs, combiner, weights, out, found)
+            found = complete_pooled(table, keys, row_ptrs, combiner, weights, out, found)
+            return out, found, _missed(found)
         table.counting.all_hit(0, keys.size)
-        return answer
+        return out, found, 0
     search = _Search(keys.size, len(table.tiers))
     out = np.empty((row_ptrs.size - 1, table.dim), dtype=np.float32)
     try:
         pool_rows(_gather(table, keys, search, outage=answer), row_ptrs, out, combiner, weights)
     finally:
         search.count(table)
-    return out, search.found
+    return out, search.found, _missed(search.found)
 
 
 def complete_pooled(
@@ -231,7 +232,7 @@ def _fetch_tables(tables: Sequence[Table], keys: Sequence[Keys]) -> tuple[list[V
 
     None: one table must be asked at a time, because not all are in host tables.
     """
-    native = [table.tiers[0].native for table in tables]
+    native = native_tables([table.tiers[0] for table in tables])
     host_tables = [table for table in native if isinstance(table, HostTable)]
     if len(host_tables) < len(tables):
         return None
@@ -239,6 +240,10 @@ def _fetch_tables(tables: Sequence[Table], keys: Sequence[Keys]) -> tuple[list[V
     rows = [np.empty((of_table.size, table.dim), np.float32) for table, of_table in zip(tables, keys, strict=True)]
     found = fetch_tables(host_tables, keys, rows)
     return rows, found, (now_s() - started) / len(tables)
+
+
+def _missed(found: Mask) -> int:
+    return found.size - int(np.count_nonzero(found))
 
 
 class PooledTables:
@@ -283,7 +288,7 @@ class PooledTables:
         if weights is not None:
             weights = self._checked(batch, weights)
         out, embeddings = self._room(batch.samples)
-        native = [tier.native for tier in self._fastest]
+        native = native_tables(self._fastest)
         keys, row_ptrs, _ = batch.joined
         rest = self._native.fetch(native, keys, row_ptrs, out, batch.samples, weights)
         incomplete: list[tuple[int, Mask]] = []
@@ -320,7 +325,7 @@ class PooledTables:
             table, embedding = self._tables[place], embeddings[place]
             asked = (*batch.tables[place], self._combiners[place], None if weights is None else weights[place])
             if found is None:
-                pooled, found = look_up_pooled(table, *asked)
+                pooled, found, _ = look_up_pooled(table, *asked)
                 embeddings[place] = pooled.reshape(embedding.shape)
             else:
                 found = complete_pooled(table, *asked, embedding.reshape(-1, table.dim), found)
@@ -330,7 +335,7 @@ class PooledTables:
         """Count the keys of tables, given by place and found keys; returns how many keys got the default value."""
         defaulted_keys = 0
         for place, found in answered:
-            of_table = found.size - int(np.count_nonzero(found))
+            of_table = _missed(found)
             self._tables[place].counting.answered(found.size, of_table)
             defaulted_keys += of_table
         return defaulted_keys

@@ -270,9 +270,9 @@ class ParameterServer:
         if weights is not None:
             check_weights(table, keys, weights)
             weights = np.ascontiguousarray(weights)
-        out, found = look_up_pooled(of_table, np.ascontiguousarray(keys), row_ptrs, combiner, weights)
+        out, found, missed = look_up_pooled(of_table, np.ascontiguousarray(keys), row_ptrs, combiner, weights)
         of_table.check_loaded()
-        of_table.counting.answered(found.size, found.size - int(np.count_nonzero(found)))
+        of_table.counting.answered(found.size, missed)
         return out, found
 
     def pooled_tables(self, config: ModelConfig) -> PooledTables:

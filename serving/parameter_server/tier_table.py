@@ -125,6 +125,8 @@ class TierTable:
         table: the table.
         stored: the table in the tier's store.
         lasting: ``stored``, if its rows outlive the process.
+        is_asked: lookups may ask the tier. An attribute, because every request reads it once for each table.
+        is_silent: the last call was not answered.
     """
 
     def __init__(self, tier: Tier, table: "Table", stored: StoreTable) -> None:
@@ -134,23 +136,14 @@ class TierTable:
         self.stored = stored
         self.lasting = stored if isinstance(stored, LastingTable) else None
         self._pooling = stored if isinstance(stored, LocalTable) else None
-        self._is_silent = False  # the last call was not answered
+        self.is_asked = True
+        self.is_silent = False
         self._failed_keys: Keys | None = None  # of the last failed call, until they are answered
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether lookups may ask the tier."""
-        return True
 
     @property
     def is_failing(self) -> bool:
         """Whether keys of a failed call have not been answered since."""
         return self._failed_keys is not None
-
-    @property
-    def native(self) -> NativeTable | None:
-        """See ``StoreTable.native``; None also if the call must go through ``fetch``."""
-        return None if self._is_silent or self.tier.breaker is not None else self.stored.native
 
     @property
     def may_be_copied(self) -> bool:
@@ -202,7 +195,7 @@ class TierTable:
         """Note a call that was not answered; the stores of a table that was unloaded refuse every call."""
         if self.table.clock.is_gone:
             return
-        self._is_silent = True
+        self.is_silent = True
         if self._failed_keys is None:
             self._failed_keys = NO_KEYS
         self.table.health.tier_failed(self.tier.depth, self.table.name, error)
@@ -221,7 +214,7 @@ class TierTable:
             return StoreError(self.tier.name, self.table.name, reason)
         started = now_s()
         try:
-            answer = self._within_budget(keys, fetch)
+            answer = fetch() if self.tier.breaker is None else self._within_budget(keys, fetch)
         except StoreError as err:
             self.table.check_loaded()
             self._failed(err, keys)
@@ -256,7 +249,7 @@ class TierTable:
         failed_keys = self._failed_keys
         if failed_keys is None or (self.lasting is not None and not self.lasting.is_whole):
             return
-        self._is_silent = False
+        self.is_silent = False
         has_recovered = bool(np.isin(failed_keys, keys).all())
         if has_recovered:
             self._failed_keys = None
@@ -278,6 +271,7 @@ class CacheTable(TierTable):
         """Begin in the state LOADING."""
         super().__init__(tier, table, stored)
         self.state = CacheState.LOADING
+        self.is_asked = False
         self.may_refill = self.lasting is None or tier.settings.fills_at_start
         self.is_filled = False
         self.removed_keys: set[int] | None = None
@@ -287,25 +281,16 @@ class CacheTable(TierTable):
         self._refuses_promotions = False
 
     @property
-    def is_asked(self) -> bool:
-        """Whether lookups may ask the cache, and promotions may write to it."""
-        return self.state is CacheState.SERVING
-
-    @property
-    def native(self) -> NativeTable | None:
-        """See ``TierTable.native``."""
-        return super().native if self.state is CacheState.SERVING else None
-
-    @property
     def is_current(self) -> bool:
         """Whether the cache took every change of the table."""
-        return self.state is CacheState.SERVING and (self.lasting is None or self.lasting.is_whole)
+        return self.is_asked and (self.lasting is None or self.lasting.is_whole)
 
     def become(self, state: CacheState) -> None:
         """Change the state; the lock of the table's clock is held."""
         if not self.state.may_become(state):
             raise ValueError(f"{self.tier.name}, table {self.table.name!r}: {self.state.name} -> {state.name}")
         self.state = state
+        self.is_asked = state is CacheState.SERVING
 
     def begin_service(self, *, is_current: bool = True) -> None:
         """End the load; ``is_current``: the cache has every write, or knows itself which of its parts are invalid."""
@@ -439,6 +424,13 @@ class CacheTable(TierTable):
                 return 0, keys.size
             added, dropped = self._insert_what_fits(keys[:room], rows[:room])
             return added, dropped + keys.size - room
+
+
+def native_tables(tables: Sequence[TierTable]) -> list[NativeTable | None]:
+    """Return ``StoreTable.native`` of tables in one tier; None also where the call must go through ``fetch``."""
+    if tables[0].tier.breaker is not None:
+        return [None] * len(tables)
+    return [table.stored.native if table.is_asked and not table.is_silent else None for table in tables]
 
 
 def _overwrite(stored: StoreTable, keys: Keys, rows: Vectors) -> None:
