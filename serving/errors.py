@@ -125,6 +125,10 @@ class StoreInUseError(StoreError):
     """Another process has the storage tier open, and only one process can write to it."""
 
 
+class AdditionError(StoreError):
+    """A source of truth cannot add to rows, because the sums would not be exact. The call wrote nothing."""
+
+
 class StoreFullError(StoreError):
     """A storage tier has no room for the rows. The call wrote nothing."""
 

@@ -15,12 +15,13 @@ from serving.parameter_server.counters import TableCounters
 from serving.parameter_server.health import ModelHealth
 from serving.parameter_server.lookup import PooledTables, look_up, look_up_pooled
 from serving.parameter_server.models import ServedModels
-from serving.parameter_server.opening import open_stores, tier_settings
+from serving.parameter_server.opening import open_stores, open_updates, tier_settings
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import write
 from serving.parameter_server.table_files import Progress
 from serving.parameter_server.tier_table import Tier, TierSettings
+from serving.parameter_server.updates import ModelUpdates, UpdateStream
 from serving.storage import SnapshotStore
 from serving.storage.store import Change, Keys, Mask, RowPtrs, Store, Vectors, Weights
 
@@ -39,7 +40,11 @@ class ParameterServer:
     """
 
     def __init__(
-        self, stores: Sequence[Store], promote: bool = False, settings: Mapping[str, TierSettings] | None = None
+        self,
+        stores: Sequence[Store],
+        promote: bool = False,
+        settings: Mapping[str, TierSettings] | None = None,
+        updates: UpdateStream | None = None,
     ) -> None:
         """Take the stores; the server closes them when it is closed.
 
@@ -48,6 +53,7 @@ class ParameterServer:
             promote: copy rows found in slower stores into faster stores that have room, in the background. A default
                 is never copied.
             settings: settings of single tiers, by their stores' names.
+            updates: where rows of loaded models come from while they are served.
 
         Raises:
             ValueError: there is no store, two stores have the same name, settings name an unknown store, or a store
@@ -69,7 +75,7 @@ class ParameterServer:
         self.hot_keys = next((folder for folder in hot_keys if folder is not None), None)
         self._tiers = [Tier(store, depth, by_tier[depth]) for depth, store in enumerate(stores)]
         self._promoter = Promoter() if promote else None
-        self._served = ServedModels(self._tiers, self._promoter)
+        self._served = ServedModels(self._tiers, self._promoter, updates)
 
     def __repr__(self) -> str:
         """Return the tiers and the models."""
@@ -94,7 +100,7 @@ class ParameterServer:
         except StoreInUseError as err:
             reason = f"{err.reason}, or set persistent_db.read_only to serve without writing"
             raise StoreInUseError(err.store, err.table, reason) from err
-        server = cls(stores, promote, tier_settings(config))
+        server = cls(stores, promote, tier_settings(config), open_updates(config))
         try:
             server.share_bounds(config.models)
             for model in config.models:
@@ -292,13 +298,14 @@ class ParameterServer:
         RocksDB as the source of truth makes all changes or none, if they fit into one of its write batches.
 
         Args:
-            changes: tables' full names, keys, and rows, or None to remove the keys. They are made in this order.
+            changes: tables' full names, keys, and rows, or None to remove the keys. They are made in this order. A
+                ``Change`` with ``adds`` adds to rows; see ``accumulate``.
 
         Raises:
             UnknownModelError, RequestError, StoreError: see ``insert`` and ``evict``; changes before the one that
                 failed may have been made.
         """
-        write([Change(self._served.table(table), keys, rows) for table, keys, rows in changes])
+        write([Change(self._served.table(table), *change) for table, *change in changes])
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite rows in every tier, the truth first; the last of duplicate keys wins.
@@ -337,6 +344,24 @@ class ParameterServer:
         """
         self.write([(table, keys, None)])
 
+    def accumulate(self, table: str, keys: Keys, deltas: Vectors) -> None:
+        """Add to rows in every tier; an absent key starts at the table's default value. See ``insert``.
+
+        Args:
+            table: the table's full name.
+            keys: int64[N], none of them reserved. The deltas of duplicate keys are added one after another.
+            deltas: float32[N, D].
+
+        Raises:
+            UnknownModelError: no loaded model has this table.
+            RequestError: the arrays have other shapes or types, a key is reserved, or a value or a sum is NaN or
+                infinite; nothing was written.
+            AdditionError: the source of truth keeps narrow rows, evicts rows, or is Redis or shared RAM, which other
+                processes write too.
+            StoreError: see ``insert``.
+        """
+        self.write([Change(table, keys, deltas, adds=True)])
+
     def copies(self, table: str, on_change: OnChange) -> Copies:
         """Keep copies of a table's rows outside the tiers.
 
@@ -365,6 +390,10 @@ class ParameterServer:
     def counters(self) -> dict[str, TableCounters]:
         """Counts of every loaded table, by full name."""
         return {table.name: table.read_counters() for table in self._served.tables()}
+
+    def updates(self, config: ModelConfig) -> ModelUpdates | None:
+        """The reader of a loaded model's updates; None if this process reads none for it."""
+        return self._served.updates(config)
 
     def close(self) -> None:
         """Forget the models and close the stores. Closing twice is allowed.

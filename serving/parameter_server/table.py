@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.config import ModelConfig
-from serving.errors import StoreError, UnknownModelError, without_frames
+from serving.errors import RequestError, StoreError, UnknownModelError, without_frames
 from serving.model.sparse_rows import KeyType
 from serving.parameter_server.arguments import check_keys, check_rows
 from serving.parameter_server.cache_state import CacheState
@@ -24,7 +24,7 @@ from serving.parameter_server.counters import RequestCounts, TableCounters, Tabl
 from serving.parameter_server.health import ModelHealth
 from serving.parameter_server.table_files import table_spec
 from serving.storage.row_codec import rounded
-from serving.storage.store import Change, Keys, Mask, TableSpec, Vectors
+from serving.storage.store import Change, Keys, Mask, Reached, TableSpec, Vectors
 
 if TYPE_CHECKING:
     from serving.parameter_server.promotion import Promoter
@@ -261,31 +261,39 @@ def for_all(calls: Iterable[Callable[[], None]]) -> None:
         raise without_frames(errors[0])
 
 
-def write(changes: Sequence[Change[Table]]) -> None:
-    """Make changes in every tier of their tables, in their order; see ``ParameterServer.write``."""
+def write(changes: Sequence[Change[Table]], reached: Reached | None = None) -> None:
+    """Make changes in every tier of their tables, in their order; see ``ParameterServer.write`` and ``Store.write``."""
     changes = [_checked(*change) for change in changes]
     tables = sorted({change.table for change in changes}, key=lambda table: table.name)
+    for table in tables:
+        of_table = [change for change in changes if change.table is table]
+        if len(of_table) > 1 and any(change.adds for change in of_table):
+            raise RequestError(f"table {table.name!r}: a change that adds to rows must be its table's only change")
     with ExitStack() as locks:
         for table in tables:  # in one order, so that two calls cannot wait for each other
             locks.enter_context(table.clock.lock)
             table.check_loaded()
+        changes = [
+            _with_sums(table, keys, rows) if adds and rows is not None else Change(table, keys, rows)
+            for table, keys, rows, adds in changes
+        ]
         for table in tables:
             if not table.is_written:
                 table.truth.write_flags(changed=True, current_caches=())
         try:
-            _write_truth(tables, changes)
-            for table, keys, rows in changes:
+            _write_truth(tables, changes, reached)
+            for table, keys, rows, _ in changes:
                 for cache in reversed(table.caches):
                     if not table.is_written:
                         cache.write_flags()
                     cache.write(keys, rows)
                 table.is_written = True
         finally:
-            for table, keys, _ in changes:
+            for table, keys, _, _ in changes:
                 table.clock.note(keys)
 
 
-def _checked(table: Table, keys: Keys, rows: Vectors | None) -> Change[Table]:
+def _checked(table: Table, keys: Keys, rows: Vectors | None, adds: bool) -> Change[Table]:
     check_keys(table.name, keys, table.key_type)
     keys = np.ascontiguousarray(keys)
     if rows is None:
@@ -294,21 +302,35 @@ def _checked(table: Table, keys: Keys, rows: Vectors | None) -> Change[Table]:
     rows = np.ascontiguousarray(rows)
     first = table.tiers[0].tier.name
     rounded(first, table.name, table.spec.row_dtype, keys, rows)  # refuses values before any tier is written
-    return Change(table, keys, rows)
+    if adds:
+        table.truth.check_adding()
+    return Change(table, keys, rows, adds)
 
 
-def _write_truth(tables: Sequence[Table], changes: Sequence[Change[Table]]) -> None:
+def _with_sums(table: Table, keys: Keys, deltas: Vectors) -> Change[Table]:
+    """Return the change that inserts what an addition results in. The lock of the table's clock is held."""
+    unique, places = np.unique(keys, return_inverse=True)
+    sums = np.empty((unique.size, table.dim), dtype=np.float32)
+    found = table.truth.stored.fetch(unique, sums)
+    sums[~found] = table.default_value
+    with np.errstate(over="ignore"):
+        np.add.at(sums, places, deltas)
+    check_rows(table.name, unique, sums, table.dim)
+    return Change(table, unique, sums)
+
+
+def _write_truth(tables: Sequence[Table], changes: Sequence[Change[Table]], reached: Reached | None) -> None:
     """Write to the source of truth. If it fails in the middle, the caches of the tables may differ from it."""
-    for table, keys, rows in changes:
+    for table, keys, rows, _ in changes:
         for cache in table.caches if rows is None else ():
             if cache.removed_keys is not None:
                 cache.removed_keys.update(keys.tolist())
     were_uncertain = [table.is_uncertain for table in tables]
     for table in tables:
         table.is_uncertain = True
-    stored = [Change(table.truth.stored, keys, rows) for table, keys, rows in changes]
+    stored = [Change(table.truth.stored, keys, rows) for table, keys, rows, _ in changes]
     if stored:
-        tables[0].truth.tier.store.write(stored)
+        tables[0].truth.tier.store.write(stored, reached)
     for table, was_uncertain in zip(tables, were_uncertain, strict=True):
         table.is_uncertain = was_uncertain
 

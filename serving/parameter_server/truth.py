@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from serving.errors import ConfigError, StoreError, StoreFullError
+from serving.errors import AdditionError, ConfigError, StoreError, StoreFullError
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.table import Table
 from serving.parameter_server.table_files import TableSource
@@ -119,6 +119,22 @@ class TruthTable(TierTable):
                     cache.insert(held_keys[:room], rows[:room])
                 except StoreFullError:
                     return
+
+    def check_adding(self) -> None:
+        """Refuse to add to rows where the sum would not be exact.
+
+        Raises:
+            AdditionError: the truth keeps narrow rows, evicts rows, or other processes write to it too.
+        """
+        reason = ""
+        if not self.tier.store.has_one_writer:
+            reason = "several processes write this tier"
+        elif self.table.spec.row_dtype != "fp32":
+            reason = f"{self.table.spec.row_dtype} rows round every sum"
+        elif self.stored.evicts:
+            reason = "this tier evicts rows, and no tier is behind it"
+        if reason:
+            raise AdditionError(self.tier.name, self.table.name, f"rows cannot be added to, because {reason}")
 
     def held_rows(self, keys: Keys) -> tuple[Keys, Vectors]:
         """Those of ``keys`` that the truth holds, and their rows."""

@@ -155,6 +155,12 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
         return host_table.capacity_rows if isinstance(host_table, HostTable) else 0
 
     @property
+    def evicts(self) -> bool:
+        """See ``StoreTable.evicts``."""
+        host_table = self._open_rows()
+        return isinstance(host_table, HostTable) and host_table.overflow_policy is not None
+
+    @property
     def evicted_rows(self) -> int:
         """Rows evicted by overflows since the table was opened."""
         host_table = self._rows

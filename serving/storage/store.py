@@ -90,6 +90,11 @@ class StoreTable(ABC):
         """The native table that holds all rows now; None where ``fetch`` must be called instead."""
         return None
 
+    @property
+    def evicts(self) -> bool:
+        """Whether the open table makes room for new keys by evicting others."""
+        return False
+
     @abstractmethod
     def open(self, rows: int) -> None:
         """Make the table ready for use. A store that does not have the table creates it empty.
@@ -262,6 +267,14 @@ class LastingTable(StoreTable):
         """Whether no part of the table is known to be invalid; contacts no tier."""
         return True
 
+    def reached(self) -> Mapping[str, str]:
+        """The states that ``Store.write`` has kept since the last load, by partition.
+
+        Raises:
+            StoreError: the tier did not answer.
+        """
+        return {}
+
 
 class Change(NamedTuple, Generic[AnyTable]):
     """A change of one table, which is given as a name, as a parameter server's table, or as a ``StoreTable``.
@@ -270,11 +283,26 @@ class Change(NamedTuple, Generic[AnyTable]):
         table: the table.
         keys: int64[N], none of them reserved.
         rows: float32[N, D], which are inserted over older rows, the last of duplicate keys; None: the keys are removed.
+        adds: the rows are added to the rows that the source of truth holds; an absent key starts at the default value.
+            A parameter server turns such a change into the rows that result, so no store gets one.
     """
 
     table: AnyTable
     keys: Keys
     rows: Vectors | None
+    adds: bool = False
+
+
+class Reached(NamedTuple):
+    """How far a table has come in one ordered log of changes; see ``serving.stream``.
+
+    Attributes:
+        partition: the log.
+        state: what the reader of the log keeps, as text.
+    """
+
+    partition: str
+    state: str
 
 
 class Store(ABC):
@@ -332,13 +360,24 @@ class Store(ABC):
             StoreError: the store cannot remove the rows; the table may be erased again.
         """
 
-    def write(self, changes: Sequence[Change[StoreTable]]) -> None:
+    @property
+    def has_one_writer(self) -> bool:
+        """Whether no other process changes rows while this process may, so that a row can be read and then changed."""
+        return True
+
+    def write(self, changes: Sequence[Change[StoreTable]], reached: Reached | None = None) -> None:
         """Make changes of open tables, in their order. RocksDB makes all of them or none, if they fit into one batch.
+
+        Args:
+            changes: the changes.
+            reached: how far their tables have come in a log. A store whose rows outlive the process keeps it with the
+                rows: both are there after a crash, or neither is. RocksDB takes all changes as one batch, which the
+                next ``sync`` brings to the disk. Other stores do not keep it.
 
         Raises:
             StoreError: see ``StoreTable.insert``; changes before the one that failed may have been made.
         """
-        for table, keys, rows in changes:
+        for table, keys, rows, _ in changes:
             if rows is None:
                 table.evict(keys)
             else:
@@ -411,6 +450,14 @@ class LastingStore(Store):
     def kept_tables(self) -> Sequence[str]:
         """Full names of the tables that the store keeps on this machine, open or not."""
         return ()
+
+    def sync(self) -> None:
+        """Bring every row of ``write`` to the disk.
+
+        Raises:
+            StoreError: the disk does not take them.
+        """
+        return
 
     def catch_up(self) -> None:
         """See all rows that another process's writer acknowledged before this call.

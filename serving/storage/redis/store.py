@@ -76,6 +76,11 @@ class RedisStore(LastingStore):
         """See ``Store.keeps_row_dtype``."""
         return self.config.row_dtype is not None
 
+    @property
+    def has_one_writer(self) -> bool:
+        """See ``Store.has_one_writer``."""
+        return False
+
     def _new_table(self, spec: TableSpec) -> "RedisTable":
         from serving.storage.redis.table import RedisTable  # needs redis-py
 

@@ -16,10 +16,11 @@ from serving.storage.marker import NOT_LOADED, Marker
 from serving.storage.rocksdb.engine import STORE_NAME, all_items, import_rocksdict, open_database, table_options
 from serving.storage.rocksdb.exit_gate import exit_gate
 from serving.storage.row_codec import value_list
-from serving.storage.store import Keys, TableSpec
+from serving.storage.store import Keys, Reached, TableSpec
 
 READ_AHEAD_BYTES = 8 * 2**20
 _MARKER_KEY = b"hotrow.table."
+_REACHED_KEY = b"hotrow.reached."  # then the table, a zero byte and the partition
 
 
 class RowsChange(NamedTuple):
@@ -79,13 +80,16 @@ class Database:
 
     def drop_family(self, table: str) -> None:
         """Remove a table's marker, then its rows."""
-        self._write_markers({table: None})
+        self._write_markers({table: None}, forgotten=table)
         self._flush_log()
         self._remove_family(table)
 
     def begin_load(self, table: str, keep: bool) -> None:
-        """Replace the table's marker by one of a load that has not ended; without ``keep``, also empty the table."""
-        self._write_markers({table: Marker("", changed=keep)})
+        """Replace the table's marker by one of a load that has not ended; without ``keep``, also empty the table.
+
+        The table's states of logs go: the files that are loaded have a position of their own.
+        """
+        self._write_markers({table: Marker("", changed=keep)}, forgotten=table)
         self._flush_log()
         if self.family(table) is not None and not keep:
             self._remove_family(table)
@@ -128,17 +132,34 @@ class Database:
         """Write a marker of changed flags; it is on the disk when the next ``write`` is."""
         self._write_markers({table: marker})
 
-    def write(self, changes: Sequence[RowsChange], batch_rows: int) -> None:
+    def reached(self, table: str) -> dict[str, str]:
+        """Return the table's states of logs by partition."""
+        prefix = _reached_key(table)
+        options = self.rocksdict.ReadOptions()
+        options.set_iterate_upper_bound(prefix[:-1] + b"\x01")
+        found = {}
+        for key, value in self._handle.items(from_key=prefix, read_opt=options):
+            found[bytes(key)[len(prefix) :].decode()] = bytes(value).decode()
+        return found
+
+    def write(self, changes: Sequence[RowsChange], batch_rows: int, reached: Reached | None = None) -> None:
         """Write and delete rows; all of it is on the disk when this returns.
 
         Args:
             changes: of one table or several, in their order.
             batch_rows: rows of one write batch, which is written whole or not at all.
+            reached: the state of a log, which is written for each table. Then there is one batch of any number of rows,
+                and ``sync`` brings it to the disk.
         """
+        batch, tables = self.rocksdict.WriteBatch(raw_mode=True), {change.spec.name for change in changes}
+        if reached is not None:
+            batch_rows = sum(change.keys.size for change in changes)
+            for table in sorted(tables):
+                batch[_reached_key(table) + reached.partition.encode()] = reached.state.encode()
         changes = [change for change in changes if change.keys.size]
-        if not changes:
+        if not changes and (reached is None or not tables):
             return
-        batch, room = self.rocksdict.WriteBatch(raw_mode=True), batch_rows
+        room = batch_rows
         for spec, keys, values in changes:
             family, begin = self._handle.get_column_family_handle(tag(spec.name)), 0
             while begin < keys.size:
@@ -151,6 +172,10 @@ class Database:
                 size = min(keys.size - begin, room)
                 begin, room = begin + size, room - size
         self._handle.write(batch)
+        self._flush_log(sync=reached is None)
+
+    def sync(self) -> None:
+        """Bring everything that was written to the disk."""
         self._flush_log()
 
     def read_ahead(self, wait: bool) -> None:
@@ -206,9 +231,11 @@ class Database:
         finally:
             self._handle.close()
 
-    def _write_markers(self, markers: Mapping[str, Marker | None]) -> None:
-        """Write or remove markers, all or none."""
+    def _write_markers(self, markers: Mapping[str, Marker | None], *, forgotten: str | None = None) -> None:
+        """Write or remove markers, and remove the states of logs of the table ``forgotten``, all or none."""
         batch = self.rocksdict.WriteBatch(raw_mode=True)
+        for partition in self.reached(forgotten) if forgotten is not None else ():
+            del batch[_reached_key(str(forgotten)) + partition.encode()]
         for table, marker in markers.items():
             key = _MARKER_KEY + table.encode()
             if marker is None:
@@ -217,12 +244,16 @@ class Database:
                 batch[key] = marker.write()
         self._handle.write(batch)
 
-    def _flush_log(self) -> None:
-        exit_gate.call(self._handle.flush_wal, True)
+    def _flush_log(self, *, sync: bool = True) -> None:
+        exit_gate.call(self._handle.flush_wal, sync)
 
     def _remove_family(self, table: str) -> None:
         self._handle.drop_column_family(tag(table))
         del self._families[tag(table)]
+
+
+def _reached_key(table: str) -> bytes:
+    return _REACHED_KEY + table.encode() + b"\0"
 
 
 def _add_to(batch: Any, raw_keys: list[bytes], values: NDArray[np.uint8] | None) -> None:

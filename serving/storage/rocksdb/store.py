@@ -15,7 +15,7 @@ from serving.storage.rocksdb.database import Database
 from serving.storage.rocksdb.engine import STORE_NAME, check_new_folder, translated_errors
 from serving.storage.rocksdb.follower import FilesState, files_state, open_beside_writer
 from serving.storage.rocksdb.table import RocksDbTable
-from serving.storage.store import Change, LastingStore, StoreTable, TableSpec
+from serving.storage.store import Change, LastingStore, Reached, StoreTable, TableSpec
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +103,11 @@ class RocksDbStore(LastingStore):
             if open_table is not None:
                 open_table.close()
 
-    def write(self, changes: Sequence[Change[StoreTable]]) -> None:
-        """See ``Store.write``; changes are written in batches, each whole or not at all, and are then on the disk."""
+    def write(self, changes: Sequence[Change[StoreTable]], reached: Reached | None = None) -> None:
+        """See ``Store.write``; changes are written in batches, each whole or not at all, and are then on the disk.
+
+        With ``reached`` there is one batch. It survives the process at once, and the machine after ``sync``.
+        """
         names = {change.table.spec.name for change in changes}
         with self.using(names.pop() if len(names) == 1 else "") as database:
             if self._read_only and changes:
@@ -112,10 +115,15 @@ class RocksDbStore(LastingStore):
             tables = [change.table for change in changes]
             encoded = [
                 table.encoded(keys, rows)
-                for table, (_, keys, rows) in zip(tables, changes, strict=True)
+                for table, (_, keys, rows, _) in zip(tables, changes, strict=True)
                 if isinstance(table, RocksDbTable)
             ]
-            database.write(encoded, self._batch_rows)
+            database.write(encoded, self._batch_rows, reached)
+
+    def sync(self) -> None:
+        """See ``LastingStore.sync``."""
+        with self.using("") as database:
+            database.sync()
 
     def kept_tables(self) -> Sequence[str]:
         """See ``LastingStore.kept_tables``."""

@@ -1,7 +1,7 @@
 """One table of a ``RocksDbStore``."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -159,6 +159,11 @@ class RocksDbTable(LastingTable):
             )
             if new != marker:
                 database.write_flags(self.spec.name, new)
+
+    def reached(self) -> Mapping[str, str]:
+        """See ``LastingTable.reached``."""
+        with self._rocksdb.using(self.spec.name) as database:
+            return database.reached(self.spec.name)
 
     def encoded(self, keys: Keys, rows: Vectors | None) -> RowsChange:
         """Encode a change of the open table for the database."""

@@ -111,6 +111,11 @@ class SharedMemoryStore(LastingStore):
         """Whether this process is the writer."""
         return self._folder.writes
 
+    @property
+    def has_one_writer(self) -> bool:
+        """See ``Store.has_one_writer``."""
+        return False
+
     def _new_table(self, spec: TableSpec) -> "SharedMemoryTable":
         return SharedMemoryTable(self, spec)
 

@@ -798,7 +798,7 @@ def test_flags_are_written_without_a_flush_of_their_own_and_unchanged_flags_not_
     flushes = []
     with open_closing(path) as store:
         load(store, [1])
-        monkeypatch.setattr(store._database, "_flush_log", lambda: flushes.append(1))
+        monkeypatch.setattr(store._database, "_flush_log", lambda **_: flushes.append(1))
         written = store._database._handle.latest_sequence_number()
 
         store.tables[TABLE].write_flags(current_caches=())
