@@ -34,6 +34,7 @@ from serving.config.tiers import (
     SnapshotConfig,
     VolatileDbConfig,
 )
+from serving.config.update_source import UpdateSourceConfig
 from serving.config.version_policy import VersionPolicy, policy_from, read_triton_config
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "SharedMemoryConfig",
     "SnapshotConfig",
     "TableConfig",
+    "UpdateSourceConfig",
     "VersionPolicy",
     "VolatileDbConfig",
     "check_sizes",

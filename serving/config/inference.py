@@ -8,7 +8,16 @@ from pydantic import BeforeValidator, Field
 
 from serving.config.clause import INTEGERS, Clause, FilePath, Location, read_clause
 from serving.config.gpu import ONE_PRECISION, GpuCacheConfig, GpuNetworkConfig, precision_of
-from serving.config.models import ModelConfig, check_key_bits, check_model_name, onnx_next_to, slot_keys_of, tables_of
+from serving.config.models import (
+    ModelConfig,
+    check_key_bits,
+    check_model_name,
+    manifest_next_to,
+    onnx_next_to,
+    slot_keys_of,
+    stream_of,
+    tables_of,
+)
 from serving.model.graph import is_network_file, parse_graph
 from serving.model.regular_file import real_path
 from serving.model.sparse_rows import KeyType
@@ -84,7 +93,8 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
     dense_file = real_path(clause.dense_model_file)
     key_type = _key_type(clause.input_key_type, i64_input_key, at)
     check_key_bits(clause.embedding_cache_key_bits, key_type, at)
-    slot_keys = slot_keys_of(graph, file, key_type)
+    manifest = manifest_next_to(file)
+    slot_keys = slot_keys_of(graph, file, key_type, manifest)
     return ModelConfig(
         name=name,
         version=version,
@@ -106,6 +116,7 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
             precision=precision_of(clause.mixed_precision is not None, clause.enable_tf32_compute),
             captures_graphs=clause.cuda_graph,
         ),
+        stream=stream_of(manifest),
     )
 
 

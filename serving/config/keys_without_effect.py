@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 # also keeps its values in the CPU's cache until they are converted.
 MOST_ROCKSDB_BATCH_ROWS = 2048
 
-_KAFKA = "updates are not read from Kafka"
+_NO_UPDATES = "there is no update_source"
 _FUSED = "every table is looked up by its own name, which changes no answer"
 _OLDER_NAMES = "they are older names of max_batch_size"
 _NEVER_EVICTED = "no row is evicted without an overflow_margin or a capacity with an overflow_policy"
@@ -19,15 +19,15 @@ _REDIS = (
     *("address", "user_name", "password", "num_node_connections", "enable_tls", "tls_ca_certificate"),
     *("tls_client_certificate", "tls_client_key", "tls_server_name_identification"),
 )
-_KAFKA_KEYS = (
-    *("brokers", "failure_backoff_ms", "max_batch_size", "max_commit_interval"),
-    *("metadata_refresh_interval_ms", "poll_timeout_ms", "receive_buffer_size"),
-)
 _NETWORK = (
     *("label_dim", "slot_num", "maxnum_des_feature_per_sample", "non_trainable_params_file", "use_mixed_precision"),
     *("mixed_precision", "enable_tf32_compute", "use_cuda_graph"),
 )
 TIER_TYPES = _RAM, _SHARED, _SNAPSHOT, _REDIS_TYPE = "hash_map", "multi_process_hash_map", "snapshot", "redis_cluster"
+
+
+def _has_no_updates(_: Any, ps: Any) -> bool:
+    return bool(ps.update_source.type == "disabled")
 
 
 def _always(record: Any, ps: Any) -> bool:
@@ -78,7 +78,7 @@ TABLE = (
         "a static cache has every row from the start",
         when=lambda model, _: model.gpu_cache.wanted and model.gpu_cache.kind == "static",
     ),
-    WithoutEffect("volatile_db", ("update_filters",), _KAFKA),
+    WithoutEffect("volatile_db", ("update_filters",), _NO_UPDATES, when=_has_no_updates),
     WithoutEffect("volatile_db", ("algorithm", "allocation_rate"), "a table allocates its memory at once"),
     WithoutEffect("volatile_db", ("layout",), "HPS's hashes are the only layout", (_REDIS_TYPE,)),
     WithoutEffect("volatile_db", _BATCHES, _OLDER_NAMES, (_REDIS_TYPE,)),
@@ -117,7 +117,7 @@ TABLE = (
     WithoutEffect(
         "volatile_db", ("num_partitions",), _PARTITIONS, (_RAM,), lambda tier, _: tier.overflow_margin is None
     ),
-    WithoutEffect("persistent_db", ("update_filters",), _KAFKA),
+    WithoutEffect("persistent_db", ("update_filters",), _NO_UPDATES, when=_has_no_updates),
     WithoutEffect("persistent_db", _BATCHES, _OLDER_NAMES),
     WithoutEffect(
         "persistent_db",
@@ -125,7 +125,9 @@ TABLE = (
         f"a value above {MOST_ROCKSDB_BATCH_ROWS} counts as {MOST_ROCKSDB_BATCH_ROWS}, because a large batch is split",
         when=lambda tier, _: tier.max_batch_size > MOST_ROCKSDB_BATCH_ROWS,
     ),
-    WithoutEffect("update_source", _KAFKA_KEYS, _KAFKA),
+    WithoutEffect("update_source", ("max_batch_size",), "a message is written as a whole, whatever its size"),
+    WithoutEffect("update_source", ("max_commit_interval",), "the position is stored with the rows of each message"),
+    WithoutEffect("update_source", ("receive_buffer_size",), "a buffer grows with the message"),
 )
 
 

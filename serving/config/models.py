@@ -7,14 +7,27 @@ from kernels.host import RowDtype
 from serving.config.clause import Location, Record
 from serving.config.gpu import GpuCacheConfig, GpuNetworkConfig
 from serving.config.tiers import DisabledConfig, PersistentDbConfig, VolatileDbConfig
+from serving.config.update_source import UpdateSourceConfig
 from serving.errors import ConfigError, ModelFileError
 from serving.model.graph import Graph, is_network_file
-from serving.model.manifest import MANIFEST_NAME, read_manifest
+from serving.model.manifest import MANIFEST_NAME, Manifest, read_manifest
 from serving.model.names import MODEL_NAME, NAME_EXPECTED
 from serving.model.records import Combiner
 from serving.model.regular_file import is_absent, real_path
 from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
 from serving.model.sparse_rows import KeyType, RowLayout
+
+
+class StreamStart(Record):
+    """What a version's manifest says of the updates of its rows.
+
+    Attributes:
+        run: the training run. Its messages apply to the version.
+        positions: for each partition of the log, the position that the version's files include.
+    """
+
+    run: str
+    positions: tuple[tuple[str, str], ...] = ()
 
 
 class TableConfig(Record):
@@ -66,6 +79,7 @@ class ModelConfig(Record):
         label_dim: L; 0 if the model is only looked up.
         gpu_cache: the settings of its embedding caches on GPUs.
         gpu_network: the settings of its dense network on GPUs.
+        stream: the training run that publishes updates of the rows; None if the files come from none.
     """
 
     name: str
@@ -83,6 +97,7 @@ class ModelConfig(Record):
     label_dim: int
     gpu_cache: GpuCacheConfig = GpuCacheConfig()
     gpu_network: GpuNetworkConfig = GpuNetworkConfig()
+    stream: StreamStart | None = None
 
     def full_name(self, table: TableConfig) -> str:
         """Return the name of ``table`` in stores: HPS's, or ``"<model>@<version>-<digest>.<table>"``."""
@@ -127,6 +142,7 @@ class ParameterServerConfig(Record):
         models: the models it lists. Empty if the models are the folders of a model repository.
         volatile_tiers: the faster tiers, fastest first. Empty if ``volatile_db`` is disabled.
         persistent_db: the durable tier.
+        update_source: where rows come from while models are served.
         key_type: ``supportlonglong``: ``"I64"`` or ``"I32"`` for all models.
         source: the file, for messages.
         keys_without_effect: one line per reason, for the operator.
@@ -135,6 +151,7 @@ class ParameterServerConfig(Record):
     models: tuple[ModelConfig, ...]
     volatile_tiers: tuple[VolatileDbConfig, ...]
     persistent_db: PersistentDbConfig
+    update_source: UpdateSourceConfig = UpdateSourceConfig()
     key_type: KeyType
     source: str
     keys_without_effect: tuple[str, ...] = ()
@@ -158,23 +175,39 @@ def check_key_bits(key_bits: int, key_type: KeyType, at: Location) -> None:
         raise at.error("embedding_cache_key_bits", "32, but the model's keys are int64")
 
 
-def slot_keys_of(graph: Graph, graph_file: Path, key_type: KeyType) -> SlotKeys:
+def manifest_next_to(graph_file: Path) -> Manifest | None:
+    """Return the manifest next to a graph; None if there is none, or another program's file has its name.
+
+    Raises:
+        ModelFileError: the manifest is not a regular file.
+    """
+    path = graph_file.parent / MANIFEST_NAME
+    if is_absent(path):
+        return None
+    try:
+        return read_manifest(graph_file.parent)
+    except ModelFileError:
+        if not path.is_file():
+            raise
+        return None
+
+
+def stream_of(manifest: Manifest | None) -> StreamStart | None:
+    """Return what a manifest says of the updates of the version's rows."""
+    if manifest is None or not manifest.run:
+        return None
+    return StreamStart(run=manifest.run, positions=tuple(manifest.positions.items()))
+
+
+def slot_keys_of(graph: Graph, graph_file: Path, key_type: KeyType, manifest: Manifest | None) -> SlotKeys:
     """Return how a model's requests give keys, as the manifest next to its graph says.
 
     Without such a manifest, the clients of a graph with ``slot_size_array`` shift keys, as those of HugeCTR do.
 
     Raises:
         ConfigError: the manifest says that the server shifts keys, but the graph does not say by what.
-        ModelFileError: the manifest is not a regular file.
     """
-    manifest = graph_file.parent / MANIFEST_NAME
-    keys: SlotKeys = "stored"
-    if not is_absent(manifest):
-        try:
-            keys = read_manifest(graph_file.parent).keys
-        except ModelFileError:
-            if not manifest.is_file():
-                raise  # otherwise it is not a manifest of Hotrow
+    keys: SlotKeys = "stored" if manifest is None else manifest.keys
     if keys == "unshifted" and (graph.slot_sizes is None or key_type != "I64"):
         expected = "a Data layer with slot_size_array, one number per slot, and int64 keys"
         raise ConfigError(str(graph_file), "layers[0]", f"{MANIFEST_NAME} says keys: unshifted, which needs {expected}")

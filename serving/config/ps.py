@@ -4,9 +4,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from kernels.errors import HotrowError
 from serving.config import keys_without_effect
@@ -30,8 +30,10 @@ from serving.config.models import (
     TableConfig,
     check_key_bits,
     check_model_name,
+    manifest_next_to,
     onnx_next_to,
     slot_keys_of,
+    stream_of,
     tables_of,
 )
 from serving.config.row_dtypes import by_path, with_row_dtypes
@@ -44,6 +46,7 @@ from serving.config.tiers import (
     VolatileDbConfig,
     check_together,
 )
+from serving.config.update_source import UpdateSource, UpdateSourceConfig
 from serving.errors import ConfigError, about, did_you_mean
 from serving.model.dense_file import statistics_path
 from serving.model.graph import Graph, read_model_graph
@@ -128,22 +131,6 @@ class ModelClause(Clause):
         return self
 
 
-def _update_source(value: Any) -> Any:
-    if value in ("kafka_message_queue", "kafka_mq", "kafka"):
-        raise ValueError(f"{value!r}: updates are not read from Kafka yet; use ParameterServer.insert")
-    if value not in ("null", "none"):
-        raise ValueError(f"expected one of null, none, got {value!r}")
-    return "null"
-
-
-class UpdateSourceClause(Clause):
-    """``update_source``, which must be null. Its other keys have no effect."""
-
-    where: ClassVar[str] = "update_source"
-
-    type: Annotated[Literal["null"], BeforeValidator(_update_source)]
-
-
 class PsDocument(Clause):
     """The whole ``ps.json``. HPS's single ``volatile_db`` becomes a list of one tier."""
 
@@ -154,7 +141,7 @@ class PsDocument(Clause):
     models: list[ModelClause] = Field(default_factory=list)
     volatile_db: Annotated[list[VolatileDb], Field(min_length=1)] = [HashMapConfig()]  # noqa: RUF012 - pydantic copies it
     persistent_db: PersistentDb = PersistentDbConfig()
-    update_source: UpdateSourceClause = UpdateSourceClause(type="null")
+    update_source: UpdateSource = UpdateSourceConfig()
 
     @property
     def slowest_tier(self) -> Any:
@@ -164,7 +151,16 @@ class PsDocument(Clause):
     @model_validator(mode="after")
     def _has_every_row(self) -> Self:
         check_together(self.volatile_db, self.persistent_db)
+        if self.update_source.type != "disabled":
+            self._can_be_updated()
         return self
+
+    def _can_be_updated(self) -> None:
+        """Refuse a source of truth that other processes write: it could not keep one position of the updates."""
+        kind = self.slowest_tier.type
+        if kind in ("redis_cluster", "multi_process_hash_map"):
+            reason = f"updates need a last tier that one process writes, and {kind} is not: add a persistent_db"
+            raise at_key("update_source.type", reason)
 
 
 #: The keys of a whole ``ps.json``; no other kind of file has one of them.
@@ -204,6 +200,7 @@ def read_ps_config(file: str | Path, faults: list[HotrowError] | None = None) ->
         models=tuple(with_row_dtypes(model, tiers, document.persistent_db, source) for model in models),
         volatile_tiers=tiers,
         persistent_db=document.persistent_db,
+        update_source=document.update_source,
         key_type=key_type,
         source=source,
         keys_without_effect=without_effect,
@@ -289,7 +286,8 @@ def _model(clause: ModelClause, at: Location, key_type: KeyType) -> ModelConfig:
     graph_file, dense_file = real_path(clause.network_file), real_path(clause.dense_file)
     graph = read_model_graph(graph_file, dense_file)
     _check_against_graph(clause, graph, dense_file, at)
-    slot_keys = slot_keys_of(graph, graph_file, key_type)
+    manifest = manifest_next_to(graph_file)
+    slot_keys = slot_keys_of(graph, graph_file, key_type, manifest)
     return ModelConfig(
         graph_file=graph_file,
         dense_file=dense_file,
@@ -299,6 +297,7 @@ def _model(clause: ModelClause, at: Location, key_type: KeyType) -> ModelConfig:
         dense_dim=graph.dense_dim,
         label_dim=graph.label_dim,
         gpu_network=clause.gpu_network,
+        stream=stream_of(manifest),
         **shared,
     )
 

@@ -17,9 +17,12 @@ def shared_ram_name(identity: str) -> str:
 def with_shared_ram(ps: ParameterServerConfig, identity: str) -> ParameterServerConfig:
     """Return tiers that hold tables once for all processes of one ``identity``: RAM with every row becomes shared RAM.
 
-    Other tiers stay as they are. RAM that holds a part of the rows is a cache, which every process has for itself.
+    Other tiers stay as they are. RAM that holds a part of the rows is a cache, which every process has for itself. With
+    an ``update_source`` every process has all rows for itself, too, and reads the updates itself.
     """
     tiers = ps.volatile_tiers
+    if ps.update_source.type != "disabled":
+        return ps
     if len(tiers) != 1 or not isinstance(tiers[0], HashMapConfig) or not _has_every_row(tiers[0]):
         return ps
     shared = SharedMemoryConfig(

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from kernels.host import OverflowPolicy, RowDtype
 from serving.config import keys_without_effect
 from serving.config.clause import (
+    AS_TUPLE,
     Clause,
     Count,
     FilePath,
@@ -34,8 +35,22 @@ RAM_POLICIES = {spelling: f"evict_{name}" for name in _POLICIES for spelling in 
 REDIS_POLICIES = {spelling: name.removeprefix("evict_") for spelling, name in RAM_POLICIES.items()}
 _CAPACITIES = ("capacity_bytes", "capacity_rows", "capacity_rows_per_table")
 _NO_MARGIN = 2**64 - 1  # HPS's default
+EVERY_MODEL = ("^hps_.+$",)  # HPS's default: with HPS's prefix of tags, it takes every model
 _LISTED = ("hash_map", "redis_cluster")  # from fastest to slowest
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})")
+
+
+def _compiled(filters: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse a filter that is not a regular expression."""
+    for text in filters:
+        try:
+            re.compile(text)
+        except re.error as err:
+            raise ValueError(f"{text!r} is not a regular expression: {err}") from err
+    return filters
+
+
+UpdateFilters = Annotated[tuple[str, ...], AS_TUPLE, AfterValidator(_compiled)]
 
 
 class VolatileClause(Clause):
@@ -74,6 +89,7 @@ class VolatileTier(VolatileClause):
     """The keys of every type that holds rows."""
 
     cache_missed_embeddings: Switch = False
+    update_filters: UpdateFilters = EVERY_MODEL
     initialize_after_startup: Switch = True
     initial_cache_rate: Annotated[Magnitude, Field(le=1.0)] = 1.0
 
@@ -227,8 +243,8 @@ class RedisOverflow(Clause):
     refreshes: Switch = Field(default=True, validation_alias="refresh_time_after_fetch")
 
 
-def _addresses(value: Any) -> Any:
-    """Parse one or more ``host:port``, separated by ``;`` or ``,``. An IPv6 host is in brackets."""
+def parsed_addresses(value: Any) -> Any:
+    """Read one or more ``host:port``, separated by ``;`` or ``,``. An IPv6 host is in brackets."""
     if isinstance(value, tuple):
         return value
     addresses = []
@@ -265,7 +281,7 @@ class RedisConfig(VolatileTier):
     parts: ClassVar[dict[str, type[Clause]]] = {"tls": RedisTlsConfig, "overflow": RedisOverflow}
 
     type: Literal["redis_cluster"] = "redis_cluster"
-    addresses: Annotated[tuple[tuple[str, int], ...], BeforeValidator(_addresses)] = Field(
+    addresses: Annotated[tuple[tuple[str, int], ...], BeforeValidator(parsed_addresses)] = Field(
         default=(("127.0.0.1", 7000),), validation_alias="address"
     )
     user_name: Text = "default"
@@ -346,6 +362,7 @@ class PersistentDbConfig(Clause):
     num_threads: Annotated[Count, Field(le=1024)] = 16
     max_batch_size: Count = 65536
     timeout_ms: Milliseconds | None = None
+    update_filters: UpdateFilters = EVERY_MODEL
     initialize_after_startup: Switch = True
     row_dtype: RowDtype | None = None
     warm_up: Switch = True
@@ -382,8 +399,25 @@ def check_together(volatile: Sequence[VolatileDbConfig | DisabledConfig], persis
     if fastest == "snapshot" and has_persistent:
         reason = "a volatile_db of the type snapshot holds every row, so this tier would never be read"
         raise at_key("persistent_db.type", reason)
+    check_filters(volatile, persistent)
     if not has_persistent:
         _check_holds_all(volatile[-1], f"volatile_db[{len(volatile) - 1}]")
+
+
+def check_filters(volatile: Sequence[VolatileDbConfig | DisabledConfig], persistent: PersistentDbConfig) -> None:
+    """Refuse a cache that would get updates of other models than the source of truth: the truth's filters decide."""
+    tiers: dict[str, VolatileDbConfig | PersistentDbConfig] = {}
+    for place, tier in enumerate(volatile):
+        if not isinstance(tier, DisabledConfig):
+            tiers[f"volatile_db[{place}]"] = tier
+    if persistent.type != "disabled":
+        tiers["persistent_db"] = persistent
+    *caches, truth = tiers
+    decides = tiers[truth].update_filters
+    for path in caches:
+        filters = tiers[path].update_filters
+        if "update_filters" in tiers[path].model_fields_set and filters != decides:
+            raise at_key(f"{path}.update_filters", f"{list(filters)}, but {truth} has {list(decides)}, which decides")
 
 
 def _check_order(types: Sequence[str]) -> None:

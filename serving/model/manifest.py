@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +21,8 @@ from serving.model.strict_json import Fields, log_newer, read_json
 
 MANIFEST_NAME = "manifest.json"
 _FORMAT = 1
-_MEMBERS, _RECORD_MEMBERS = ("format", "model", "version", "keys", "files"), ("size_bytes", "sha256")
+_MEMBERS, _RECORD_MEMBERS = ("format", "model", "version", "keys", "updates", "files"), ("size_bytes", "sha256")
+_UPDATES_MEMBERS = ("run", "positions")
 _LARGEST = 2**63 - 1
 _KEYS: dict[str, SlotKeys] = {"stored": "stored", "unshifted": "unshifted"}
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -51,15 +52,26 @@ class Manifest:
         version: its number.
         files: the record of each file by its POSIX path relative to the folder.
         keys: ``"unshifted"`` if requests have keys that begin at 0 in each slot; see ``serving.model.slot_sizes``.
+        run: the training run that publishes updates of the rows; empty if it publishes none.
+        positions: for each partition of the log of updates, the position that the files include.
     """
 
     model: str
     version: int
     files: Mapping[str, FileRecord]
     keys: SlotKeys = "stored"
+    run: str = ""
+    positions: Mapping[str, str] = field(default_factory=dict)
 
 
-def write_manifest(directory: str | Path, model: str, version: int, keys: SlotKeys = "stored") -> Manifest:
+def write_manifest(
+    directory: str | Path,
+    model: str,
+    version: int,
+    keys: SlotKeys = "stored",
+    run: str = "",
+    positions: Mapping[str, str] | None = None,
+) -> Manifest:
     """Hash every file in ``directory`` and write ``manifest.json`` there. Raise ModelFileError on failure."""
     directory = Path(directory)
     files = {
@@ -70,6 +82,7 @@ def write_manifest(directory: str | Path, model: str, version: int, keys: SlotKe
         "model": model,
         "version": version,
         **({"keys": keys} if keys == "unshifted" else {}),
+        **({"updates": {"run": run, "positions": dict(positions or {})}} if run else {}),
         "files": {name: {"size_bytes": r.size_bytes, "sha256": r.sha256} for name, r in files.items()},
     }
     path = directory / MANIFEST_NAME
@@ -78,7 +91,7 @@ def write_manifest(directory: str | Path, model: str, version: int, keys: SlotKe
             file.write(json.dumps(document, indent=2).encode() + b"\n")
     except OSError as err:
         raise ModelFileError(path, f"cannot be written: {err.strerror}") from err
-    return Manifest(model, version, files, keys)
+    return Manifest(model, version, files, keys, run, dict(positions or {}))
 
 
 def read_manifest(directory: str | Path) -> Manifest:
@@ -93,7 +106,14 @@ def read_manifest(directory: str | Path) -> Manifest:
         log_newer(str(path), frozenset(newer))
         files = {name: _record(record) for name, record in records.items()}
         keys = fields.choice("keys", _KEYS, "stored")
-        return Manifest(fields.text("model"), fields.integer("version", maximum=_LARGEST), files, keys)
+        run, positions = "", dict[str, str]()
+        if "updates" in fields:
+            updates = fields.object("updates")
+            of_logs = updates.object("positions")
+            run, positions = updates.text("run"), {name: of_logs.text(name) for name in of_logs}
+            log_newer(str(path), frozenset(updates.others(_UPDATES_MEMBERS)))
+        version = fields.integer("version", maximum=_LARGEST)
+        return Manifest(fields.text("model"), version, files, keys, run, positions)
     except ConfigError as err:
         raise ModelFileError(path, ": ".join(part for part in (err.path, err.reason) if part)) from err
 

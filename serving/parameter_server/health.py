@@ -12,7 +12,7 @@ request, and the model stays not ready.
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic as now_s
 from typing import Literal, get_args
@@ -92,6 +92,7 @@ class ModelHealth:
 
     Attributes:
         copies: the GPU caches in front of the tiers.
+        updates: whether the updates of the model's rows arrive; None: it gets none.
     """
 
     def __init__(self, model: str, tiers: Sequence[str], answers_early: bool = False) -> None:
@@ -103,6 +104,7 @@ class ModelHealth:
             answers_early: its GPU caches answer with defaults and insert the rows later.
         """
         self.copies: set[object] = set()
+        self.updates: Callable[[], Readiness] | None = None
         self._model, self._tiers, self._answers_early = model, tuple(tiers), answers_early
         self._lock = threading.Lock()  # guards the fields below; held for a few additions only
         self._outages: dict[int, Outage] = {}  # by the tier's place
@@ -178,7 +180,10 @@ class ModelHealth:
             return depth not in self._outages or table not in self._outages[depth].failing
 
     def readiness(self) -> Readiness:
-        """Whether requests can succeed, by what is known now."""
+        """Whether requests can succeed, by what is known now, and with rows that are new enough."""
+        return worst([self._of_tiers(), Readiness() if self.updates is None else self.updates()])
+
+    def _of_tiers(self) -> Readiness:
         with self._lock:
             outages = list(self._outages.values())
             silent = [outage.silent.copy() for outage in outages]

@@ -19,11 +19,13 @@ from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import Table, for_all
 from serving.parameter_server.table_files import Progress, table_source
 from serving.parameter_server.tier_table import Tier
+from serving.parameter_server.updates import ModelUpdates, UpdateStream
 from serving.storage.store import LastingStore
 
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.25
+END_S = 5.0  # for the end of one write of updates; a write that takes longer finds the model gone
 # Silent tiers are asked again at each of these intervals, and the other tiers at each fifth.
 WATCH_INTERVAL_S, INTERVALS_OF_A_BEAT = 1.0, 5
 
@@ -34,9 +36,11 @@ class ServedModels:
     See ``ParameterServer`` for the errors of its methods.
     """
 
-    def __init__(self, tiers: Sequence[Tier], promoter: Promoter | None) -> None:
+    def __init__(self, tiers: Sequence[Tier], promoter: Promoter | None, stream: UpdateStream | None = None) -> None:
         """Start without models; ``tiers`` are fastest first."""
         self._tiers = tuple(tiers)
+        self._stream = stream
+        self._updates: dict[str, ModelUpdates] = {}  # by the name of the model's first table; replaced as a whole
         self._promoter = promoter
         self._lock = threading.Lock()  # one load, unload or close at a time; readers do not take it
         # Replaced as wholes, never changed in place, so readers need no lock.
@@ -141,6 +145,8 @@ class ServedModels:
             self._watcher = PeriodicWorker("hotrow-outages", self._watch, WATCH_INTERVAL_S)
         # A copy of the record tells this load from earlier loads, whose sessions are refused.
         self._models = (*self._models, config.model_copy())
+        if self._stream is not None and served[0].truth.writes:  # another process writes the rows that it reads
+            self._updates = {**self._updates, served[0].name: ModelUpdates(config, served, self._stream)}
         return self._models[-1]
 
     def forget(self, name: str, version: int | None, *, erase: bool, held: ModelConfig | None = None) -> None:
@@ -172,6 +178,10 @@ class ServedModels:
                     truth.erase(table)
                     logger.info("table %r: %s: dropped, because its version is not served", table, truth.name)
 
+    def updates(self, config: ModelConfig) -> ModelUpdates | None:
+        """See ``ParameterServer.updates``."""
+        return self._updates.get(config.full_name(config.tables[0]))
+
     def close(self) -> None:
         """Forget all models; the stores keep what they hold."""
         with self._lock:
@@ -185,6 +195,11 @@ class ServedModels:
 
     def _end(self, tables: Sequence[Table]) -> None:
         """Stop serving tables, and tell the truth whether their caches took every change."""
+        names = {table.name for table in tables}
+        ended = [updates for name, updates in self._updates.items() if name in names]
+        self._updates = {name: updates for name, updates in self._updates.items() if name not in names}
+        for updates in ended:
+            updates.close(END_S)
         for table in tables:
             with table.clock.lock:
                 table.clock.end()

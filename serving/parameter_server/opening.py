@@ -3,23 +3,32 @@
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from kernels.host import set_lookup_threads
 from serving.config import (
     HashMapConfig,
+    ModelConfig,
     ParameterServerConfig,
     PersistentDbConfig,
     RedisConfig,
     SharedMemoryConfig,
     SnapshotConfig,
+    UpdateSourceConfig,
     VolatileDbConfig,
 )
 from serving.errors import StoreError
 from serving.parameter_server.first_rows import FirstRows
 from serving.parameter_server.tier_table import TierSettings
+from serving.parameter_server.updates import UpdateStream
 from serving.storage import MemoryStore, RedisStore, RocksDbStore, SharedMemoryStore, SnapshotStore
+from serving.storage.hps_layout import tag
 from serving.storage.store import Store
+from serving.stream import UpdateSource
+from serving.stream.folder import FolderSource
+from serving.stream.kafka import KafkaSource
+from serving.stream.redis_stream import RedisAddress, RedisStreamSource
 
 logger = logging.getLogger(__name__)
 
@@ -127,3 +136,43 @@ def _rocksdb(config: PersistentDbConfig, path: Path) -> RocksDbStore:
             warm_up=config.warm_up,
             catch_up_interval_ms=config.catch_up_interval_ms,
         )
+
+
+def open_updates(config: ParameterServerConfig) -> UpdateStream | None:
+    """The ``update_source``; None without one. Nothing is contacted yet."""
+    source = config.update_source
+    if source.type == "disabled":
+        return None
+    truth = config.persistent_db if config.persistent_db.type != "disabled" else config.volatile_tiers[-1]
+    return UpdateStream(
+        partial(_source, source), truth.update_filters, source.poll_timeout_ms / 1000, source.max_staleness_s
+    )
+
+
+def _source(config: UpdateSourceConfig, model: ModelConfig) -> UpdateSource:
+    """Open the log of a model. Kafka and Redis are not asked yet."""
+    own, hps = f"hotrow.{model.name}", [tag(model.hps_name(table)) for table in model.tables]
+    if config.path is not None:
+        return FolderSource(config.path)
+    if config.brokers is not None:
+        settings = {
+            "topic.metadata.refresh.interval.ms": str(config.metadata_refresh_interval_ms),
+            "fetch.error.backoff.ms": str(config.failure_backoff_ms),
+            "reconnect.backoff.ms": str(config.failure_backoff_ms),
+            **{name: _setting(value) for name, value in config.kafka.items()},
+        }
+        refresh_s = config.metadata_refresh_interval_ms / 1000
+        return KafkaSource(config.brokers, [own, *hps], settings, refresh_s=refresh_s)
+    (host, port), tls = (config.address or ())[0], config.tls
+    files = {} if tls is None else {
+        "ssl_ca_certs": tls.ca_certificate, "ssl_certfile": tls.client_certificate, "ssl_keyfile": tls.client_key,
+    }  # fmt: skip
+    settings = {"username": config.user_name, "password": config.password.get_secret_value()}
+    settings |= {name: str(file) for name, file in files.items() if file is not None}
+    given = {name: value for name, value in settings.items() if value}
+    return RedisStreamSource(RedisAddress(host, port, 0, tls is not None and tls.enabled, given), [own])
+
+
+def _setting(value: str | float) -> str:
+    """A setting as librdkafka spells it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

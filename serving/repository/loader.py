@@ -99,6 +99,8 @@ class VersionLoader:
             for name in map(config.full_name, config.tables):
                 if name in counters:
                     yield from table_samples(name, counters[name], self.server.stores)
+            if (updates := self.server.updates(config)) is not None:
+                yield from updates.samples()
             yield from model.session.readings()
 
     def describe(self, models: Iterable[ServedModel]) -> Iterator[str]:

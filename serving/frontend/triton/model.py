@@ -124,6 +124,8 @@ def _open(settings: Settings, opened: ExitStack) -> tuple[ParameterServer, Serve
 def _readings(server: ParameterServer, model: ServedModel) -> Iterator[MetricSample]:
     for name, counters in server.counters().items():
         yield from table_samples(name, counters, server.stores)
+    if (updates := server.updates(model.config)) is not None:
+        yield from updates.samples()
     yield from model.session.readings()
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from serving.cli.main import main
 from serving.config.keys_without_effect import TABLE
-from serving.config.ps import ModelClause, PsDocument, UpdateSourceClause
+from serving.config.ps import ModelClause, PsDocument
 from serving.config.tiers import HashMapConfig, PersistentDbConfig
+from serving.config.update_source import UpdateSourceConfig
 from serving.errors import ConfigError
 from serving.parameter_server import ParameterServer
 
@@ -38,8 +39,11 @@ CACHE = GPUS + "test_a_ps_json_says_what_caches_are_like"
 STATIC = CACHES + "test_a_static_cache_has_every_row_whatever_the_configuration_says_about_filling"
 HALF = GPUS + "test_half_precision_is_near"
 
+UPDATES = "config/test_update_source.py::test_the_configuration_of_hps_is_read"
+
 # Where a row's key is, if not in the clause of that name: the clause, and what it has besides.
 PLACES = {
+    "kafka": ("update_source", {"type": "kafka", "brokers": "10.0.0.1:9092"}),
     "redis": ("volatile_db", {"type": "redis_cluster"}),
     "shared": ("volatile_db", {"type": "multi_process_hash_map"}),
     "tls": ("volatile_db", {"enable_tls": False, "tls_client_certificate": "client.pem"}),
@@ -56,12 +60,13 @@ ROWS = [
     ("", "update_source", {"type": "none"}, SAME),
     ("update_source", "type", "null", SAME),
     ("update_source", "brokers", "127.0.0.1:9092;10.0.0.2:9092", IDLE),
-    ("update_source", "metadata_refresh_interval_ms", 30000, IDLE),
-    ("update_source", "receive_buffer_size", 262144, IDLE),
-    ("update_source", "poll_timeout_ms", 500, IDLE),
-    ("update_source", "max_batch_size", 8192, IDLE),
-    ("update_source", "failure_backoff_ms", 50, IDLE),
-    ("update_source", "max_commit_interval", 32, IDLE),
+    ("kafka", "brokers", "127.0.0.1:9092;10.0.0.2:9092", UPDATES),
+    ("kafka", "metadata_refresh_interval_ms", 20000, UNSEEN),
+    ("kafka", "receive_buffer_size", 262144, IDLE),
+    ("kafka", "poll_timeout_ms", 400, UNSEEN),
+    ("kafka", "max_batch_size", 8192, IDLE),
+    ("kafka", "failure_backoff_ms", 40, UNSEEN),
+    ("kafka", "max_commit_interval", 32, IDLE),
     ("models", "model", "din", NAMED),
     ("models", "sparse_files", ["other/0.model", "other/1.model"], LISTED),
     ("models", "dense_file", "model/other.model", LISTED),
@@ -202,7 +207,11 @@ OWN = {
     "models": {
         *("embedding_cache_key_bits", "embedding_cache_line_keys", "embedding_cache_mode", "enable_tf32_compute"),
     },
-    "update_source": set(),
+    "update_source": {
+        *("kafka", "address", "user_name", "password", "path", "max_staleness_s"),
+        *("enable_tls", "tls_ca_certificate", "tls_client_certificate", "tls_client_key"),
+        "tls_server_name_identification",
+    },
     "volatile_db": {
         *("capacity_rows", "capacity_bytes", "capacity_rows_per_table", "row_dtype", "row_dtype_per_table"),
         *("lookup_threads", "hot_keys", "connect_timeout_ms", "timeout_ms", "layout"),
@@ -215,7 +224,7 @@ CLAUSES = {
     "models": ModelClause,
     "volatile_db": HashMapConfig,
     "persistent_db": PersistentDbConfig,
-    "update_source": UpdateSourceClause,
+    "update_source": UpdateSourceConfig,
 }
 
 
@@ -266,7 +275,7 @@ def test_no_key_may_be_null(read_key, where):
     clause = CLAUSES[where]
     for key in clause.fields_by_key().keys() | clause.ignored_keys("hash_map"):
         with pytest.raises(ConfigError, match=rf"{key}: expected a value, got null"):
-            read_key(where, key, None)
+            read_key("kafka" if where == "update_source" else where, key, None)  # the file's own source is disabled
 
 
 @pytest.mark.parametrize("where", CLAUSES)
@@ -284,12 +293,12 @@ def test_every_reason_for_no_effect_is_documented():
 CASES = [
     pytest.param(
         {"update_source": {"type": "none", "brokers": "127.0.0.1:9092", "max_commit_interval": 32}},
-        ["update_source.brokers, update_source.max_commit_interval: no effect: updates are not read from Kafka"],
+        ["update_source.brokers, update_source.max_commit_interval: no effect: the type is disabled"],
         id="one line for all keys of one reason",
     ),
     pytest.param(
-        {"volatile_db": {"update_filters": [".+"]}, "persistent_db": {"update_filters": []}},
-        ["volatile_db.update_filters, persistent_db.update_filters: no effect: updates are not read from Kafka"],
+        {"volatile_db": {"update_filters": [".+"]}, "persistent_db": {"update_filters": [".+"]}},
+        ["volatile_db.update_filters, persistent_db.update_filters: no effect: there is no update_source"],
         id="one line for both tiers",
     ),
     pytest.param(

@@ -14,11 +14,7 @@ OF_FILE = [
     ({"supportlonglong": 1}, "supportlonglong", "boolean"),
     ({"update_source": {"type": ...}}, "update_source.type", "required"),
     ({"update_source": {"broker": "a"}}, "update_source.broker", "unknown key"),
-    ({"update_source": {"type": "zookeeper"}}, "update_source.type", "expected one of null, none"),
-    *(
-        ({"update_source": {"type": kind}}, "update_source.type", "not read from Kafka yet")
-        for kind in ("kafka_message_queue", "kafka_mq", "kafka")
-    ),
+    ({"update_source": {"type": "zookeeper"}}, "update_source.type", "expected one of null, none, kafka_message_queue"),
     ({"fuse_embedding_table": 1}, "fuse_embedding_table", "valid boolean"),
     ({"volatile": 1}, "volatile", "unknown key"),
     ({"models": [5]}, "models[0]", "expected an object, got 5"),

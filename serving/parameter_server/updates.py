@@ -1,0 +1,444 @@
+"""Rows that arrive while a model is served: from a log of update messages into its tables, each message exactly once.
+
+One thread per model reads the log, from the position that the tables have reached. A message is one write to the source
+of truth. A truth that outlives the process keeps the position with the rows, for each table, so both are there after a
+crash, or neither is. A truth in the memory of this process starts at the position that the model's files include.
+
+The reader never skips what it cannot take: while the log cannot be read, or the truth is full or away, the rows that
+are there go on answering, and the model is degraded. Messages that no server could take are rejected and counted.
+"""
+
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from kernels.errors import HotrowError
+from serving.config import ModelConfig
+from serving.errors import AdditionError, RequestError, UnknownModelError, did_you_mean, printable
+from serving.metrics import Histogram, MetricSample
+from serving.parameter_server.counters import Labels
+from serving.parameter_server.health import Readiness
+from serving.parameter_server.table import Table, write
+from serving.storage.hps_layout import tag
+from serving.storage.store import Change, Keys, Reached
+from serving.stream import BadMessageError, Kind, Record, UpdateMessage, UpdateSource, decode, decode_hps
+
+logger = logging.getLogger(__name__)
+
+# How often positions without rows are written, and everything is brought to the disk.
+SYNC_INTERVAL_S = 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
+# Of the thread, as ``nice`` counts: requests get three times its share of a busy core.
+PRIORITY = 5
+# Publishers whose last sequence number is remembered, for each partition.
+MOST_PUBLISHERS = 256
+#: Upper bounds of the buckets of the time from publishing to visible, in seconds.
+VISIBLE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
+_LOG_INTERVAL_S = 10.0
+_NO_KEYS: Keys = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """How far a table has come in one partition of a log.
+
+    Attributes:
+        position: where the log goes on; empty: at its beginning.
+        sequences: the last sequence number of each publisher, so that a message that was published twice applies once.
+    """
+
+    position: str = ""
+    sequences: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Compares positions of one partition: numbers, or the two numbers of a Redis stream."""
+        return tuple(map(int, self.position.split("-"))) if self.position else ()
+
+    def after(self, record: Record, message: UpdateMessage | None) -> Self:
+        """The state after a record."""
+        sequences = self.sequences
+        if message is not None and message.publisher is not None and message.sequence is not None:
+            name = publisher_of(message)
+            others = [pair for pair in sequences.items() if pair[0] != name]
+            newest = max(message.sequence, sequences.get(name, message.sequence))  # a message may come again
+            sequences = dict([*others[-MOST_PUBLISHERS + 1 :], (name, newest)])
+        return type(self)(record.position, sequences)
+
+    def write(self) -> str:
+        """Return the state as text."""
+        return json.dumps({"position": self.position, "sequences": self.sequences})
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read what ``write`` returned."""
+        document = json.loads(text)
+        return cls(document["position"], document["sequences"])
+
+
+def publisher_of(message: UpdateMessage) -> str:
+    """The name of a message's publisher in ``LogState.sequences``."""
+    return f"{message.run or ''}/{message.publisher}"
+
+
+class UpdateCounters:
+    """What one model's reader counts. May be read from any thread.
+
+    Attributes:
+        fault: why the log is not being read now; empty while it is.
+    """
+
+    def __init__(self, max_staleness_s: float | None) -> None:
+        """Start at zero; see ``UpdateStream``."""
+        self.fault = ""
+        self._max_staleness_s = max_staleness_s
+        self._whole_s = time.monotonic()  # when nothing was waiting the last time
+        self._lock = threading.Lock()  # guards the fields below
+        self._rows = Counter[tuple[str, str]]()
+        self._messages = Counter[str]()
+        self._skipped = Counter[str]()
+        self._rejected = Counter[str]()
+        self._visible = Histogram(VISIBLE_BUCKETS_S)
+        self._steps: dict[str, int] = {}
+        self._times_ms: dict[str, int] = {}
+        self._lag = 0
+        self._reached_ms = 0
+
+    def applied(self, record: Record, message: UpdateMessage) -> None:
+        """Count a message whose rows every lookup finds now."""
+        with self._lock:
+            self._messages[message.kind.value] += 1
+            if message.kind is Kind.BARRIER:
+                return
+            self._rows[message.table, message.kind.value] += message.keys.size
+            self._visible.observe(max(time.time() - record.time_ms / 1000, 0.0))
+            if message.step is not None:
+                self._steps[message.table] = max(message.step, self._steps.get(message.table, 0))
+            newest_ms = message.time_ms if message.time_ms is not None else record.time_ms
+            self._times_ms[message.table] = max(newest_ms, self._times_ms.get(message.table, 0))
+
+    def skipped(self, reason: str) -> None:
+        """Count a message that is not for this model, or that was applied before."""
+        with self._lock:
+            self._skipped[reason] += 1
+
+    def rejected(self, reason: str) -> int:
+        """Count a message that no server could take; returns how many there were of the same reason."""
+        with self._lock:
+            self._rejected[reason] += 1
+            return self._rejected[reason]
+
+    def reached(self, time_ms: int) -> None:
+        """Note when the last record that was read was published."""
+        with self._lock:
+            self._reached_ms = time_ms
+
+    def lag(self, records: int) -> None:
+        """Note how many records have not been read."""
+        with self._lock:
+            self._lag = records
+            if not records:
+                self._whole_s = time.monotonic()
+
+    @property
+    def staleness_s(self) -> float:
+        """How old the model's rows may be: messages have been waiting since then, or nothing is known of the log."""
+        with self._lock:
+            age_s = time.time() - self._reached_ms / 1000 if self._lag and self._reached_ms else 0.0
+            return max(age_s, time.monotonic() - self._whole_s if self._lag or self.fault else 0.0)
+
+    def readiness(self) -> Readiness:
+        """Whether the rows are new enough to answer requests."""
+        fault, staleness_s, most_s = self.fault, self.staleness_s, self._max_staleness_s
+        if most_s is not None and staleness_s > most_s:
+            reason = f"its rows are {staleness_s:.0f} s old, more than max_staleness_s, {most_s:g}"
+            return Readiness("not ready", f"{reason}: {fault}" if fault else reason)
+        return Readiness("degraded", f"no updates: {fault}") if fault else Readiness()
+
+    def samples(self, labels: Labels) -> Iterator[MetricSample]:
+        """The counts, with the labels of the model."""
+        with self._lock:
+            rows, skipped, rejected = self._rows.copy(), self._skipped.copy(), self._rejected.copy()
+            messages = self._messages.copy()
+            steps, times_ms, visible = dict(self._steps), dict(self._times_ms), self._visible.copy()
+            lag = self._lag
+        yield MetricSample(
+            "hotrow_updates_up", "1 while a model's update source is being read.", labels, int(not self.fault), True
+        )
+        yield MetricSample("hotrow_update_lag_messages", "Update messages not read yet.", labels, lag, True)
+        help_text = "How old a model's rows may be: 0 while no update message waits."
+        yield MetricSample("hotrow_update_lag_seconds", help_text, labels, self.staleness_s, True)
+        help_text = "Time from the publication of an update message until every lookup finds its rows."
+        yield MetricSample("hotrow_update_visible_seconds", help_text, labels, visible)
+        for kind, count in messages.items():
+            help_text = "Update messages that were applied."
+            yield MetricSample("hotrow_update_messages", help_text, (*labels, ("kind", kind)), count)
+        for (table, kind), count in rows.items():
+            where = (*labels, ("table", table), ("kind", kind))
+            yield MetricSample("hotrow_update_rows", "Rows that update messages changed.", where, count)
+        for reason, count in rejected.items():
+            help_text = "Update messages that no server could take."
+            yield MetricSample("hotrow_update_rejected", help_text, (*labels, ("reason", reason)), count)
+        for reason, count in skipped.items():
+            help_text = "Update messages for other models or training runs, or that were applied before."
+            yield MetricSample("hotrow_update_skipped", help_text, (*labels, ("reason", reason)), count)
+        for table, step in steps.items():
+            help_text = "The trainer's newest step whose rows a table has."
+            yield MetricSample("hotrow_update_step", help_text, (*labels, ("table", table)), step, True)
+        for table, time_ms in times_ms.items():
+            help_text = "When the newest rows of a table were trained, as a Unix time."
+            where = (*labels, ("table", table))
+            yield MetricSample("hotrow_update_time_seconds", help_text, where, time_ms / 1000, True)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStream:
+    """Where the updates of all models come from.
+
+    Attributes:
+        open: opens the log of a model. It is called again after a fault.
+        filters: the regular expressions of ``update_filters``.
+        poll_s: the most time that one read waits.
+        max_staleness_s: a model whose rows may be older is not ready; None: no limit.
+    """
+
+    open: Callable[[ModelConfig], UpdateSource]
+    filters: Sequence[str] = (".",)
+    poll_s: float = 0.5
+    max_staleness_s: float | None = None
+
+    def takes(self, model: str, table: str) -> bool:
+        """Whether a filter matches the model's name, or the table's tag after HPS's prefix."""
+        tagged = tag(f"{model}.{table}")
+        return any(
+            re.search(text, model) or re.search(text, tagged) or re.search(rf"^hps_et\.{text}\..+$", tagged)
+            for text in self.filters
+        )
+
+
+class ModelUpdates:
+    """Reads the update messages of one loaded model, in a thread of its own.
+
+    Attributes:
+        counters: what it has counted.
+    """
+
+    def __init__(self, config: ModelConfig, tables: Sequence[Table], stream: UpdateStream) -> None:
+        """Begin to read.
+
+        Args:
+            config: the model.
+            tables: its tables, loaded.
+            stream: the log.
+        """
+        self.counters = UpdateCounters(stream.max_staleness_s)
+        tables[0].health.updates = self.counters.readiness
+        self._config = config
+        self._stream = stream
+        self._tables = {served.name: table for served, table in zip(config.tables, tables, strict=True)}
+        self._truth = tables[0].truth
+        positions = () if config.stream is None else config.stream.positions
+        self._started = {partition: LogState(position) for partition, position in positions}
+        # By table and partition. Of a truth that keeps them, what it keeps.
+        self._reached: dict[str, dict[str, LogState]] = {name: dict(self._started) for name in self._tables}
+        self._logs: dict[str, LogState] = {}  # by partition: where the reader is
+        self._source: UpdateSource | None = None
+        self._closing = threading.Event()
+        self._logged_s: dict[str, float] = {}
+        name = f"hotrow-updates-{config.name}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def positions(self) -> dict[str, str]:
+        """How far the log has been applied, by partition."""
+        return {partition: state.position for partition, state in list(self._logs.items())}
+
+    def samples(self) -> Iterator[MetricSample]:
+        """The counts as metric samples."""
+        yield from self.counters.samples((("model", self._config.name), ("version", str(self._config.version))))
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """End the reader after the message that it is applying. Closing twice is allowed."""
+        self._closing.set()
+        source = self._source
+        if source is not None:
+            source.close()  # ends a read that waits
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        with suppress(OSError):  # a container may forbid the call
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRIORITY)  # of this thread alone
+        pause_s = FIRST_PAUSE_S
+        while not self._closing.is_set():
+            try:
+                self._follow()
+            except HotrowError as err:
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if self.counters.fault else FIRST_PAUSE_S
+                self._interrupted(err)
+            except Exception as err:  # the reader must not end without a word
+                logger.exception("updates of model %r", self._config.name)
+                self.counters.fault = f"{type(err).__name__}: {err}"
+            self._closing.wait(pause_s)
+
+    def _follow(self) -> None:
+        """Read and apply until the reader is closed, or until something does not answer."""
+        self._recover()
+        with closing(self._stream.open(self._config)) as source:
+            self._source = source
+            source.start({partition: state.position for partition, state in self._logs.items() if state.position})
+            synced_s = time.monotonic()
+            while not self._closing.is_set():
+                records = source.poll(self._stream.poll_s)
+                for record in records:
+                    self._take(record)
+                    if self._closing.is_set():
+                        return
+                self._resumed()
+                now_s = time.monotonic()
+                if now_s >= synced_s + SYNC_INTERVAL_S or not records:
+                    self.counters.lag(sum(source.lag().values()))
+                if now_s >= synced_s + SYNC_INTERVAL_S:
+                    self._sync()
+                    source.commit(self.positions)
+                    synced_s = now_s
+
+    def _recover(self) -> None:
+        """Find where each table is in each partition. The log goes on where the first of them is."""
+        if self._truth.lasting is not None:
+            for name, table in self._tables.items():
+                kept = table.truth.lasting.reached() if table.truth.lasting is not None else {}
+                states = {partition: LogState.read(text) for partition, text in kept.items()}
+                self._reached[name] = {**self._started, **states}
+        partitions = {partition for states in self._reached.values() for partition in states}
+        self._logs = {
+            partition: min(
+                (states.get(partition, LogState()) for states in self._reached.values()), key=lambda state: state.order
+            )
+            for partition in partitions
+        }
+
+    def _take(self, record: Record) -> None:
+        """Apply one record, or skip it, or reject it."""
+        message, log = None, self._logs.get(record.partition, LogState())
+        try:
+            message = self._message(record)
+            if message is not None:
+                self._apply(record, message, log)
+        except BadMessageError as err:
+            self._reject(record, err.reason, str(err))
+        self._logs[record.partition] = log.after(record, message)
+        self.counters.reached(record.time_ms)
+
+    def _message(self, record: Record) -> UpdateMessage | None:
+        """Decode a record; None if it changes nothing.
+
+        Raises:
+            BadMessageError: it is not an update message.
+        """
+        if record.topic.startswith(tag("")):
+            key_bytes = next(iter(self._tables.values())).spec.key_bytes
+            return decode_hps(record.payload, record.topic, key_bytes, record.message_key)
+        return decode(record.payload)
+
+    def _apply(self, record: Record, message: UpdateMessage, log: LogState) -> None:
+        """Write the rows of a message, if it is for this model and was not applied before.
+
+        Raises:
+            BadMessageError: no server could take it.
+            StoreError: the source of truth does not take it now.
+        """
+        if reason := self._why_skipped(record, message, log):
+            return self.counters.skipped(reason)
+        if message.kind is Kind.BARRIER:
+            return self.counters.applied(record, message)
+        table, state = self._tables[message.table], log.after(record, message)
+        change = Change(table, message.keys, message.rows, adds=message.kind is Kind.ACCUMULATE)
+        try:
+            write([change], Reached(record.partition, state.write()))
+        except UnknownModelError:
+            raise  # it was unloaded
+        except (RequestError, AdditionError) as err:
+            raise BadMessageError("row", str(err)) from err
+        self._reached[message.table][record.partition] = state
+        self.counters.applied(record, message)
+        return None
+
+    def _why_skipped(self, record: Record, message: UpdateMessage, log: LogState) -> str:
+        """Why a message does not change the model's rows; empty if it does.
+
+        Raises:
+            BadMessageError: the model has no such table.
+        """
+        stream, reached = self._config.stream, self._reached.get(message.table)
+        if message.model != self._config.name:
+            return "model"
+        if message.run is not None and (stream is None or message.run != stream.run):
+            return "run"
+        if message.sequence is not None and message.sequence <= log.sequences.get(publisher_of(message), -1):
+            return "repeated"
+        if message.kind is Kind.BARRIER:
+            return ""
+        if reached is None:
+            known = did_you_mean(message.table, self._tables)
+            raise BadMessageError("table", f"model {message.model!r} has no table {message.table!r}{known}")
+        if not self._stream.takes(message.model, message.table):
+            return "filter"
+        if log.after(record, message).order <= reached.get(record.partition, LogState()).order:
+            return "repeated"
+        return ""
+
+    def _sync(self) -> None:
+        """Write positions to tables that got no rows of late, and bring everything to the disk."""
+        lasting = self._truth.lasting
+        if lasting is None:
+            return
+        for partition, log in self._logs.items():
+            behind = [name for name, states in self._reached.items() if states.get(partition) != log]
+            changes = [Change(self._tables[name].truth.stored, _NO_KEYS, None) for name in behind]
+            if changes:
+                lasting.store.write(changes, Reached(partition, log.write()))
+            for name in behind:
+                self._reached[name][partition] = log
+        lasting.store.sync()
+
+    def _reject(self, record: Record, reason: str, text: str) -> None:
+        count = self.counters.rejected(reason)
+        if self._may_log(reason):
+            where = f"{record.partition} before position {record.position}"
+            logger.warning(
+                "an update message of %s is skipped (%s, %s of this reason): %s",
+                *(where, reason, f"{count:,}", printable(text)),
+            )
+
+    def _may_log(self, reason: str) -> bool:
+        """Whether a line about ``reason`` is due: a stream of bad messages must not fill the log."""
+        now_s = time.monotonic()
+        if now_s < self._logged_s.get(reason, -_LOG_INTERVAL_S) + _LOG_INTERVAL_S:
+            return False
+        self._logged_s[reason] = now_s
+        return True
+
+    def _interrupted(self, err: HotrowError) -> None:
+        if self._closing.is_set():
+            return
+        if not self.counters.fault:
+            logger.error(
+                "model %r gets no updates: %s; the rows that are there go on answering", self._config.name, err
+            )
+        self.counters.fault = str(err)
+
+    def _resumed(self) -> None:
+        if self.counters.fault:
+            logger.warning("model %r gets updates again", self._config.name)
+            self.counters.fault = ""

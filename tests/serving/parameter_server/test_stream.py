@@ -1,0 +1,246 @@
+"""Update messages that arrive while a model is served: each takes effect exactly once, and bad ones never."""
+
+import logging
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.config.models import StreamStart
+from serving.parameter_server import ParameterServer, updates
+from serving.parameter_server.updates import UpdateStream
+from serving.storage import MemoryStore, RocksDbStore, SnapshotStore
+from serving.stream.folder import FolderSink, FolderSource
+from serving.stream.message import Kind, UpdateMessage, encode
+from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, model_of, write_model
+
+RUN = "run-1"
+STARTED = dict(zip(KEYS, ROWS.tolist(), strict=True))
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(updates, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(updates, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(updates, "SYNC_INTERVAL_S", 0.02)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The model of ``small_server``, whose manifest names a training run."""
+    (tmp_path / "model").mkdir()
+    write_model(tmp_path / "model")
+    return model_of(tmp_path / "model").model_copy(update={"stream": StreamStart(run=RUN)})
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A folder of messages."""
+    (tmp_path / "log").mkdir()
+    return FolderSink(tmp_path / "log")
+
+
+@contextmanager
+def serving(model, log_folder, *stores, **options):
+    stream = UpdateStream(lambda _: FolderSource(log_folder), poll_s=0.02, **options)
+    with ParameterServer(stores, updates=stream) as server:
+        server.load_model(model)
+        yield server
+
+
+def until(condition, limit_s=5.0):
+    """Return whether the condition holds within a time."""
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def message(kind, keys, rows=None, **other):
+    keys = np.array(keys, dtype=np.int64)
+    rows = None if rows is None else np.array(rows, dtype=np.float32).reshape(keys.size, -1)
+    return UpdateMessage(kind, "m", "t", keys, rows, **{"run": RUN, **other})
+
+
+def send(log, *messages):
+    for each in messages:
+        log.send(each if isinstance(each, bytes) else encode(each), 0)
+    log.flush()
+
+
+def samples_of(server, model, name):
+    return {
+        dict(sample.labels).get("reason", dict(sample.labels).get("kind", "")): sample.value
+        for sample in server.updates(model).samples()
+        if sample.name == name
+    }
+
+
+def after(server, model, log_folder):
+    """Wait until every message has been applied or refused, then return the rows of the last tier."""
+    last = max(int(file.stem) for file in log_folder.iterdir())
+    assert until(lambda: server.updates(model).positions == {"folder": str(last)})
+    return held_by(server.stores[-1])
+
+
+TRUTHS = {
+    "RAM": lambda folder: [MemoryStore()],
+    "RAM and a slower tier": lambda folder: [MemoryStore(), DictStore("slow")],
+    "RocksDB": lambda folder: [RocksDbStore(folder / "db", num_threads=1)],
+    "RAM and RocksDB": lambda folder: [MemoryStore(), RocksDbStore(folder / "db", num_threads=1)],
+    "a snapshot": lambda folder: [SnapshotStore(folder / "snapshots", 100)],
+}
+
+
+@pytest.mark.parametrize("stores", TRUTHS.values(), ids=TRUTHS)
+def test_messages_change_every_tier(tmp_path, model, log, stores):
+    with serving(model, tmp_path / "log", *stores(tmp_path)) as server:
+        send(
+            log,
+            message(Kind.UPSERT, [1, 77], [[1, 2, 3], [4, 5, 6]]),
+            message(Kind.DELETE, [2, 88]),
+            message(Kind.ACCUMULATE, [3, 77, 99, 77], [[1, 1, 1]] * 4),
+            UpdateMessage(Kind.BARRIER, "m", "", np.array([], dtype=np.int64), None, run=RUN),
+        )
+        rows = after(server, model, tmp_path / "log")
+        expected = STARTED | {1: [1, 2, 3], 77: [6, 7, 8], 99: [1, 1, 1], 3: (ROWS[2] + np.float32(1)).tolist()}
+        del expected[2]
+        assert rows == expected
+        keys = np.array([1, 2, 3, 77, 99])
+        assert server.lookup("m.t", keys)[0].tolist() == [expected.get(key, [0, 0, 0]) for key in keys.tolist()]
+
+
+MESSAGES = st.lists(
+    st.tuples(
+        st.sampled_from([Kind.UPSERT, Kind.DELETE, Kind.ACCUMULATE]),
+        st.lists(st.sampled_from([1, 2, 77, 78]), min_size=1, max_size=3),
+        st.integers(-9, 9),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(deadline=None, max_examples=8)
+@given(MESSAGES, st.integers(1, 8), st.booleans())
+def test_a_restart_goes_on_where_the_rows_are(tmp_path_factory, drawn, stop, repeats):
+    """Also if the publisher sends everything again, because it does not know what arrived."""
+    folder = tmp_path_factory.mktemp("stream")
+    write_model(folder)
+    (folder / "log").mkdir()
+    model = model_of(folder).model_copy(update={"stream": StreamStart(run=RUN)})
+    log, expected = FolderSink(folder / "log"), {key: np.array(row) for key, row in STARTED.items()}
+    sent = []
+    for number, (kind, keys, value) in enumerate(drawn):
+        rows = None if kind is Kind.DELETE else np.full((len(keys), 3), value, np.float32)
+        sent.append(message(kind, keys, rows, publisher="p", sequence=number))
+        for key in keys:
+            if kind is Kind.DELETE:
+                expected.pop(key, None)
+            else:
+                before = expected.get(key, np.zeros(3)) if kind is Kind.ACCUMULATE else 0
+                expected[key] = (np.float32(before) + np.float32(value)) * np.ones(3, np.float32)
+    send(log, *sent[:stop])
+    with serving(model, folder / "log", RocksDbStore(folder / "db", num_threads=1)) as server:
+        after(server, model, folder / "log")
+    send(log, *(sent if repeats else sent[stop:]))
+    with serving(model, folder / "log", RocksDbStore(folder / "db", num_threads=1)) as server:
+        assert after(server, model, folder / "log") == {key: row.tolist() for key, row in expected.items()}
+
+
+def test_a_version_starts_at_the_position_of_its_manifest(tmp_path, model, log):
+    send(log, message(Kind.ACCUMULATE, [1], [[1, 1, 1]]), message(Kind.ACCUMULATE, [2], [[1, 1, 1]]))
+    start = StreamStart(run=RUN, positions=(("folder", "1"),))
+    with serving(model.model_copy(update={"stream": start}), tmp_path / "log", MemoryStore()) as server:
+        assert until(lambda: samples_of(server, model, "hotrow_update_messages") == {"accumulate": 1})
+        rows = held_by(server.stores[-1])
+    assert (rows[1], rows[2]) == (STARTED[1], (ROWS[1] + np.float32(1)).tolist())
+
+
+BAD = {
+    "another form": (b"other bytes", "format"),
+    "a check sum": (encode(message(Kind.DELETE, [1]))[:-1] + b"\xff", "checksum"),
+    "an unknown table": (encode(UpdateMessage(Kind.DELETE, "m", "u", np.array([1]), None, run=RUN)), "table"),
+    "another dimension": (encode(message(Kind.UPSERT, [1], [[1, 2]])), "row"),
+    "an infinite sum": (encode(message(Kind.ACCUMULATE, [5], [[3e38, 0, 0]])), "row"),
+}
+
+
+@pytest.mark.parametrize(("payload", "reason"), BAD.values(), ids=BAD)
+def test_a_bad_message_is_counted_and_changes_nothing(tmp_path, model, log, caplog, payload, reason):
+    send(log, message(Kind.UPSERT, [5], [[3e38, 0, 0]]), payload, message(Kind.UPSERT, [77], [[1, 2, 3]]))
+    with serving(model, tmp_path / "log", MemoryStore()) as server:
+        rows = after(server, model, tmp_path / "log")
+        assert samples_of(server, model, "hotrow_update_rejected") == {reason: 1}
+    assert rows == STARTED | {5: [np.float32(3e38), 0, 0], 77: [1, 2, 3]}
+    assert f"an update message of folder before position 2 is skipped ({reason}, 1 of this reason)" in caplog.text
+
+
+OTHERS = {
+    "another model": (UpdateMessage(Kind.DELETE, "n", "t", np.array([1]), None, run=RUN), "model"),
+    "another run": (message(Kind.DELETE, [1], run="run-2"), "run"),
+}
+
+
+@pytest.mark.parametrize(("other", "reason"), OTHERS.values(), ids=OTHERS)
+def test_a_message_for_others_is_counted_and_changes_nothing(tmp_path, model, log, other, reason):
+    send(log, other)
+    with serving(model, tmp_path / "log", MemoryStore()) as server:
+        assert after(server, model, tmp_path / "log") == STARTED
+        assert samples_of(server, model, "hotrow_update_skipped") == {reason: 1}
+
+
+@pytest.mark.parametrize(
+    ("filters", "takes"), [(["^hps_.+$"], True), (["m"], True), ([r"m\.t"], True), (["other"], False)]
+)
+def test_the_filters_choose_the_tables(tmp_path, model, log, filters, takes):
+    send(log, message(Kind.DELETE, [1]))
+    with serving(model, tmp_path / "log", MemoryStore(), filters=filters) as server:
+        assert (1 in after(server, model, tmp_path / "log")) == (not takes)
+
+
+def test_a_full_truth_pauses_the_stream_and_loses_nothing(tmp_path, model, log, caplog):
+    caplog.set_level(logging.WARNING)
+    with serving(model, tmp_path / "log", MemoryStore(capacity_rows=13)) as server:
+        many = np.arange(100, 130)
+        send(log, message(Kind.UPSERT, many, np.ones((30, 3))), message(Kind.UPSERT, [77], [[1, 2, 3]]))
+        health = server.health("m")
+        assert until(lambda: health.readiness().state == "degraded")
+        assert "no updates: memory: table 'm.t'" in health.readiness().reason
+        assert server.lookup("m.t", np.array(KEYS))[0].tolist() == ROWS.tolist()
+        assert caplog.text.count("gets no updates") == 1
+
+
+def test_a_position_that_is_gone_is_never_skipped(tmp_path, model, log, caplog):
+    send(log, *[message(Kind.ACCUMULATE, [1], [[1, 1, 1]])] * 3)
+    (tmp_path / "log" / "0000000001.update").unlink()
+    (tmp_path / "log" / "0000000002.update").unlink()
+    start = StreamStart(run=RUN, positions=(("folder", "0"),))
+    with serving(model.model_copy(update={"stream": start}), tmp_path / "log", MemoryStore()) as server:
+        health = server.health("m")
+        assert until(lambda: health.readiness().state == "degraded")
+        assert "the records after position 0 are gone" in health.readiness().reason
+        assert held_by(server.stores[-1]) == STARTED
+
+
+def test_rows_that_are_too_old_make_a_model_not_ready(tmp_path, model):
+    with serving(model, tmp_path / "absent", MemoryStore(), max_staleness_s=0.01) as server:
+        health = server.health("m")
+        assert until(lambda: health.readiness().state == "not ready")
+        assert "more than max_staleness_s, 0.01" in health.readiness().reason
+        (tmp_path / "absent").mkdir()
+        send(FolderSink(tmp_path / "absent"), message(Kind.DELETE, [1]))
+        assert until(lambda: health.readiness().state == "ready")
+
+
+def test_an_unloaded_model_gets_no_more_updates(tmp_path, model, log):
+    with serving(model, tmp_path / "log", RocksDbStore(tmp_path / "db", num_threads=1)) as server:
+        server.unload_model("m")
+        send(log, message(Kind.UPSERT, [77], [[1, 2, 3]]))
+        server.load_model(model)
+        assert until(lambda: held_by(server.stores[-1]).get(77) == [1, 2, 3])
