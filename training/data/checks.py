@@ -82,7 +82,10 @@ def _keys_of(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64] | None]:
     """Return the keys of the table, which keys of the bags are wrong, and the size of each slot."""
     if slot_sizes is None:
-        return bags.keys, (bags.keys < SMALLEST_KEY) | (bags.keys > LARGEST_KEY), None
+        keys = bags.keys
+        if not keys.size or (keys.min() >= SMALLEST_KEY and keys.max() <= LARGEST_KEY):  # faster than a mask
+            return keys, np.empty(0, np.bool_), None
+        return keys, (keys < SMALLEST_KEY) | (keys > LARGEST_KEY), None
     offsets, sizes = slot_ranges(slot_sizes, bags.slots)
     keys, offset_of, size_of = bags.keys, offsets, sizes
     if bags.has_one_key_each:

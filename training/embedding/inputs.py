@@ -99,10 +99,10 @@ def _read_dense(name: str, keys: torch.Tensor) -> FeatureBags:
     _require_integers(name, "keys", keys, (1, 2))
     bags = keys.shape[0]
     is_key = keys != _PADDING
-    row_ptrs = None
-    if keys.dim() == 2 or not bool(is_key.all()):
-        counts = is_key.sum(dim=1) if keys.dim() == 2 else is_key
-        row_ptrs = np.concatenate([[0], counts.cpu().numpy().cumsum()]).astype(np.int64)
+    if keys.dim() == 1 and bool(is_key.all()):
+        return FeatureBags(_int64(keys), None, None, 1, (bags,), keys.device)
+    counts = is_key.sum(dim=1) if keys.dim() == 2 else is_key
+    row_ptrs = np.concatenate([[0], counts.cpu().numpy().cumsum()]).astype(np.int64)
     return FeatureBags(_int64(keys[is_key]), row_ptrs, None, 1, (bags,), keys.device)
 
 
