@@ -20,7 +20,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # The tests that run without PyTorch, RocksDB and the web framework.
 NUMPY1_TESTS := tests/kernels $(addprefix tests/serving/,dense model test_batch.py config/test_inference.py config/test_model_directory.py)
-# The tests of the kernels and of the GPU cache; `make test` runs them too.
+# The tests of the kernels and of the GPU cache; `make test` runs them too, except those marked `kernels`.
 KERNEL_TESTS := $(wildcard tests/kernels/cuda tests/gpu_cache)
 RACE_TESTS := $(wildcard $(addprefix tests/,$(addprefix kernels/cuda/,test_query.py test_writes.py test_team.py) \
   $(addprefix gpu_cache/,test_readers_with_writers.py test_workspace.py test_pooled_lookup.py test_key_lookup.py \
@@ -31,6 +31,8 @@ DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup den
 # Tests wait for servers a quarter of the time, so two cores have work for three processes. Each process starts its own
 # Redis servers, so more than four would not help.
 OVER_CORES := -n $(shell nproc | awk '{print ($$1 < 3 ? int($$1 * 3 / 2) : 4)}') --dist worksteal
+# A file whose fixture compiles for a minute stays in one process.
+BY_FILE := -n 2 --dist loadfile
 # Late streams sleep most of the time, so more workers than cores pay.
 OVER_LATENESS := -n 8 --dist worksteal
 # The GPU commands create an environment with CuPy for CUDA 12 or 13, or use an existing Python: GPU_PYTHON=python3
@@ -56,24 +58,24 @@ demo: $(VENV)/.demo ## train, export, serve and query a model; DATA=file.csv tak
 loadtest: $(VENV)/.test ## send load to a server of `make demo`'s model; SCENARIO=spike, REPO=models, ARGS="-u 16" change it
 	@$(BIN)/python -m loadtests $(REPO) --scenario $(SCENARIO) $(ARGS)
 
-test: $(VENV)/.test ## all tests for a machine without a GPU, except the sanitizers and the tests that take minutes
-	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not sanitizers and not triton"
+test: $(VENV)/.test ## all tests for a machine without a GPU, except the sanitizers, the largest tests of kernels and the tests that take minutes
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not kernels and not sanitizers and not triton"
 
 test-fast: $(VENV)/.test ## the tests without the slow ones
-	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu and not triton"
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu and not kernels and not triton"
 
 test-long: $(VENV)/.test ## the tests that take minutes each; results go to benchmarks/results/
 	@$(BIN)/python -m tests.tools.long_tests --json benchmarks/results/test_long.json
 	@$(MAKE) mutants
 
 test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without the heavy extras
-	@$(VENV)-numpy1/bin/python -m pytest -q $(OVER_CORES) -m "not slow and not long and not gpu" $(NUMPY1_TESTS)
+	@$(VENV)-numpy1/bin/python -m pytest -q $(OVER_CORES) -m "not slow and not long and not gpu and not kernels" $(NUMPY1_TESTS)
 
 test-triton: $(VENV)/.test $(VENV)-numpy1/.triton ## the client suite against `hotrow serve` and a real Triton, on the CPU
 	@HOTROW_TRITON_PYTHON=$(VENV)-numpy1/bin/python $(BIN)/python -m pytest -q -m triton tests/e2e
 
 test-host-sanitizers: $(VENV)/.test ## the host table's threads and snapshots under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
-	@$(BIN)/python -m pytest -q $(OVER_CORES) -m sanitizers tests/kernels
+	@$(BIN)/python -m pytest -q $(BY_FILE) -m sanitizers tests/kernels
 
 check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for all architectures of sm_75 to sm_120, without a GPU; fails if registers or arrays spill to memory
 	@$(BIN)/python -m kernels.check_nvrtc kernels/cuda/*.cu benchmarks/gpu/*.cu
