@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from gpu_cache.cache_group import CacheGroup
 from gpu_cache.embedding_cache import EmbeddingCache
@@ -15,6 +16,23 @@ TABLE_KEYS = 400
 HELD_KEYS = 200  # the caches get 0 .. 199
 #: Seeds of orders of threads; 0 is the fixed order. The race check finds a race in any order, and takes seconds for it.
 ORDERS = [3] if os.environ.get("HOTROW_RUNNER_SANITIZER") == "thread" else [0, 3]
+
+#: Key type, keys per line and memory of caches. The kernels are compiled again for each type of lines.
+KINDS = [
+    ("I64", 15, "dynamic"),
+    *(
+        pytest.param(kind, marks=pytest.mark.kernels)
+        for kind in (("I64", 7, "static"), ("U32", 15, "dynamic"), ("I64", 15, "uvm"))
+    ),
+]
+#: Options of caches whose lines or memory are not the usual ones.
+LINES = [
+    {"key_type": "U32"},
+    *(
+        pytest.param(options, marks=pytest.mark.kernels)
+        for options in ({"line_keys": 7}, {"kind": "static"}, {"kind": "uvm"})
+    ),
+]
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from gpu_cache.errors import CacheClosedError
 from gpu_cache.layout import Capacity, Layout
 from gpu_cache.missing import ABSENT
 from gpu_cache.readers import Readers
-from tests.gpu_cache.bags import ORDERS, Bags, host_rows, scheduled
+from tests.gpu_cache.bags import KINDS, ORDERS, Bags, host_rows, scheduled
 
 DEFAULTS = (0.25, -2.0)
 SLOTS, COMBINERS = (2, 1), ("mean", "sum")
-KINDS = [("I64", 15, "dynamic"), ("I64", 7, "static"), ("U32", 15, "dynamic"), ("I64", 15, "uvm")]
 KEPT = 100  # keys from here on are in no tier
 
 

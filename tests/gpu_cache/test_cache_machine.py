@@ -100,6 +100,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.close()
 
 
+@pytest.mark.kernels
 @pytest.mark.slow
 def test_the_cache_agrees_with_a_dict(device):
     run_on(CacheMachine, examples=20, device=device)

@@ -10,13 +10,13 @@ from gpu_cache.embedding_cache import EmbeddingCache
 from gpu_cache.errors import CacheClosedError
 from gpu_cache.missing import ABSENT
 from gpu_cache.readers import Readers
-from tests.gpu_cache.bags import ORDERS, Bags, Tables, expected, finish, host_rows, random_request, scheduled
+from tests.gpu_cache.bags import KINDS, ORDERS, Bags, Tables, expected, finish, host_rows, random_request, scheduled
 
 SLOTS, COMBINERS = (2, 1, 1, 1), ("mean", "sum", "sqrtn", "sum")
 FORMS = [("fp32", 5), ("int8", 20), ("fp16", 64), ("fp32", 5)]
 
 
-@pytest.fixture(params=[("I64", 15, "dynamic"), ("I64", 7, "static"), ("U32", 15, "dynamic"), ("I64", 15, "uvm")])
+@pytest.fixture(params=KINDS)
 def tables(device, request):
     key_type, line_keys, kind = request.param
     return Tables(device, FORMS, key_type=key_type, line_keys=line_keys, kind=kind)

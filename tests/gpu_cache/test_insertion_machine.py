@@ -133,11 +133,13 @@ class InsertionMachine(RuleBasedStateMachine):
                 cache.close()
 
 
+@pytest.mark.kernels
 @pytest.mark.slow
 def test_caches_agree_with_the_tiers(device):
     run_on(InsertionMachine, examples=20, device=device)
 
 
+@pytest.mark.kernels
 def test_caches_agree_with_the_tiers_in_drawn_orders_of_threads(runner):
     with runner.scheduled(seed=5, os_threads=2):
         run_on(InsertionMachine, examples=10, device=runner)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpu_cache.cache_group import CacheGroup
 from gpu_cache.embedding_cache import EmbeddingCache
-from tests.gpu_cache.bags import HELD_KEYS, Bags, Tables, finish, scheduled
+from tests.gpu_cache.bags import HELD_KEYS, LINES, Bags, Tables, finish, scheduled
 
 FORMS = [("fp32", 1), ("fp32", 33), ("fp16", 7), ("bf16", 16), ("int8", 20), ("uint8", 130), ("fp8", 64)]
 
@@ -45,6 +45,7 @@ def is_right(tables, keys, rows):
     ]
 
 
+@pytest.mark.kernels
 @settings(deadline=None, max_examples=8 if os.environ.get("HOTROW_RUNNER_SANITIZER") else 25)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -65,7 +66,7 @@ def test_rows_match_the_tables(device, tables, seed, most, share_held, schedule)
     assert is_right(tables, keys, rows)
 
 
-@pytest.mark.parametrize("line", [{"line_keys": 7}, {"key_type": "U32"}, {"kind": "static"}, {"kind": "uvm"}])
+@pytest.mark.parametrize("line", LINES)
 def test_every_kind_of_line_and_memory_gives_the_same_rows(device, line):
     tables = Tables(device, [("fp32", 5), ("int8", 20)], **line)
     keys = random_keys(np.random.default_rng(0), (300, 200))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_cache.bag_layout import COMBINERS
-from tests.gpu_cache.bags import TABLE_KEYS, Bags, Tables, expected, finish, host_rows, random_request, scheduled
+from tests.gpu_cache.bags import LINES, TABLE_KEYS, Bags, Tables, expected, finish, host_rows, random_request, scheduled
 
 FORMS = [("fp32", 1), ("fp32", 33), ("fp16", 7), ("bf16", 16), ("int8", 20), ("uint8", 130), ("fp8", 64)]
 LENGTHS = [0, 1, 2, 4, 20, 200]
@@ -56,7 +56,7 @@ def test_pooled_rows_match_the_host(device, tables, seed, samples, combiner, lon
         assert got.tobytes() == want.tobytes(), f"table {t}"
 
 
-@pytest.mark.parametrize("line", [{"line_keys": 7}, {"key_type": "U32"}, {"kind": "static"}, {"kind": "uvm"}])
+@pytest.mark.parametrize("line", LINES)
 def test_every_kind_of_line_and_memory_gives_the_same_rows(device, line):
     tables = Tables(device, [("fp32", 5), ("int8", 20)], **line)
     request = random_request(np.random.default_rng(0), 20, (2, 1), [0, 1, 7])

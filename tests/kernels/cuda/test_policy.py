@@ -72,6 +72,7 @@ def state(table, line):
     return keys, counters, {bit - 32 for bit in range(32, 64) if word >> bit & 1}
 
 
+@pytest.mark.kernels
 @settings(
     deadline=None, max_examples=12, phases=[Phase.explicit, Phase.reuse, Phase.generate]
 )  # shrinking takes minutes

@@ -132,6 +132,7 @@ def test_no_answer_is_stale_or_a_default_of_a_key_that_a_tier_holds(device, tmp_
     run_on(RequestsWithChanges, 12, steps=12, device=device, config=write_model(tmp_path, TABLES))
 
 
+@pytest.mark.kernels
 def test_nor_in_drawn_orders_of_threads(runner, tmp_path):
     with runner.scheduled(seed=5, os_threads=2):
         run_on(RequestsWithChanges, 4, steps=12, device=runner, config=write_model(tmp_path, TABLES))
