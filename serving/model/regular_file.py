@@ -39,8 +39,8 @@ def open_regular(path: str | Path, most_bytes: int | None = None) -> BufferedRea
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError as err:
-        if is_absent(path):
-            raise
+        if not os.path.islink(path):
+            raise  # also if the file has appeared since: the caller may look again
         raise OSError(errno.ENODEV, "a link to a file that does not exist", str(path)) from err
     except OSError as err:
         if err.errno == errno.ENXIO:  # a socket, or a device that is not there

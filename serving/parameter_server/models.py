@@ -145,7 +145,7 @@ class ServedModels:
             self._watcher = PeriodicWorker("hotrow-outages", self._watch, WATCH_INTERVAL_S)
         # A copy of the record tells this load from earlier loads, whose sessions are refused.
         self._models = (*self._models, config.model_copy())
-        if self._stream is not None and served[0].truth.writes:  # another process writes the rows that it reads
+        if self._stream is not None:
             self._updates = {**self._updates, served[0].name: ModelUpdates(config, served, self._stream)}
         return self._models[-1]
 

@@ -7,7 +7,7 @@ may find the old row in one tier and the new row in another. Afterwards it finds
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
@@ -24,7 +24,7 @@ from serving.parameter_server.counters import RequestCounts, TableCounters, Tabl
 from serving.parameter_server.health import ModelHealth
 from serving.parameter_server.table_files import table_spec
 from serving.storage.row_codec import rounded
-from serving.storage.store import Change, Keys, Mask, Reached, TableSpec, Vectors
+from serving.storage.store import Change, Keys, Mask, Reached, TableSpec, Vectors, sums
 
 if TYPE_CHECKING:
     from serving.parameter_server.promotion import Promoter
@@ -293,6 +293,27 @@ def write(changes: Sequence[Change[Table]], reached: Reached | None = None) -> N
                 table.clock.note(keys)
 
 
+def show(change: Change[Table], is_reached: Callable[[Mapping[str, str]], bool]) -> None:
+    """Bring a change that another process writes to readers and caches of this process; see ``LastingTable.show``."""
+    table, keys, rows, adds = _checked(*change)
+    lasting = table.truth.lasting
+    if lasting is None:
+        return
+    with table.clock.lock:
+        table.check_loaded()
+        shown = lasting.show(Change(lasting, keys, rows, adds), table.default_value, is_reached)
+        try:
+            for cache in reversed(table.caches):
+                if cache.lasting is not None:
+                    continue  # the process that writes the truth writes it too
+                if shown is None:
+                    cache.write(keys, None)
+                else:
+                    cache.write(shown.keys, shown.rows)
+        finally:
+            table.clock.note(keys)
+
+
 def _checked(table: Table, keys: Keys, rows: Vectors | None, adds: bool) -> Change[Table]:
     check_keys(table.name, keys, table.key_type)
     keys = np.ascontiguousarray(keys)
@@ -310,13 +331,9 @@ def _checked(table: Table, keys: Keys, rows: Vectors | None, adds: bool) -> Chan
 def _with_sums(table: Table, keys: Keys, deltas: Vectors) -> Change[Table]:
     """Return the change that inserts what an addition results in. The lock of the table's clock is held."""
     unique, places = np.unique(keys, return_inverse=True)
-    sums = np.empty((unique.size, table.dim), dtype=np.float32)
-    found = table.truth.stored.fetch(unique, sums)
-    sums[~found] = table.default_value
-    with np.errstate(over="ignore"):
-        np.add.at(sums, places, deltas)
-    check_rows(table.name, unique, sums, table.dim)
-    return Change(table, unique, sums)
+    base = np.empty((unique.size, table.dim), dtype=np.float32)
+    found = table.truth.stored.fetch(unique, base)
+    return Change(table, unique, sums(table.name, unique, base, found, table.default_value, places, deltas))
 
 
 def _write_truth(tables: Sequence[Table], changes: Sequence[Change[Table]], reached: Reached | None) -> None:

@@ -4,6 +4,9 @@ One thread per model reads the log, from the position that the tables have reach
 of truth. A truth that outlives the process keeps the position with the rows, for each table, so both are there after a
 crash, or neither is. A truth in the memory of this process starts at the position that the model's files include.
 
+Some processes read a database that another process writes. Such a process reads the log, too. It shows each change to
+its own readers until its view of the database has the change.
+
 The reader never skips what it cannot take: while the log cannot be read, or the truth is full or away, the rows that
 are there go on answering, and the model is degraded. Messages that no server could take are rejected and counted.
 """
@@ -28,9 +31,9 @@ from serving.errors import AdditionError, RequestError, UnknownModelError, did_y
 from serving.metrics import Histogram, MetricSample
 from serving.parameter_server.counters import Labels
 from serving.parameter_server.health import Readiness
-from serving.parameter_server.table import Table, write
+from serving.parameter_server.table import Table, show, write
 from serving.storage.hps_layout import tag
-from serving.storage.store import Change, Keys, Reached
+from serving.storage.store import Change, Keys, LastingStore, Reached
 from serving.stream import BadMessageError, Kind, Record, UpdateMessage, UpdateSource, decode, decode_hps
 
 logger = logging.getLogger(__name__)
@@ -44,6 +47,8 @@ PRIORITY = 5
 MOST_PUBLISHERS = 256
 #: Upper bounds of the buckets of the time from publishing to visible, in seconds.
 VISIBLE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
+# How long, and how many, changes are shown before the view of a database that another process writes is opened again.
+VIEW_INTERVAL_S, MANY_SHOWN_ROWS = 30.0, 1 << 16
 _LOG_INTERVAL_S = 10.0
 _NO_KEYS: Keys = np.empty(0, dtype=np.int64)
 
@@ -201,6 +206,14 @@ class UpdateCounters:
             yield MetricSample("hotrow_update_time_seconds", help_text, where, time_ms / 1000, True)
 
 
+def _has(reached: Mapping[str, str], wanted: Mapping[str, LogState]) -> bool:
+    """Whether a table's states say that it has come as far as is wanted."""
+    return all(
+        partition in reached and LogState.read(reached[partition]).order >= state.order
+        for partition, state in wanted.items()
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateStream:
     """Where the updates of all models come from.
@@ -255,6 +268,8 @@ class ModelUpdates:
         self._source: UpdateSource | None = None
         self._closing = threading.Event()
         self._logged_s: dict[str, float] = {}
+        self._rotated: Mapping[str, LogState] = {}  # where the log was when the old shown changes ended
+        self._rotated_s = time.monotonic()
         name = f"hotrow-updates-{config.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -314,8 +329,11 @@ class ModelUpdates:
                     synced_s = now_s
 
     def _recover(self) -> None:
-        """Find where each table is in each partition. The log goes on where the first of them is."""
-        if self._truth.lasting is not None:
+        """Find where each table is in each partition. The log goes on where the first of them is.
+
+        A truth that this process writes keeps it. Otherwise this process knows it, except when it begins.
+        """
+        if self._truth.lasting is not None and (self._truth.writes or not self._logs):
             for name, table in self._tables.items():
                 kept = table.truth.lasting.reached() if table.truth.lasting is not None else {}
                 states = {partition: LogState.read(text) for partition, text in kept.items()}
@@ -365,7 +383,10 @@ class ModelUpdates:
         table, state = self._tables[message.table], log.after(record, message)
         change = Change(table, message.keys, message.rows, adds=message.kind is Kind.ACCUMULATE)
         try:
-            write([change], Reached(record.partition, state.write()))
+            if self._truth.writes:
+                write([change], Reached(record.partition, state.write()))
+            else:
+                show(change, lambda reached: _has(reached, {record.partition: state}))
         except UnknownModelError:
             raise  # it was unloaded
         except (RequestError, AdditionError) as err:
@@ -403,6 +424,8 @@ class ModelUpdates:
         lasting = self._truth.lasting
         if lasting is None:
             return
+        if not self._truth.writes:
+            return self._renew_view(lasting.store)
         for partition, log in self._logs.items():
             behind = [name for name, states in self._reached.items() if states.get(partition) != log]
             changes = [Change(self._tables[name].truth.stored, _NO_KEYS, None) for name in behind]
@@ -411,6 +434,24 @@ class ModelUpdates:
             for name in behind:
                 self._reached[name][partition] = log
         lasting.store.sync()
+
+    def _renew_view(self, store: LastingStore) -> None:
+        """Have this process's view of the database take over what is shown, before that becomes much."""
+        now_s, lasting = time.monotonic(), [table.truth.lasting for table in self._tables.values()]
+        shown = [table for table in lasting if table is not None and table.shown_rows]
+        if not shown:
+            self._rotated_s = now_s
+            return
+        is_due = now_s >= self._rotated_s + VIEW_INTERVAL_S
+        if all(table.drop_shown(lambda reached: _has(reached, self._rotated)) for table in shown):
+            if not is_due and max(table.shown_rows for table in shown) < MANY_SHOWN_ROWS:
+                return
+            for table in shown:
+                table.rotate_shown()
+            self._rotated, self._rotated_s = dict(self._logs), now_s
+        store.catch_up()
+        for table in shown:
+            table.drop_shown(lambda reached: _has(reached, self._rotated))
 
     def _reject(self, record: Record, reason: str, text: str) -> None:
         count = self.counters.rejected(reason)

@@ -4,7 +4,7 @@ A name is looked up once, by ``Store.table``. Every other call gets the object.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from kernels.host import HostTable, RowDtype
 from kernels.snapshot import Snapshot
-from serving.errors import StoreError
+from serving.errors import RequestError, StoreError
 from serving.metrics import MetricSample
+from serving.model.sparse_rows import fault_of_values
 from serving.storage.marker import Marker
 
 Keys = NDArray[np.int64]
@@ -267,6 +268,37 @@ class LastingTable(StoreTable):
         """Whether no part of the table is known to be invalid; contacts no tier."""
         return True
 
+    def show(
+        self, change: "Change[StoreTable]", default_value: float, is_reached: Callable[[Mapping[str, str]], bool]
+    ) -> "Change[StoreTable] | None":
+        """Show readers of this process a change that another process writes, until this process's view has it.
+
+        Args:
+            change: of this table.
+            default_value: see ``sums``.
+            is_reached: whether the states of a view, see ``reached``, say that it has the change.
+
+        Returns:
+            The change with the rows that result; None if the view has it already.
+
+        Raises:
+            StoreError: too many changes are shown, or this process writes the table itself.
+        """
+        raise self._error("this process writes it, so it has no view that lags behind")
+
+    def rotate_shown(self) -> None:
+        """Begin another generation of shown changes, unless there is an old one."""
+        return
+
+    def drop_shown(self, is_reached: Callable[[Mapping[str, str]], bool]) -> bool:
+        """Forget the old generation of shown changes if the view has them; returns whether there is none."""
+        return True
+
+    @property
+    def shown_rows(self) -> int:
+        """How many changes are shown."""
+        return 0
+
     def reached(self) -> Mapping[str, str]:
         """The states that ``Store.write`` has kept since the last load, by partition.
 
@@ -466,6 +498,31 @@ class LastingStore(Store):
             StoreError: the store cannot, and keeps what it saw before.
         """
         return
+
+
+def sums(
+    table: str, keys: Keys, base: Vectors, found: Mask, default_value: float, places: NDArray[np.intp], deltas: Vectors
+) -> Vectors:
+    """Add deltas, one after another, to the rows of distinct keys.
+
+    Args:
+        table: the table, for messages.
+        keys: int64[U], distinct.
+        base: float32[U, D]; overwritten.
+        found: bool[U]; a key that was not found starts at the default value.
+        default_value: every float of such a row.
+        places: intp[N], the key of each delta.
+        deltas: float32[N, D].
+
+    Raises:
+        RequestError: a sum is infinite.
+    """
+    base[~found] = default_value
+    with np.errstate(over="ignore"):
+        np.add.at(base, places, deltas)
+    if fault := fault_of_values(keys, base):
+        raise RequestError(f"table {table!r}: {fault}")
+    return base
 
 
 def none_found(keys: Keys, out: NDArray[np.float32]) -> Mask:

@@ -1,6 +1,8 @@
 """A column family of a RocksDB database as its readers see it: the rows of one table, their keys and values."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,18 @@ class FamilyRows:
         spec: the table.
         codec: the form of its values.
         digest: the digest of its marker; None without a marker.
+        reached: see ``LastingTable.reached``, as it was when the database was opened.
     """
 
-    def __init__(self, path: Path, spec: TableSpec, codec: RowCodec, family: Any, digest: str | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        spec: TableSpec,
+        codec: RowCodec,
+        family: Any,
+        digest: str | None,
+        reached: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Take a column family of the database at ``path`` for the table ``spec``.
 
         Raises:
@@ -34,6 +45,7 @@ class FamilyRows:
         self.codec = codec
         self._family = family  # rocksdict's handle, which keeps the database open
         self.digest = digest
+        self.reached = reached
         self._path = path
         self._check_first_row()
 
@@ -131,4 +143,4 @@ def family_rows(database: Database, spec: TableSpec, codec: RowCodec) -> FamilyR
         reason = f"{database.path}: holds rows of {marker.row_dtype}, expected {codec.row_dtype}"
         raise StoreError(STORE_NAME, spec.name, reason)
     digest = marker.digest if marker and marker.digest != NOT_LOADED else None
-    return FamilyRows(database.path, spec, codec, database.family(spec.name), digest)
+    return FamilyRows(database.path, spec, codec, database.family(spec.name), digest, database.reached(spec.name))

@@ -1,7 +1,7 @@
 """One table of a ``RocksDbStore``."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,15 +14,29 @@ from serving.storage.marker import NOT_LOADED, Marker, kept_rows
 from serving.storage.rocksdb.database import Database, RowsChange
 from serving.storage.rocksdb.family import FamilyRows, family_rows
 from serving.storage.rocksdb.follower import followed_rows
+from serving.storage.rocksdb.shown import ShownChanges
 from serving.storage.rocksdb.sorted_files import sorted_files
 from serving.storage.row_codec import RowCodec
-from serving.storage.store import Batches, Change, Keys, LastingTable, Mask, TableSpec, Vectors
+from serving.storage.store import (
+    Batches,
+    Change,
+    Keys,
+    LastingTable,
+    Mask,
+    StoreTable,
+    TableSpec,
+    Vectors,
+    sums,
+)
 from serving.storage.tables import NoRows
 
 if TYPE_CHECKING:
     from serving.storage.rocksdb.store import RocksDbStore
 
 logger = logging.getLogger(__name__)
+
+# Changes that a process shows before its view of the database has them, for each table.
+MOST_SHOWN_ROWS = 1 << 18
 
 
 class RocksDbTable(LastingTable):
@@ -40,6 +54,7 @@ class RocksDbTable(LastingTable):
         self._rows: FamilyRows | NoRows | None = None
         self._digest: str | None = None  # of the files that the table was opened with
         self._logged = ""  # the last message about a difference from the writer's table
+        self._shown = ShownChanges(spec.dim, self._codec.row_dtype)  # of a read-only store
 
     @property
     def capacity_rows(self) -> int | None:
@@ -80,13 +95,17 @@ class RocksDbTable(LastingTable):
 
     def fetch(self, keys: Keys, out: Vectors) -> Mask:
         """See ``StoreTable.fetch``."""
-        rows = self._open_rows()
         self._check_dim(out.shape[1])
-        if isinstance(rows, NoRows):
-            return rows.fetch(keys, out)
+        shown = self._shown
+        if not len(shown):
+            return self._fetch_view(self._open_rows(), keys, out)
         found = np.zeros(keys.size, dtype=np.bool_)
-        for part in self._rocksdb.parts(keys.size):
-            rows.fetch(keys[part], out[part], found[part])
+        is_left = shown.fetch(keys, out, found)
+        view = self._open_rows()  # read after the changes, because changes are forgotten after the view has them
+        if is_left.any():
+            rows = np.empty((int(is_left.sum()), self.spec.dim), dtype=np.float32)
+            found[is_left] = self._fetch_view(view, keys[is_left], rows)
+            out[is_left] = rows
         return found
 
     def insert(self, keys: Keys, rows: Vectors) -> None:
@@ -165,6 +184,48 @@ class RocksDbTable(LastingTable):
         with self._rocksdb.using(self.spec.name) as database:
             return database.reached(self.spec.name)
 
+    def show(
+        self, change: Change[StoreTable], default_value: float, is_reached: Callable[[Mapping[str, str]], bool]
+    ) -> Change[StoreTable] | None:
+        """See ``LastingTable.show``."""
+        if self.store.writes:
+            return super().show(change, default_value, is_reached)
+        view = self._open_rows()  # all of the call: a newer view may have the change
+        if isinstance(view, FamilyRows) and is_reached(view.reached):
+            self._shown.forget(change.keys)
+            return None
+        if len(self._shown) >= MOST_SHOWN_ROWS:
+            reason = f"the process that writes is {len(self._shown):,} changed rows behind the log of updates"
+            raise self._error(reason)
+        _, keys, rows, adds = change
+        if adds and rows is not None:
+            deltas, (keys, places) = rows, np.unique(keys, return_inverse=True)
+            rows, found = np.empty((keys.size, self.spec.dim), dtype=np.float32), np.zeros(keys.size, dtype=np.bool_)
+            is_left = self._shown.fetch(keys, rows, found)
+            base = np.empty((int(is_left.sum()), self.spec.dim), dtype=np.float32)
+            found[is_left] = self._fetch_view(view, keys[is_left], base)
+            rows[is_left] = base
+            rows = sums(self.spec.name, keys, rows, found, default_value, places, deltas)
+        self._shown.change(keys, rows)
+        return Change(self, keys, rows)
+
+    def rotate_shown(self) -> None:
+        """See ``LastingTable.rotate_shown``."""
+        if len(self._shown) and not self._shown.has_old:
+            self._shown.rotate()
+
+    def drop_shown(self, is_reached: Callable[[Mapping[str, str]], bool]) -> bool:
+        """See ``LastingTable.drop_shown``."""
+        view = self._rows
+        if self._shown.has_old and isinstance(view, FamilyRows) and is_reached(view.reached):
+            self._shown.drop_old()
+        return not self._shown.has_old
+
+    @property
+    def shown_rows(self) -> int:
+        """See ``LastingTable.shown_rows``."""
+        return len(self._shown)
+
     def encoded(self, keys: Keys, rows: Vectors | None) -> RowsChange:
         """Encode a change of the open table for the database."""
         self._open_rows()
@@ -189,6 +250,14 @@ class RocksDbTable(LastingTable):
         self._rows = NoRows() if rows is None else rows
         if rows is not None:
             self._digest = rows.digest
+
+    def _fetch_view(self, view: FamilyRows | NoRows, keys: Keys, out: Vectors) -> Mask:
+        if isinstance(view, NoRows):
+            return view.fetch(keys, out)
+        found = np.zeros(keys.size, dtype=np.bool_)
+        for part in self._rocksdb.parts(keys.size):
+            view.fetch(keys[part], out[part], found[part])
+        return found
 
     def _take(self, database: Database) -> None:
         self._rows = self._family_rows(database)

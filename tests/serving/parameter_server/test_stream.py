@@ -26,6 +26,7 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(updates, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(updates, "LONGEST_PAUSE_S", 0.02)
     monkeypatch.setattr(updates, "SYNC_INTERVAL_S", 0.02)
+    monkeypatch.setattr(updates, "VIEW_INTERVAL_S", 0.1)
 
 
 @pytest.fixture
@@ -139,18 +140,67 @@ def test_a_restart_goes_on_where_the_rows_are(tmp_path_factory, drawn, stop, rep
     for number, (kind, keys, value) in enumerate(drawn):
         rows = None if kind is Kind.DELETE else np.full((len(keys), 3), value, np.float32)
         sent.append(message(kind, keys, rows, publisher="p", sequence=number))
-        for key in keys:
-            if kind is Kind.DELETE:
-                expected.pop(key, None)
-            else:
-                before = expected.get(key, np.zeros(3)) if kind is Kind.ACCUMULATE else 0
-                expected[key] = (np.float32(before) + np.float32(value)) * np.ones(3, np.float32)
+        change_dict(expected, kind, keys, value)
     send(log, *sent[:stop])
     with serving(model, folder / "log", RocksDbStore(folder / "db", num_threads=1)) as server:
         after(server, model, folder / "log")
     send(log, *(sent if repeats else sent[stop:]))
     with serving(model, folder / "log", RocksDbStore(folder / "db", num_threads=1)) as server:
         assert after(server, model, folder / "log") == {key: row.tolist() for key, row in expected.items()}
+
+
+@settings(deadline=None, max_examples=6)
+@given(MESSAGES, st.lists(st.integers(0, 8), max_size=3))
+def test_a_process_that_only_reads_the_database_has_every_row_at_once(tmp_path_factory, drawn, looks):
+    """Whenever its view of the database is renewed, and whether the writer is ahead of it or behind."""
+    folder = tmp_path_factory.mktemp("follow")
+    write_model(folder)
+    (folder / "log").mkdir()
+    model = model_of(folder).model_copy(update={"stream": StreamStart(run=RUN)})
+    log, expected = FolderSink(folder / "log"), {key: np.array(row) for key, row in STARTED.items()}
+    keys = np.array([*KEYS, 77, 78])
+    with (
+        serving(model, folder / "log", RocksDbStore(folder / "db", num_threads=1)) as writer,
+        serving(model, folder / "log", MemoryStore(), RocksDbStore(folder / "db", read_only=True)) as reader,
+    ):
+        for number, (kind, changed, value) in enumerate(drawn):
+            rows = None if kind is Kind.DELETE else np.full((len(changed), 3), value, np.float32)
+            send(log, message(kind, changed, rows))
+            change_dict(expected, kind, changed, value)
+            if number in looks:
+                reader.stores[-1].catch_up()
+        last = {"folder": str(len(drawn))}
+        assert until(lambda: [server.updates(model).positions for server in (writer, reader)] == [last, last])
+        for server in (writer, reader):
+            rows, found = server.lookup("m.t", keys)
+            held = {key: row for key, row, is_held in zip(keys.tolist(), rows.tolist(), found, strict=True) if is_held}
+            assert held == {key: row.tolist() for key, row in expected.items()}
+        assert held_by(reader.stores[0]).items() <= held.items()
+
+
+def change_dict(expected, kind, keys, value):
+    for key in keys:
+        if kind is Kind.DELETE:
+            expected.pop(key, None)
+        else:
+            before = expected.get(key, np.zeros(3)) if kind is Kind.ACCUMULATE else 0
+            expected[key] = (np.float32(before) + np.float32(value)) * np.ones(3, np.float32)
+
+
+def test_shown_changes_are_forgotten_once_the_view_has_them(tmp_path, model, log):
+    with (
+        serving(model, tmp_path / "log", RocksDbStore(tmp_path / "db", num_threads=1)) as writer,
+        serving(model, tmp_path / "log", RocksDbStore(tmp_path / "db", read_only=True)) as reader,
+    ):
+        table = reader.stores[0].tables["m.t"]
+        for number in range(1, 200):
+            send(log, message(Kind.ACCUMULATE, [1, 1000 + number], [[1, 1, 1]] * 2))
+        assert until(lambda: reader.updates(model).positions == {"folder": "199"})
+        assert until(lambda: writer.updates(model).positions == {"folder": "199"})
+        rows = [held_by(writer.stores[0])[1], [1, 1, 1]]
+        assert reader.lookup("m.t", np.array([1, 1199]))[0].tolist() == rows
+        assert until(lambda: not table.shown_rows)
+        assert reader.lookup("m.t", np.array([1, 1199]))[0].tolist() == rows
 
 
 def test_a_version_starts_at_the_position_of_its_manifest(tmp_path, model, log):
