@@ -68,6 +68,10 @@ class Histogram:
             below, lower_s = below + count, upper_s
         return self.bounds_s[-1] if any(self.counts) else None
 
+    def document(self) -> dict[str, Any]:
+        """The histogram as JSON."""
+        return {"bounds_s": self.bounds_s, "counts": self.counts.copy(), "sum_s": self.sum_s}
+
     def buckets(self) -> list[tuple[str, float]]:
         """Prometheus's cumulative buckets."""
         bounds = [*(f"{bound:g}" for bound in self.bounds_s), "+Inf"]

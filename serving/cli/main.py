@@ -18,6 +18,7 @@ from serving.frontend.version import server_version
 _COMMANDS = {
     "serve": "serving.cli.serve",
     "stats": "serving.cli.stats",
+    "updates": "serving.cli.updates",
     "check": "serving.cli.check",
     "predict": "serving.cli.predict",
     "import": "serving.cli.import_model",
@@ -31,7 +32,7 @@ _COMMANDS = {
     "train": "training.command.cli",
 }
 #: The output of these commands is their result. Other commands have done their work even if nobody reads the output.
-_REPORTS = ("check", "plan", "predict", "stats", "token")
+_REPORTS = ("check", "plan", "predict", "stats", "token", "updates")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -14,12 +15,16 @@ from serving.frontend.tokens import METRICS
 from serving.frontend.version import server_version
 from serving.metrics import Histogram
 
-_TIMEOUT_S = 10.0
+#: How long a server may take to answer.
+TIMEOUT_S = 10.0
 _INTERVAL_S = 1.0
 _CLEAR = "\x1b[H\x1b[J"  # the cursor to the top, then erase what is below it
 _MODEL_COLUMNS = ("model", "version", "state", "requests", "failed", "samples", "p50 ms", "p99 ms")
 _TIER_COLUMNS = ("table", "tier", "state", "rows", "size", "keys asked", "hits", "hit rate", "errors", "p99 ms")
-_TEXT_COLUMNS = frozenset({"model", "version", "state", "table", "tier"})
+_UPDATE_COLUMNS = ("updates", "state", "lag", "visible p99 ms", "rejected", "table", "step", "time")
+_TEXT_COLUMNS = frozenset(
+    {"model", "version", "state", "table", "tier", "updates", "rejected", "time", "partition", "position"}
+)
 
 Document = dict[str, Any]
 
@@ -45,10 +50,10 @@ def add_parser(commands: Any) -> None:
 
 def stats(options: argparse.Namespace) -> int:
     """Print one reading, or a reading per second until Ctrl-C."""
-    before, client = None, Client(options.url, options, _TIMEOUT_S)
+    before, client = None, Client(options.url, options, TIMEOUT_S)
     try:
         while True:
-            now = _read(client)
+            now = read_status(client)
             print(json.dumps(now) if options.json else _screen(client.server, options.watch, now, before), flush=True)
             if not options.watch:
                 return 0
@@ -60,8 +65,13 @@ def stats(options: argparse.Namespace) -> int:
         return 0
 
 
-def _read(client: Client) -> Document:
-    """Ask the server for its status."""
+def read_status(client: Client) -> Document:
+    """Ask the server for its status.
+
+    Raises:
+        ServingError: the server does not answer, or is not Hotrow's.
+        RequestError: the URL is not valid, or the token is missing or does not suffice.
+    """
     code, reason, answer = client.ask("/status", METRICS)
     if code == HTTPStatus.FORBIDDEN:
         raise RequestError(f"{client.server}: {message_in(answer, reason)}")
@@ -80,13 +90,22 @@ def _stranger(client: Client, reason: str) -> ServingError:
     return ServingError(f"{client.server}: this is not a Hotrow server, or an older one: {reason}")
 
 
-def _screen(server: str, watches: bool, now: Document, before: Document | None) -> str:
-    """One reading as text."""
+def in_text(server: str, now: Document, lines: Iterator[str]) -> str:
+    """Return lines about the status ``now`` of a server.
+
+    Raises:
+        ServingError: the status has not the form that ``lines`` expects.
+    """
     try:
-        text = "\n".join(map(printable, _lines(server, now, before)))
+        return "\n".join(map(printable, lines))
     except (KeyError, TypeError, ValueError, AttributeError) as err:
         versions = f"the server is Hotrow {now.get('version')}, this command is Hotrow {server_version()}"
         raise ServingError(f"{server}: the status has another form: {versions}") from err
+
+
+def _screen(server: str, watches: bool, now: Document, before: Document | None) -> str:
+    """One reading as text."""
+    text = in_text(server, now, _lines(server, now, before))
     if not watches:
         return text
     return f"{_CLEAR}{text}" if sys.stdout.isatty() else f"{text}\n"
@@ -105,7 +124,7 @@ def _lines(server: str, now: Document, before: Document | None) -> Iterator[str]
     rates = ("requests/s", "samples/s") if seconds else ()
     models = [row for model in now["models"] for row in _model_rows(model, earlier.get(model["name"]), seconds)]
     yield ""
-    yield from _table((*_MODEL_COLUMNS, *rates), models)
+    yield from aligned((*_MODEL_COLUMNS, *rates), models)
     for model in now["models"]:
         for version in model["versions"]:
             if version["reason"]:
@@ -114,7 +133,11 @@ def _lines(server: str, now: Document, before: Document | None) -> Iterator[str]
     earlier_tables = {} if before is None or is_first else dict(_tables(before))
     rows = [row for path, table in _tables(now) for row in _tier_rows(path, table, earlier_tables.get(path), seconds)]
     yield ""
-    yield from _table((*_TIER_COLUMNS, "keys/s") if seconds else _TIER_COLUMNS, rows)
+    yield from aligned((*_TIER_COLUMNS, "keys/s") if seconds else _TIER_COLUMNS, rows)
+    updates = list(_update_rows(now, before if seconds else None))
+    if updates:
+        yield ""
+        yield from aligned(_UPDATE_COLUMNS, updates)
 
 
 def _model_rows(model: Document, before: Document | None, seconds: float | None) -> Iterator[Sequence[str]]:
@@ -170,6 +193,57 @@ def _tier_rows(path: str, table: Document, before: Document | None, seconds: flo
     yield ("", "default value", "", "", "", f"{keys:,}", f"{defaulted:,}", _share(defaulted, keys))
 
 
+def _update_rows(now: Document, before: Document | None) -> Iterator[Sequence[str]]:
+    """One row per table and reader of updates; the figures of a reader are in its first row."""
+    earlier = {} if before is None else dict(_readers(before))
+    for (path, worker), reader in _readers(now):
+        old = earlier.get((path, worker))
+        times, old_times = reader["visible_times"], old and old["visible_times"]
+        if old_times and sum(old_times["counts"]) > sum(times["counts"]):
+            old_times = None  # the version was loaded again, and counts from zero
+        figures: Sequence[str] = (
+            f"{path} (worker {worker})" if worker else path,
+            "fault" if reader["fault"] else "up",
+            lag_of(reader),
+            _milliseconds(_times(times, old_times).quantile(0.99)),
+            by_reason(reader["rejected"]),
+        )
+        for table in reader["tables"] or [None]:
+            newest = ("-", "-", "-") if table is None else (table["name"], _step(table), _utc(table["time_ms"]))
+            yield (*figures, *newest)
+            figures = [""] * len(figures)
+
+
+def _readers(document: Document) -> Iterator[tuple[tuple[str, int], Document]]:
+    """Every reader of updates with the path ``model/version`` and its worker."""
+    for model in document["models"]:
+        for version in model["versions"]:
+            for reader in version["updates"]:
+                yield (f"{model['name']}/{version['version']}", reader["worker"]), reader
+
+
+def lag_of(reader: Document) -> str:
+    """Return what a reader of updates has not read yet."""
+    return f"{reader['lag_messages']:,} messages, {reader['lag_s']:.1f} s"
+
+
+def by_reason(counts: dict[str, int]) -> str:
+    """Return a count and its parts."""
+    parts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
+    return f"{sum(counts.values()):,} ({parts})" if parts else "0"
+
+
+def _step(table: Document) -> str:
+    return "-" if table["step"] is None else f"{table['step']:,}"
+
+
+def _utc(time_ms: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError):  # a trainer may write any number
+        return f"{time_ms} ms"
+
+
 def _times(now: Document, before: Document | None) -> Histogram:
     """The durations that were counted after ``before``."""
     histogram = Histogram(tuple(now["bounds_s"]))
@@ -183,7 +257,7 @@ def _failed(requests: dict[str, int]) -> int:
     return sum(count for code, count in requests.items() if int(code) >= 400)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines with aligned columns: texts on the left, numbers on the right."""
     lines = [list(map(str.upper, columns)), *([*row, *[""] * (len(columns) - len(row))] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

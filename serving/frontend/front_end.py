@@ -64,7 +64,7 @@ class FrontEnd:
             repository, self._runner, self.metrics, settings.limits, settings.batching, recorder
         )
         self.control = Control(repository, self._regions, siblings)
-        self.status = Status(repository, self.metrics)
+        self.status = Status(repository, self.metrics, 0 if siblings is None else siblings.number)
 
     def close(self) -> None:
         """Wait for running work, and end the threads."""

@@ -500,6 +500,8 @@ class _InferExchange(Exchange):
 
     def write(self, model: ServedModel, answer: Any) -> Any:
         outputs, parameters = model.outputs(answer)
+        if self._request.wants_freshness:
+            parameters |= model.freshness()
         return encode_message(self._request, model.name, model.version, outputs, parameters, self._regions)
 
 

@@ -13,7 +13,7 @@ from serving.frontend.version import server_version
 from serving.metrics import LATENCY_BUCKETS_S, Histogram, MetricSample, RequestMetrics
 from serving.parameter_server.cache_state import CacheState
 from serving.parameter_server.health import State
-from serving.repository import ModelRepository
+from serving.repository import ModelRepository, ServedModel
 
 Document = dict[str, Any]
 Tables = dict[tuple[str, str], dict[str, Document]]
@@ -40,9 +40,9 @@ _TABLE_FIELDS = {"hotrow_lookup_keys": "keys", "hotrow_defaulted_keys": "default
 class Status:
     """Makes status documents. Counts run since the start: the difference of two documents gives rates."""
 
-    def __init__(self, repository: ModelRepository, metrics: RequestMetrics) -> None:
-        """Describe one process; its uptime begins now."""
-        self._repository, self._metrics = repository, metrics
+    def __init__(self, repository: ModelRepository, metrics: RequestMetrics, worker: int = 0) -> None:
+        """Describe one process, which is this worker of the server; its uptime begins now."""
+        self._repository, self._metrics, self._worker = repository, metrics, worker
         self._folders = folders_of(repository.path)
         self._began_s = time.monotonic()
 
@@ -55,10 +55,8 @@ class Status:
             reason = without_folders(state.reason, self._folders)
             shown = models.setdefault(state.name, _model(state.name))
             if state.state:  # a model that was never loaded has none
-                shaped = self._with_shapes(state.name, state.version, tables)
-                shown["versions"].append(
-                    {"version": state.version, "state": state.state, "reason": reason, "tables": shaped}
-                )
+                version = {"version": state.version, "state": state.state, "reason": reason}
+                shown["versions"].append({**version, **self._of_version(state.name, state.version, tables)})
         return {
             "server": "hotrow",
             "version": server_version(),
@@ -86,31 +84,43 @@ class Status:
             elif sample.name == "hotrow_samples":
                 model["samples"] = value
             elif sample.name == "hotrow_request_seconds" and isinstance(value, Histogram):
-                model["latency"] = _times(value)
+                model["latency"] = value.document()
             elif sample.name == "hotrow_requests_in_flight" and not isinstance(value, Histogram):
                 in_flight = value
         if "" in models:
             unmatched = models.pop("")["requests"]
         return models, unmatched, in_flight
 
-    def _with_shapes(self, model: str, version: str, tables: Tables) -> Sequence[Document]:
-        """The tables of a version, with the slots and the dimension of each; none if the version is not served."""
+    def _of_version(self, model: str, version: str, tables: Tables) -> Document:
+        """The tables of a version, with the slots and the dimension of each, and its reader of updates.
+
+        A version that is not served has neither.
+        """
         try:
-            config = self._repository.loaded(model, version).config
+            served = self._repository.loaded(model, version)
         except UnknownModelError:
-            return []
+            return {"tables": [], "updates": []}
         counted = tables.get((model, version), {})
-        return [
+        shaped = [
             {"name": table.name, "slots": table.slots, "dim": table.dim, **counted[table.name]}
-            for table in config.tables
+            for table in served.config.tables
             if table.name in counted
         ]
+        return {"tables": shaped, "updates": self._updates(served)}
+
+    def _updates(self, served: ServedModel) -> Sequence[Document]:
+        """What this process reads of a version's updates: one document or none."""
+        if served.updates is None:
+            return []
+        document = served.updates.document()
+        document["fault"] = without_folders(document["fault"], self._folders)
+        return [{"worker": self._worker, **document}]
 
 
 def merged_status(documents: Iterable[Document]) -> Document:
     """One document of several workers: the others are added to the first document, which is returned.
 
-    Counts add up. A state is the worst of all workers.
+    Counts add up, except those of updates: each worker that reads them has its own entry. A state is the worst of all.
     """
     merged, *others = documents
     for other in others:
@@ -126,6 +136,7 @@ def merged_status(documents: Iterable[Document]) -> Document:
             for version, same_version in _pairs(model["versions"], same["versions"], "version"):
                 if _badness(same_version) > _badness(version):
                     version |= {"state": same_version["state"], "reason": same_version["reason"]}
+                version["updates"] += same_version["updates"]
                 for table, same_table in _pairs(version["tables"], same_version["tables"], "name"):
                     _add(table, same_table, ("keys", "defaulted_keys"))
                     for tier, same_tier in _pairs(table["tiers"], same_table["tiers"], "name"):
@@ -180,7 +191,13 @@ def _add_times(ours: Document, theirs: Document) -> None:
 
 def _model(name: str) -> Document:
     """A model without requests."""
-    return {"name": name, "requests": {}, "samples": 0, "latency": _times(Histogram(LATENCY_BUCKETS_S)), "versions": []}
+    return {
+        "name": name,
+        "requests": {},
+        "samples": 0,
+        "latency": Histogram(LATENCY_BUCKETS_S).document(),
+        "versions": [],
+    }
 
 
 def _tables(samples: Iterable[MetricSample]) -> Tables:
@@ -211,7 +228,7 @@ def _fill(table: Document, name: str, sample: MetricSample) -> None:
         tier = dict.fromkeys(("rows", "bytes", "fetch_times")) | {"hits": 0, "misses": 0, "errors": 0}
         tier |= {"name": name, "is_up": True, "state": "serving", "rows_are_estimated": False}
         table["tiers"].append(tier)
-    value: Any = _times(sample.value) if isinstance(sample.value, Histogram) else sample.value
+    value: Any = sample.value.document() if isinstance(sample.value, Histogram) else sample.value
     if sample.name == "hotrow_tier_up":
         value = bool(value)
     elif sample.name == "hotrow_tier_state":
@@ -219,10 +236,6 @@ def _fill(table: Document, name: str, sample: MetricSample) -> None:
     tier[_TIER_FIELDS[sample.name]] = value
     if sample.name == "hotrow_tier_estimated_rows":
         tier["rows_are_estimated"] = True
-
-
-def _times(histogram: Histogram) -> Document:
-    return {"bounds_s": histogram.bounds_s, "counts": histogram.counts, "sum_s": histogram.sum_s}
 
 
 def _resident_bytes() -> int:

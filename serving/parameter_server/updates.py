@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -116,7 +116,7 @@ class UpdateCounters:
         self._visible = Histogram(VISIBLE_BUCKETS_S)
         self._steps: dict[str, int] = {}
         self._times_ms: dict[str, int] = {}
-        self._lag = 0
+        self._lags: Mapping[str, int] = {}  # by partition
         self._reached_ms = 0
 
     def applied(self, record: Record, message: UpdateMessage) -> None:
@@ -148,12 +148,16 @@ class UpdateCounters:
         with self._lock:
             self._reached_ms = time_ms
 
-    def lag(self, records: int) -> None:
-        """Note how many records have not been read."""
+    def lag(self, records: Mapping[str, int]) -> None:
+        """Note how many records have not been read, by partition."""
         with self._lock:
-            self._lag = records
-            if not records:
+            self._lags = records
+            if not self._lag:
                 self._whole_s = time.monotonic()
+
+    @property
+    def _lag(self) -> int:
+        return sum(self._lags.values())
 
     @property
     def staleness_s(self) -> float:
@@ -161,6 +165,39 @@ class UpdateCounters:
         with self._lock:
             age_s = time.time() - self._reached_ms / 1000 if self._lag and self._reached_ms else 0.0
             return max(age_s, time.monotonic() - self._whole_s if self._lag or self.fault else 0.0)
+
+    def freshness(self) -> dict[str, int]:
+        """How new the model's rows are, for an answer's parameters. Nothing is known of tables without an update."""
+        staleness_s = self.staleness_s
+        with self._lock:
+            found = {"lag_messages": self._lag, "lag_ms": round(1000 * staleness_s)}
+            if self._steps:
+                found["newest_step"] = max(self._steps.values())
+            if self._times_ms:
+                found["newest_time_ms"] = max(self._times_ms.values())
+        return found
+
+    def document(self, positions: Mapping[str, str]) -> dict[str, Any]:
+        """The counts for the status document; ``positions`` say how far each partition was read."""
+        staleness_s = self.staleness_s
+        with self._lock:
+            names = sorted(self._times_ms)
+            return {
+                "fault": self.fault,
+                "lag_messages": self._lag,
+                "lag_s": staleness_s,
+                "visible_times": self._visible.document(),
+                "applied": dict(self._messages),
+                "skipped": dict(self._skipped),
+                "rejected": dict(self._rejected),
+                "tables": [
+                    {"name": name, "step": self._steps.get(name), "time_ms": self._times_ms[name]} for name in names
+                ],
+                "partitions": [
+                    {"name": name, "position": positions.get(name, ""), "lag_messages": self._lags.get(name)}
+                    for name in sorted(positions.keys() | self._lags)
+                ],
+            }
 
     def readiness(self) -> Readiness:
         """Whether the rows are new enough to answer requests."""
@@ -283,6 +320,10 @@ class ModelUpdates:
         """The counts as metric samples."""
         yield from self.counters.samples((("model", self._config.name), ("version", str(self._config.version))))
 
+    def document(self) -> dict[str, Any]:
+        """What people see of the updates, see ``docs/updates.md``."""
+        return self.counters.document(self.positions)
+
     def close(self, timeout_s: float | None = None) -> None:
         """End the reader after the message that it is applying. Closing twice is allowed."""
         self._closing.set()
@@ -322,7 +363,7 @@ class ModelUpdates:
                 self._resumed()
                 now_s = time.monotonic()
                 if now_s >= synced_s + SYNC_INTERVAL_S or not records:
-                    self.counters.lag(sum(source.lag().values()))
+                    self.counters.lag(dict(source.lag()))
                 if now_s >= synced_s + SYNC_INTERVAL_S:
                     self._sync()
                     source.commit(self.positions)

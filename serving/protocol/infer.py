@@ -28,6 +28,7 @@ from serving.protocol.request import (
     checked_shape,
     region_part,
     timeout_of,
+    wants_freshness,
 )
 from serving.protocol.shared_memory import RegionPart, SharedMemory, located
 from serving.protocol.tensors import Array, Signature, TensorSpec, array_from_numbers, json_numbers
@@ -70,6 +71,7 @@ class _Head:
     outputs: tuple[OutputRequest, ...]
     places: Mapping[str, str]
     timeout_us: int
+    wants_freshness: bool
     is_reusable: bool
 
 
@@ -108,7 +110,7 @@ class InferDecoder:
         else:
             head = self._remembered(body[:json_bytes])
         arrays = _arrays(head, body, json_bytes, self._regions)
-        return InferRequest(head.id, arrays, head.outputs, head.places, head.timeout_us)
+        return InferRequest(head.id, arrays, head.outputs, head.places, head.timeout_us, head.wants_freshness)
 
     def _remembered(self, text: bytes) -> _Head:
         head = self._heads.get(text)
@@ -146,7 +148,8 @@ def _read_head(text: bytes, signature: Signature, bounds: Bounds) -> _Head:
     outputs = _outputs(document, binary_outputs, signature)
     is_reusable = not request_id and all(tensor.numbers is None for tensor in inputs.values())
     places = {name: tensor.path if tensor.numbers is None else f"{tensor.path}.data" for name, tensor in inputs.items()}
-    return _Head(request_id, tuple(inputs.values()), outputs, places, timeout_of(parameters), is_reusable)
+    options = timeout_of(parameters), wants_freshness(parameters)
+    return _Head(request_id, tuple(inputs.values()), outputs, places, *options, is_reusable)
 
 
 def _read_input(tensor: dict[str, Any], path: str, signature: Signature) -> _Input:

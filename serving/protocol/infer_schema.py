@@ -23,7 +23,10 @@ INFER_SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
     "properties": {
         "id": {"type": "string"},
-        "parameters": {"type": "object"},
+        "parameters": {
+            "type": "object",
+            "properties": {"freshness": {"type": "boolean"}, "timeout": {"type": "integer"}},
+        },
         "inputs": {"type": "array", "items": _INPUT},
         "outputs": {"type": "array", "items": _tensor()},
     },

@@ -24,6 +24,7 @@ from serving.protocol.request import (
     checked_shape,
     region_part,
     timeout_of,
+    wants_freshness,
 )
 from serving.protocol.shared_memory import RegionPart, SharedMemory, located
 from serving.protocol.tensors import Array, Signature
@@ -77,7 +78,9 @@ def decode_message(
     if next(raw, None) is not None:
         raise RequestError("raw_input_contents: more entries than tensors without contents")
     check_inputs(inputs, signature)
-    return InferRequest(message.id, inputs, _outputs(message, signature), places, timeout_of(_parameters(message)))
+    parameters = _parameters(message)
+    options = timeout_of(parameters), wants_freshness(parameters)
+    return InferRequest(message.id, inputs, _outputs(message, signature), places, *options)
 
 
 def _numbers(tensor: Any, raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

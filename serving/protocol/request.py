@@ -41,6 +41,7 @@ class InferRequest:
         outputs: the outputs to answer, in the client's order; all outputs if the client named none.
         places: JSON path of each tensor's numbers, by tensor name.
         timeout_us: how many microseconds the request may wait before it is begun; 0: as long as it takes.
+        wants_freshness: the answer's parameters say how new the rows are.
     """
 
     id: str
@@ -48,6 +49,7 @@ class InferRequest:
     outputs: tuple[OutputRequest, ...]
     places: Mapping[str, str]
     timeout_us: int = 0
+    wants_freshness: bool = False
 
     @contextmanager
     def locating_errors(self) -> Iterator[None]:
@@ -77,6 +79,11 @@ def timeout_of(parameters: dict[str, Any]) -> int:
     if timeout_us < 0:
         raise RequestError(f"parameters.timeout: expected 0 or more microseconds, got {timeout_us}")
     return timeout_us
+
+
+def wants_freshness(parameters: dict[str, Any]) -> bool:
+    """Return the request's parameter ``freshness``, false without one."""
+    return optional(parameters, "freshness", bool, False, "parameters")
 
 
 def region_part(parameters: dict[str, Any], path: str) -> RegionPart | None:

@@ -6,7 +6,7 @@ and three slots. Slots are in graph order, table by table. Keys may also be give
 has one list per slot.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice
 from typing import Any
 
@@ -21,7 +21,7 @@ from serving.protocol.ctr import slot_names
 from serving.protocol.document import checked, join, known_only, optional, parse_document, required
 from serving.protocol.tensors import DTYPES, Array, array_from_numbers, json_kind, json_numbers
 
-_BODY_MEMBERS = frozenset({"samples"})
+_BODY_MEMBERS = frozenset({"samples", "freshness"})
 _SAMPLE_MEMBERS = frozenset({"dense", "keys"})
 _KEYS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 _KEYS_OF_SLOTS_SCHEMA: dict[str, Any] = {"type": "array", "items": _KEYS_SCHEMA}
@@ -53,7 +53,8 @@ SAMPLES_SCHEMA: dict[str, Any] = {
                     },
                 },
             },
-        }
+        },
+        "freshness": {"type": "boolean", "description": "true: the answer says how new the model's rows are"},
     },
     "example": {"samples": [{"dense": [0.5, 1.25], "keys": [[17], [4, 9], []]}]},
 }
@@ -72,22 +73,28 @@ PREDICTIONS_SCHEMA: dict[str, Any] = {
             "description": "number of keys that no tier holds and that got the default value",
         },
         "model_version": {"type": "string"},
+        "freshness": {
+            "type": "object",
+            "description": "if the request asks: newest_step, newest_time_ms, lag_messages and lag_ms; empty if no "
+            "updates of the model are read",
+        },
     },
     "example": {"predictions": [[0.731]], "defaulted_keys": 0, "model_version": "1"},
 }
 
 
-def decode_samples(body: bytes, config: ModelConfig, bounds: Bounds = DEFAULT_BOUNDS) -> Batch:
-    """Decode ``{"samples": [...]}`` into a batch.
+def decode_samples(body: bytes, config: ModelConfig, bounds: Bounds = DEFAULT_BOUNDS) -> tuple[Batch, bool]:
+    """Decode ``{"samples": [...]}`` into a batch, and whether the answer says how new the rows are.
 
     Raises:
         RequestError: anything is wrong with the document; the message starts with the JSON path.
     """
-    return read_samples(parse_document(body, bounds), config)
+    document = parse_document(body, bounds)
+    return read_samples(document, config), optional(document, "freshness", bool, False, "")
 
 
 def read_samples(document: dict[str, Any], config: ModelConfig) -> Batch:
-    """See ``decode_samples``; ``document`` is the parsed body."""
+    """Return the batch; see ``decode_samples``. ``document`` is the parsed body."""
     known_only(document, _BODY_MEMBERS, "")
     samples = required(document, "samples", list, "")
     if not samples:
@@ -179,8 +186,14 @@ def _paths(samples: list[Any], config: ModelConfig) -> Iterator[str]:
             yield f"samples[{index}].keys" + (f".{name}" if is_named else f"[{slot}]")
 
 
-def encode_predictions(probabilities: Array, defaulted_keys: int, version: str) -> bytes:
+def encode_predictions(
+    probabilities: Array, defaulted_keys: int, version: str, freshness: Mapping[str, int] | None = None
+) -> bytes:
     """Encode the answer to the request of ``decode_samples``; ``probabilities`` is float32[B, L], C-contiguous."""
     predictions = json_numbers(probabilities, "predictions")
-    document = {"predictions": predictions, "defaulted_keys": defaulted_keys, "model_version": version}
+    document: dict[str, Any] = {
+        "predictions": predictions, "defaulted_keys": defaulted_keys, "model_version": version
+    }  # fmt: skip
+    if freshness is not None:
+        document["freshness"] = freshness
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -72,6 +72,7 @@ class VersionLoader:
             session = open_model(self.server, loaded, devices, self._runtime)
             opened.callback(session.close)
             model = served_model(session)
+            model.updates = self.server.updates(loaded)
             model.warm_up()
             opened.pop_all()
         return model

@@ -19,6 +19,7 @@ from serving.errors import RequestError, UnknownModelError
 from serving.lookup import LookupResult
 from serving.metrics import ModelStatistics
 from serving.model.manifest import Stamp
+from serving.parameter_server.updates import ModelUpdates
 from serving.protocol import ctr, lookup
 from serving.protocol.tensors import Array, Signature
 from serving.routes import Prediction
@@ -46,6 +47,7 @@ class ServedModel(ABC):
         statistics: how long its requests took.
         stamp: of its files when they were read; None: they are not looked at again.
         can_merge: whether the questions of several requests may be answered together.
+        updates: reads the updates of its rows; None: this process reads none for it.
         never_waits: an answer waits for no disk, network, GPU or other process.
     """
 
@@ -60,6 +62,7 @@ class ServedModel(ABC):
         self.signature = signature
         self.statistics = ModelStatistics()
         self.stamp: Stamp | None = None
+        self.updates: ModelUpdates | None = None
         self.never_waits = session.never_waits
         self._health = session.health
         # No reference to this object: the cycle would keep the model in memory until the garbage collector runs.
@@ -113,6 +116,10 @@ class ServedModel(ABC):
             raise
         self._health.succeeded(len(questions))
         return answers
+
+    def freshness(self) -> dict[str, int]:
+        """How new the rows are, as parameters of an answer; empty if this process reads no updates."""
+        return {} if self.updates is None else self.updates.counters.freshness()
 
     @abstractmethod
     def warm_up(self) -> None:

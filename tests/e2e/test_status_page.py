@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from serving.cli.main import main
-from tests.serving.cli.status_server import status, status_server, times
+from tests.serving.cli.status_server import reader, status, status_server, status_with, times
 
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
@@ -94,6 +94,18 @@ def test_the_figures_move_with_the_differences_of_readings(browse):
     assert "rocksdb 900 30.0 % 75.0 % now 75.0 % ≈ 12,345" in text
     assert 'aria-label="memory 60.0 %, rocksdb 30.0 %, default value 10.0 %"' in dom
     assert 'aria-label="Requests per second: all models 50"' in dom
+
+
+def test_the_page_has_a_line_for_each_reader_of_updates(browse):
+    tables = [{"name": "user", "step": None, "time_ms": 2**62}]
+    ill = reader(worker=1, fault="log: away", lag_messages=1234, lag_s=5.25, rejected={}, tables=tables)
+    with status_server(status_with(reader(), ill)) as server:
+        text = text_of(browse(server.url))
+
+    newest = "step 4,000, 2023-11-14 22:13:20 newest of user 2020-09-13 12:26:40 newest of item"
+    seen = "9.9 ms until visible p99"
+    assert f"up updates, worker 0 0 messages behind 0.0 s behind {seen} {newest} 3 rejected 2 row 1 checksum" in text
+    assert re.search(rf"fault updates, worker 1 1,234 messages behind 5\.3 s behind {seen} \d+ ms newest of user", text)
 
 
 def test_the_page_of_a_server_with_tokens_asks_for_a_token(repository, start, browse, tmp_path):

@@ -146,6 +146,8 @@ class InferExchange(HttpExchange):
 
     def _write(self, model: ServedModel, answer: Any) -> Answer:
         outputs, parameters = model.outputs(answer)
+        if self._request.wants_freshness:
+            parameters |= model.freshness()
         written = encode_infer(self._request, model.name, model.version, outputs, parameters, self._decoders.regions)
         if written.json_bytes is None:
             return Answer(written.body, [_JSON])
@@ -155,18 +157,21 @@ class InferExchange(HttpExchange):
 class SamplesExchange(HttpExchange):
     """``{"samples": [...]}``."""
 
+    _wants_freshness: bool
+
     def _read(self, model: ServedModel, body: bytes) -> Any:
         if not isinstance(model, ServedNetwork):
             path = f"/v2/models/{model.name}/infer"
             raise RequestError(f"model {model.name!r} has no dense network; ask {path} for rows")
         bounds = self._decoders.bounds
-        question = decode_samples(body, model.config, bounds)
+        question, self._wants_freshness = decode_samples(body, model.config, bounds)
         floats = model.answer_floats(question)
         bounds.check_answer("samples", floats, floats * JSON_NUMBER_BYTES)
         return question
 
     def _write(self, model: ServedModel, answer: Any) -> Answer:
-        body = encode_predictions(answer.probabilities, answer.defaulted_keys, model.version)
+        freshness = model.freshness() if self._wants_freshness else None
+        body = encode_predictions(answer.probabilities, answer.defaulted_keys, model.version, freshness)
         return Answer(body, [_JSON])
 
 

@@ -33,6 +33,33 @@ def tier(name, hits, misses, **fields):
     }
 
 
+def reader(**fields):
+    """A reader of updates, which has read one partition to its end."""
+    return {
+        "worker": 0,
+        "fault": "",
+        "lag_messages": 0,
+        "lag_s": 0.0,
+        "visible_times": times(0, 0, 100, 0),
+        "applied": {"upsert": 1200, "delete": 34},
+        "skipped": {},
+        "rejected": {"row": 2, "checksum": 1},
+        "tables": [
+            {"name": "user", "step": 4000, "time_ms": 1_700_000_000_000},
+            {"name": "item", "step": None, "time_ms": 1_600_000_000_000},
+        ],
+        "partitions": [{"name": "hotrow.ctr/0", "position": "1237", "lag_messages": 0}],
+        **fields,
+    }
+
+
+def status_with(*readers, **fields):
+    """``status`` of a version with these readers of updates."""
+    document = status(**fields)
+    document["models"][0]["versions"][0]["updates"] = list(readers)
+    return document
+
+
 def status(uptime_s=10.0, requests=100, model="ctr", table="user", **fields):
     """The status of a server with one model and one table in two tiers; a request has ten keys, one of them unknown."""
     tiers = [
@@ -40,7 +67,7 @@ def status(uptime_s=10.0, requests=100, model="ctr", table="user", **fields):
         tier("rocksdb", 3 * requests, requests, rows=12345, rows_are_estimated=True, bytes=None),
     ]
     tables = [{"name": table, "slots": 3, "dim": 16, "keys": 10 * requests, "defaulted_keys": requests, "tiers": tiers}]
-    version = {"version": "7", "state": "READY", "reason": "", "tables": tables}
+    version = {"version": "7", "state": "READY", "reason": "", "tables": tables, "updates": []}
     latency = times(requests // 2, requests // 4, requests // 4, 0)
     by_code = {"200": requests - 2, "429": 2}
     served = {"name": model, "requests": by_code, "samples": 64 * requests, "latency": latency, "versions": [version]}

@@ -9,7 +9,9 @@ import pytest
 
 from serving.cli.main import main
 from serving.frontend.version import server_version
-from tests.serving.cli.status_server import status, status_server, tier
+from tests.serving.cli.status_server import reader, status, status_server, status_with, tier, times
+
+NOT_SERVED = {"tables": [], "updates": []}
 
 
 def stopped_after(monkeypatch, readings):
@@ -55,6 +57,41 @@ def test_one_reading_is_two_tables(capsys):
     assert cells(rocksdb) == ["rocksdb", "serving", "~12,345", "-", "400", "300", "75.0 %", "0", "0.99"]
     assert cells(default) == ["default value", "1,000", "100", "10.0 %"]
     assert len({line.index("HITS") + 4 for line in [columns]} | {memory.index("600") + 3}) == 1
+
+
+def test_the_readers_of_updates_are_a_third_table(capsys):
+    idle = reader(worker=1, fault="log: cannot be read", lag_messages=1234, lag_s=5.25, rejected={}, tables=[])
+    with status_server(status_with(reader(), idle)) as server:
+        main(["stats", server.url])
+
+    *_, empty, columns, user, item, second = capsys.readouterr().out.splitlines()
+    assert empty == ""
+    assert cells(columns) == ["UPDATES", "STATE", "LAG", "VISIBLE P99 MS", "REJECTED", "TABLE", "STEP", "TIME"]
+    rejected = "3 (1 checksum, 2 row)"
+    newest = ["user", "4,000", "2023-11-14 22:13:20"]
+    assert cells(user) == ["ctr/7", "up", "0 messages, 0.0 s", "9.92", rejected, *newest]
+    assert cells(item) == ["item", "-", "2020-09-13 12:26:40"]
+    lag = "1,234 messages, 5.2 s"
+    assert cells(second) == ["ctr/7 (worker 1)", "fault", lag, "9.92", "0", "-", "-", "-"]
+
+
+def test_a_time_that_no_calendar_has_is_shown_as_it_is(capsys):
+    newest = {"name": "user", "step": 1, "time_ms": 2**62}
+    with status_server(status_with(reader(tables=[newest]))) as server:
+        assert main(["stats", server.url]) == 0
+
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"user      1  {2**62} ms")
+
+
+def test_watching_takes_the_time_until_updates_are_visible_of_the_last_second_only(monkeypatch, capsys):
+    stopped_after(monkeypatch, readings=3)
+    counts = [times(0, 0, 100, 0), times(1, 0, 100, 0), times(1, 0, 0, 0)]  # the last after another load
+    readings = [status_with(reader(visible_times=count), uptime_s=10.0 + n) for n, count in enumerate(counts)]
+    with status_server(*readings) as server:
+        main(["stats", server.url, "--watch"])
+
+    rows = re.findall(r"ctr/7 +up +0 messages, 0.0 s +(\S+)", capsys.readouterr().out)
+    assert rows == ["9.92", "0.99", "0.99"]
 
 
 def test_a_server_without_requests_has_no_rates(capsys):
@@ -157,9 +194,9 @@ def test_watching_json_is_a_line_for_each_reading(monkeypatch, capsys):
 def test_every_version_of_a_model_and_a_model_without_versions_are_lines(capsys):
     document = status()
     [model] = document["models"]
-    model["versions"].append({"version": "8", "state": "UNAVAILABLE", "reason": "a tier does not answer", "tables": []})
+    model["versions"].append({"version": "8", "state": "UNAVAILABLE", "reason": "a tier does not answer"} | NOT_SERVED)
     document["models"].append(model | {"name": "gone", "versions": []})
-    whole = {"version": "", "state": "UNAVAILABLE", "reason": "config.pbtxt: name", "tables": []}
+    whole = {"version": "", "state": "UNAVAILABLE", "reason": "config.pbtxt: name"} | NOT_SERVED
     document["models"].append(model | {"name": "odd", "versions": [whole]})
     document["unmatched_requests"] = {"404": 3}
     with status_server(document) as server:

@@ -41,7 +41,7 @@ def body(samples):
 @settings(deadline=None)
 @given(samples=st.lists(st.lists(BAG, min_size=3, max_size=3), min_size=1, max_size=8))
 def test_every_bag_arrives_at_its_table_sample_and_slot(samples):
-    batch = decode_samples(body([{"dense": [0, 1], "keys": bags} for bags in samples]), TWO_TABLES)
+    batch, _ = decode_samples(body([{"dense": [0, 1], "keys": bags} for bags in samples]), TWO_TABLES)
 
     for keys, slots in zip(batch.tables, (slice(0, 1), slice(1, 3)), strict=True):
         expected = [bag for bags in samples for bag in bags[slots]]
@@ -53,7 +53,7 @@ def test_keys_may_be_given_by_table_name_in_any_order():
     named = body([{"dense": [0, 1], "keys": {"item": [[4, 9], []], "user": [17]}}, second])
     listed = body([{"dense": [0, 1], "keys": [[17], [4, 9], []]}, second])
 
-    batches = [decode_samples(text, TWO_TABLES) for text in (named, listed)]
+    batches = [decode_samples(text, TWO_TABLES)[0] for text in (named, listed)]
 
     for got, expected in zip(batches[0].tables, batches[1].tables, strict=True):
         assert [part.tolist() for part in got] == [part.tolist() for part in expected]
@@ -66,13 +66,13 @@ def test_the_schema_describes_both_forms_of_keys():
 
 
 def test_dense_features_may_be_left_out_if_the_model_has_none():
-    batch = decode_samples(body([{"keys": [[1]]}]), config((table("user", 1),), dense_dim=0))
+    batch, _ = decode_samples(body([{"keys": [[1]]}]), config((table("user", 1),), dense_dim=0))
 
     assert batch.dense.shape == (1, 0)
 
 
 def test_the_documented_example_is_a_valid_request():
-    batch = decode_samples(json.dumps(SAMPLES_SCHEMA["example"]).encode(), TWO_TABLES)
+    batch, _ = decode_samples(json.dumps(SAMPLES_SCHEMA["example"]).encode(), TWO_TABLES)
 
     assert batch.samples == 1
 
@@ -197,4 +197,16 @@ def test_predictions_are_one_list_of_probabilities_per_sample():
     answer = json.loads(encode_predictions(np.array([[0.5, 0.25], [1, 0]], np.float32), 3, "7"))
 
     assert answer == {"predictions": [[0.5, 0.25], [1, 0]], "defaulted_keys": 3, "model_version": "7"}
-    assert set(answer) == set(PREDICTIONS_SCHEMA["properties"])
+    assert {*answer, "freshness"} == set(PREDICTIONS_SCHEMA["properties"])
+
+
+def test_a_request_may_ask_how_new_the_rows_are():
+    samples = {"samples": [{"dense": [0, 1], "keys": [[], [], []]}]}
+
+    asked = [decode_samples(json.dumps(samples | one).encode(), TWO_TABLES)[1] for one in ({}, {"freshness": True})]
+    answer = json.loads(encode_predictions(np.array([[0.5]], np.float32), 0, "7", {"lag_ms": 5}))
+
+    assert asked == [False, True]
+    assert answer["freshness"] == {"lag_ms": 5}
+    with pytest.raises(RequestError, match=r"^freshness: expected true or false"):
+        decode_samples(json.dumps(samples | {"freshness": 1}).encode(), TWO_TABLES)

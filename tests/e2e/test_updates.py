@@ -1,0 +1,68 @@
+"""A real server with two workers that follows a log: what a person on call and a client see of it."""
+
+import json
+import re
+import time
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from serving.cli.main import main
+from serving.stream.folder import FolderSink
+from serving.stream.message import Kind, UpdateMessage, encode
+from tests.e2e.conftest import serving
+from tests.e2e.kserve_requests import inputs_of, request_of
+from tests.serving.ps_files import write_ps
+from tests.tools.tiny_model import TinyModel
+
+LIMIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """A server that has applied one message and rejected another, and its log."""
+    folder = tmp_path_factory.mktemp("updates")
+    TinyModel().write(folder / "models", "tiny", 2)
+    write_ps(folder / "models", update_source={"type": "folder", "path": str(folder / "log"), "poll_timeout_ms": 20})
+    log = FolderSink(folder / "log")
+    rows = np.ones((1, 4), np.float32)
+    log.send(encode(UpdateMessage(Kind.UPSERT, "tiny", "user", np.array([1]), rows, step=9, time_ms=1_000)), 0)
+    log.send(b"other bytes", 0)
+    with serving(folder / "models", folder / "stderr", "--workers", "2", "--grpc-port", "0") as served:
+        yield served
+
+
+def readers(capsys, url, count):
+    """What `hotrow updates` says once so many workers have read the log."""
+    end_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < end_s:
+        assert main(["updates", url, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        if [part["position"] for reader in found for part in reader["partitions"]] == ["2"] * count:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"after {LIMIT_S:g} s: {found}")
+
+
+def test_the_command_shows_every_worker_that_reads_the_log(followed, capsys):
+    found = readers(capsys, followed.url, 2)
+
+    shown = [(one["model"], one["version"], one["worker"], one["applied"], one["rejected"]) for one in found]
+    assert shown == [("tiny", "2", worker, {"upsert": 1}, {"format": 1}) for worker in (0, 1)]
+
+
+def test_an_answer_over_grpc_says_how_new_the_rows_are(followed, capsys):
+    readers(capsys, followed.url, 2)
+    arrays, _ = request_of(TinyModel(), 3)
+    with triton.InferenceServerClient(re.search(r"listening for gRPC on (\S+)", followed.printed)[1]) as client:
+        silent = client.infer("tiny", inputs_of(arrays, triton)).get_response()
+        answer = client.infer("tiny", inputs_of(arrays, triton), parameters={"freshness": True}).get_response()
+        with pytest.raises(InferenceServerException, match=r"parameters\.freshness: expected true or false"):
+            client.infer("tiny", inputs_of(arrays, triton), parameters={"freshness": 1})
+
+    parameters = {name: value.int64_param for name, value in answer.parameters.items()}
+    assert set(silent.parameters) == {"defaulted_keys"}
+    asked = {"newest_step": 9, "newest_time_ms": 1_000, "lag_messages": 0, "lag_ms": 0}
+    assert parameters == asked | {"defaulted_keys": parameters["defaulted_keys"]}
