@@ -48,7 +48,7 @@ def test_no_request_of_the_openapi_document_is_a_server_error(openapi):
 
     for operation in operations:
 
-        @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy())
         def is_answered(case):
             case.call_and_validate(checks=checks)

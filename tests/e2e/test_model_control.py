@@ -177,7 +177,7 @@ def test_no_request_fails_while_a_model_is_swapped(start, folder, protocol):
     for thread in threads:
         thread.start()
     with tritonclient.http.InferenceServerClient(f"{served.host}:{served.port}") as client:
-        for number in range(6):
+        for number in range(4):
             policy = {"version_policy": {"specific": {"versions": [2 - number % 2]}}}
             client.load_model("tiny", config=json.dumps(policy))
     stop.set()

@@ -444,7 +444,7 @@ def test_all_workers_have_swapped_when_a_load_returns_and_no_request_fails(start
     MODELS[2].write(folder, "tiny", 2)
 
     with Load(served, how) as load:
-        for number in range(6):
+        for number in range(3):
             version = 2 - number % 2
             policy = {"version_policy": {"specific": {"versions": [version]}}}
             body = {"parameters": {"config": json.dumps(policy)}}
@@ -461,7 +461,7 @@ def test_any_worker_loads_and_unloads_for_all(start, folder, module):
     served = start(folder, "--workers", "3", "--grpc-port", "0", "--model-control-mode", "explicit")
     address = grpc_address(served) if module is tritonclient.grpc else f"{served.host}:{served.port}"
 
-    for _ in range(8):  # each client has a connection of its own, to a worker that the system chooses
+    for _ in range(5):  # each client has a connection of its own, to a worker that the system chooses
         with module.InferenceServerClient(address) as client:
             client.load_model("tiny")
             assert versions_by_worker(served) == [(0, "1"), (1, "1"), (2, "1")]

@@ -128,11 +128,11 @@ def test_a_checkpoint_that_a_killed_training_was_replacing_is_not_forgotten(tmp_
 
 
 def test_a_second_training_cannot_use_the_folder_of_one_that_runs(tmp_path, capsys):
-    first = start(tmp_path, epochs=50, rows=20_000)
+    first = start(tmp_path, epochs=500)
     try:
         wait_for(lambda: list((tmp_path / "checkpoints").glob("step-*")), first)
 
-        assert hotrow_train(arguments(tmp_path, "--resume", epochs=50, rows=20_000)) == 1
+        assert hotrow_train(arguments(tmp_path, "--resume", epochs=500)) == 1
     finally:
         first.kill()
         first.communicate()
@@ -204,6 +204,14 @@ def test_a_checkpoint_is_never_replaced_by_a_new_training(tmp_path, capsys):
     )
 
 
+@pytest.fixture(scope="module")
+def one_epoch(tmp_path_factory):
+    """The folder of a training of one epoch."""
+    folder = tmp_path_factory.mktemp("one_epoch")
+    assert hotrow_train(arguments(folder, epochs=1)) == 0
+    return folder
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -214,10 +222,8 @@ def test_a_checkpoint_is_never_replaced_by_a_new_training(tmp_path, capsys):
         (["--model", "dcn"], "settings.graph: the checkpoint was made with another value, and now it is this graph"),
     ],
 )
-def test_other_settings_cannot_resume(tmp_path, capsys, more, message):
-    assert hotrow_train(arguments(tmp_path, epochs=1)) == 0
-
-    assert hotrow_train(arguments(tmp_path, "--resume", *more)) == 1
+def test_other_settings_cannot_resume(one_epoch, capsys, more, message):
+    assert hotrow_train(arguments(one_epoch, "--resume", *more)) == 1
 
     assert message in capsys.readouterr().err
 
@@ -282,24 +288,32 @@ def test_patience_stops_a_training_that_gets_worse(tmp_path, capsys):
     assert "stopped: 2 epochs without a better log loss" in output
 
 
-@pytest.mark.parametrize("first", range(1, 5))
-def test_more_epochs_are_exactly_the_uninterrupted_run(tmp_path, first):
-    """After any number of epochs, with the best epoch before or after the resume, and with early stopping."""
-    metrics = tmp_path / "metrics.json"
-    for patience in ((), ("--patience", "2")):
-        whole, parts = tmp_path / f"whole{len(patience)}", tmp_path / f"parts{len(patience)}"
-        checkpoint = ("--checkpoint", str(parts / "c"), *patience)
-        assert hotrow_train(tiny(whole, 5, "--metrics", str(metrics), *patience)) == 0
-        expected = json.loads(metrics.read_text())["epochs"]
-        assert hotrow_train(tiny(parts, first, *checkpoint)) == 0
-        assert hotrow_train(tiny(parts, 5, *checkpoint, "--resume", "--metrics", str(metrics))) == 0
+@pytest.fixture(scope="module", params=[(), ("--patience", "2")], ids=["all epochs", "early stopping"])
+def uninterrupted(request, tmp_path_factory):
+    """The folder of a training of five epochs, its epochs, and its options."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    metrics = folder / "metrics.json"
+    assert hotrow_train(tiny(folder, 5, "--metrics", str(metrics), *request.param)) == 0
+    return folder, epochs_of(metrics), request.param
 
-        found = json.loads(metrics.read_text())["epochs"]
-        for epoch in (*expected, *found):
-            del epoch["seconds"]
-        assert found == expected
-        assert model_files(parts / "models", 2, "tiny") == model_files(whole / "models", 1, "tiny")
-        assert (len(found) < 5) == bool(patience)
+
+def epochs_of(metrics):
+    """The epochs without their times."""
+    return [{**epoch, "seconds": None} for epoch in json.loads(metrics.read_text())["epochs"]]
+
+
+@pytest.mark.parametrize("first", range(1, 5))
+def test_more_epochs_are_exactly_the_uninterrupted_run(tmp_path, uninterrupted, first):
+    """After any number of epochs, with the best epoch before or after the resume, and with early stopping."""
+    whole, expected, patience = uninterrupted
+    metrics, checkpoint = tmp_path / "metrics.json", ("--checkpoint", str(tmp_path / "c"), *patience)
+    assert hotrow_train(tiny(tmp_path, first, *checkpoint)) == 0
+    assert hotrow_train(tiny(tmp_path, 5, *checkpoint, "--resume", "--metrics", str(metrics))) == 0
+
+    found = epochs_of(metrics)
+    assert found == expected
+    assert model_files(tmp_path / "models", 2, "tiny") == model_files(whole / "models", 1, "tiny")
+    assert (len(found) < 5) == bool(patience)
 
 
 def test_a_training_that_has_stopped_early_stops_again(tmp_path, capsys):

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import ConfigError, MissingExtraError
@@ -375,6 +375,7 @@ def data_sets(draw):
     return Samples(rng.integers(0, 2, (rows, labels)).astype(np.float32), numbers, bags)
 
 
+@settings(max_examples=30)
 @given(data_sets(), st.integers(1, 40), st.integers(1, 9))
 def test_what_is_written_is_read_in_every_format(tmp_path_factory, samples, samples_per_file, batch_size):
     folder = tmp_path_factory.mktemp("data")

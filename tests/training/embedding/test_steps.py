@@ -123,8 +123,8 @@ def test_bags_and_their_gradients_are_those_of_pytorch(bags, combiner, dim, max_
 
 def test_the_gradients_of_many_rows_are_in_the_order_of_the_rows():
     rng = np.random.default_rng(0)
-    table, keys = TrainingTable("t", 2), rng.permutation(3_000_000)[:200_000]
-    look_up_bags([table], [np.arange(3_000_000)], [None], ["sum"], [None], [1], [True])  # key k has row k
+    table, keys = TrainingTable("t", 2), rng.permutation(400_000)[:200_000]
+    look_up_bags([table], [np.arange(400_000)], [None], ["sum"], [None], [1], [True])  # key k has row k
     for some in (keys[:300], keys):
         lookup, _ = look_up(table, [[key] for key in some])
         gradient = np.stack([some, -some], axis=1).astype(np.float32)

@@ -287,23 +287,18 @@ with context:
 KILLS = {0: "emb-worker-1", 2: "emb-server-0", 4: "emb-worker-0", 6: "data-loader", 8: "nn-worker", 10: "emb-server-1"}
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [
-        pytest.param(1, marks=pytest.mark.slow, id="an embedding worker"),
-        pytest.param(len(KILLS), marks=pytest.mark.long, id="every role"),
-    ],
-)
-def test_a_training_goes_on_from_its_last_checkpoint_after_roles_were_killed(start, tmp_path, kills):
-    killed, count = dict(list(KILLS.items())[:kills]), 3 + 2 * kills
+@pytest.mark.long
+def test_a_training_goes_on_from_its_last_checkpoint_after_every_role_was_killed(start, tmp_path):
+    kills = len(KILLS)
+    count = 3 + 2 * kills
     (tmp_path / "embedding.yml").write_text(json.dumps({"slots_config": SLOTS}))
     options = ["--embedding-workers=2", "--embedding-servers=2", f"--checkpoint={tmp_path}/saved"]
 
-    run = start(TRAIN.format(kills=killed), LOAD.format(batches=count), [*options, f"--max-restarts={kills}"])
+    run = start(TRAIN.format(kills=KILLS), LOAD.format(batches=count), [*options, f"--max-restarts={kills}"])
     code, output, log = run.end()
 
     assert code == 0, log
-    for left, (batches, name) in zip(range(kills - 1, -1, -1), killed.items(), strict=True):
+    for left, (batches, name) in zip(range(kills - 1, -1, -1), KILLS.items(), strict=True):
         role = name.replace("emb", "embedding").replace("er-", "er ") if name.startswith("emb") else name
         last = f"the last checkpoint is {tmp_path}/saved/batch-{batches + 2}"
         assert f"{role} was ended by SIGKILL; {last}; all roles start again, restarts left: {left}\n" in log

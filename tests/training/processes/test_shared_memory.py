@@ -37,7 +37,7 @@ def open_all(change=lambda name: name):
 PARTS = st.lists(st.lists(arrays(np.float32, st.integers(0, 60)), min_size=2, max_size=2), min_size=SIZE, max_size=SIZE)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(PARTS, min_size=1, max_size=4))
 def test_every_member_reads_what_was_written_for_it(messages):
     outboxes = open_all()
