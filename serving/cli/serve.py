@@ -74,6 +74,8 @@ _OPTIONS = (
     "access_log",
     "record",
     "sample",
+    "rejected",
+    "max_staleness_s",
 )
 #: The options that variables also set, by variable: HOTROW_GRPC_PORT sets --grpc-port.
 VARIABLES = {f"{_PREFIX}{option.upper()}": option for option in _OPTIONS}
@@ -84,6 +86,7 @@ _MOST_INFLIGHT = 65536
 _LONGEST_POLL_S = 86400
 _MOST_SAMPLES = 2**31 - 1
 _LONGEST_DELAY_MS = 1000
+_LONGEST_STALENESS_S = 10 * 365 * 86_400
 _LONGEST_WAIT_MS = 3_600_000
 _LARGEST_MESSAGE_BYTES = (2 << 30) - 1 - ENVELOPE_BYTES  # gRPC counts a message's bytes in 31 bits
 _MOST_CONNECTIONS = 1 << 20
@@ -284,6 +287,20 @@ def add_parser(commands: Any) -> None:
         metavar="RATIO",
         help=f"the share of the requests that --record writes (default: {_DEFAULTS['sample']})",
     )
+    parser.add_argument(
+        "--rejected",
+        type=Path,
+        metavar="FILE",
+        help="append update messages that no server can take to this file, one JSON object per line; sets the "
+        "rejected_file of the ps.json's update_source",
+    )
+    parser.add_argument(
+        "--max-staleness-s",
+        type=number(_LONGEST_STALENESS_S, "seconds"),
+        metavar="S",
+        help="a model whose rows are older than this, while updates wait, is not ready; sets the max_staleness_s of "
+        "the ps.json's update_source (default: no limit)",
+    )
     parser.set_defaults(run=serve, error_code=2, **_environment())
 
 
@@ -425,6 +442,7 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
         poll_s=options.repository_poll_secs,
         startup=options.load_model,
         peers=siblings,
+        update_settings=_update_settings(options),
     )
     with _listener(options, place) as listener, _recorder(options) as recorder, repository:
         _load(repository)
@@ -475,6 +493,12 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
                 stopping=must_end,
             )
     return 0
+
+
+def _update_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The keys of the ``ps.json``'s ``update_source`` that options set."""
+    values = {"rejected_file": options.rejected, "max_staleness_s": options.max_staleness_s}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _supervise(options: argparse.Namespace, standard_error: int) -> int:

@@ -1,7 +1,8 @@
 """The records of models and of a whole ``ps.json``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Self
 
 from kernels.host import RowDtype
 from serving.config.clause import Location, Record
@@ -155,6 +156,19 @@ class ParameterServerConfig(Record):
     key_type: KeyType
     source: str
     keys_without_effect: tuple[str, ...] = ()
+
+    def with_update_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return a copy whose ``update_source`` has other values for some keys.
+
+        Raises:
+            ConfigError: there is no ``update_source``.
+        """
+        if not settings:
+            return self
+        if self.update_source.type == "disabled":
+            reason = f"{' and '.join(settings)} would have no effect, because no updates are read"
+            raise ConfigError(self.source, "update_source", reason)
+        return self.model_copy(update={"update_source": self.update_source.model_copy(update=dict(settings))})
 
     @property
     def volatile_db(self) -> VolatileDbConfig | DisabledConfig:

@@ -24,6 +24,7 @@ _KEYS = {
     "redis_stream": ("address", "user_name", "password", "tls", "poll_timeout_ms"),
     "folder": ("path", "poll_timeout_ms"),
 }
+_OF_EVERY_TYPE = ("rejected_file", "max_staleness_s")
 # What Hotrow sets itself: the position is stored with the rows, and never left to the broker.
 _OWN_SETTINGS = ("bootstrap.servers", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof")
 
@@ -50,6 +51,7 @@ class UpdateSourceConfig(Clause):
         kafka: further settings of librdkafka by their own names, such as those of SASL and TLS.
         path: a folder of numbered files.
         poll_timeout_ms: the most time that one read waits for messages.
+        rejected_file: gets the messages that no server can take; None: they are only counted and logged.
         max_staleness_s: a model whose newest rows are older, while messages wait, is not ready. None means no limit.
     """
 
@@ -67,6 +69,7 @@ class UpdateSourceConfig(Clause):
     password: SecretStr = SecretStr("")
     tls: RedisTlsConfig | None = None
     path: FilePath | None = None
+    rejected_file: FilePath | None = None
     max_staleness_s: Seconds | None = None
 
     @classmethod
@@ -83,7 +86,7 @@ class UpdateSourceConfig(Clause):
         required = _KEYS[self.type][0]
         if getattr(self, required) is None:
             raise ValueError(f"{required} is required if the type is {self.type}")
-        for key in self.model_fields_set - {"type", "max_staleness_s", *_KEYS[self.type]}:
+        for key in self.model_fields_set - {"type", *_OF_EVERY_TYPE, *_KEYS[self.type]}:
             owners = [kind for kind, keys in _KEYS.items() if key in keys]
             raise ValueError(f"{key}: only a {' or '.join(owners)} has it, but the type is {self.type}")
         return self

@@ -120,8 +120,11 @@ class Siblings:
         self._silent: set[int] = set()  # the workers that did not answer their last call in time
 
     def shared(self, ps: ParameterServerConfig) -> ParameterServerConfig:
-        """See ``Peers.shared``: RAM with every row is shared, and only worker 0 writes to RocksDB."""
+        """See ``Peers.shared``: RAM with every row is shared. Only worker 0 writes to RocksDB and rejected messages."""
         ps = with_shared_ram(ps, self._place.tables)
+        if not self.leads:
+            source = ps.update_source.model_copy(update={"rejected_file": None})
+            ps = ps.model_copy(update={"update_source": source})
         if self.leads or ps.persistent_db.type == "disabled":
             return ps
         return ps.model_copy(update={"persistent_db": ps.persistent_db.model_copy(update={"read_only": True})})

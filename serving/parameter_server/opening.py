@@ -20,6 +20,7 @@ from serving.config import (
 )
 from serving.errors import StoreError
 from serving.parameter_server.first_rows import FirstRows
+from serving.parameter_server.rejected import RejectedMessages
 from serving.parameter_server.tier_table import TierSettings
 from serving.parameter_server.updates import UpdateStream
 from serving.storage import MemoryStore, RedisStore, RocksDbStore, SharedMemoryStore, SnapshotStore
@@ -139,14 +140,18 @@ def _rocksdb(config: PersistentDbConfig, path: Path) -> RocksDbStore:
 
 
 def open_updates(config: ParameterServerConfig) -> UpdateStream | None:
-    """The ``update_source``; None without one. Nothing is contacted yet."""
+    """The ``update_source``; None without one. Nothing is contacted yet.
+
+    Raises:
+        OutputError: the file of rejected messages cannot be written.
+    """
     source = config.update_source
     if source.type == "disabled":
         return None
     truth = config.persistent_db if config.persistent_db.type != "disabled" else config.volatile_tiers[-1]
-    return UpdateStream(
-        partial(_source, source), truth.update_filters, source.poll_timeout_ms / 1000, source.max_staleness_s
-    )
+    rejected = None if source.rejected_file is None else RejectedMessages(source.rejected_file)
+    poll_s = source.poll_timeout_ms / 1000
+    return UpdateStream(partial(_source, source), truth.update_filters, poll_s, source.max_staleness_s, rejected)
 
 
 def _source(config: UpdateSourceConfig, model: ModelConfig) -> UpdateSource:

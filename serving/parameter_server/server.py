@@ -88,6 +88,7 @@ class ParameterServer:
 
         Raises:
             ConfigError: the file cannot be accepted.
+            OutputError: the file of rejected updates cannot be written.
             StoreError: a store cannot be opened, or cannot hold a model.
             ModelFileError: a model's file is missing or damaged.
         """
@@ -95,12 +96,13 @@ class ParameterServer:
             config = read_ps_config(config)
         check_hot_keys(config)
         promote = any(tier.cache_missed_embeddings for tier in config.volatile_tiers)
+        updates = open_updates(config)
         try:
             stores = open_stores(config, may_be_late=True)
         except StoreInUseError as err:
             reason = f"{err.reason}, or set persistent_db.read_only to serve without writing"
             raise StoreInUseError(err.store, err.table, reason) from err
-        server = cls(stores, promote, tier_settings(config), open_updates(config))
+        server = cls(stores, promote, tier_settings(config), updates)
         try:
             server.share_bounds(config.models)
             for model in config.models:

@@ -31,6 +31,7 @@ from serving.errors import AdditionError, RequestError, UnknownModelError, did_y
 from serving.metrics import Histogram, MetricSample
 from serving.parameter_server.counters import Labels
 from serving.parameter_server.health import Readiness
+from serving.parameter_server.rejected import RejectedMessages
 from serving.parameter_server.table import Table, show, write
 from serving.storage.hps_layout import tag
 from serving.storage.store import Change, Keys, LastingStore, Reached
@@ -258,6 +259,7 @@ class UpdateStream:
     Attributes:
         open: opens the log of a model. It is called again after a fault.
         filters: the regular expressions of ``update_filters``.
+        rejected: keeps rejected messages; None: they are only counted and logged.
         poll_s: the most time that one read waits.
         max_staleness_s: a model whose rows may be older is not ready; None: no limit.
     """
@@ -266,6 +268,7 @@ class UpdateStream:
     filters: Sequence[str] = (".",)
     poll_s: float = 0.5
     max_staleness_s: float | None = None
+    rejected: RejectedMessages | None = None
 
     def takes(self, model: str, table: str) -> bool:
         """Whether a filter matches the model's name, or the table's tag after HPS's prefix."""
@@ -496,6 +499,8 @@ class ModelUpdates:
 
     def _reject(self, record: Record, reason: str, text: str) -> None:
         count = self.counters.rejected(reason)
+        if self._stream.rejected is not None:
+            self._stream.rejected.append(self._config.name, record, reason, text)
         if self._may_log(reason):
             where = f"{record.partition} before position {record.position}"
             logger.warning(

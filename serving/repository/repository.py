@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from kernels.device import Device
 from kernels.errors import HotrowError
@@ -96,6 +96,7 @@ class ModelRepository:
         poll_s: float = 15.0,
         startup: Sequence[str] = (),
         peers: Peers | None = None,
+        update_settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Describe a repository; nothing is read before ``load``.
 
@@ -107,12 +108,14 @@ class ModelRepository:
             poll_s: time between two looks at the folder.
             startup: the models that the mode ``"explicit"`` loads at the start; ``"*"`` stands for every model.
             peers: the other processes of the same server, if there are any.
+            update_settings: values of keys of the ``update_source``, which replace those of the ``ps.json``.
         """
         self.control = control
         self._source = ModelSource(path, control, startup)
         self._runtime = runtime or Runtime()
         self._poll_s = poll_s
         self._peers = peers
+        self._update_settings = update_settings or {}
         self._loader: VersionLoader | None = None
         self._lock = threading.RLock()  # one load, unload, poll or close at a time; requests do not take it
         # Replaced as a whole, never changed in place, so requests need no lock. Versions are newest first.
@@ -153,6 +156,7 @@ class ModelRepository:
     def _load(self, progress: Progress | None) -> None:
         check_device_name(self._runtime.device, "device")
         ps, models = self._read_start()
+        ps = ps.with_update_settings(self._update_settings)
         if self._peers is not None:
             ps = self._peers.shared(ps)
         refuse_shared_calibration(self._runtime.calibration, len(ps.models))

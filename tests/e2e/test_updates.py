@@ -30,7 +30,8 @@ def followed(tmp_path_factory):
     rows = np.ones((1, 4), np.float32)
     log.send(encode(UpdateMessage(Kind.UPSERT, "tiny", "user", np.array([1]), rows, step=9, time_ms=1_000)), 0)
     log.send(b"other bytes", 0)
-    with serving(folder / "models", folder / "stderr", "--workers", "2", "--grpc-port", "0") as served:
+    options = ("--workers", "2", "--grpc-port", "0", "--rejected", str(folder / "rejected"))
+    with serving(folder / "models", folder / "stderr", *options) as served:
         yield served
 
 
@@ -66,3 +67,37 @@ def test_an_answer_over_grpc_says_how_new_the_rows_are(followed, capsys):
     assert set(silent.parameters) == {"defaulted_keys"}
     asked = {"newest_step": 9, "newest_time_ms": 1_000, "lag_messages": 0, "lag_ms": 0}
     assert parameters == asked | {"defaulted_keys": parameters["defaulted_keys"]}
+
+
+def test_one_worker_keeps_rejected_messages(followed, capsys):
+    readers(capsys, followed.url, 2)
+
+    lines = (followed.log.parent / "rejected").read_text().splitlines()
+    assert [json.loads(line)["reason"] for line in lines] == ["format"]
+
+
+REFUSED = {
+    "rejected": (["--rejected", "FILE"], "update_source: rejected_file would have no effect, because no updates"),
+    "staleness": (["--max-staleness-s", "5"], "update_source: max_staleness_s would have no effect, because no upd"),
+    "both": (["--rejected", "F", "--max-staleness-s", "5"], "rejected_file and max_staleness_s would have no effect"),
+    "negative": (["--max-staleness-s", "-1"], "expected a number from 0 to 315,360,000 seconds, got '-1'"),
+    "no number": (["--max-staleness-s", "soon"], "expected a number from 0 to 315,360,000 seconds, got 'soon'"),
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), REFUSED.values(), ids=REFUSED)
+def test_options_without_effect_and_wrong_values_are_refused(repository, hotrow_serve, options, reason):
+    ended = hotrow_serve(repository, "--http-port", "0", *options)
+
+    assert ended.returncode == 2
+    assert reason in ended.stderr
+
+
+def test_a_file_of_rejected_messages_that_cannot_be_written_ends_the_start(tmp_path, hotrow_serve):
+    TinyModel().write(tmp_path, "tiny", 2)
+    write_ps(tmp_path, update_source={"type": "folder", "path": "log"})
+
+    ended = hotrow_serve(tmp_path, "--http-port", "0", "--rejected", tmp_path)
+
+    assert ended.returncode == 2
+    assert f"rejected_file: {tmp_path} cannot be written: Is a directory" in ended.stderr

@@ -181,3 +181,17 @@ def test_freshness_must_be_a_boolean(served, path, body):
 
     assert answer.status_code == 400
     assert "freshness: expected true or false, but the number 1 came" in answer.json()["error"]
+
+
+def test_the_settings_of_the_command_replace_those_of_the_file(tmp_path):
+    TinyModel().write(tmp_path, "ctr", 3)
+    source = {"type": "folder", "path": "log", "max_staleness_s": 1000, "rejected_file": "first"}
+    write_ps(tmp_path, update_source=source)
+    settings = {"max_staleness_s": 0.0, "rejected_file": tmp_path / "second"}
+
+    with ModelRepository(tmp_path, update_settings=settings) as repository:
+        repository.load()
+
+        assert until(lambda: repository.readiness_of_all().state == "not ready")  # the log is absent
+        assert "more than max_staleness_s, 0" in repository.readiness_of_all().reason
+    assert ((tmp_path / "first").exists(), (tmp_path / "second").exists()) == (False, True)

@@ -1,5 +1,6 @@
 """Update messages that arrive while a model is served: each takes effect exactly once, and bad ones never."""
 
+import json
 import logging
 import time
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from serving.config.models import StreamStart
 from serving.parameter_server import ParameterServer, updates
+from serving.parameter_server.rejected import RejectedMessages
 from serving.parameter_server.updates import UpdateStream
 from serving.storage import MemoryStore, RocksDbStore, SnapshotStore
 from serving.stream.folder import FolderSink, FolderSource
@@ -229,6 +231,16 @@ def test_a_bad_message_is_counted_and_changes_nothing(tmp_path, model, log, capl
         assert samples_of(server, model, "hotrow_update_rejected") == {reason: 1}
     assert rows == STARTED | {5: [np.float32(3e38), 0, 0], 77: [1, 2, 3]}
     assert f"an update message of folder before position 2 is skipped ({reason}, 1 of this reason)" in caplog.text
+
+
+def test_rejected_messages_are_kept_in_a_file(tmp_path, model, log):
+    send(log, b"other bytes", message(Kind.UPSERT, [77], [[1, 2, 3]]))
+    kept = RejectedMessages(tmp_path / "rejected")
+    with serving(model, tmp_path / "log", MemoryStore(), rejected=kept) as server:
+        after(server, model, tmp_path / "log")
+
+    [line] = map(json.loads, (tmp_path / "rejected").read_text().splitlines())
+    assert (line["model"], line["partition"], line["position"], line["reason"]) == ("m", "folder", "1", "format")
 
 
 OTHERS = {
