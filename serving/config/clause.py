@@ -1,6 +1,7 @@
 """Turn a JSON document into a checked record. A ConfigError names the file and the JSON path of the first fault."""
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationError,
     ValidationInfo,
     model_validator,
@@ -21,10 +23,12 @@ from pydantic_core import PydanticCustomError
 
 from serving.config import keys_without_effect
 from serving.errors import ConfigError, did_you_mean
+from serving.model.regular_file import read_regular
 from serving.model.strict_json import LARGEST_FLOAT32
 
 # More than any machine has. A larger number is a mistake, and must fail before anything is allocated.
 MOST_GPUS, MOST_THREADS, MOST_BUFFERS = 1024, 4096, 1024
+_MOST_SECRET_BYTES = 64 << 10
 _IN_WORDS_OF_JSON = {
     "model_type": "expected an object",
     "model_attributes_type": "expected an object",
@@ -168,7 +172,7 @@ def _reason(error: Any) -> str:
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     came = repr(error["input"])
-    if "password" in (*error["loc"][-1:], *came.split("'")):
+    if error["loc"][-1:] in (("password",), ("kafka",)) or "password" in came or "secret" in came:
         came = "..."
     expected = _IN_WORDS_OF_JSON.get(error["type"], error["msg"][0].lower() + error["msg"][1:])
     close = ""
@@ -240,12 +244,43 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def secret(value: Any, info: ValidationInfo) -> Any:
+    """Read a secret from where an object says it is; other values stay. No error shows a secret.
+
+    ``{"env": NAME}`` is a variable of the environment, ``{"file": PATH}`` a file with the secret alone.
+    """
+    if not isinstance(value, dict):
+        return value
+    [(kind, place)] = value.items() if len(value) == 1 else [("", None)]
+    if kind not in ("env", "file") or not isinstance(place, str) or not place:
+        raise ValueError('expected text, {"env": "<variable>"} or {"file": "<path>"}')
+    if kind == "env":
+        found, what = os.environ.get(place), f"the variable {place}"
+        if found is None:
+            raise ValueError(f"{what} is not set")
+    else:
+        found, what = _secret_in(_in_folder(place, info)), f"the file {place}"
+    if not found:
+        raise ValueError(f"{what} is empty")
+    return SecretStr(_refuse_nul(found))
+
+
+def _secret_in(file: str | Path) -> str:
+    try:
+        return read_regular(file, _MOST_SECRET_BYTES).decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise ValueError(f"the file {file}: expected text in UTF-8") from None  # the cause has the bytes
+    except OSError as err:
+        raise ValueError(f"the file {file} cannot be read: {err.strerror}") from err
+
+
 _Unquoted = BeforeValidator(unquoted)
 INTEGERS = BeforeValidator(_refuse_fraction)  # for a choice of integers
 AS_TUPLE = BeforeValidator(_as_tuple)
 FilePath = Annotated[Path, BeforeValidator(_in_folder)]
 PathText = Annotated[str, AfterValidator(_refuse_nul)]
 Text = Annotated[str, Field(min_length=1), AfterValidator(_refuse_nul)]
+Secret = Annotated[SecretStr, BeforeValidator(secret)]
 Switch = Annotated[bool, _Unquoted]
 KeyBits = Annotated[Literal[32, 64], INTEGERS, _Unquoted]
 LineKeys = Annotated[Literal[7, 15], INTEGERS, _Unquoted]

@@ -19,6 +19,7 @@ from serving.config.clause import (
     Magnitude,
     Milliseconds,
     Part,
+    Secret,
     Switch,
     Text,
     Whole,
@@ -285,7 +286,7 @@ class RedisConfig(VolatileTier):
         default=(("127.0.0.1", 7000),), validation_alias="address"
     )
     user_name: Text = "default"
-    password: SecretStr = SecretStr("")
+    password: Secret = SecretStr("")
     layout: Annotated[Literal["hashes"], BeforeValidator(_layout)] = "hashes"
     num_partitions: Count = 16
     num_node_connections: Count = 5

@@ -5,9 +5,9 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 
-from serving.config.clause import Clause, FilePath, Milliseconds, Seconds, Text, with_type
+from serving.config.clause import Clause, FilePath, Milliseconds, Seconds, Secret, Text, secret, with_type
 from serving.config.tiers import RedisTlsConfig, parsed_addresses
 
 _SPELLINGS = {
@@ -34,21 +34,27 @@ def _brokers(value: Any) -> Any:
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in parsed_addresses(value))
 
 
-def _settings(value: Any) -> Any:
-    """Refuse settings of librdkafka that would break the order or the position of the updates."""
-    for name, setting in value.items() if isinstance(value, dict) else ():
+def _settings(value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """Read secrets, and refuse settings of librdkafka that would break the order or the position of the updates."""
+    settings = {}
+    for name, setting in value.items():
         if name in _OWN_SETTINGS:
             raise ValueError(f"{name}: Hotrow sets it itself")
-        if not isinstance(setting, str | int | float):
+        try:
+            settings[name] = secret(setting, info)
+        except ValueError as err:
+            raise ValueError(f"{name}: {err}") from err
+        if not isinstance(settings[name], str | int | float | SecretStr):
             raise ValueError(f"{name}: expected text, a number or a boolean")
-    return value
+    return settings
 
 
 class UpdateSourceConfig(Clause):
     """The source of updates.
 
     Attributes:
-        kafka: further settings of librdkafka by their own names, such as those of SASL and TLS.
+        kafka: further settings of librdkafka by their own names, such as those of SASL and TLS. A ``SecretStr``
+            is a secret.
         path: a folder of numbered files.
         poll_timeout_ms: the most time that one read waits for messages.
         rejected_file: gets the messages that no server can take; None: they are only counted and logged.
@@ -63,10 +69,10 @@ class UpdateSourceConfig(Clause):
     metadata_refresh_interval_ms: Milliseconds = 30_000
     failure_backoff_ms: Milliseconds = 50
     poll_timeout_ms: Milliseconds = 500
-    kafka: Annotated[dict[str, Any], AfterValidator(_settings)] = Field(default_factory=dict)
+    kafka: Annotated[dict[str, Any], AfterValidator(_settings)] = Field(default_factory=dict, repr=False)
     address: Annotated[tuple[tuple[str, int], ...], BeforeValidator(parsed_addresses)] | None = None
     user_name: Text = "default"
-    password: SecretStr = SecretStr("")
+    password: Secret = SecretStr("")
     tls: RedisTlsConfig | None = None
     path: FilePath | None = None
     rejected_file: FilePath | None = None

@@ -6,6 +6,8 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from kernels.host import set_lookup_threads
 from serving.config import (
     HashMapConfig,
@@ -167,7 +169,8 @@ def _source(config: UpdateSourceConfig, model: ModelConfig) -> UpdateSource:
             **{name: _setting(value) for name, value in config.kafka.items()},
         }
         refresh_s = config.metadata_refresh_interval_ms / 1000
-        return KafkaSource(config.brokers, [own, *hps], settings, refresh_s=refresh_s)
+        secrets = [name for name, value in config.kafka.items() if isinstance(value, SecretStr)]
+        return KafkaSource(config.brokers, [own, *hps], settings, refresh_s=refresh_s, secrets=secrets)
     (host, port), tls = (config.address or ())[0], config.tls
     files = {} if tls is None else {
         "ssl_ca_certs": tls.ca_certificate, "ssl_certfile": tls.client_certificate, "ssl_keyfile": tls.client_key,
@@ -178,6 +181,8 @@ def _source(config: UpdateSourceConfig, model: ModelConfig) -> UpdateSource:
     return RedisStreamSource(RedisAddress(host, port, 0, tls is not None and tls.enabled, given), [own])
 
 
-def _setting(value: str | float) -> str:
+def _setting(value: str | float | SecretStr) -> str:
     """A setting as librdkafka spells it."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
     return str(value).lower() if isinstance(value, bool) else str(value)

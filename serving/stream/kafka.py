@@ -52,15 +52,19 @@ class _Brokers:
         ask_s: how long the brokers may take to answer a question.
     """
 
-    def __init__(self, brokers: str, settings: Mapping[str, str], own: Mapping[str, Any]) -> None:
-        """Take addresses apart by commas, or by HPS's semicolons."""
+    def __init__(
+        self, brokers: str, settings: Mapping[str, str], own: Mapping[str, Any], secrets: Collection[str] = ()
+    ) -> None:
+        """Take addresses apart by commas, or by HPS's semicolons. The settings named in ``secrets`` are never shown."""
         self.addresses = brokers.replace(";", ",")
         self.name = f"kafka://{self.addresses}"
         self._settings = settings
         timeout_ms = settings.get("socket.timeout.ms", "")
         self.ask_s = min(int(timeout_ms) / 1000, _ASK_S) if timeout_ms.isdecimal() else _ASK_S
         self._secrets = [
-            value for name, value in settings.items() if value and any(word in name for word in _SECRET_WORDS)
+            value
+            for name, value in settings.items()
+            if value and (name in secrets or any(word in name for word in _SECRET_WORDS))
         ]
         for name in settings:
             if name in own or name == "bootstrap.servers" or name.startswith("test."):
@@ -98,6 +102,7 @@ class KafkaSource(UpdateSource):
         settings: Mapping[str, str] | None = None,
         *,
         refresh_s: float = 30.0,
+        secrets: Collection[str] = (),
     ) -> None:
         """Make a client; it connects in the background.
 
@@ -106,12 +111,13 @@ class KafkaSource(UpdateSource):
             topics: the topics to read; those that are absent are read when they appear.
             settings: librdkafka's, by name. ``group.id`` is the group that ``commit`` writes to.
             refresh_s: how often the brokers are asked for new partitions.
+            secrets: the names of settings that no error shows, besides those that are secrets by their names.
 
         Raises:
             ConfigError: librdkafka refuses a setting.
             MissingExtraError: confluent-kafka is not installed.
         """
-        self._brokers = _Brokers(brokers, settings or {}, _CONSUMER_OWN)
+        self._brokers = _Brokers(brokers, settings or {}, _CONSUMER_OWN, secrets)
         self._topics = frozenset(topics)
         self._refresh_s = refresh_s
         self._closed = threading.Event()

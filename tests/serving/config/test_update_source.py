@@ -1,9 +1,13 @@
 """``update_source`` of a ``ps.json``: HPS's own form, the other sources, and what is refused."""
 
+import traceback
+
 import pytest
 
+from serving.config import read_ps_config
 from serving.errors import ConfigError
 from tests.serving.config.conftest import in_ram, in_shared_ram
+from tests.serving.ps_files import write_ps
 
 KAFKA = {"type": "kafka_message_queue", "brokers": "127.0.0.1:9092"}
 REDIS = {"type": "redis_stream", "address": "127.0.0.1:7000"}
@@ -43,6 +47,79 @@ def test_a_password_is_not_shown(read):
     source = read({"update_source": REDIS | {"password": "hidden-1"}}).update_source
     assert source.password.get_secret_value() == "hidden-1"
     assert "hidden-1" not in repr(source)
+
+
+def test_secrets_may_be_in_the_environment_or_in_a_file(read, tmp_path, monkeypatch):
+    monkeypatch.setenv("KAFKA_PASSWORD", "hidden-1")
+    (tmp_path / "hidden").write_text("hidden-2\r\n")
+    places = {"env": "KAFKA_PASSWORD"}, {"file": str(tmp_path / "hidden")}
+    texts = []
+    for place, text in zip(places, ("hidden-1", "hidden-2"), strict=True):
+        config = read({"update_source": KAFKA | {"kafka": {"sasl.password": place, "log_level": 3}}})
+        assert config.update_source.kafka["sasl.password"].get_secret_value() == text
+        texts.append(repr(config))
+        config = read({"update_source": REDIS | {"password": place}})
+        assert config.update_source.password.get_secret_value() == text
+        texts.append(repr(config))
+        redis = {"type": "redis_cluster", "password": place}
+        config = read({"volatile_db": redis, "persistent_db": {"type": "rocks_db", "path": "db"}})
+        assert config.volatile_db.password.get_secret_value() == text
+        texts.append(repr(config))
+    assert "hidden-" not in "".join(texts)
+
+
+def test_a_file_of_a_secret_is_looked_for_next_to_the_configuration(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "hidden").write_text("hidden-2")
+    source = KAFKA | {"kafka": {"sasl.password": {"file": "hidden"}}}
+    config = read_ps_config(write_ps(tmp_path / "folder", update_source=source))
+    assert config.update_source.kafka["sasl.password"].get_secret_value() == "hidden-2"
+
+
+def test_settings_of_librdkafka_are_in_no_repr(read):
+    assert "hidden-1" not in repr(read({"update_source": KAFKA | {"kafka": {"sasl.password": "hidden-1"}}}))
+
+
+EXPECTED = 'expected text, {"env": "<variable>"} or {"file": "<path>"}'
+NO_SECRETS = [
+    ({"env": "HOTROW_ABSENT"}, "the variable HOTROW_ABSENT is not set"),
+    ({"env": "HOTROW_EMPTY"}, "the variable HOTROW_EMPTY is empty"),
+    ({"file": "absent"}, "absent cannot be read: No such file or directory"),
+    ({"file": "empty"}, "the file empty is empty"),
+    ({"file": "bytes"}, "expected text in UTF-8"),
+    ({"file": "nul"}, "expected text without the character NUL"),
+    ({"file": "long"}, "cannot be read: expected at most 65,536 bytes, found 65,537"),
+    ({"file": "."}, "cannot be read: "),
+    ({"env": "A", "file": "hidden-3"}, EXPECTED),
+    ({"environment": "hidden-3"}, EXPECTED),
+    ({"env": ["hidden-3"]}, EXPECTED),
+    ({"file": ""}, EXPECTED),
+]
+
+
+@pytest.mark.parametrize(("place", "reason"), NO_SECRETS, ids=[str(place) for place, _ in NO_SECRETS])
+def test_a_secret_that_cannot_be_read_is_refused_and_never_shown(tmp_path, monkeypatch, place, reason):
+    monkeypatch.setenv("HOTROW_EMPTY", "")
+    contents = {"empty": b"", "bytes": b"hidden-3\xff", "nul": b"hidden-3\0", "long": b"h" * 65_537}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for source, path in [
+        (KAFKA | {"kafka": {"sasl.password": place}}, "update_source.kafka"),
+        (REDIS | {"password": place}, "update_source.password"),
+    ]:
+        with pytest.raises(ConfigError) as error:
+            read_ps_config(write_ps(tmp_path, update_source=source))
+        shown = "".join(traceback.format_exception(error.value))
+        assert error.value.path == path
+        assert reason in str(error.value)
+        assert "hidden-3" not in shown
+
+
+@pytest.mark.parametrize("settings", ["sasl.password=hidden-3", ["hidden-3"], 5])
+def test_a_wrong_object_of_settings_is_not_shown(read, settings):
+    with pytest.raises(ConfigError, match=r"update_source\.kafka: expected an object") as error:
+        read({"update_source": KAFKA | {"kafka": settings}})
+    assert "hidden-3" not in str(error.value)
 
 
 OWN = {"kafka": {"auto.offset.reset": "latest"}}

@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.config import read_ps_config
 from serving.config.models import StreamStart
+from serving.errors import ConfigError
 from serving.parameter_server import ParameterServer, updates
+from serving.parameter_server.opening import open_updates
 from serving.parameter_server.rejected import RejectedMessages
 from serving.parameter_server.updates import UpdateStream
 from serving.storage import MemoryStore, RocksDbStore, SnapshotStore
 from serving.stream.folder import FolderSink, FolderSource
 from serving.stream.message import Kind, UpdateMessage, encode
+from tests.serving.ps_files import write_ps
 from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, model_of, write_model
 
 RUN = "run-1"
@@ -241,6 +245,17 @@ def test_rejected_messages_are_kept_in_a_file(tmp_path, model, log):
 
     [line] = map(json.loads, (tmp_path / "rejected").read_text().splitlines())
     assert (line["model"], line["partition"], line["position"], line["reason"]) == ("m", "folder", "1", "format")
+
+
+def test_an_error_of_the_log_does_not_show_a_secret(tmp_path, model, monkeypatch):
+    monkeypatch.setenv("HIDDEN", "hunter2")
+    kafka = {"security.protocol": {"env": "HIDDEN"}}
+    source = {"type": "kafka", "brokers": "127.0.0.1:9", "kafka": kafka}
+    stream = open_updates(read_ps_config(write_ps(tmp_path, update_source=source)))
+
+    with pytest.raises(ConfigError, match=r"\*\*\*") as error:
+        stream.open(model)
+    assert "hunter2" not in str(error.value)
 
 
 OTHERS = {

@@ -183,6 +183,14 @@ def test_a_sink_has_settings_of_its_own():
         open_sink("kafka://127.0.0.1:1/topic?enable.idempotence=false")
 
 
+def test_a_setting_may_be_named_a_secret():
+    with pytest.raises(ConfigError) as caught:
+        KafkaSource("127.0.0.1:1", ["t"], {"security.protocol": "hunter2"}, secrets=["security.protocol"])
+
+    assert "***" in str(caught.value)
+    assert "hunter" not in f"{caught.value} {caught.value.__cause__!r}"
+
+
 @pytest.mark.parametrize("open_log", [open_source, open_sink])
 def test_secrets_are_in_no_text(open_log):
     secrets = {"sasl.username": "trainer", "sasl.password": "hunter2", "ssl.key.password": "hunter3"}
