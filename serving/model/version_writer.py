@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -56,6 +56,8 @@ def write_version(
     graph: Graph,
     write_files: Callable[[Path], SlotKeys | None],
     version: int | None = None,
+    run: str = "",
+    positions: Mapping[str, str] | None = None,
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, and Triton's configurations and ``ps.json`` if they are missing.
 
@@ -71,6 +73,8 @@ def write_version(
             the keys of requests come, for the manifest; None: as the tables have them. If it raises, there is no
             version.
         version: at least 1. The default is one more than the newest version.
+        run: the training run that publishes updates of the rows; empty if it publishes none.
+        positions: for each partition of the log of updates, the position that the files include.
 
     Returns:
         the version's folder.
@@ -87,7 +91,7 @@ def write_version(
             with atomic_directory(target) as unfinished:
                 (unfinished / _ENTRY_FILE).write_text(TRITON_ENTRY, encoding="utf-8")
                 keys = write_files(unfinished)
-                write_manifest(unfinished, name, int(target.name), keys or "stored")
+                write_manifest(unfinished, name, int(target.name), keys or "stored", run, positions)
                 # last, because a file left by a failed export would describe the wrong model to Triton
                 _write_if_absent(folder / _CONFIG_FILE, triton_config(name, graph, "CPU"))
                 (folder / _GPU_CONFIG_FILE).parent.mkdir(exist_ok=True)

@@ -7,9 +7,18 @@ partition keeps its order. All updates of a key are in one partition: see ``serv
 
 from serving.errors import BadMessageError, PositionLostError, SinkError, SourceUnreachableError
 from serving.model.hps_hash import KEY_GROUPS, key_groups
+from serving.stream.encoding import Encoded, MessageEncoder, MessageFormat
 from serving.stream.hps_message import HPS_MAGIC, decode_hps, encode_hps
-from serving.stream.message import MOST_ACCUMULATE_ROWS, MOST_MESSAGE_BYTES, Kind, UpdateMessage, decode, encode
-from serving.stream.opening import open_sink, open_source
+from serving.stream.message import (
+    MOST_ACCUMULATE_ROWS,
+    MOST_MESSAGE_BYTES,
+    Kind,
+    UpdateMessage,
+    WireDtype,
+    decode,
+    encode,
+)
+from serving.stream.opening import open_sink, open_source, read_settings
 from serving.stream.source import Record, UpdateSink, UpdateSource
 
 __all__ = [
@@ -18,7 +27,10 @@ __all__ = [
     "MOST_ACCUMULATE_ROWS",
     "MOST_MESSAGE_BYTES",
     "BadMessageError",
+    "Encoded",
     "Kind",
+    "MessageEncoder",
+    "MessageFormat",
     "PositionLostError",
     "Record",
     "SinkError",
@@ -26,6 +38,7 @@ __all__ = [
     "UpdateMessage",
     "UpdateSink",
     "UpdateSource",
+    "WireDtype",
     "decode",
     "decode_hps",
     "encode",
@@ -33,4 +46,5 @@ __all__ = [
     "key_groups",
     "open_sink",
     "open_source",
+    "read_settings",
 ]

@@ -10,9 +10,11 @@ Errors never show passwords. ``settings`` may hold what should not be in a URL, 
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from serving.errors import ConfigError, did_you_mean
+from serving.model.strict_json import Fields, read_json
 from serving.stream.folder import FolderSink, FolderSource
 from serving.stream.kafka import KafkaSink, KafkaSource
 from serving.stream.redis_stream import RedisAddress, RedisStreamSink, RedisStreamSource
@@ -64,6 +66,16 @@ def open_sink(url: str, settings: Mapping[str, str] | None = None) -> UpdateSink
     if parts.scheme == "kafka":
         return KafkaSink(_brokers(parts), topic, options)
     return RedisStreamSink(_redis(parts, options), topic)
+
+
+def read_settings(path: Path) -> dict[str, str]:
+    """Read settings for ``open_sink`` from a JSON file of names and texts, so that no command line shows a password.
+
+    Raises:
+        ConfigError: the file cannot be read, or is something else.
+    """
+    fields = Fields(read_json(path), str(path), "")
+    return {name: fields.text(name) for name in fields}
 
 
 def _parts(url: str) -> SplitResult | None:

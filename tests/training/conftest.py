@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from serving.model.graph import parse_graph
+from tests.training.publishing.memory_log import Log
 from training.model.ctr_model import CtrModel
 from training.model.export import export_model
 from training.model.trainer import train
@@ -90,3 +91,11 @@ def exported(tmp_path_factory):
     document = copy.deepcopy(TWO_TABLES)
     model = train_a_little(CtrModel(parse_graph(document, "graph.json"), seed=0))
     return export_model(model, document, tmp_path_factory.mktemp("exported"), "two")
+
+
+@pytest.fixture
+def memory_log(monkeypatch):
+    """The log of every publisher."""
+    log = Log()
+    monkeypatch.setattr("training.publishing.sender.open_sink", log.open)
+    return log

@@ -89,6 +89,37 @@ def add_parser(commands: Any) -> None:
         help="write a checkpoint every N steps and after every epoch (default: 10000)",
     )
     parser.add_argument(
+        "--publish",
+        metavar="URL",
+        help="publish changed rows to this log of updates, for servers that follow; needs --checkpoint. See "
+        "docs/updates.md",
+    )
+    parser.add_argument(
+        "--publish-steps",
+        type=_whole(1),
+        default=100,
+        metavar="N",
+        help="publish every N steps, and before every checkpoint (default: 100)",
+    )
+    parser.add_argument(
+        "--publish-format",
+        choices=("hotrow", "hps"),
+        default="hotrow",
+        help="the format of the messages (default: hotrow)",
+    )
+    parser.add_argument(
+        "--publish-rows",
+        choices=("float32", "float16", "int8"),
+        default="float32",
+        help="the type of the rows in the messages; hps has float32 (default: float32)",
+    )
+    parser.add_argument(
+        "--publish-settings",
+        type=Path,
+        metavar="FILE",
+        help="a JSON file with more settings of the log, such as a password",
+    )
+    parser.add_argument(
         "--sharding",
         choices=("key", "table"),
         default="key",
@@ -108,6 +139,10 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error("the following arguments are required: --output")
     if options.resume and options.checkpoint is None:
         parser.error("--resume needs --checkpoint")
+    if options.publish is not None and options.checkpoint is None:
+        parser.error("--publish needs --checkpoint, where its outbox is")
+    if options.publish_format == "hps" and options.publish_rows != "float32":
+        parser.error("--publish-format hps has rows of float32")
     if options.eval_data and not options.data:
         parser.error("--eval-data needs --data; generated samples are evaluated on their last tenth")
     try:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import math
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from kernels.host import set_lookup_threads
 from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_write, remove_killed_writes, temporary_directory
 from serving.model.version_writer import check_output
+from serving.stream import read_settings
 from training.command.checkpoint import Checkpoints
 from training.command.describe import describe
 from training.command.plot import draw
@@ -28,12 +30,14 @@ from training.model.export import export_model
 from training.model.sample_check import check_samples_fit
 from training.model.trainer import EpochResult, Position, train
 from training.processes import Processes, start_processes
+from training.publishing import Publisher
 from training.samples import Samples
 from training.synthetic.generator import generate_for
 
 _CALIBRATION_SAMPLES = 512  # of the held-out samples, for the engine int8
 _KEY_DTYPES = {"I32": "uint32", "I64": "int64"}
 _TEMPORARY = "hotrow-train"  # a hidden folder next to the models
+_OUTBOX = "outbox"  # in the folder of checkpoints
 _FEW = 30  # with fewer rows of a class, the standard error of an AUC is about 0.05 or more
 _HELD_OUT = 10  # the last tenth of the samples is held out for evaluation
 
@@ -72,9 +76,14 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
         yield f"note: {document.graph.source}: solver: no effect: the options of `hotrow train` take its place"
     model = _model(document, options, processes)
     with ExitStack() as stack:
-        yield from _Run(options, document, model, samples, evaluation, stack).lines()
-    calibration = next(batches_of(evaluation.parts(), _CALIBRATION_SAMPLES, keeps_rest=True))
-    path = export_model(model, document.document, options.output, name, calibration=calibration)
+        training = _Run(options, document, model, samples, evaluation, stack)
+        if options.publish is not None:
+            training.publish(name)
+        yield from training.lines()
+        calibration = next(batches_of(evaluation.parts(), _CALIBRATION_SAMPLES, keeps_rest=True))
+        path = export_model(
+            model, document.document, options.output, name, calibration=calibration, publisher=training.publisher
+        )
     yield f"model written to {path}"
     yield f"serve it: hotrow serve {options.output}"
 
@@ -179,7 +188,11 @@ def _cut(rows: int) -> int:
 
 
 class _Run:
-    """The epochs of one run, with its checkpoints, its best epoch and its reports."""
+    """The epochs of one run, with its checkpoints, its best epoch and its reports.
+
+    Attributes:
+        publisher: publishes the model's changes; None: nothing does.
+    """
 
     def __init__(
         self,
@@ -199,6 +212,8 @@ class _Run:
         self._position = Position()
         self._epochs: list[dict[str, Any]] = []
         self._checkpoints: Checkpoints | None = None
+        self._stack = stack
+        self.publisher: Publisher | None = None
         if options.checkpoint is not None:
             self._checkpoints = Checkpoints(options.checkpoint, model, document.optimizer, self._settings())
             if not options.resume:
@@ -222,6 +237,25 @@ class _Run:
             reason = f"expected --epochs of at least {begun}, because it has {begun} epochs, got {self._options.epochs}"
             raise ConfigError(str(self._options.checkpoint), "", reason)
 
+    def publish(self, name: str) -> None:
+        """Publish the changes of the model from now on, under this name."""
+        options, outbox = self._options, self._options.checkpoint / _OUTBOX
+        if not options.resume and self._model.processes.is_first:  # of a run that ended before its first checkpoint
+            shutil.rmtree(outbox, ignore_errors=True)
+        self.publisher = self._stack.enter_context(
+            Publisher(
+                options.publish,
+                name,
+                self._model,
+                outbox,
+                message_format=options.publish_format,
+                rows=options.publish_rows,
+                settings=None if options.publish_settings is None else read_settings(options.publish_settings),
+            )
+        )
+        if not self.publisher.is_new:
+            self.publisher.resume(self._position.step)
+
     def lines(self) -> Iterator[str]:
         options, document, position = self._options, self._document, self._position
         if options.resume:
@@ -243,6 +277,8 @@ class _Run:
             begin=position,
             save=None if self._checkpoints is None else self._save,
             save_steps=options.checkpoint_steps,
+            publish=None if self.publisher is None else self.publisher.publish,
+            publish_steps=options.publish_steps,
         )
         while not self._is_enough() and (result := next(results, None)) is not None:
             self._epochs.append(_described(document, result))
@@ -275,7 +311,10 @@ class _Run:
         # Without --checkpoint, only the model of the best epoch is needed, unless the best epoch is the last one.
         is_needed = position.step == best_step and position.epoch <= self._options.epochs
         if self._options.checkpoint is not None or is_needed:
-            self._checkpoints.save(position, self._epochs, best_step)
+            with ExitStack() as stack:
+                if self.publisher is not None:
+                    stack.enter_context(self.publisher.checkpoint(position.step))
+                self._checkpoints.save(position, self._epochs, best_step)
 
     def _report(self) -> None:
         if not self._model.processes.is_first:

@@ -44,6 +44,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
 
     Attributes:
         tables: the tables by name.
+        processes: those that have the rows.
     """
 
     def __init__(
@@ -72,15 +73,15 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         _check_arguments(tables, seed, sharding)
         super().__init__()
         self._sharding = sharding
-        self._processes = Processes(process_group)
+        self.processes = Processes(process_group)
         if seed is None:
             seed = int(torch.randint(2**62, ()))
         self._configs = dict(tables)
         self.tables: dict[str, EmbeddingTable] = {}
         for number, (name, config) in enumerate(tables.items()):
-            shard = (self._processes.rank, self._processes.size)
+            shard = (self.processes.rank, self.processes.size)
             if sharding == "table":
-                owns = number % self._processes.size == self._processes.rank
+                owns = number % self.processes.size == self.processes.rank
                 config, shard = config if owns else replace(config, rows=None), (0, 1)
             self.tables[name] = EmbeddingTable(name, config, seed=seed + number, shard=shard)
         self._table_of: dict[str, str] = {}
@@ -91,8 +92,8 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
                     raise ValueError(f"feature {feature!r}: expected one table that reads it, got {both}")
                 self._table_of[feature] = name
         for number, table in enumerate(self.tables.values()):  # a table's name may have dots, a parameter's may not
-            owner = number % self._processes.size if sharding == "table" else None
-            self.register_parameter(f"table_{number}", TableParameter(table, self._processes, owner))
+            owner = number % self.processes.size if sharding == "table" else None
+            self.register_parameter(f"table_{number}", TableParameter(table, self.processes, owner))
         self._parameter_of = dict(zip(self.tables, self.parameters(), strict=True))
         # A state has the rows, so it needs no parameters without elements.
         self.register_state_dict_post_hook(_drop_parameters)
@@ -143,7 +144,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         bags = {
             name: read_feature(name, features[name]) if name in features else NO_BAGS
             for name in self._table_of
-            if name in features or self._processes.size > 1
+            if name in features or self.processes.size > 1
         }
         if not bags:
             return {}
@@ -151,7 +152,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         makes_rows = which_make_rows(parameters, list(bags.values()), self.training)
         if any(makes_rows):
             group = "process_group=torch.distributed.group.WORLD or a group of this process alone"
-            self._processes.require_joined("EmbeddingBagCollection", group)
+            self.processes.require_joined("EmbeddingBagCollection", group)
         lookups = self._look_up([one.table for one in parameters], list(bags.values()), makes_rows)
         shapes = [(*one.shape, lookup.shape[1]) for one, lookup in zip(bags.values(), lookups.pooled, strict=True)]
         devices = [one.device for one in bags.values()]
@@ -195,33 +196,33 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             OutputError: a table's name cannot be a file's, ``folder`` has other files, or the file system refuses.
         """
         rows = {name: table.served_rows() for name, table in self.tables.items()}
-        write_tables(self._processes, folder, rows, {name: config.pooling for name, config in self._configs.items()})
+        write_tables(self.processes, folder, rows, {name: config.pooling for name, config in self._configs.items()})
 
     def owner_of(self, table: str, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the process that has the row of each key, int64[N]."""
         if self._sharding == "key":
-            return keys % self._processes.size
-        return np.full(keys.size, list(self.tables).index(table) % self._processes.size)
+            return keys % self.processes.size
+        return np.full(keys.size, list(self.tables).index(table) % self.processes.size)
 
     def _owns(self, table: str, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-        owns: NDArray[np.bool_] = self.owner_of(table, keys) == self._processes.rank
+        owns: NDArray[np.bool_] = self.owner_of(table, keys) == self.processes.rank
         return owns
 
     def _look_up(
         self, tables: Sequence[EmbeddingTable], bags: Sequence[FeatureBags], trains: Sequence[bool]
     ) -> Lookups:
-        if self._processes.size == 1:
+        if self.processes.size == 1:
             return LocalLookups(tables, bags, trains)
         # the config of every process, so that all refuse the same keys
         shared = [LookedUpRows(table.name, self._configs[table.name], table.native) for table in tables]
         owners = [self._parameter_of[table.name].owner for table in tables]
         owned = list(map(OwnedTable, shared, owners))
-        return SharedLookups(self._processes, owned, bags, trains, divisor=self._processes.size)
+        return SharedLookups(self.processes, owned, bags, trains, divisor=self.processes.size)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return all rows with their states, for ``state_dict``."""
         return {
-            "shard": [self._processes.rank, self._processes.size, self._sharding],
+            "shard": [self.processes.rank, self.processes.size, self._sharding],
             "tables": {name: table.state() for name, table in self.tables.items()},
         }
 
@@ -235,7 +236,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             ValueError: the state has other tables or rows of another shape, is another process's share, or has the
                 states of another optimizer.
         """
-        tables, shard = state["tables"], [self._processes.rank, self._processes.size, self._sharding]
+        tables, shard = state["tables"], [self.processes.rank, self.processes.size, self._sharding]
         if set(tables) != set(self.tables):
             raise ValueError(f"expected the rows of {', '.join(self.tables)}, got those of {', '.join(tables)}")
         if state["shard"] != shard and state["shard"][1] != 1:

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.host import TrainingTable
+from training.embedding.changes import TableChanges
 from training.embedding.config import EmbeddingBagConfig
 from training.row_file import TableRows
 
@@ -22,6 +23,7 @@ class EmbeddingTable:
         name: the table's name.
         config: what the table is like.
         native: the rows, for the functions of ``kernels.host``.
+        changes: what a publisher has not published yet; None: there is no publisher.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class EmbeddingTable:
         self._seed = seed
         self._shard = shard
         self._has_loaded_states = False
+        self.changes: TableChanges | None = None
         self.native = TrainingTable(
             name,
             config.dim,
@@ -190,14 +193,19 @@ class EmbeddingTable:
         return keys, vectors
 
     def served_rows(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Yield keys and vectors as lookups read them, part by part. A served table has no ``max_norm``."""
+        """Return keys and vectors as lookups read them, part by part. A served table has no ``max_norm``."""
+        return ((part.keys, self.as_served(part.vectors)) for part in self.dump())
+
+    def as_served(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return float32[V, D] vectors as lookups read them."""
         max_norm = self.config.max_norm
-        for part in self.dump():
-            vectors = part.vectors
-            if max_norm is not None:
-                norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-                vectors = np.where(norms > max_norm, vectors * (max_norm / np.maximum(norms, max_norm)), vectors)
-            yield part.keys, vectors
+        if max_norm is None:
+            return vectors
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        scaled: NDArray[np.float32] = np.where(
+            norms > max_norm, vectors * (max_norm / np.maximum(norms, max_norm)), vectors
+        )
+        return scaled
 
     def dump(self, since: int = -1) -> Iterator[TableRows]:
         """Yield copies of the rows, part by part. Training must not go on before the last part.
@@ -232,9 +240,13 @@ class EmbeddingTable:
             np.ascontiguousarray(rows.last_steps),
             np.ascontiguousarray(rows.slot_ids),
         )
+        if self.changes is not None:
+            self.changes.loaded(rows.keys)
 
     def clear(self) -> None:
         """Remove all rows. Fixed rows get their first weights again."""
+        if self.changes is not None:
+            self.changes.clearing()
         self.native.clear()
 
 

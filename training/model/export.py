@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from training.model.ctr_model import CtrModel
 from training.row_file import TableRows
 from training.samples import Bags, Samples
 
+if TYPE_CHECKING:
+    from training.publishing import Publisher
+
 _MAX_BATCHSIZE = 1024
 _HIT_RATE_THRESHOLD = 0.5
 
@@ -34,6 +37,7 @@ def export_model(
     name: str,
     version: int | None = None,
     calibration: Samples | None = None,
+    publisher: "Publisher | None" = None,
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, complete or absent. Of several processes, the first writes.
 
@@ -46,6 +50,8 @@ def export_model(
         name: the model's name: letters, digits, ``_`` and ``-``.
         version: at least 1. The default is one more than the newest version.
         calibration: samples that the model was not trained on. The engine int8 measures its error on them.
+        publisher: publishes what has changed, before the version is written. The manifest states its run, and the
+            position up to which the version includes the updates. If the log is away, this is an earlier position.
 
     Returns:
         the version's folder.
@@ -55,9 +61,13 @@ def export_model(
         ConfigError: a table has the name of one of the version's files.
     """
     path = None
+    run, positions = "", dict[str, str]()
+    if publisher is not None:
+        publisher.publish()
+        run, positions = publisher.run, publisher.flush()
     if model.processes.is_first:
         write_files = partial(_write_files, model=model, document=document, calibration=calibration)
-        path = write_version(repository, name, model.graph, write_files, version)
+        path = write_version(repository, name, model.graph, write_files, version, run, positions)
     else:
         model.send_rows()
     path = model.processes.from_first("the exported version", path)

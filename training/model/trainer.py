@@ -83,6 +83,8 @@ def train(
     begin: Position | None = None,
     save: Callable[[Position], None] | None = None,
     save_steps: int = 10_000,
+    publish: Callable[[], Any] | None = None,
+    publish_steps: int = 100,
 ) -> Iterator[EpochResult]:
     """Train, and yield the result of every epoch.
 
@@ -102,6 +104,8 @@ def train(
         begin: go on from here. The model is the one that was saved there.
         save: is called after every ``save_steps`` steps and after every epoch, when its result has been taken.
         save_steps: at least 1.
+        publish: is called after every ``publish_steps`` steps.
+        publish_steps: at least 1.
 
     Raises:
         DataError: a label, a dense feature or a key is wrong; see ``training.data.checks``.
@@ -130,6 +134,8 @@ def train(
                 if not math.isfinite(loss):
                     raise DivergedError(step, rate)
                 loss_sum += loss * len(batch)
+                if publish is not None and step % publish_steps == 0:
+                    publish()
                 if save is not None and step % save_steps == 0:
                     seconds = time.perf_counter() - started
                     save(replace(at, batches=number, step=step, loss_sum=loss_sum, seconds=seconds))

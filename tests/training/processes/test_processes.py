@@ -14,6 +14,7 @@ from serving.model.dense_file import read_dense
 from serving.model.graph import parse_graph
 from serving.model.sparse_file import open_sparse
 from tests.training.hugectr.conftest import GRAPH, write_data
+from tests.training.publishing.following import Follower
 
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
@@ -38,6 +39,12 @@ def rows_of(path, dim, row_layout="distributed", key_type="I64"):
     keys, vectors = (np.concatenate(part) for part in zip(*model.batches(1000), strict=True))
     order = np.argsort(keys)
     return keys[order], vectors[order], None if model.slot_ids is None else np.array(model.slot_ids)[order]
+
+
+def dict_of(repository):
+    """The rows of the model deepfm, as a follower of updates has them."""
+    keys, vectors, _ = rows_of(Path(repository) / "deepfm" / "1" / "sparse_embedding1", 17)
+    return dict(zip(keys.tolist(), map(bytes, vectors), strict=True))
 
 
 @pytest.mark.slow
@@ -84,9 +91,12 @@ def test_hotrow_train_in_two_processes_learns_what_one_learns_and_either_resumes
         return [*train, "--output", name, "--metrics", f"{name}.json", *more]
 
     assert main(arguments("one", "--epochs", "2")) == 0
-    out = run(BIN / "hotrow", *arguments("two", "--epochs", "1", *checkpoint), processes=2, cwd=tmp_path)
+    publish = ("--publish", "log", "--publish-steps", "3")
+    out = run(BIN / "hotrow", *arguments("two", "--epochs", "1", *checkpoint, *publish), processes=2, cwd=tmp_path)
     assert out.count("model written to") == 1
-    assert main(arguments("resumed", "--epochs", "2", *checkpoint, "--resume")) == 0
+    assert Follower().follow("log").tables == {"sparse_embedding1": dict_of("two")}
+    assert main(arguments("resumed", "--epochs", "2", *checkpoint, *publish, "--resume")) == 0
+    assert Follower().follow("log").tables == {"sparse_embedding1": dict_of("resumed")}
 
     one, two, resumed = (
         json.loads(Path(f"{name}.json").read_text(encoding="utf-8"))["epochs"] for name in ("one", "two", "resumed")

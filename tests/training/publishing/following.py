@@ -1,0 +1,56 @@
+"""A server that is a plain dict: it applies the messages of a log in order, and each sequence number once."""
+
+import numpy as np
+
+from serving.stream import decode, decode_hps, open_source
+
+
+def messages(log, run=None, after="0"):
+    """The messages of a run after a position, in the log's order."""
+    source = open_source(str(log))
+    source.start({"folder": after})
+    while records := source.poll(0.0):
+        for record in records:
+            message = decode(record.payload)
+            if run is None or message.run == run:
+                yield message
+
+
+class Follower:
+    """Tables as dicts: key -> float32 row as bytes."""
+
+    def __init__(self):
+        self.tables = {}
+        self.sequences = {}
+
+    def follow(self, log, run=None, after="0"):
+        """Apply the messages of a folder."""
+        for message in messages(log, run, after):
+            publisher = message.run, message.publisher
+            if message.sequence <= self.sequences.get(publisher, 0):
+                continue
+            self.sequences[publisher] = message.sequence
+            self.apply(message)
+        return self
+
+    def apply(self, message):
+        table = self.tables.setdefault(message.table, {})
+        if message.kind == "delete":
+            for key in message.keys.tolist():
+                table.pop(key, None)
+        else:
+            assert message.kind == "upsert"
+            for key, row in zip(message.keys.tolist(), message.rows, strict=True):
+                table[key] = row.tobytes()
+
+
+def rows_of(table):
+    """The rows of a trainer's table, as a follower has them."""
+    return {
+        key: np.ascontiguousarray(row).tobytes()
+        for keys, rows in table.served_rows()
+        for key, row in zip(keys.tolist(), rows, strict=True)
+    }
+
+
+__all__ = ["Follower", "decode_hps", "messages", "rows_of"]

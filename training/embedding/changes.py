@@ -1,0 +1,118 @@
+"""What changed in a table since it was published last: rows that a step or a load wrote, and keys that have no row."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.row_file import TableRows
+
+if TYPE_CHECKING:
+    from training.embedding.table import EmbeddingTable
+
+Ints = NDArray[np.int64]
+_PART_ROWS = 65_536
+_EVERY_STEP = 2**31 - 1  # rows that changed after it are those whose last step is not known
+_NOTHING: Ints = np.empty(0, np.int64)
+
+
+class TableChanges:
+    """The changes of one table. At first, every row is one.
+
+    The steps of the last updates say which rows a step has changed. Everything else is noted: rows that are loaded or
+    removed, and with ``max_rows`` the keys that were published, because a new row may replace any of them.
+    """
+
+    def __init__(self, table: "EmbeddingTable") -> None:
+        """Begin to note changes.
+
+        Raises:
+            ValueError: something else notes them already.
+        """
+        if table.changes is not None:
+            raise ValueError(f"table {table.name!r}: expected one publisher, got a second one")
+        table.changes = self
+        self._table = table
+        self._forget()
+        self._next = (self._since, self._unstepped, self._published)
+        self._loaded_before, self._removed_before = 0, 0
+
+    def _forget(self) -> None:
+        self._since = -1  # the step up to which changes were published
+        self._unstepped = _NOTHING  # numbers of published rows without a step
+        self._published = _NOTHING  # with max_rows: the key of each row
+        self._loaded: list[Ints] = []  # keys
+        self._removed: list[Ints] = []  # keys that a clear has removed
+
+    def loaded(self, keys: Ints) -> None:
+        """Note that rows are written outside of a step."""
+        self._loaded.append(np.array(keys))
+
+    def clearing(self) -> None:
+        """Note that all rows are about to be removed."""
+        removed = [part.keys for part in self._table.dump()]
+        removed += [*self._removed, self._published]
+        self._forget()
+        self._removed = [np.unique(np.concatenate(removed))]
+
+    def collect(self) -> tuple[Ints, Iterator[TableRows]]:
+        """Return the keys that have no row any more, and the changed rows, part by part.
+
+        Training must not go on before the last part. ``commit`` says that they are published.
+        """
+        native = self._table.native
+        deleted, moved, replaced = self._replaced()
+        unstepped = np.sort(native.changed_rows(_EVERY_STEP))
+        unchanged = np.intersect1d(np.setdiff1d(self._unstepped, replaced), unstepped)
+        changed = np.setdiff1d(native.changed_rows(self._since), unchanged)
+        written = native.find(np.unique(np.concatenate([_NOTHING, *self._loaded])))
+        changed = np.unique(np.concatenate([changed, moved, written[written >= 0]]))
+        self._next = native.step, unstepped, _NOTHING
+        self._loaded_before, self._removed_before = len(self._loaded), len(self._removed)
+        return deleted, self._parts(changed)
+
+    def _replaced(self) -> tuple[Ints, Ints, Ints]:
+        """Return keys without a row, new numbers of rows that moved, and numbers at which other rows may be now."""
+        rows = self._table.native.find(self._published)
+        places = np.arange(self._published.size)
+        is_elsewhere = rows != places
+        removed = [self._published[rows < 0]]
+        for keys in self._removed:
+            removed.append(keys[self._table.native.find(keys) < 0])
+        return np.unique(np.concatenate(removed)), rows[is_elsewhere & (rows >= 0)], places[is_elsewhere]
+
+    def _parts(self, changed: Ints) -> Iterator[TableRows]:
+        table = self._table
+        published = None
+        if table.config.max_rows is not None:
+            published = np.empty(len(table), np.int64)
+            rows = table.native.find(self._published)
+            published[rows[rows >= 0]] = self._published[rows >= 0]
+        for first in range(0, changed.size, _PART_ROWS):
+            numbers = changed[first : first + _PART_ROWS]
+            part = TableRows(*table.native.read(numbers))
+            if published is not None:
+                published[numbers] = part.keys
+            yield part
+        if published is not None:
+            self._next = (*self._next[:2], published)
+
+    def commit(self) -> None:
+        """Note that what ``collect`` returned is published."""
+        self._since, self._unstepped, self._published = self._next
+        del self._loaded[: self._loaded_before]
+        del self._removed[: self._removed_before]
+
+    def commit_all(self) -> None:
+        """Note that the present rows are what was published."""
+        self._forget()
+        _, parts = self.collect()
+        if self._table.config.max_rows is not None:
+            for _ in parts:
+                pass
+        self.commit()
+
+    def close(self) -> None:
+        """Note no more changes."""
+        self._table.changes = None

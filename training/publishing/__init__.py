@@ -1,0 +1,5 @@
+"""Publish the rows that training changes, as messages for servers that follow. See docs/updates.md."""
+
+from training.publishing.publisher import Publisher
+
+__all__ = ["Publisher"]
