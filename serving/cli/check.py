@@ -64,7 +64,7 @@ def check(options: argparse.Namespace) -> int:
     config = read_repository(options.config, faults)
     options.tolerance = checked_tolerance(options)
     refuse_shared_calibration(options.calibration, len(config.models))
-    total_bytes = sum(_check_model(model, options, faults) for model in config.models)
+    total_bytes = sum(_check_model(model, options, faults, config.headroom_ratio) for model in config.models)
     warnings = check_tiers(config, faults, full=options.full)
     answers = connect_tiers(config, faults) if options.connect else []
     if faults:
@@ -90,7 +90,9 @@ def check(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_model(config: ModelConfig, options: argparse.Namespace, faults: list[HotrowError]) -> int:
+def _check_model(
+    config: ModelConfig, options: argparse.Namespace, faults: list[HotrowError], headroom_ratio: float
+) -> int:
     """Print the memory that a model takes and return its bytes, or add its faults and return 0."""
     quantization, rounding, before = None, {}, len(faults)
     caches: Memory | None = None
@@ -104,7 +106,7 @@ def _check_model(config: ModelConfig, options: argparse.Namespace, faults: list[
             caches = caches_memory(plan_caches(config))
     if len(faults) > before:
         return 0
-    needed = memory_needed(config)
+    needed = memory_needed(config, headroom_ratio)
     print(f"model {config.name} version {config.version}")
     if quantization is not None:
         print(f"  {quantization}")

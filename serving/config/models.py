@@ -10,6 +10,7 @@ from serving.config.gpu import GpuCacheConfig, GpuNetworkConfig
 from serving.config.tiers import DisabledConfig, PersistentDbConfig, VolatileDbConfig
 from serving.config.update_source import UpdateSourceConfig
 from serving.errors import ConfigError, ModelFileError
+from serving.model.capacity import HEADROOM_RATIO
 from serving.model.graph import Graph, is_network_file
 from serving.model.manifest import MANIFEST_NAME, Manifest, read_manifest
 from serving.model.names import MODEL_NAME, NAME_EXPECTED
@@ -156,6 +157,11 @@ class ParameterServerConfig(Record):
     key_type: KeyType
     source: str
     keys_without_effect: tuple[str, ...] = ()
+
+    @property
+    def headroom_ratio(self) -> float:
+        """How much room for new keys a table in RAM without a bound has, as a share of its rows."""
+        return HEADROOM_RATIO if self.update_source.type == "disabled" else self.update_source.update_headroom_ratio
 
     def with_update_settings(self, settings: Mapping[str, Any]) -> Self:
         """Return a copy whose ``update_source`` has other values for some keys.

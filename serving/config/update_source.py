@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 
-from serving.config.clause import Clause, FilePath, Milliseconds, Seconds, Secret, Text, secret, with_type
+from serving.config.clause import Clause, FilePath, Magnitude, Milliseconds, Seconds, Secret, Text, secret, with_type
 from serving.config.tiers import RedisTlsConfig, parsed_addresses
 
 _SPELLINGS = {
@@ -24,7 +24,7 @@ _KEYS = {
     "redis_stream": ("address", "user_name", "password", "tls", "poll_timeout_ms"),
     "folder": ("path", "poll_timeout_ms"),
 }
-_OF_EVERY_TYPE = ("rejected_file", "max_staleness_s")
+_OF_EVERY_TYPE = ("update_headroom_ratio", "rejected_file", "max_staleness_s")
 # What Hotrow sets itself: the position is stored with the rows, and never left to the broker.
 _OWN_SETTINGS = ("bootstrap.servers", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof")
 
@@ -57,6 +57,7 @@ class UpdateSourceConfig(Clause):
             is a secret.
         path: a folder of numbered files.
         poll_timeout_ms: the most time that one read waits for messages.
+        update_headroom_ratio: the room for new keys in RAM without a bound, as a share of a table's rows.
         rejected_file: gets the messages that no server can take; None: they are only counted and logged.
         max_staleness_s: a model whose newest rows are older, while messages wait, is not ready. None means no limit.
     """
@@ -75,6 +76,7 @@ class UpdateSourceConfig(Clause):
     password: Secret = SecretStr("")
     tls: RedisTlsConfig | None = None
     path: FilePath | None = None
+    update_headroom_ratio: Annotated[Magnitude, Field(le=100.0)] = 0.25
     rejected_file: FilePath | None = None
     max_staleness_s: Seconds | None = None
 

@@ -62,7 +62,8 @@ def open_stores(config: ParameterServerConfig, *, may_be_late: bool = False) -> 
     with ExitStack() as opened:
         for tier in config.volatile_tiers:
             slower -= 1
-            store = _volatile(tier, is_backed=slower > 0, may_be_late=may_be_late and slower > 0)
+            is_backed = slower > 0
+            store = _volatile(tier, config.headroom_ratio, is_backed=is_backed, may_be_late=may_be_late and is_backed)
             stores.append(opened.enter_context(closing(store)))
         if persistent.type == "rocks_db" and persistent.path is not None:
             stores.append(_rocksdb(persistent, persistent.path))
@@ -107,7 +108,7 @@ def tier_settings(config: ParameterServerConfig) -> dict[str, TierSettings]:
     return settings
 
 
-def _volatile(config: VolatileDbConfig, *, is_backed: bool, may_be_late: bool) -> Store:
+def _volatile(config: VolatileDbConfig, headroom_ratio: float, *, is_backed: bool, may_be_late: bool) -> Store:
     """Open a tier that is not disabled; ``is_backed``: there is a slower tier."""
     if isinstance(config, RedisConfig):
         return RedisStore(config, may_be_late=may_be_late)
@@ -116,7 +117,7 @@ def _volatile(config: VolatileDbConfig, *, is_backed: bool, may_be_late: bool) -
     if isinstance(config, SharedMemoryConfig):
         return SharedMemoryStore(config.name, config.size_bytes, config.auto_remove)
     if isinstance(config, SnapshotConfig):
-        return SnapshotStore(config.path, config.overlay_capacity_rows, config.warm_up)
+        return SnapshotStore(config.path, config.overlay_capacity_rows, config.warm_up, headroom_ratio)
     return MemoryStore(
         config.capacity_rows,
         config.capacity_bytes,
@@ -125,6 +126,7 @@ def _volatile(config: VolatileDbConfig, *, is_backed: bool, may_be_late: bool) -
         overflow_policy=config.overflow_policy,
         overflow_resolution_target=config.overflow_resolution_target,
         is_backed=is_backed,
+        headroom_ratio=headroom_ratio,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from kernels.host import HostTable
 from serving.config import ModelConfig, TableConfig
-from serving.model.capacity import rows_with_headroom
+from serving.model.capacity import HEADROOM_RATIO, rows_with_headroom
 from serving.model.sparse_file import SparseModel, open_sparse
 from serving.storage.store import Batches, TableSpec
 
@@ -52,8 +52,8 @@ def table_spec(config: ModelConfig, table: TableConfig) -> TableSpec:
     return TableSpec(config.full_name(table), table.dim, key_bytes, table.row_dtype)
 
 
-def memory_needed(config: ModelConfig) -> Mapping[str, int]:
-    """Bytes of RAM that serving ``config`` from memory takes.
+def memory_needed(config: ModelConfig, headroom_ratio: float = HEADROOM_RATIO) -> Mapping[str, int]:
+    """Bytes of RAM that serving ``config`` from memory takes, with room for new keys.
 
     Returns:
         bytes by table name, and under ``"dense"`` the bytes of the dense weights, if the model has any.
@@ -63,7 +63,7 @@ def memory_needed(config: ModelConfig) -> Mapping[str, int]:
     """
     needed = {
         table.name: HostTable.memory_bytes(
-            table.dim, rows_with_headroom(open_table_file(config, table).rows), table.row_dtype
+            table.dim, rows_with_headroom(open_table_file(config, table).rows, headroom_ratio), table.row_dtype
         )
         for table in config.tables
     }

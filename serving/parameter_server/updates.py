@@ -44,6 +44,8 @@ SYNC_INTERVAL_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
 # Of the thread, as ``nice`` counts: requests get three times its share of a busy core.
 PRIORITY = 5
+# From here on, a warning says that the source of truth will be full.
+NEARLY_FULL_RATIO = 0.9
 # Publishers whose last sequence number is remembered, for each partition.
 MOST_PUBLISHERS = 256
 #: Upper bounds of the buckets of the time from publishing to visible, in seconds.
@@ -308,6 +310,7 @@ class ModelUpdates:
         self._source: UpdateSource | None = None
         self._closing = threading.Event()
         self._logged_s: dict[str, float] = {}
+        self._nearly_full: set[str] = set()
         self._rotated: Mapping[str, LogState] = {}  # where the log was when the old shown changes ended
         self._rotated_s = time.monotonic()
         name = f"hotrow-updates-{config.name}"
@@ -368,6 +371,7 @@ class ModelUpdates:
                 if now_s >= synced_s + SYNC_INTERVAL_S or not records:
                     self.counters.lag(dict(source.lag()))
                 if now_s >= synced_s + SYNC_INTERVAL_S:
+                    self._warn_of_room()
                     self._sync()
                     source.commit(self.positions)
                     synced_s = now_s
@@ -462,6 +466,18 @@ class ModelUpdates:
         if log.after(record, message).order <= reached.get(record.partition, LogState()).order:
             return "repeated"
         return ""
+
+    def _warn_of_room(self) -> None:
+        """Log once that the source of truth of a table will be full."""
+        for name, table in self._tables.items():
+            used_ratio = table.truth.stored.used_ratio
+            if used_ratio is not None and used_ratio >= NEARLY_FULL_RATIO and name not in self._nearly_full:
+                self._nearly_full.add(name)
+                logger.warning(
+                    "table %r: the room for updates in tier %s is %.0f %% full; when it is full, updates stop: raise "
+                    "update_source.update_headroom_ratio or the bound of the tier, and start again",
+                    *(table.name, table.truth.tier.name, 100 * used_ratio),
+                )
 
     def _sync(self) -> None:
         """Write positions to tables that got no rows of late, and bring everything to the disk."""

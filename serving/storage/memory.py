@@ -8,6 +8,7 @@ from kernels.host import HostTable, OverflowPolicy
 from kernels.system_memory import check_memory
 from serving.errors import StoreError, StoreFullError
 from serving.metrics import MetricSample
+from serving.model.capacity import HEADROOM_RATIO
 from serving.storage.memory_budget import MemoryBudget, Quota
 from serving.storage.store import Keys, Store, TableSpec, Vectors
 from serving.storage.tables import HostRowsTable, NoRows
@@ -37,6 +38,7 @@ class MemoryStore(Store):
         overflow_policy: OverflowPolicy | None = None,
         overflow_resolution_target: float = 0.8,
         is_backed: bool = False,
+        headroom_ratio: float = HEADROOM_RATIO,
     ) -> None:
         """Set the budget.
 
@@ -49,6 +51,7 @@ class MemoryStore(Store):
             overflow_policy: which rows a full table evicts for new keys, see ``HostTable``; None: it evicts no rows.
             overflow_resolution_target: the fraction of its bound that remains after an overflow, above 0, at most 1.
             is_backed: a slower tier holds every row, so an evicted row is not lost; for the log only.
+            headroom_ratio: the room for new keys in a table without a bound, as a share of its rows.
 
         Raises:
             ValueError: more than one bound is given, or a value is out of its range.
@@ -59,7 +62,12 @@ class MemoryStore(Store):
             )
         super().__init__()
         self._budget = MemoryBudget(
-            capacity_rows, capacity_bytes, capacity_rows_per_table, capacity_rows_of_each_table, overflow_policy
+            capacity_rows,
+            capacity_bytes,
+            capacity_rows_per_table,
+            capacity_rows_of_each_table,
+            overflow_policy,
+            headroom_ratio,
         )
         self._target_ratio = overflow_resolution_target
         self._is_backed = is_backed
@@ -159,6 +167,14 @@ class MemoryTable(HostRowsTable[HostTable | NoRows]):
         """See ``StoreTable.evicts``."""
         host_table = self._open_rows()
         return isinstance(host_table, HostTable) and host_table.overflow_policy is not None
+
+    @property
+    def used_ratio(self) -> float | None:
+        """See ``StoreTable.used_ratio``."""
+        host_table = self._open_rows()
+        if not isinstance(host_table, HostTable) or host_table.overflow_policy is not None:
+            return None
+        return len(host_table) / host_table.capacity_rows
 
     @property
     def evicted_rows(self) -> int:

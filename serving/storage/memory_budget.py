@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise, starmap
 
 from kernels.host import HostTable, OverflowPolicy, RowDtype
-from serving.model.capacity import MOST_ROWS, rows_with_headroom
+from serving.model.capacity import HEADROOM_RATIO, MOST_ROWS, rows_with_headroom
 from serving.model.names import without_version
 from serving.storage.store import TableSpec
 
@@ -42,6 +42,7 @@ class MemoryBudget:
     capacity_rows_per_table: Mapping[str, int] | None = None
     capacity_rows_of_each_table: int | None = None
     overflow_policy: OverflowPolicy | None = None
+    headroom_ratio: float = HEADROOM_RATIO
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -101,7 +102,7 @@ class MemoryBudget:
         own = (self.capacity_rows_per_table or {}).get(without_version(spec.name))
         if own is not None:
             return Quota(min(max(wanted_rows, 1), MOST_ROWS, own), own <= max(wanted_rows, 1))
-        most_rows = rows_with_headroom(wanted_rows)
+        most_rows = rows_with_headroom(wanted_rows, self.headroom_ratio)
         left = MOST_ROWS if self.capacity_rows_of_each_table is None else self.capacity_rows_of_each_table
         return Quota(min(most_rows, left), left <= most_rows)
 

@@ -96,6 +96,11 @@ class StoreTable(ABC):
         """Whether the open table makes room for new keys by evicting others."""
         return False
 
+    @property
+    def used_ratio(self) -> float | None:
+        """How much of the open table's room for rows, or for changes, is taken; None where it never gets full."""
+        return None
+
     @abstractmethod
     def open(self, rows: int) -> None:
         """Make the table ready for use. A store that does not have the table creates it empty.

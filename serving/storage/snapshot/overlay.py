@@ -74,6 +74,14 @@ class OverlaidSnapshot:
         """Rows of the file and of the overlay."""
         return self._file_rows + self.overlay_rows
 
+    @property
+    def used_ratio(self) -> float:
+        """How much of the overlay is taken."""
+        overlay = self._overlay
+        if overlay is None:
+            return 0.0
+        return max(len(overlay.rows), len(overlay.hidden)) / self.overlay_rows
+
     def __len__(self) -> int:
         """Rows held, exactly."""
         return self._rows

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kernels.system_memory import available_memory_bytes
 from serving.errors import StoreError
-from serving.model.capacity import MOST_ROWS, rows_with_headroom
+from serving.model.capacity import HEADROOM_RATIO, MOST_ROWS, rows_with_headroom
 from serving.model.snapshot_model import SnapshotModel
 from serving.model.sparse_model import SparseModel
 from serving.storage.snapshot.folder import SnapshotFolder
@@ -59,15 +59,19 @@ class SnapshotStore(Store):
     keeps_row_dtype = True
 
     def __init__(
-        self, folder: Path | None = None, overlay_capacity_rows: int | None = None, warm_up: bool = False
+        self,
+        folder: Path | None = None,
+        overlay_capacity_rows: int | None = None,
+        warm_up: bool = False,
+        headroom_ratio: float = HEADROOM_RATIO,
     ) -> None:
         """Open nothing yet.
 
         Args:
             folder: where snapshots are made; None: every model file must be a snapshot.
-            overlay_capacity_rows: maximum changed rows of each table, at least 0; None: a sixteenth of the
-                table's.
+            overlay_capacity_rows: maximum changed rows of each table, at least 0; None: ``headroom_ratio`` says it.
             warm_up: after ``serve_file``, read files of up to half the available memory in the background.
+            headroom_ratio: maximum changed rows of a table as a share of its rows.
 
         Raises:
             ValueError: the capacity is less than 0, or more than a host table can hold.
@@ -81,6 +85,7 @@ class SnapshotStore(Store):
             self._folder.check()
         self._overlay_capacity_rows = overlay_capacity_rows
         self._warm_up = warm_up
+        self._headroom_ratio = headroom_ratio
         self._lock = threading.Lock()  # one change of the tables at a time
 
     def _new_table(self, spec: TableSpec) -> "SnapshotTable":
@@ -123,6 +128,11 @@ class SnapshotTable(LocalTable[OverlaidSnapshot]):
         return self._open_rows().capacity_rows
 
     @property
+    def used_ratio(self) -> float | None:
+        """See ``StoreTable.used_ratio``: of the overlay."""
+        return self._open_rows().used_ratio
+
+    @property
     def size_bytes(self) -> int:
         """The size of the mapped file."""
         snapshot = self._rows
@@ -131,7 +141,7 @@ class SnapshotTable(LocalTable[OverlaidSnapshot]):
     def open(self, rows: int) -> None:
         """See ``StoreTable.open``; without ``serve_file`` a table has an overlay over no rows."""
         if self._rows is None:
-            self._hold(None, rows_with_headroom(rows))
+            self._hold(None, rows_with_headroom(rows, self._snapshots._headroom_ratio))
 
     def serve_file(self, model: SparseModel) -> None:
         """Open the table with all rows of ``model`` in place of what it held.
@@ -142,7 +152,7 @@ class SnapshotTable(LocalTable[OverlaidSnapshot]):
         """
         self._snapshots.check_name(self)
         reader = self._snapshots._open_snapshot(self.spec, model)
-        self._hold(reader, rows_with_headroom(reader.rows) - reader.rows)
+        self._hold(reader, rows_with_headroom(reader.rows, self._snapshots._headroom_ratio) - reader.rows)
         if self._snapshots._warm_up:
             _warm_up_if_it_fits(reader)
 

@@ -309,3 +309,14 @@ def test_hot_keys_that_cannot_be_read_are_refused_before_anything_is_loaded(repo
     assert reason.startswith(str(hot))
     assert capsys.readouterr().err == f"hotrow check: {reason}\n"
     assert not (tmp_path / "rows").exists()
+
+
+def test_ram_has_more_room_for_new_keys_if_updates_come(repository, capsys):
+    sizes = []
+    for source in ({}, {"update_source": {"type": "folder", "path": "log", "update_headroom_ratio": 0.5}}):
+        assert main(["check", str(repository(**source))]) == 0
+        sizes.append(re.findall(r" (user|item) +([\d.]+) MiB", capsys.readouterr().out))
+
+    plain, roomy = ({name: float(size) for name, size in of_check} for of_check in sizes)
+    assert plain.keys() == {"user", "item"}
+    assert all(1.2 * plain[name] < roomy[name] for name in plain)

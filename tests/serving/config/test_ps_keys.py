@@ -208,7 +208,16 @@ OWN = {
         *("embedding_cache_key_bits", "embedding_cache_line_keys", "embedding_cache_mode", "enable_tf32_compute"),
     },
     "update_source": {
-        *("kafka", "address", "user_name", "password", "path", "max_staleness_s", "rejected_file"),
+        *(
+            "kafka",
+            "address",
+            "user_name",
+            "password",
+            "path",
+            "max_staleness_s",
+            "rejected_file",
+            "update_headroom_ratio",
+        ),
         *("enable_tls", "tls_ca_certificate", "tls_client_certificate", "tls_client_key"),
         "tls_server_name_identification",
     },

@@ -122,6 +122,11 @@ def test_a_wrong_object_of_settings_is_not_shown(read, settings):
     assert "hidden-3" not in str(error.value)
 
 
+def test_the_headroom_is_a_quarter_with_updates_and_a_sixteenth_without(read):
+    sources = {}, {"update_source": KAFKA}, {"update_source": KAFKA | {"update_headroom_ratio": 0.5}}
+    assert [read(source).headroom_ratio for source in sources] == [1 / 16, 0.25, 0.5]
+
+
 OWN = {"kafka": {"auto.offset.reset": "latest"}}
 REFUSED = [
     ({"type": "kafka"}, "update_source", "brokers is required if the type is kafka_message_queue"),
@@ -139,6 +144,8 @@ REFUSED = [
     (REDIS | {"address": "127.0.0.1:1;127.0.0.1:2"}, "update_source", "address: expected the address of one server"),
     (KAFKA | {"kafka": {"debug": ["all"]}}, "update_source.kafka", "debug: expected text, a number or a boolean"),
     (KAFKA | {"broker": "127.0.0.1:9092"}, "update_source.broker", "did you mean 'brokers'"),
+    (KAFKA | {"update_headroom_ratio": -0.1}, "update_source.update_headroom_ratio", "greater than or equal to 0"),
+    (KAFKA | {"update_headroom_ratio": 101}, "update_source.update_headroom_ratio", "less than or equal to 100"),
     (KAFKA | {"max_staleness_s": -1}, "update_source.max_staleness_s", "greater than or equal to 0"),
     (REDIS | {"tls_client_key": "k"}, "update_source", "tls_client_key: needs enable_tls"),
 ]

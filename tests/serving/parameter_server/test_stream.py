@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.config import read_ps_config
+from serving.config import read_ps_config, read_repository
 from serving.config.models import StreamStart
 from serving.errors import ConfigError
 from serving.parameter_server import ParameterServer, updates
@@ -22,6 +22,7 @@ from serving.stream.folder import FolderSink, FolderSource
 from serving.stream.message import Kind, UpdateMessage, encode
 from tests.serving.ps_files import write_ps
 from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, model_of, write_model
+from tests.tools.tiny_model import TinyModel
 
 RUN = "run-1"
 STARTED = dict(zip(KEYS, ROWS.tolist(), strict=True))
@@ -279,6 +280,41 @@ def test_the_filters_choose_the_tables(tmp_path, model, log, filters, takes):
     send(log, message(Kind.DELETE, [1]))
     with serving(model, tmp_path / "log", MemoryStore(), filters=filters) as server:
         assert (1 in after(server, model, tmp_path / "log")) == (not takes)
+
+
+@pytest.mark.parametrize(
+    "tier", [{"type": "hash_map"}, {"type": "snapshot", "path": "snapshots"}], ids=["RAM", "files"]
+)
+@pytest.mark.parametrize("ratio", [0.25, 0.5])
+def test_ram_without_a_bound_has_room_for_new_keys(tmp_path, tier, ratio):
+    TinyModel(tables={"t": 1}).write(tmp_path, "m")
+    source = {"type": "folder", "path": "log", "update_headroom_ratio": ratio}
+    write_ps(tmp_path, volatile_db=tier, persistent_db={"type": "disabled"}, update_source=source)
+
+    with ParameterServer.from_config(read_repository(tmp_path)) as server:
+        assert [table.capacity_rows for table in server.stores[-1].tables.values()] == [1000 * (1 + ratio)]
+
+
+def test_a_truth_that_is_nearly_full_is_logged_once(tmp_path, model, log, caplog):
+    """The model has 12 rows, so 18 of 20 are nine tenths."""
+    caplog.set_level(logging.WARNING)
+    with serving(model, tmp_path / "log", MemoryStore(capacity_rows_of_each_table=20)) as server:
+        send(log, message(Kind.UPSERT, np.arange(100, 105), np.ones((5, 3))))
+        after(server, model, tmp_path / "log")
+        assert "full" not in caplog.text
+        for key in (105, 106):
+            send(log, message(Kind.UPSERT, [key], np.ones((1, 3))))
+            assert until(lambda: "tier memory is 90 % full" in caplog.text)
+    assert caplog.text.count("the room for updates") == 1
+
+
+@pytest.mark.parametrize("kind", [Kind.UPSERT, Kind.DELETE])
+def test_the_overlay_of_a_snapshot_that_is_nearly_full_is_logged(tmp_path, model, log, caplog, kind):
+    with serving(model, tmp_path / "log", SnapshotStore(tmp_path / "snapshots", 3)) as server:
+        keys = KEYS[:3]
+        send(log, message(kind, keys, np.ones((3, 3)) if kind is Kind.UPSERT else None))
+        after(server, model, tmp_path / "log")
+        assert until(lambda: "the room for updates in tier snapshot is 100 % full" in caplog.text)
 
 
 def test_a_full_truth_pauses_the_stream_and_loses_nothing(tmp_path, model, log, caplog):
