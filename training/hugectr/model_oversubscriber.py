@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from training.data.keyset import read_keyset
 from training.embedding.table import EmbeddingTable
 from training.errors import DataError
 from training.model.ctr_model import CtrModel
+from training.publishing import Publisher
 from training.row_file import TableRows
 from training.samples import Bags
 
@@ -30,6 +31,9 @@ class ModelOversubscriber:
 
     The folder is temporary: it is deleted with the object. If the process was killed, the next object deletes it. Each
     table has a RocksDB in the folder. A key is an int64, and a value is a row with its states, last step and slot.
+
+    Attributes:
+        publisher: publishes the rows that changed before they leave the tables; None: nothing does.
     """
 
     def __init__(self, model: CtrModel, folder: FileName, key_dtype: DTypeLike) -> None:
@@ -53,6 +57,7 @@ class ModelOversubscriber:
         for t, table in enumerate(model.tables):
             self._stores.append(_RowStore(Path(path, str(t)), table))
         self._keysets: list[KeyIndex] | None = None
+        self.publisher: Publisher | None = None
 
     def update(
         self,
@@ -73,6 +78,7 @@ class ModelOversubscriber:
             ConfigError: the list has another length than the tables, or both arguments or none are given.
             DataError: a file is missing or cut short. The tables did not change.
             ModelFileError: the disk refuses.
+            OutputError: changed rows cannot be published; see ``Publisher.publish``.
         """
         tables = self._model.tables
         if (keyset_file is None) == (keyset_file_list is None):
@@ -87,8 +93,12 @@ class ModelOversubscriber:
             raise ConfigError("ModelOversubscriber.update", "keyset_file", reason)
         keysets = [read_keyset(Path(file), self._key_dtype) for file in files]
         self.write_back()
+        with nullcontext() if self.publisher is None else self.publisher.moving_rows():
+            self._load(keysets)
+
+    def _load(self, keysets: Sequence[NDArray[np.int64]]) -> None:
         self._keysets = []
-        for table, store, keys in zip(tables, self._stores, keysets, strict=True):
+        for table, store, keys in zip(self._model.tables, self._stores, keysets, strict=True):
             table.clear()
             for first in range(0, len(keys), _CHUNK_ROWS):
                 table.load(store.read(keys[first : first + _CHUNK_ROWS]))

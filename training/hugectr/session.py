@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from training.model.document import TrainingDocument, read_document
 from training.model.metrics import area_under_curve
 from training.model.parameter_files import read_dense_states, read_table, write_dense_states, write_table
 from training.processes import Processes, start_processes
+from training.publishing import Publisher
 from training.row_file import TableRows
 
 _log = logging.getLogger(__name__)
@@ -105,6 +107,7 @@ class Session:
         self._logits: list[NDArray[np.float32]] = []  # of the evaluation batches since the last metrics
         self._labels: list[NDArray[np.float32]] = []
         self._load()
+        self._publisher = self._open_publisher()
         self._evaluation_weights = self._model.dense_weights()
 
     def start_data_reading(self) -> None:
@@ -300,6 +303,37 @@ class Session:
         refusal = self._processes.from_first("download_params_to_files", refusal)
         if refusal is not None:
             raise ModelFileError(*refusal) from cause
+
+    def dump_incremental_model_2kafka(self) -> None:
+        """Publish the rows that changed since the last call to Kafka, in HPS's format. The first call publishes all.
+
+        The topic of a table is ``hps_et.<model>.<table>``. The messages wait in the folder ``<model>.outbox`` until the
+        brokers have them. A thread sends them, also those of an earlier session that ended before.
+
+        Raises:
+            SessionError: the solver has no ``kafka_brockers``.
+            OutputError: the folder cannot be written, or 8 GiB wait there.
+        """
+        if self._publisher is None:
+            raise SessionError("dump_incremental_model_2kafka needs kafka_brockers of solver_parser_helper")
+        self._publisher.publish()
+
+    def _open_publisher(self) -> Publisher | None:
+        solver, name = self._solver, self._solver.model_name or self._document.name
+        if not solver.kafka_brockers:
+            return None
+        publisher = Publisher(
+            f"kafka://{solver.kafka_brockers.replace(';', ',')}",
+            name,
+            self._model,
+            f"{name}.outbox",
+            message_format="hps",
+            key_bytes=8 if solver.i64_input_key else 4,
+        )
+        weakref.finalize(self, publisher.close)
+        if self._oversubscriber is not None:
+            self._oversubscriber.publisher = publisher
+        return publisher
 
     def _write_params(self, prefix: str, iter: int, tables: Sequence[Iterator[TableRows]]) -> None:
         model, graph = self._model, self._document.graph

@@ -34,6 +34,9 @@ class SolverParser:
         use_algorithm_search: whether HugeCTR would search cuBLAS's algorithms.
         use_cuda_graph: whether HugeCTR would use CUDA graphs.
         repeat_dataset: whether the data repeats forever (non-epoch mode) or ends (epoch mode).
+        kafka_brockers: ``host:port[;host:port]`` for ``Session.dump_incremental_model_2kafka``; "": none. HugeCTR
+            spells it so.
+        model_name: the model's name in Kafka's topics; "": that of the document's file.
 
     Raises:
         ConfigError: a setting has another type or is out of range.
@@ -55,6 +58,8 @@ class SolverParser:
     use_algorithm_search: bool = True
     use_cuda_graph: bool = True
     repeat_dataset: bool = True
+    kafka_brockers: str = ""
+    model_name: str = ""
 
     def __post_init__(self) -> None:
         """Check every setting, and make tuples of lists."""
@@ -62,9 +67,11 @@ class SolverParser:
             value = getattr(self, name)
             if not is_whole(value, least):
                 raise _error(name, f"expected a whole number of at least {least}", value)
-        for name in ("model_file", "dense_opt_states_file"):
+        texts = dict.fromkeys(("model_file", "dense_opt_states_file"), "a path")
+        texts |= dict.fromkeys(("kafka_brockers", "model_name"), "a text")
+        for name, expected in texts.items():
             if not isinstance(getattr(self, name), str):
-                raise _error(name, "expected a path", getattr(self, name))
+                raise _error(name, f"expected {expected}", getattr(self, name))
         for name in ("embedding_files", "sparse_opt_states_file"):
             object.__setattr__(self, name, _paths(name, getattr(self, name)))
         for name in _SWITCHES:

@@ -188,6 +188,18 @@ class Publisher:
         if self._outbox is not None:
             self._outbox.keep_checkpoints([step, *keeps])
 
+    @contextmanager
+    def moving_rows(self) -> Iterator[None]:
+        """Publish the changes. Inside the block, rows may leave the tables and come back, and servers keep them.
+
+        Raises:
+            OutputError: see ``publish``.
+        """
+        self.publish()
+        yield
+        for changes in self._changes.values():
+            changes.commit_all()
+
     def flush(self) -> dict[str, str]:
         """Wait until the log has everything that was published. Do not wait for a log that is away.
 

@@ -17,6 +17,7 @@ def test_defaults_are_hugectrs():
     assert (solver.use_mixed_precision, solver.enable_tf32_compute, solver.scaler) == (False, False, 1.0)
     assert (solver.i64_input_key, solver.use_algorithm_search, solver.use_cuda_graph) == (False, True, True)
     assert solver.repeat_dataset is True
+    assert (solver.kafka_brockers, solver.model_name) == ("", "")
 
 
 def test_settings_are_read_only():
@@ -45,6 +46,8 @@ def test_scalers_of_mixed_precision(scaler):
         ("max_eval_batches", 0, "at least 1"),
         ("model_file", None, "expected a path"),
         ("dense_opt_states_file", 3, "expected a path"),
+        ("kafka_brockers", ["127.0.0.1:9092"], "expected a text"),
+        ("model_name", None, "expected a text"),
         ("embedding_files", [""], "a path or a list of paths"),
         ("sparse_opt_states_file", 3, "a path or a list of paths"),
         ("vvgpu", [], "a list of GPU numbers"),

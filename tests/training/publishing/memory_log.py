@@ -10,10 +10,10 @@ class Log:
     def __init__(self):
         self.messages = []  # payload, key group, topic
         self.is_away = False
-        self.settings = None
+        self.url = self.settings = None
 
     def open(self, url, settings):
-        self.settings = settings
+        self.url, self.settings = url, settings
         if self.is_away:
             raise SinkError(url, "is away")
         return MemorySink(self)
