@@ -26,6 +26,7 @@ _COMMANDS = {
     "plan": "serving.cli.plan",
     "dump": "serving.cli.dump",
     "load": "serving.cli.load",
+    "publish": "serving.cli.publish",
     "checkpoint": "serving.cli.checkpoint",
     "snapshot": "serving.cli.snapshot",
     "token": "serving.cli.token",

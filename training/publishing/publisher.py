@@ -18,6 +18,7 @@ from serving.model.names import MODEL_NAME, NAME_EXPECTED, TABLE_NAME
 from serving.stream import Encoded, MessageEncoder, MessageFormat, WireDtype
 from training.embedding.changes import TableChanges
 from training.embedding.collection import EmbeddingBagCollection
+from training.embedding.parameter import TableParameter
 from training.embedding.table import EmbeddingTable
 from training.model.ctr_model import CtrModel
 from training.processes import Processes
@@ -65,7 +66,7 @@ class Publisher:
         self,
         url: str,
         model: str,
-        tables: CtrModel | EmbeddingBagCollection | Mapping[str, EmbeddingTable],
+        tables: CtrModel | EmbeddingBagCollection | Mapping[str, EmbeddingTable | TableParameter],
         outbox: str | Path,
         *,
         message_format: MessageFormat = "hotrow",
@@ -79,7 +80,8 @@ class Publisher:
         Args:
             url: the log, see ``serving.stream.open_sink``.
             model: the model's name in the repository.
-            tables: what is published: a model, a collection, or tables of this process by their served names. Only one
+            tables: what is published: a model, a collection, or tables by their served names. A table of several
+                processes is given as its parameter, such as a ``DynamicVariable`` of ``training.sok``. Only one
                 publisher can have a table.
             outbox: a folder for this publisher alone. One outbox belongs to one log.
             message_format: ``"hotrow"`` or ``"hps"``, whose messages cannot delete.
@@ -328,7 +330,12 @@ def _tables_of(tables: Any) -> tuple[dict[str, EmbeddingTable], Processes]:
         return dict(zip(names, tables.tables, strict=True)), tables.processes
     if isinstance(tables, EmbeddingBagCollection):
         return dict(tables.tables), tables.processes
-    return dict(tables), Processes()
+    named, processes = {}, Processes()
+    for name, table in tables.items():
+        if isinstance(table, TableParameter):
+            processes, table = table.processes, table.table
+        named[name] = table
+    return named, processes
 
 
 def _check_arguments(

@@ -26,12 +26,15 @@ class Follower:
     def follow(self, log, run=None, after="0"):
         """Apply the messages of a folder."""
         for message in messages(log, run, after):
-            publisher = message.run, message.publisher
-            if message.sequence <= self.sequences.get(publisher, 0):
-                continue
+            self.take("", message)
+        return self
+
+    def take(self, partition, message):
+        """Apply a message of a partition, unless it was applied before."""
+        publisher = partition, message.run, message.publisher
+        if message.sequence > self.sequences.get(publisher, 0):
             self.sequences[publisher] = message.sequence
             self.apply(message)
-        return self
 
     def apply(self, message):
         table = self.tables.setdefault(message.table, {})

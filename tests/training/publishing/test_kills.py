@@ -69,7 +69,7 @@ def test_after_kills_a_server_that_followed_has_the_rows_of_hotrow_train(tmp_pat
         expected |= dict(zip(keys.tolist(), map(bytes, np.ascontiguousarray(rows)), strict=True))
     follower = Follower().follow(log)
     assert follower.tables["sparse_embedding1"] == expected
-    assert {run for run, _ in follower.sequences} == {manifest.run}
+    assert {run for _, run, _ in follower.sequences} == {manifest.run}
     assert manifest.positions == {"folder": str(len(list(log.glob("*.update"))))}
 
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from kernels.errors import ReservedKeyError
+from tests.training.publishing import following
 from tests.training.sok.ids import sparse
 from training import sok
 from training.embedding import Normal, Uniform
 from training.optimizers import SGD, Adam
+from training.publishing import Publisher
 
 
 def rows_of(variable):
@@ -192,3 +194,23 @@ def test_a_reserved_id_is_refused():
 def test_a_wrong_variable_is_refused(arguments, error, message):
     with pytest.raises(error, match=re.escape(message)):
         sok.DynamicVariable(**{"dimension": 2, **arguments})
+
+
+def test_a_publisher_sends_what_changed(tmp_path):
+    tags, users = sok.DynamicVariable(2, name="tags"), sok.DynamicVariable(3, name="users")
+    optimizer = SGD([tags, users], lr=1.0)
+    variables = {"tags": tags, "users": users}
+    with Publisher(str(tmp_path / "log"), "ctr", variables, tmp_path / "outbox") as publisher:
+        counts = []
+        for keys in ([1, 2, 3], [2, 4]):
+            vectors = sok.lookup_sparse([tags, users], [sparse([keys]), sparse([keys])], combiners=["sum", "sum"])
+            sum(one.sum() for one in vectors).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            counts.append(publisher.publish())
+        tags.set_rows(np.array([9]), np.ones((1, 2), np.float32))
+        counts.append(publisher.publish())
+
+    assert counts == [{"tags": 3, "users": 3}, {"tags": 2, "users": 2}, {"tags": 1, "users": 0}]
+    tables = following.Follower().follow(tmp_path / "log").tables
+    assert tables == {name: following.rows_of(variable.table) for name, variable in variables.items()}

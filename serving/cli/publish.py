@@ -1,0 +1,86 @@
+"""``hotrow publish``: send the rows of a folder to servers that follow a log of updates."""
+
+import argparse
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from serving.errors import ConfigError, ModelFileError
+from serving.model.names import MODEL_NAME, NAME_EXPECTED
+from serving.model.sparse_file import SparseModel, open_sparse
+from serving.stream import MessageEncoder, open_sink, read_settings
+
+_BATCH_ROWS = 65_536
+_KEY_BYTES = {"I32": 4, "I64": 8}
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the ``hotrow`` parser's subparsers."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "publish",
+        help="send the rows of a folder to servers that follow a log of updates",
+        description="Send the rows of a folder to a log of updates. The folder has a folder with key and emb_vector "
+        "for each table, as export_delta and sok.incremental_dump write them. Every row is checked before one is sent. "
+        "Sending the folder again does no harm.",
+    )
+    parser.add_argument("delta", type=Path, metavar="DELTA", help="the folder")
+    parser.add_argument("url", metavar="URL", help="the log: a folder, kafka://... or redis://...; see docs/updates.md")
+    parser.add_argument("--model", required=True, metavar="NAME", help="the model's name on the servers")
+    parser.add_argument(
+        "--format", choices=("hotrow", "hps"), default="hotrow", help="the format of the messages (default: hotrow)"
+    )
+    parser.add_argument(
+        "--rows",
+        choices=("float32", "float16", "int8"),
+        default="float32",
+        help="the type of the rows in the messages; hps has float32 (default: float32)",
+    )
+    parser.add_argument(
+        "--key-type", choices=_KEY_BYTES, default="I64", help="the type of the keys in HPS's messages (default: I64)"
+    )
+    parser.add_argument(
+        "--settings", type=Path, metavar="FILE", help="a JSON file with more settings of the log, such as a password"
+    )
+    parser.set_defaults(run=publish, error_code=1, parser=parser)
+
+
+def publish(options: argparse.Namespace) -> int:
+    """Send the rows and print how many each table has."""
+    if options.format == "hps" and options.rows != "float32":
+        options.parser.error("--format hps has rows of float32")
+    if not MODEL_NAME.fullmatch(options.model):
+        raise ConfigError("hotrow publish", "--model", f"{NAME_EXPECTED}, got {options.model!r}")
+    settings = None if options.settings is None else read_settings(options.settings)
+    tables = _tables(options.delta)
+    encoder = MessageEncoder(options.model, options.format, options.rows, _KEY_BYTES[options.key_type])
+    with closing(open_sink(options.url, settings)) as sink:
+        for is_sent in (False, True):
+            for name, table in tables.items():
+                for keys, rows in table.batches(_BATCH_ROWS, warns=False):
+                    for message in encoder.upserts(name, keys, rows, time_ms=time.time_ns() // 1_000_000):
+                        if is_sent:
+                            sink.send(message.payload, message.key_group, message.topic)
+        sink.flush()
+    for name, table in tables.items():
+        print(f"{name}: published {table.rows:,} rows")
+    return 0
+
+
+def _tables(delta: Path) -> dict[str, SparseModel]:
+    """Open the tables of a folder.
+
+    Raises:
+        ModelFileError: the folder has no tables, or a table cannot be read.
+    """
+    try:
+        names = sorted(path.parent.name for path in delta.glob("*/key"))
+        sizes = {name: [(delta / name / file).stat().st_size for file in ("key", "emb_vector")] for name in names}
+    except OSError as err:
+        raise ModelFileError(err.filename, f"cannot be read: {err.strerror}") from err
+    if not names:
+        raise ModelFileError(delta, "expected a folder with key and emb_vector for each table, found none")
+    return {
+        name: open_sparse(delta / name, max(2 * vector_bytes // max(key_bytes, 1), 1))
+        for name, (key_bytes, vector_bytes) in sizes.items()
+    }
