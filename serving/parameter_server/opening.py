@@ -84,6 +84,21 @@ def warnings_of(config: ParameterServerConfig) -> list[str]:
     return lines
 
 
+def asked_tiers(config: ParameterServerConfig) -> ParameterServerConfig:
+    """Return the tiers that this process asks.
+
+    A process that follows updates, and reads a database that another process writes, does not ask the caches that the
+    other process writes, too: they may not have a change yet that this process has shown already.
+    """
+    if config.update_source.type == "disabled" or not config.persistent_db.read_only:
+        return config
+    own = tuple(tier for tier in config.volatile_tiers if not isinstance(tier, RedisConfig | SharedMemoryConfig))
+    for tier in config.volatile_tiers:
+        if tier not in own:
+            logger.info("%s is not asked: the process that writes it may be behind the updates", tier.type)
+    return config.model_copy(update={"volatile_tiers": own})
+
+
 @contextmanager
 def naming(key: str) -> Iterator[None]:
     """Name the key of the ``ps.json`` in a StoreError."""

@@ -15,7 +15,7 @@ from serving.parameter_server.counters import TableCounters
 from serving.parameter_server.health import ModelHealth
 from serving.parameter_server.lookup import PooledTables, look_up, look_up_pooled
 from serving.parameter_server.models import ServedModels
-from serving.parameter_server.opening import open_stores, open_updates, tier_settings
+from serving.parameter_server.opening import asked_tiers, open_stores, open_updates, tier_settings
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.promotion import Promoter
 from serving.parameter_server.table import write
@@ -95,6 +95,7 @@ class ParameterServer:
         if not isinstance(config, ParameterServerConfig):
             config = read_ps_config(config)
         check_hot_keys(config)
+        config = asked_tiers(config)
         promote = any(tier.cache_missed_embeddings for tier in config.volatile_tiers)
         updates = open_updates(config)
         try:

@@ -74,13 +74,16 @@ class Server:
         self.is_up = threading.Event()
         self._process = None
 
-    def start(self):
-        """Start the process, and wait until it is ready."""
+    def command(self):
+        """The words of the command."""
         command = [sys.executable, "-m", "serving.cli.main", "serve", str(self.models)]
         command += ["--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port), *self._options]
-        command += ["--model-control-mode", "explicit", "--load-model", NAME, "--max-queue-wait-ms", "60000"]
+        return [*command, "--model-control-mode", "explicit", "--load-model", NAME, "--max-queue-wait-ms", "60000"]
+
+    def start(self):
+        """Start the process, and wait until it is ready."""
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT)
+            self._process = subprocess.Popen(self.command(), stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT)
         for line in self._process.stdout:
             if line.startswith("listening on http"):
                 break

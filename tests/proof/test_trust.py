@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.proof import hostile, kills, soak
+from tests.proof import hostile, kills, soak, update_kills
 from tests.proof.decoders import REQUESTS, TARGETS, corpus_of
 from tests.proof.hostile_commands import commands
 from tests.proof.hostile_sockets import Attack
@@ -47,6 +47,16 @@ def test_killed_processes_lose_no_acknowledged_change_and_give_no_wrong_answer(
     record, tmp_path, quick_folder, count, seed
 ):
     figures = record(kills.run(count, seed=seed, folder=tmp_path, redis_folder=tmp_path / quick_folder / "redis"))
+
+    assert not figures["faults"], "\n".join(figures["faults"])
+    assert (figures["tracebacks"], figures["exit_code"]) == (0, 0)
+
+
+@pytest.mark.slow  # processes start again after each kill
+@pytest.mark.parametrize(("count", "seed"), [(2, 3), *(long(250, seed) for seed in range(4))])
+def test_killed_processes_apply_each_update_exactly_once(record, tmp_path, quick_folder, count, seed):
+    folder = tmp_path / quick_folder
+    figures = record(update_kills.run(count, seed=seed, folder=folder, redis_folder=folder / "redis"))
 
     assert not figures["faults"], "\n".join(figures["faults"])
     assert (figures["tracebacks"], figures["exit_code"]) == (0, 0)
