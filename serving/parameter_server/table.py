@@ -119,6 +119,8 @@ class VersionClock:
         with versions.lock:
             self._changed_at[_stripes(keys)] = versions.now + 1
             versions.now += 1
+        if not self._listeners:  # a listener that comes now reads rows that have the change
+            return
         with self._notifying, ExitStack() as calls:  # every listener is called, even if another one fails
             for listener in self._listeners:
                 calls.callback(listener, keys)
@@ -264,19 +266,13 @@ def for_all(calls: Iterable[Callable[[], None]]) -> None:
 def write(changes: Sequence[Change[Table]], reached: Reached | None = None) -> None:
     """Make changes in every tier of their tables, in their order; see ``ParameterServer.write`` and ``Store.write``."""
     changes = [_checked(*change) for change in changes]
-    tables = sorted({change.table for change in changes}, key=lambda table: table.name)
-    for table in tables:
-        of_table = [change for change in changes if change.table is table]
-        if len(of_table) > 1 and any(change.adds for change in of_table):
-            raise RequestError(f"table {table.name!r}: a change that adds to rows must be its table's only change")
+    tables = [changes[0].table] if len(changes) == 1 else sorted({change.table for change in changes}, key=_name_of)
+    _check_additions(changes)
     with ExitStack() as locks:
         for table in tables:  # in one order, so that two calls cannot wait for each other
             locks.enter_context(table.clock.lock)
             table.check_loaded()
-        changes = [
-            _with_sums(table, keys, rows) if adds and rows is not None else Change(table, keys, rows)
-            for table, keys, rows, adds in changes
-        ]
+        changes = [_with_sums(change) for change in changes]
         for table in tables:
             if not table.is_written:
                 table.truth.write_flags(changed=True, current_caches=())
@@ -328,8 +324,22 @@ def _checked(table: Table, keys: Keys, rows: Vectors | None, adds: bool) -> Chan
     return Change(table, keys, rows, adds)
 
 
-def _with_sums(table: Table, keys: Keys, deltas: Vectors) -> Change[Table]:
+def _check_additions(changes: Sequence[Change[Table]]) -> None:
+    """Refuse an addition next to another change of its table: its base would be the row before the other change."""
+    for table in {change.table for change in changes if change.adds}:
+        if sum(change.table is table for change in changes) > 1:
+            raise RequestError(f"table {table.name!r}: a change that adds to rows must be its table's only change")
+
+
+def _name_of(table: Table) -> str:
+    return table.name
+
+
+def _with_sums(change: Change[Table]) -> Change[Table]:
     """Return the change that inserts what an addition results in. The lock of the table's clock is held."""
+    table, keys, deltas, adds = change
+    if not adds or deltas is None:
+        return change
     unique, places = np.unique(keys, return_inverse=True)
     base = np.empty((unique.size, table.dim), dtype=np.float32)
     found = table.truth.stored.fetch(unique, base)

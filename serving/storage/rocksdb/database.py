@@ -151,14 +151,13 @@ class Database:
             reached: the state of a log, which is written for each table. Then there is one batch of any number of rows,
                 and ``sync`` brings it to the disk.
         """
-        batch, tables = self.rocksdict.WriteBatch(raw_mode=True), {change.spec.name for change in changes}
+        if reached is None and not any(change.keys.size for change in changes):
+            return
+        batch = self.rocksdict.WriteBatch(raw_mode=True)
         if reached is not None:
             batch_rows = sum(change.keys.size for change in changes)
-            for table in sorted(tables):
+            for table in dict.fromkeys(change.spec.name for change in changes):
                 batch[_reached_key(table) + reached.partition.encode()] = reached.state.encode()
-        changes = [change for change in changes if change.keys.size]
-        if not changes and (reached is None or not tables):
-            return
         room = batch_rows
         for spec, keys, values in changes:
             family, begin = self._handle.get_column_family_handle(tag(spec.name)), 0

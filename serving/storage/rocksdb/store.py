@@ -108,16 +108,13 @@ class RocksDbStore(LastingStore):
 
         With ``reached`` there is one batch. It survives the process at once, and the machine after ``sync``.
         """
-        names = {change.table.spec.name for change in changes}
-        with self.using(names.pop() if len(names) == 1 else "") as database:
-            if self._read_only and changes:
-                self._check_writable(changes[0].table.spec.name)
-            tables = [change.table for change in changes]
-            encoded = [
-                table.encoded(keys, rows)
-                for table, (_, keys, rows, _) in zip(tables, changes, strict=True)
-                if isinstance(table, RocksDbTable)
-            ]
+        if not changes:
+            return
+        first = changes[0].table.spec.name
+        with self.using(first if all(change.table.spec.name == first for change in changes) else "") as database:
+            if self._read_only:
+                self._check_writable(first)
+            encoded = [table.encoded(keys, rows) for table, keys, rows, _ in changes if isinstance(table, RocksDbTable)]
             database.write(encoded, self._batch_rows, reached)
 
     def sync(self) -> None:

@@ -351,7 +351,7 @@ class TestExplicitMode:
         is_ended = threading.Event()
 
         class Leader:
-            leads, number = False, 1
+            leads = False
 
             def lead(self, act, _model, _parameters):
                 if act == "unload":
