@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -32,6 +32,8 @@ def write_model(
     version: int | None = None,
     progress: Progress | None = None,
     check: Callable[[Path], None] | None = None,
+    run: str = "",
+    positions: Mapping[str, str] | None = None,
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, complete or absent.
 
@@ -47,6 +49,8 @@ def write_model(
         progress: called after each batch with the table's name, the rows written so far, and V.
         check: called with the folder of the finished files before the version appears. If it raises an error, no
             version appears.
+        run: the training run that publishes updates of the rows; empty if it publishes none.
+        positions: for each partition of the log of updates, the position that the rows include.
 
     Returns:
         the version's folder.
@@ -62,7 +66,7 @@ def write_model(
         if check is not None:
             check(folder)
 
-    return write_version(Path(repository), name, plan.graph(), write_files, version)
+    return write_version(Path(repository), name, plan.graph(), write_files, version, run, positions)
 
 
 def _write_files(folder: Path, plan: ImportPlan, name: str, progress: Progress) -> None:

@@ -38,6 +38,8 @@ def from_torch(
     logits: bool = False,
     tolerance: float = 1e-5,
     max_batchsize: int = 1024,
+    run: str = "",
+    positions: Mapping[str, str] | None = None,
 ) -> ImportedModule:
     """Write a PyTorch module into a model repository, and compare the version's answers with the module's.
 
@@ -65,6 +67,8 @@ def from_torch(
         logits: the module answers with logits, so a Sigmoid is appended.
         tolerance: the largest absolute difference between the probabilities of the module and of the version.
         max_batchsize: maximum samples per request.
+        run: the training run that publishes updates of the rows; empty if it publishes none.
+        positions: for each partition of the log of updates, the position that the rows include.
 
     Raises:
         ConfigError: the module or the example cannot be imported. The message names the table or the input.
@@ -80,4 +84,6 @@ def from_torch(
         raise MissingExtraError((err.name or "torch").partition(".")[0], "train", "importing a PyTorch module") from err
     from serving.importers.pytorch.conversion import convert
 
-    return convert(module, example, Path(repository), name, logits, tolerance, max_batchsize)
+    return convert(
+        module, example, Path(repository), name, logits, tolerance, max_batchsize, run=run, positions=positions
+    )

@@ -47,6 +47,8 @@ def convert(
     logits: bool,
     tolerance: float,
     max_batchsize: int,
+    run: str,
+    positions: Mapping[str, str] | None,
 ) -> ImportedModule:
     """See ``from_torch``."""
     if not isinstance(module, nn.Module):
@@ -73,7 +75,12 @@ def convert(
         plan = _plan(runner, logits, max_batchsize)
     found: list[Comparison] = []
     path = write_model(
-        plan, repository, name, check=lambda folder: found.append(expected.compare(folder, name, tolerance))
+        plan,
+        repository,
+        name,
+        check=lambda folder: found.append(expected.compare(folder, name, tolerance)),
+        run=run,
+        positions=positions,
     )
     in_order = tuple((table, feature) for table, features in sources.slots.items() for feature in features)
     return ImportedModule(path, found[0], tuple(inputs.dense), in_order)

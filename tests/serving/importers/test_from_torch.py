@@ -10,10 +10,12 @@ from torch import nn
 
 from serving.errors import MissingExtraError
 from serving.importers import from_torch
+from serving.model.manifest import read_manifest
 from serving.opening import load_model
 from tests.serving.importers.torch_modules import Head, draw_bags, request, with_offsets
 from training import EmbeddingBagCollection, EmbeddingBagConfig
 from training.embedding import Normal
+from training.publishing import Publisher
 
 B = 50
 
@@ -181,6 +183,29 @@ def test_unknown_keys_of_trained_tables_are_served_as_in_training(tmp_path):
 
     answers = answer(imported.path, np.empty((3, 0), np.float32), users.flatten().numpy(), [0, 2, 4, 6])
     np.testing.assert_allclose(answers, expected(module, users), atol=1e-6)
+
+
+def test_a_version_says_the_run_and_the_position_of_its_updates(tmp_path):
+    tables = EmbeddingBagCollection({"user": EmbeddingBagConfig(3)}, seed=1)
+    tables({"user": torch.arange(4)})
+
+    class Users(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables, self.head = tables, Head(3)
+
+        def forward(self, user):
+            return torch.sigmoid(self.head(self.tables({"user": user})["user"]))
+
+    with Publisher(str(tmp_path / "log"), "users", tables, tmp_path / "outbox") as publisher:
+        publisher.publish()
+        written = {"run": publisher.run, "positions": publisher.flush()}
+        imported = from_torch(Users(), (torch.tensor([[1, 2]]),), tmp_path / "models", "users", **written)
+
+    manifest = read_manifest(imported.path)
+    assert (manifest.run, manifest.positions) == (written["run"], written["positions"])
+    assert manifest.positions
+    assert (imported.path / "user" / "key").exists()  # the table has the name that the messages have
 
 
 def test_trained_tables_are_served_with_their_keys(tmp_path):

@@ -1,13 +1,18 @@
 """``hotrow train --publish``: the log has the rows of the model that is written, and the manifest its position."""
 
 import logging
+import shutil
+import time
 
 import numpy as np
 import pytest
 
+from serving import ParameterServer
+from serving.config import read_repository
 from serving.model.manifest import read_manifest
 from serving.model.sparse_file import open_sparse
 from serving.stream import open_sink
+from tests.serving.ps_files import write_ps
 from tests.training.command.running import hotrow_train
 from tests.training.command.test_checkpoint import tiny
 from tests.training.publishing.following import Follower, messages
@@ -165,3 +170,33 @@ def test_hps_messages_need_a_log_with_topics(tmp_path, caplog):
 
     assert "a folder has no topic 'hps_et.tiny." in caplog.text
     assert files_in(tmp_path / "log") == 0
+
+
+def test_hotrows_server_follows_a_training_to_its_last_rows(tmp_path):
+    """The server has the first version, and reads the rest of the training from the log."""
+    slow = ("--learning-rate", "0.001")  # so the last epoch is the best
+    assert hotrow_train(arguments(tmp_path, 1, *slow)) == 0
+    assert hotrow_train(arguments(tmp_path, 3, *slow, "--resume")) == 0
+    models = tmp_path / "models"
+    before, expected = rows_in(models / "tiny" / "1"), rows_in(models / "tiny" / "2")
+    shutil.rmtree(models / "tiny" / "2")
+    write_ps(models, update_source={"type": "folder", "path": str(tmp_path / "log"), "poll_timeout_ms": 20})
+    config = read_repository(models)
+    [model] = config.models
+
+    assert before != expected
+    with ParameterServer.from_config(config) as server:
+        until = time.monotonic() + 30
+        while (found := served(server, model, expected)) != expected:
+            assert time.monotonic() < until, found
+            time.sleep(0.02)
+
+
+def served(server, model, tables):
+    """The rows of these keys in a server."""
+    found = {}
+    for table in model.tables:
+        keys = np.array(list(tables[table.name]))
+        rows = server.lookup(f"tiny@1.{table.name}", keys)[0]
+        found[table.name] = {key: row.tobytes() for key, row in zip(keys.tolist(), rows, strict=True)}
+    return found
