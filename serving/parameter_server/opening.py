@@ -1,9 +1,8 @@
 """The stores of a ``ps.json``, fastest first."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -162,20 +161,27 @@ def open_updates(config: ParameterServerConfig) -> UpdateStream | None:
     """The ``update_source``; None without one. Nothing is contacted yet.
 
     Raises:
+        ConfigError: librdkafka refuses a setting.
+        MissingExtraError: the client's package is not installed.
         OutputError: the file of rejected messages cannot be written.
     """
     source = config.update_source
     if source.type == "disabled":
         return None
+    _source(source, "", ()).close()
     truth = config.persistent_db if config.persistent_db.type != "disabled" else config.volatile_tiers[-1]
     rejected = None if source.rejected_file is None else RejectedMessages(source.rejected_file)
     poll_s = source.poll_timeout_ms / 1000
-    return UpdateStream(partial(_source, source), truth.update_filters, poll_s, source.max_staleness_s, rejected)
+
+    def opened(model: ModelConfig) -> UpdateSource:
+        return _source(source, model.name, list(map(model.hps_name, model.tables)))
+
+    return UpdateStream(opened, truth.update_filters, poll_s, source.max_staleness_s, rejected)
 
 
-def _source(config: UpdateSourceConfig, model: ModelConfig) -> UpdateSource:
-    """Open the log of a model. Kafka and Redis are not asked yet."""
-    own, hps = f"hotrow.{model.name}", [tag(model.hps_name(table)) for table in model.tables]
+def _source(config: UpdateSourceConfig, model: str, tables: Sequence[str]) -> UpdateSource:
+    """Open the log of a model, whose tables have these names. Kafka and Redis are not asked yet."""
+    own, hps = f"hotrow.{model}", list(map(tag, tables))
     if config.path is not None:
         return FolderSource(config.path)
     if config.brokers is not None:

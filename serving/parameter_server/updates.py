@@ -27,7 +27,7 @@ import numpy as np
 
 from kernels.errors import HotrowError
 from serving.config import ModelConfig
-from serving.errors import AdditionError, RequestError, UnknownModelError, did_you_mean, printable
+from serving.errors import AdditionError, PositionLostError, RequestError, UnknownModelError, did_you_mean, printable
 from serving.metrics import Histogram, MetricSample
 from serving.parameter_server.counters import Labels
 from serving.parameter_server.health import Readiness
@@ -536,8 +536,10 @@ class ModelUpdates:
         if self._closing.is_set():
             return
         if not self.counters.fault:
+            advice = "; serve a version whose manifest states a position that the log has"
             logger.error(
-                "model %r gets no updates: %s; the rows that are there go on answering", self._config.name, err
+                "model %r gets no updates: %s%s; the rows that are there go on answering",
+                *(self._config.name, err, advice if isinstance(err, PositionLostError) else ""),
             )
         self.counters.fault = str(err)
 

@@ -82,6 +82,9 @@ class MemoryBudget:
             return [self._quota_alone(spec, rows) for spec, rows in wanted]
         left = (self.capacity_rows or self.capacity_bytes or 0) - sum(self._cost(*table_rows) for table_rows in given)
         wanted = [(spec, min(max(rows, 1), MOST_ROWS)) for spec, rows in wanted]
+        if self.headroom_ratio != HEADROOM_RATIO:  # new keys will come
+            roomy = [(spec, rows_with_headroom(rows, self.headroom_ratio)) for spec, rows in wanted]
+            wanted = roomy if sum(starmap(self._cost, roomy)) < left else wanted
         is_bounded = sum(starmap(self._cost, wanted)) >= left
         if not is_bounded:
             return [Quota(rows, False) for _, rows in wanted]

@@ -248,14 +248,14 @@ def test_rejected_messages_are_kept_in_a_file(tmp_path, model, log):
     assert (line["model"], line["partition"], line["position"], line["reason"]) == ("m", "folder", "1", "format")
 
 
-def test_an_error_of_the_log_does_not_show_a_secret(tmp_path, model, monkeypatch):
+def test_an_error_of_the_log_does_not_show_a_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("HIDDEN", "hunter2")
     kafka = {"security.protocol": {"env": "HIDDEN"}}
     source = {"type": "kafka", "brokers": "127.0.0.1:9", "kafka": kafka}
-    stream = open_updates(read_ps_config(write_ps(tmp_path, update_source=source)))
+    config = read_ps_config(write_ps(tmp_path, update_source=source))
 
     with pytest.raises(ConfigError, match=r"\*\*\*") as error:
-        stream.open(model)
+        open_updates(config)
     assert "hunter2" not in str(error.value)
 
 
@@ -338,6 +338,7 @@ def test_a_position_that_is_gone_is_never_skipped(tmp_path, model, log, caplog):
         health = server.health("m")
         assert until(lambda: health.readiness().state == "degraded")
         assert "the records after position 0 are gone" in health.readiness().reason
+        assert "serve a version whose manifest states a position that the log has" in caplog.text
         assert held_by(server.stores[-1]) == STARTED
 
 

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import sys
 import time
 
 import confluent_kafka
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from serving.config import read_ps_config
+from serving.errors import ConfigError, MissingExtraError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer, updates
 from tests.serving.small_server import KEYS, ROWS
@@ -81,3 +83,19 @@ def test_a_server_of_hps_configuration_follows_kafka_and_outlives_a_broker_that_
         keys, expected[777] = np.array([*KEYS, 777]), [7, 8, 9]
         assert server.lookup(name, keys)[0].tolist() == [expected[key] for key in keys.tolist()]
     assert caplog.text.count("model 'm' gets no updates") == caplog.text.count("model 'm' gets updates again") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "reason"),
+    [
+        pytest.param({"fetch.min.byte": 1}, ConfigError, "No such configuration property", id="an unknown setting"),
+        pytest.param({}, MissingExtraError, r"hotrow\[kafka\]", id="without the client"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_the_start(tmp_path, monkeypatch, settings, error, reason):
+    if not settings:
+        monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    source = {"type": "kafka", "brokers": "127.0.0.1:9", "kafka": settings}
+    (tmp_path / "ps.json").write_text(json.dumps({"supportlonglong": True, "update_source": source}))
+    with pytest.raises(error, match=reason):
+        ParameterServer.from_config(tmp_path / "ps.json")

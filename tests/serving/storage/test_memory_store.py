@@ -32,6 +32,15 @@ def test_an_insert_beyond_the_capacity_writes_nothing():
     assert store.tables[TABLE].count() == 8
 
 
+@pytest.mark.parametrize(("capacity", "room"), [(2500, 2000), (1900, 1600)])
+def test_a_budget_gives_a_table_that_gets_updates_its_headroom_if_there_is_room(capacity, room):
+    store = MemoryStore(capacity_rows=capacity, headroom_ratio=0.25)
+
+    store.table(TableSpec(TABLE, 4)).open(1600)
+
+    assert store.tables[TABLE].capacity_rows == room
+
+
 def test_without_a_budget_a_table_gets_what_it_asks_for_and_headroom():
     store = MemoryStore()
 
