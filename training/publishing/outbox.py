@@ -29,6 +29,7 @@ from serving.model.atomic import atomic_write, remove_killed_writes
 from serving.model.regular_file import open_regular
 from serving.model.strict_json import Fields, read_json
 from serving.stream import Encoded
+from training.embedding.changes import sorted_keys
 
 Keys = NDArray[np.int64]
 _STATE_FILE = "outbox.json"
@@ -320,7 +321,7 @@ def _read_message(path: Path, file: BinaryIO) -> Encoded | None:
 
 
 def _unique(keys: Mapping[str, list[Keys]]) -> dict[str, Keys]:
-    return {table: np.unique(np.concatenate(parts)) for table, parts in keys.items()}
+    return {table: sorted_keys(parts) for table, parts in keys.items()}
 
 
 def _write_keys(path: Path, keys: Mapping[str, Keys]) -> None:

@@ -296,7 +296,7 @@ class Publisher:
                 yield from self._encoder.upserts(part.table, part.keys, part.rows, step, time_ms)
         for table, of_table in expected.items():
             found = np.concatenate([of_table[:0], *keys[table]])
-            yield from self._deletes(table, np.setdiff1d(of_table, found), keys, step, time_ms)
+            yield from self._deletes(table, np.setdiff1d(of_table, found, assume_unique=True), keys, step, time_ms)
 
     def _deletes(
         self,
