@@ -1,12 +1,19 @@
-"""Rows that arrive from Kafka and go into RocksDB, against a bare consumer and rocksdict.
+"""Rows that arrive by stream: how fast they are applied, how soon they are seen, and what requests pay.
 
-Both sides read the same messages of 16,384 rows from librdkafka's mock cluster and end on the same disk. The peer reads
-the key and row bytes of a message, writes one rocksdict `WriteBatch` per message, and syncs the log once a second.
-Hotrow also checks the check sum, the keys and the values, and stores the position with the rows.
+``kafka_to_rocksdb``: against a bare consumer and rocksdict. Both sides read the same messages of 16,384 rows from
+librdkafka's mock cluster and end on the same disk. The peer reads the key and row bytes of a message, writes one
+rocksdict `WriteBatch` per message, and syncs the log once a second. Hotrow also checks the check sum, the keys and the
+values, and stores the position with the rows.
 
-Target: at least the peer's rows per second.
+``visible``: the time from the send of a message until a lookup finds its row, at a tenth of that rate: p99, against
+100 ms. ``predict_p99``: of requests next to a stream at a quarter of that rate, against the same server at rest.
+
+Targets: at least the peer's rows per second; at most 100 ms; at most 1.2 times the p99 at rest.
 """
 
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import closing, suppress
@@ -17,17 +24,37 @@ import numpy as np
 import rocksdict
 from confluent_kafka import Consumer, TopicPartition
 
+from benchmarks.http_client import compile_client, port_in_url, request_of, running
+from benchmarks.http_client import measure as measure_http
 from benchmarks.one_table import raw_keys, raw_rows, table_model, vectors_from, write_table
 from benchmarks.report import Record, parse_arguments, publish, take_turns
 from benchmarks.rocksdb_peer import peer_options
+from benchmarks.swaps import SAMPLES, SHARE_OF_PEAK, Paced
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.updates import UpdateStream
 from serving.storage import RocksDbStore
 from serving.stream import Kind, UpdateMessage, encode
 from serving.stream.kafka import KafkaSink, KafkaSource
 from tests.tools.kafka_cluster import KafkaCluster
+from tests.tools.tiny_model import TinyModel, flatten
 
 ROWS, DIM, PARTITIONS = 16_384, 8, 4
+#: A process of low priority that sends messages of 2,048 rows at a rate.
+STREAM = """
+import os, sys, time
+import numpy as np
+from serving.stream import Kind, UpdateMessage, encode, open_sink
+os.nice(19)
+folder, dim, rows_per_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+sink, rng, due_s = open_sink(folder), np.random.default_rng(0), time.monotonic()
+rows = rng.normal(size=(2048, dim)).astype(np.float32)
+while True:
+    for table in ("user", "item"):
+        keys = rng.integers(0, 100_000, 2048)
+        sink.send(encode(UpdateMessage(Kind.UPSERT, "small", table, keys, rows)), 0)
+        due_s += 2048 / rows_per_s
+        time.sleep(max(0.0, due_s - time.monotonic()))
+"""
 #: The brokers keep about 5 MB of each partition.
 MESSAGES = 6 * PARTITIONS
 HEADER_BYTES = 16
@@ -40,9 +67,74 @@ def main():
     try:
         with tempfile.TemporaryDirectory() as folder:
             records = [measure(cluster.addresses, Path(folder), rounds)]
+            rows_per_s = 1e3 * records[0].ours
+            records.append(time_to_visible(cluster.addresses, Path(folder), rows_per_s / 10, rounds))
     finally:
         cluster.kill()
+    for workers in (1, 2):
+        with tempfile.TemporaryDirectory() as folder:
+            records.append(beside_requests(Path(folder), workers, rows_per_s / 4, rounds))
     publish(records, arguments.json)
+
+
+def time_to_visible(brokers, folder, rows_per_s, rounds):
+    """p99 of the time until a lookup finds the row of a message, in milliseconds, against 100 ms."""
+    model, rows, waits = "visible", 2048, []
+    stream = UpdateStream(lambda _: KafkaSource(brokers, [f"hotrow.{model}"]), poll_s=0.5)
+    store = RocksDbStore(folder / "visible", num_threads=2)
+    keys = np.arange(rows)
+    with ParameterServer([store], updates=stream) as server, closing(KafkaSink(brokers, f"hotrow.{model}")) as sink:
+        for number in range(50 * rounds + 1):
+            row = np.full((rows, DIM), number, np.float32)
+            begin_s = time.monotonic()
+            sink.send(encode(UpdateMessage(Kind.UPSERT, model, "t", keys, row)), 0)
+            if not number:  # it makes the topic
+                sink.flush()
+                server.load_model(table_model(folder / "t", DIM).model_copy(update={"name": model}))
+            while server.lookup(f"{model}.t", keys[-1:])[0][0, 0] != number:
+                time.sleep(0.0005)
+            waits.append(time.monotonic() - begin_s)
+            time.sleep(max(0.0, rows / rows_per_s - waits[-1]))
+    parts = np.array_split(1e3 * np.array(waits[1:]), rounds)
+    return Record.of(
+        "update_stream.visible_p99",
+        {"rows": rows, "dim": DIM},
+        "ms",
+        [(np.quantile(part, 0.99), 100.0) for part in parts],
+    )
+
+
+def beside_requests(folder, workers, rows_per_s, rounds):
+    """p99 of requests of 64 samples next to a stream, against the same server at rest."""
+    models, log = folder / "models", folder / "log"
+    log.mkdir()
+    model = TinyModel(rows=100_000, dim=DIM)
+    model.write(models, "small")
+    tiers = {"supportlonglong": True, "models": [], "update_source": {"type": "folder", "path": str(log)}}
+    tiers |= {"volatile_db": {"type": "hash_map", "capacity_rows": 50_000}}
+    tiers |= {"persistent_db": {"type": "rocks_db", "path": str(folder / "rows")}}
+    (models / "ps.json").write_text(json.dumps(tiers), encoding="utf-8")
+    dense, bags = model.sample_requests(SAMPLES, seed=1)
+    request = request_of(dense, *flatten(bags), name="small")
+    (folder / "request").write_bytes(request)
+    command = ["serving.cli.main", "serve", str(models), "--http-port", "0", "--device", "cpu"]
+    pairs, rest_s = [], 1.0 if rounds == 1 else 5.0
+    with running([*command, "--workers", str(workers)], port_in_url) as port:
+        peak = measure_http(compile_client(folder), port, 1, rest_s, folder / "request")["requests_per_s"]
+        with Paced(port, request, 1 / (peak * SHARE_OF_PEAK)) as paced:
+            for _ in range(rounds):
+                began_s = time.monotonic()
+                time.sleep(rest_s)
+                command = [sys.executable, "-c", STREAM, str(log), str(DIM), str(rows_per_s)]
+                trainer = subprocess.Popen(command)
+                time.sleep(0.5)  # it imports NumPy
+                streams_s = time.monotonic()
+                time.sleep(rest_s)
+                pairs.append((paced.p99_us(streams_s, time.monotonic()), paced.p99_us(began_s, began_s + rest_s)))
+                trainer.kill()
+                trainer.wait()
+    params = {"workers": workers, "krows_per_s": round(rows_per_s / 1e3), "requests_per_s": round(peak * SHARE_OF_PEAK)}
+    return Record.of("update_stream.predict_p99", params, "us", pairs)
 
 
 def measure(brokers, folder, rounds):

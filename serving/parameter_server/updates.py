@@ -432,7 +432,7 @@ class ModelUpdates:
         change = Change(table, message.keys, message.rows, adds=message.kind is Kind.ACCUMULATE)
         try:
             if self._truth.writes:
-                write([change], Reached(record.partition, state.write()))
+                write([change], Reached(record.partition, state.write(), is_repeatable=not change.adds))
             else:
                 show(change, lambda reached: _has(reached, {record.partition: state}))
         except UnknownModelError:

@@ -336,10 +336,13 @@ class Reached(NamedTuple):
     Attributes:
         partition: the log.
         state: what the reader of the log keeps, as text.
+        is_repeatable: the changes may be made again after a crash in the middle, as insertions and removals may. So
+            they need not be one batch; the state comes with the last of them.
     """
 
     partition: str
     state: str
+    is_repeatable: bool = False
 
 
 class Store(ABC):
@@ -408,8 +411,8 @@ class Store(ABC):
         Args:
             changes: the changes.
             reached: how far their tables have come in a log. A store whose rows outlive the process keeps it with the
-                rows: both are there after a crash, or neither is. RocksDB takes all changes as one batch, which the
-                next ``sync`` brings to the disk. Other stores do not keep it.
+                rows: after a crash it is there only if all of them are. RocksDB brings both to the disk at the next
+                ``sync``. Other stores do not keep it.
 
         Raises:
             StoreError: see ``StoreTable.insert``; changes before the one that failed may have been made.

@@ -81,13 +81,14 @@ def opened(path):
     return store, table
 
 
-def test_rocksdb_keeps_how_far_a_log_has_come_with_the_rows(tmp_path):
+@pytest.mark.parametrize("is_repeatable", [False, True])
+def test_rocksdb_keeps_how_far_a_log_has_come_with_the_rows(tmp_path, is_repeatable):
     store, table = opened(tmp_path / "db")
     other = store.table(TableSpec("m.t2", 2))
     other.open(0)
     keys = np.arange(10)
-    store.write([Change(table, keys, np.ones((10, 2), np.float32))], Reached("log/0", "7"))
-    store.write([Change(table, keys[:0], None), Change(other, keys[:0], None)], Reached("log/1", "x"))
+    store.write([Change(table, keys, np.ones((10, 2), np.float32))], Reached("log/0", "7", is_repeatable))
+    store.write([Change(table, keys[:0], None), Change(other, keys[:0], None)], Reached("log/1", "x", is_repeatable))
     assert (table.reached(), other.reached()) == ({"log/0": "7", "log/1": "x"}, {"log/1": "x"})
     store.close()
 
