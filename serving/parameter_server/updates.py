@@ -1,8 +1,9 @@
 """Rows that arrive while a model is served: from a log of update messages into its tables, each message exactly once.
 
-One thread per model reads the log, from the position that the tables have reached. A message is one write to the source
-of truth. A truth that outlives the process keeps the position with the rows, for each table, so both are there after a
-crash, or neither is. A truth in the memory of this process starts at the position that the model's files include.
+One thread per model reads the log, from the position that the tables have reached. A truth that outlives the process
+keeps the position with the rows, for each table. After a crash the position is there only if all rows before it are.
+Rows that came without it come again, which changes nothing: additions always come with their position. A truth in the
+memory of this process starts at the position that the model's files include.
 
 Some processes read a database that another process writes. Such a process reads the log, too. It shows each change to
 its own readers until its view of the database has the change.
