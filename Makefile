@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo wheel loadtest test test-fast test-long test-numpy1 test-triton test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
+.PHONY: help demo demo-updates wheel loadtest test test-fast test-long test-numpy1 test-triton test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -54,6 +54,9 @@ help: ## list the commands
 
 demo: $(VENV)/.demo ## train, export, serve and query a model; DATA=file.csv takes a Criteo file
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
+
+demo-updates: $(VENV)/.demo ## serve a model while it learns, and print its AUC with and without updates
+	@$(BIN)/python examples/demo_updates.py
 
 loadtest: $(VENV)/.test ## send load to a server of `make demo`'s model; SCENARIO=spike, REPO=models, ARGS="-u 16" change it
 	@$(BIN)/python -m loadtests $(REPO) --scenario $(SCENARIO) $(ARGS)

@@ -106,6 +106,8 @@ class Reader:
     def _at_prompt(self, command):
         if command == "make demo":
             return self._demo
+        if command == "make demo-updates":
+            return demo_of_updates(self._folder)
         if command.startswith("hotrow serve "):
             _, _, repository, *options = command.replace("8001", "0").split()
             here = [str(self._folder / one) if (self._folder / one).is_file() else one for one in options]
@@ -119,6 +121,27 @@ class Reader:
 
     def _addressed(self, text):
         return SERVED.sub(lambda found: self._addresses[found[1]], text)
+
+
+def demo_of_updates(folder):
+    """The output of a smaller `make demo-updates`, which leaves no process and no file."""
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, str(ROOT / "examples" / "demo_updates.py"), "--samples", "4000"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:
+        printed, errors = process.communicate(timeout=250)
+        assert process.returncode == 0, errors
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+    assert not list(temporary.glob("hotrow-*"))
+    windows = [line.split() for line in printed.splitlines() if re.match(r" +\d", line)]
+    without, updated, rows = ([float(window[column].replace(",", "")) for window in windows] for column in (2, 3, 4))
+    assert (rows[0], without[0]) == (0, updated[0])  # before the first update
+    assert min(rows[1:]) > 0
+    assert updated[-1] > without[-1] + 0.01
+    return printed
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +164,17 @@ def test_a_demo_that_fails_leaves_what_is_there(demo, tmp_path, monkeypatch, cap
 
     assert "/absent: no such file" in capfd.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_demo_says_which_package_is_missing(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name='torch')", encoding="utf-8")
+    command = [sys.executable, str(ROOT / "examples" / "demo_updates.py")]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "torch is not installed: run `make demo-updates`, which installs what this demo needs\n"
 
 
 @pytest.fixture
