@@ -9,7 +9,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:3.11-slim-bookworm
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     --mount=type=bind,source=constraints.txt,target=/tmp/constraints.txt \
-    pip install --no-cache-dir -c /tmp/constraints.txt "$(echo /wheels/hotrow-*.whl)[onnx,rocksdb,redis,grpc]" \
+    pip install --no-cache-dir -c /tmp/constraints.txt "$(echo /wheels/hotrow-*.whl)[onnx,rocksdb,redis,kafka,grpc]" \
     && useradd --uid 1000 --create-home hotrow \
     && install -d -o hotrow -g hotrow /models /var/lib/hotrow
 # A number, because Kubernetes cannot check that a name is not root.

@@ -18,13 +18,15 @@ import pytest
 import yaml
 
 from serving.cli.serve import VARIABLES
+from tests.e2e.conftest import serving
 from tests.tools.redis_servers import RedisServer, free_port, server_binary, wait_until
 from tests.tools.tiny_model import TinyModel
 
 ROOT = Path(__file__).parents[1]
 DOCKER = ROOT / "docker"
 BIN = Path(sys.executable).parent
-DOCKERFILES = ["cpu", "gpu", "triton"]
+SERVERS = ["cpu", "gpu", "triton"]
+DOCKERFILES = [*SERVERS, "train"]
 MODELS = "/models"
 DASHBOARD = json.loads((DOCKER / "grafana" / "hotrow.json").read_text())
 QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
@@ -236,7 +238,7 @@ def test_the_wheel_can_be_built_from_the_build_context(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DOCKERFILES)
+@pytest.mark.parametrize("name", SERVERS)
 def test_a_health_check_succeeds_only_while_the_server_is_ready(served, name):
     if name == "triton" and shutil.which("curl") is None:
         pytest.skip("there is no curl")
@@ -275,7 +277,63 @@ def test_every_service_that_keeps_running_has_a_health_check():
 
     without = {name for name, service in services.items() if "healthcheck" not in service}
 
-    assert without == {"hotrow", "redis-cluster"}  # the image has one; the other ends
+    assert without == {"hotrow", "redis-cluster", "trainer"}  # the image has one; the others end
+
+
+@pytest.fixture
+def broker(tmp_path):
+    """The compose file's broker."""
+    if server_binary() is None:
+        pytest.skip("there is no redis-server")
+    program, *options = read_yaml("compose.yaml")["services"]["broker"]["command"]
+    assert program == "redis-server"
+    assert options[:2] == ["--port", "7000"]
+    server = RedisServer(tmp_path / "broker", *options[2:], port=free_port())
+    yield server
+    server.kill()
+
+
+@pytest.mark.slow
+def test_the_server_follows_the_trainer_of_the_compose_file(broker, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "trainer").mkdir()
+    address = f"127.0.0.1:{broker.port}"
+    trainer = read_yaml("compose.yaml")["services"]["trainer"]
+    shell, option, script = trainer["entrypoint"]
+    assert trainer["environment"].keys() == {"SAMPLES", "EPOCHS"}
+    for inside, local in {
+        "$$": "$",
+        "/models": str(tmp_path / "models"),
+        "/var/lib/hotrow": str(tmp_path / "trainer"),
+        "broker:7000": address,
+    }.items():
+        assert inside in script
+        script = script.replace(inside, local)
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "SAMPLES": "600", "EPOCHS": "3"}
+    trained = run([shell, option, script], env=environment)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    shutil.rmtree(tmp_path / "models" / "live" / "2")  # a server is to read the updates after the first version
+
+    tiers = (DOCKER / "ps-updates.json").read_text()
+    tiers = tiers.replace("/var/lib/hotrow", str(tmp_path)).replace("broker:7000", address)
+    (tmp_path / "models" / "ps.json").write_text(tiers)
+    with serving(tmp_path / "models", tmp_path / "stderr") as served:
+        newest = broker.client().xinfo_stream("hotrow.live")["last-generated-id"].decode()
+        wait_until(lambda: positions(served.url) == [newest], "the server has read all updates")
+        [applied] = [reader["applied"] for reader in readers(served.url)]
+
+    assert applied["upsert"] > 0
+
+
+def readers(url):
+    """What reads updates in a server."""
+    asked = run(["hotrow", "updates", url, "--json"])
+    assert asked.returncode == 0, asked.stderr
+    return json.loads(asked.stdout)
+
+
+def positions(url):
+    return [part["position"] for reader in readers(url) for part in reader["partitions"]]
 
 
 def test_prometheus_scrapes_the_port_of_the_image():
