@@ -351,7 +351,7 @@ class TestExplicitMode:
         is_ended = threading.Event()
 
         class Leader:
-            leads = False
+            leads, number = False, 1
 
             def lead(self, act, _model, _parameters):
                 if act == "unload":
