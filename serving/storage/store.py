@@ -287,7 +287,7 @@ class LastingTable(StoreTable):
             The change with the rows that result; None if the view has it already.
 
         Raises:
-            StoreError: too many changes are shown, or this process writes the table itself.
+            StoreError: this process writes the table itself.
         """
         raise self._error("this process writes it, so it has no view that lags behind")
 

@@ -16,7 +16,7 @@ from serving.storage.rocksdb.family import FamilyRows, family_rows
 from serving.storage.rocksdb.follower import followed_rows
 from serving.storage.rocksdb.shown import ShownChanges
 from serving.storage.rocksdb.sorted_files import sorted_files
-from serving.storage.row_codec import RowCodec
+from serving.storage.row_codec import RowCodec, rounded
 from serving.storage.store import (
     Batches,
     Change,
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Changes that a process shows before its view of the database has them, for each table.
-MOST_SHOWN_ROWS = 1 << 18
-
 
 class RocksDbTable(LastingTable):
     """A column family. Reads take no lock.
@@ -54,7 +51,7 @@ class RocksDbTable(LastingTable):
         self._rows: FamilyRows | NoRows | None = None
         self._digest: str | None = None  # of the files that the table was opened with
         self._logged = ""  # the last message about a difference from the writer's table
-        self._shown = ShownChanges(spec.dim, self._codec.row_dtype)  # of a read-only store
+        self._shown = ShownChanges(spec.dim)  # of a read-only store
 
     @property
     def capacity_rows(self) -> int | None:
@@ -194,9 +191,6 @@ class RocksDbTable(LastingTable):
         if isinstance(view, FamilyRows) and is_reached(view.reached):
             self._shown.forget(change.keys)
             return None
-        if len(self._shown) >= MOST_SHOWN_ROWS:
-            reason = f"the process that writes is {len(self._shown):,} changed rows behind the log of updates"
-            raise self._error(reason)
         _, keys, rows, adds = change
         if adds and rows is not None:
             deltas, (keys, places) = rows, np.unique(keys, return_inverse=True)
@@ -206,7 +200,8 @@ class RocksDbTable(LastingTable):
             found[is_left] = self._fetch_view(view, keys[is_left], base)
             rows[is_left] = base
             rows = sums(self.spec.name, keys, rows, found, default_value, places, deltas)
-        self._shown.change(keys, rows)
+        name, row_dtype = self.store.name, self._codec.row_dtype
+        self._shown.change(keys, None if rows is None else rounded(name, self.spec.name, row_dtype, keys, rows))
         return Change(self, keys, rows)
 
     def rotate_shown(self) -> None:
