@@ -129,6 +129,10 @@ class AdditionError(StoreError):
     """A source of truth cannot add to rows, because the sums would not be exact. The call wrote nothing."""
 
 
+class RowTypeError(StoreError):
+    """A value does not fit a table's row type. The call wrote nothing."""
+
+
 class StoreFullError(StoreError):
     """A storage tier has no room for the rows. The call wrote nothing."""
 

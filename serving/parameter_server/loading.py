@@ -165,6 +165,8 @@ def _load_truth(truth: TruthTable, progress: Progress | None) -> None:
     if truth.lasting is not None and stored.capacity_rows is not None:
         reason = "evicts rows, so a slower tier must hold all rows; there is none"
         raise StoreError(name, source.spec.name, reason)
+    if truth.lasting is not None:
+        truth.reached = truth.lasting.reached()
 
 
 def load_marked(stored: LastingTable, source: TableSource, progress: Progress | None = None) -> None:

@@ -1,6 +1,7 @@
 """One table in its source of truth, as its caches see it."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 
@@ -21,12 +22,18 @@ ALL_ROWS = FirstRows()
 
 
 class TruthTable(TierTable):
-    """A table in the last tier; see ``storage.store.Truth``."""
+    """A table in the last tier; see ``storage.store.Truth``.
+
+    Attributes:
+        source: the file that the table is loaded from.
+        reached: see ``LastingTable.reached``, before any cache got rows: a cache may miss later changes.
+    """
 
     def __init__(self, tier: Tier, table: Table, stored: StoreTable, source: TableSource) -> None:
         """Take the file that the table is loaded from."""
         super().__init__(tier, table, stored)
         self.source = source
+        self.reached: Mapping[str, str] = {}
         self._is_loaded = False
         self._digest = ""  # of the marker when the table was loaded
 

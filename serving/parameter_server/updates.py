@@ -28,7 +28,16 @@ import numpy as np
 
 from kernels.errors import HotrowError
 from serving.config import ModelConfig
-from serving.errors import AdditionError, PositionLostError, RequestError, UnknownModelError, did_you_mean, printable
+from serving.errors import (
+    AdditionError,
+    PositionLostError,
+    RequestError,
+    RowTypeError,
+    StoreError,
+    UnknownModelError,
+    did_you_mean,
+    printable,
+)
 from serving.metrics import Histogram, MetricSample
 from serving.parameter_server.counters import Labels
 from serving.parameter_server.health import Readiness
@@ -53,6 +62,8 @@ MOST_PUBLISHERS = 256
 VISIBLE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
 # How long, and how many, changes are shown before the view of a database that another process writes is opened again.
 VIEW_INTERVAL_S, MANY_SHOWN_ROWS = 30.0, 1 << 16
+# How many changes of a table are shown at most, and how long the process that writes may take to apply them.
+MOST_SHOWN_ROWS, WRITER_S = 1 << 18, 5.0
 _LOG_INTERVAL_S = 10.0
 _NO_KEYS: Keys = np.empty(0, dtype=np.int64)
 
@@ -72,7 +83,8 @@ class LogState:
     @property
     def order(self) -> tuple[int, ...]:
         """Compares positions of one partition: numbers, or the two numbers of a Redis stream."""
-        return tuple(map(int, self.position.split("-"))) if self.position else ()
+        # The log refuses other texts, which a manifest may have.
+        return tuple(int(part) for part in self.position.split("-") if part.isdecimal())
 
     def after(self, record: Record, message: UpdateMessage | None) -> Self:
         """The state after a record."""
@@ -306,11 +318,18 @@ class ModelUpdates:
         positions = () if config.stream is None else config.stream.positions
         self._started = {partition: LogState(position) for partition, position in positions}
         # By table and partition. Of a truth that keeps them, what it keeps.
-        self._reached: dict[str, dict[str, LogState]] = {name: dict(self._started) for name in self._tables}
-        self._logs: dict[str, LogState] = {}  # by partition: where the reader is
+        self._reached = {name: self._with_kept(table.truth.reached) for name, table in self._tables.items()}
+        # By partition: where the reader is. It begins where the first of the tables is.
+        self._logs = {
+            partition: min(
+                (states.get(partition, LogState()) for states in self._reached.values()), key=lambda state: state.order
+            )
+            for partition in {partition for states in self._reached.values() for partition in states}
+        }
         self._source: UpdateSource | None = None
         self._closing = threading.Event()
         self._logged_s: dict[str, float] = {}
+        self._logged_faults: set[type[Exception]] = set()
         self._nearly_full: set[str] = set()
         self._rotated: Mapping[str, LogState] = {}  # where the log was when the old shown changes ended
         self._rotated_s = time.monotonic()
@@ -346,17 +365,16 @@ class ModelUpdates:
         while not self._closing.is_set():
             try:
                 self._follow()
-            except HotrowError as err:
+            except Exception as err:  # noqa: BLE001 - it is logged, and the reader must not end
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if self.counters.fault else FIRST_PAUSE_S
                 self._interrupted(err)
-            except Exception as err:  # the reader must not end without a word
-                logger.exception("updates of model %r", self._config.name)
-                self.counters.fault = f"{type(err).__name__}: {err}"
             self._closing.wait(pause_s)
 
     def _follow(self) -> None:
         """Read and apply until the reader is closed, or until something does not answer."""
-        self._recover()
+        for name, table in self._tables.items() if self._truth.writes else ():
+            if table.truth.lasting is not None:  # a write that failed may be there
+                self._reached[name] = self._with_kept(table.truth.lasting.reached())
         with closing(self._stream.open(self._config)) as source:
             self._source = source
             source.start({partition: state.position for partition, state in self._logs.items() if state.position})
@@ -377,23 +395,9 @@ class ModelUpdates:
                     source.commit(self.positions)
                     synced_s = now_s
 
-    def _recover(self) -> None:
-        """Find where each table is in each partition. The log goes on where the first of them is.
-
-        A truth that this process writes keeps it. Otherwise this process knows it, except when it begins.
-        """
-        if self._truth.lasting is not None and (self._truth.writes or not self._logs):
-            for name, table in self._tables.items():
-                kept = table.truth.lasting.reached() if table.truth.lasting is not None else {}
-                states = {partition: LogState.read(text) for partition, text in kept.items()}
-                self._reached[name] = {**self._started, **states}
-        partitions = {partition for states in self._reached.values() for partition in states}
-        self._logs = {
-            partition: min(
-                (states.get(partition, LogState()) for states in self._reached.values()), key=lambda state: state.order
-            )
-            for partition in partitions
-        }
+    def _with_kept(self, kept: Mapping[str, str]) -> dict[str, LogState]:
+        """Where a table is in each partition: what its truth keeps, otherwise where the model's files are."""
+        return {**self._started, **{partition: LogState.read(text) for partition, text in kept.items()}}
 
     def _take(self, record: Record) -> None:
         """Apply one record, or skip it, or reject it."""
@@ -435,10 +439,11 @@ class ModelUpdates:
             if self._truth.writes:
                 write([change], Reached(record.partition, state.write(), is_repeatable=not change.adds))
             else:
+                self._wait_for_writer(table)
                 show(change, lambda reached: _has(reached, {record.partition: state}))
         except UnknownModelError:
             raise  # it was unloaded
-        except (RequestError, AdditionError) as err:
+        except (RequestError, AdditionError, RowTypeError) as err:
             raise BadMessageError("row", str(err)) from err
         self._reached[message.table][record.partition] = state
         self.counters.applied(record, message)
@@ -488,13 +493,30 @@ class ModelUpdates:
         if not self._truth.writes:
             return self._renew_view(lasting.store)
         for partition, log in self._logs.items():
-            behind = [name for name, states in self._reached.items() if states.get(partition) != log]
+            # Not the tables that are ahead, after a crash: they would take the same records again.
+            behind = [
+                name for name, states in self._reached.items() if states.get(partition, LogState()).order < log.order
+            ]
             changes = [Change(self._tables[name].truth.stored, _NO_KEYS, None) for name in behind]
             if changes:
                 lasting.store.write(changes, Reached(partition, log.write()))
             for name in behind:
                 self._reached[name][partition] = log
         lasting.store.sync()
+
+    def _wait_for_writer(self, table: Table) -> None:
+        """Wait while too many changes are shown: a reader of the database is faster than the process that writes.
+
+        Raises:
+            StoreError: the process that writes does not apply them in time.
+        """
+        lasting, end_s = table.truth.lasting, time.monotonic() + WRITER_S
+        while lasting is not None and lasting.shown_rows >= MOST_SHOWN_ROWS and not self._closing.is_set():
+            self._renew_view(lasting.store)
+            if time.monotonic() >= end_s:
+                reason = f"the process that writes is {lasting.shown_rows:,} changed rows behind the log of updates"
+                raise StoreError(lasting.store.name, table.name, reason)
+            self._closing.wait(0.1)
 
     def _renew_view(self, store: LastingStore) -> None:
         """Have this process's view of the database take over what is shown, before that becomes much."""
@@ -533,18 +555,23 @@ class ModelUpdates:
         self._logged_s[reason] = now_s
         return True
 
-    def _interrupted(self, err: HotrowError) -> None:
+    def _interrupted(self, err: Exception) -> None:
         if self._closing.is_set():
             return
-        if not self.counters.fault:
+        is_expected = isinstance(err, HotrowError)
+        text = str(err) if is_expected else f"{type(err).__name__}: {err}"
+        if type(err) not in self._logged_faults:  # a log that is back may have lost its records
+            self._logged_faults.add(type(err))
             advice = "; serve a version whose manifest states a position that the log has"
             logger.error(
                 "model %r gets no updates: %s%s; the rows that are there go on answering",
-                *(self._config.name, err, advice if isinstance(err, PositionLostError) else ""),
+                *(self._config.name, text, advice if isinstance(err, PositionLostError) else ""),
+                exc_info=None if is_expected else err,
             )
-        self.counters.fault = str(err)
+        self.counters.fault = text
 
     def _resumed(self) -> None:
         if self.counters.fault:
             logger.warning("model %r gets updates again", self._config.name)
             self.counters.fault = ""
+            self._logged_faults.clear()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kernels.errors import RowValueError
 from kernels.host import RowDtype, decode_rows, encode_rows, round_rows, row_bytes
 from serving.config.row_dtypes import ROW_WISE
-from serving.errors import StoreError
+from serving.errors import RowTypeError, StoreError
 from serving.storage.hps_layout import storable
 from serving.storage.store import Keys, Store, TableSpec, Vectors
 
@@ -144,6 +144,6 @@ def rounding_error(
     return RoundingError(largest, differences / max(floats, 1), magnitudes / max(floats, 1))
 
 
-def _named_by_key(store: str, table: str, keys: Keys, err: RowValueError) -> StoreError:
+def _named_by_key(store: str, table: str, keys: Keys, err: RowValueError) -> RowTypeError:
     of_key = RowValueError(err.row_dtype, err.value, err.position, err.column, int(keys[err.position]))
-    return StoreError(store, table, str(of_key))
+    return RowTypeError(store, table, str(of_key))

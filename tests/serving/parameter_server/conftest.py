@@ -2,9 +2,12 @@
 
 import pytest
 
-from serving.parameter_server import health
+from serving.config.models import StreamStart
+from serving.parameter_server import health, updates
 from serving.storage import MemoryStore
-from tests.serving.small_server import DictStore, serve, write_model
+from serving.stream.folder import FolderSink
+from tests.serving.parameter_server.stream import RUN
+from tests.serving.small_server import DictStore, model_of, serve, write_model
 
 
 @pytest.fixture(autouse=True)
@@ -23,3 +26,26 @@ def server(config):
     """RAM, and a slower tier behind it; both have all rows."""
     with serve(config, MemoryStore(), DictStore("slow"), promote=True) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(updates, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(updates, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(updates, "SYNC_INTERVAL_S", 0.02)
+    monkeypatch.setattr(updates, "VIEW_INTERVAL_S", 0.1)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The model of ``small_server``, whose manifest names a training run."""
+    (tmp_path / "model").mkdir()
+    write_model(tmp_path / "model")
+    return model_of(tmp_path / "model").model_copy(update={"stream": StreamStart(run=RUN)})
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A folder of messages."""
+    (tmp_path / "log").mkdir()
+    return FolderSink(tmp_path / "log")

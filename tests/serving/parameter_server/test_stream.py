@@ -2,8 +2,6 @@
 
 import json
 import logging
-import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,87 +11,18 @@ from hypothesis import strategies as st
 from serving.config import read_ps_config, read_repository
 from serving.config.models import StreamStart
 from serving.errors import ConfigError
-from serving.parameter_server import ParameterServer, updates
+from serving.parameter_server import ParameterServer
 from serving.parameter_server.opening import open_updates
 from serving.parameter_server.rejected import RejectedMessages
-from serving.parameter_server.updates import UpdateStream
 from serving.storage import MemoryStore, RocksDbStore, SnapshotStore
-from serving.stream.folder import FolderSink, FolderSource
+from serving.stream.folder import FolderSink
 from serving.stream.message import Kind, UpdateMessage, encode
+from tests.serving.parameter_server.stream import RUN, after, message, samples_of, send, serving, until
 from tests.serving.ps_files import write_ps
 from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, model_of, write_model
 from tests.tools.tiny_model import TinyModel
 
-RUN = "run-1"
 STARTED = dict(zip(KEYS, ROWS.tolist(), strict=True))
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(updates, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(updates, "LONGEST_PAUSE_S", 0.02)
-    monkeypatch.setattr(updates, "SYNC_INTERVAL_S", 0.02)
-    monkeypatch.setattr(updates, "VIEW_INTERVAL_S", 0.1)
-
-
-@pytest.fixture
-def model(tmp_path):
-    """The model of ``small_server``, whose manifest names a training run."""
-    (tmp_path / "model").mkdir()
-    write_model(tmp_path / "model")
-    return model_of(tmp_path / "model").model_copy(update={"stream": StreamStart(run=RUN)})
-
-
-@pytest.fixture
-def log(tmp_path):
-    """A folder of messages."""
-    (tmp_path / "log").mkdir()
-    return FolderSink(tmp_path / "log")
-
-
-@contextmanager
-def serving(model, log_folder, *stores, **options):
-    stream = UpdateStream(lambda _: FolderSource(log_folder), poll_s=0.02, **options)
-    with ParameterServer(stores, updates=stream) as server:
-        server.load_model(model)
-        yield server
-
-
-def until(condition, limit_s=5.0):
-    """Return whether the condition holds within a time."""
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(0.002)
-    return True
-
-
-def message(kind, keys, rows=None, **other):
-    keys = np.array(keys, dtype=np.int64)
-    rows = None if rows is None else np.array(rows, dtype=np.float32).reshape(keys.size, -1)
-    return UpdateMessage(kind, "m", "t", keys, rows, **{"run": RUN, **other})
-
-
-def send(log, *messages):
-    for each in messages:
-        log.send(each if isinstance(each, bytes) else encode(each), 0)
-    log.flush()
-
-
-def samples_of(server, model, name):
-    return {
-        dict(sample.labels).get("reason", dict(sample.labels).get("kind", "")): sample.value
-        for sample in server.updates(model).samples()
-        if sample.name == name
-    }
-
-
-def after(server, model, log_folder):
-    """Wait until every message has been applied or refused, then return the rows of the last tier."""
-    last = max(int(file.stem) for file in log_folder.iterdir())
-    assert until(lambda: server.updates(model).positions == {"folder": str(last)})
-    return held_by(server.stores[-1])
 
 
 TRUTHS = {
