@@ -43,11 +43,6 @@ class FolderSource(UpdateSource):
         self._position: int | None = None  # None: the earliest file
         self._listed_s = float("-inf")
 
-    def partitions(self) -> list[str]:
-        """See ``UpdateSource``."""
-        self._numbers()
-        return [PARTITION]
-
     def start(self, positions: Mapping[str, str]) -> None:
         """See ``UpdateSource``."""
         self._listed_s = float("-inf")

@@ -5,7 +5,7 @@ Partitions are assigned here and never by a consumer group: the position is kept
 """
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
@@ -128,11 +128,6 @@ class KafkaSource(UpdateSource):
         self._outage: str | None = None
         self._fault: str | None = None
         self._client = self._brokers.open("Consumer", _CONSUMER, _CONSUMER_OWN, error_cb=self._note_error)
-
-    def partitions(self) -> Sequence[str]:
-        """See ``UpdateSource``."""
-        with self._lock:
-            return [] if self._closed.is_set() else sorted(self._found_partitions())
 
     def start(self, positions: Mapping[str, str]) -> None:
         """See ``UpdateSource``."""

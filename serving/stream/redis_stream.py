@@ -6,21 +6,21 @@ gone and is not the newest, later entries may be gone too, which is an error.
 
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 from serving.errors import MissingExtraError, PositionLostError, SinkError, SourceUnreachableError
-from serving.stream.source import MOST_POLL_BYTES, Record, UpdateSink, UpdateSource
+from serving.stream.source import Record, UpdateSink, UpdateSource
 
 PAYLOAD = b"payload"
 _BEFORE_ALL = "0-0"
 _POSITION = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _WAIT_S = 0.1
 _TIMEOUT_S = 10.0
-_FIRST_COUNT, _MOST_COUNT = 16, 4096
+_READ_ENTRIES = 16  # of each stream at once: with messages of 1 MB, still about MOST_POLL_BYTES
 _MOST_BUFFERED_BYTES = 1 << 20
 
 
@@ -109,15 +109,9 @@ class RedisStreamSource(UpdateSource):
         """
         self._address = address
         self._streams = {key: _Stream() for key in keys}
-        self._count = _FIRST_COUNT
         self._closed = threading.Event()
         self._lock = threading.Lock()  # held by whoever uses the client
         self._client = address.client()
-
-    def partitions(self) -> Sequence[str]:
-        """See ``UpdateSource``."""
-        with self._lock, self._translated():
-            return [key for key in self._streams if not self._closed.is_set() and self._client.exists(key)]
 
     def start(self, positions: Mapping[str, str]) -> None:
         """See ``UpdateSource``."""
@@ -163,7 +157,7 @@ class RedisStreamSource(UpdateSource):
                 at = stream.position or _BEFORE_ALL
                 transaction.xrange(key, at, at, count=1)
                 transaction.execute_command("XINFO STREAM", key)
-                transaction.xread({key: at}, count=self._count)
+                transaction.xread({key: at}, count=_READ_ENTRIES)
             replies = transaction.execute(raise_on_error=False)
         records: list[Record] = []
         for number, (key, stream) in enumerate(self._streams.items()):
@@ -174,10 +168,6 @@ class RedisStreamSource(UpdateSource):
             records += [_record(key, *entry) for _, entries in read for entry in entries]
         for record in records:
             self._streams[record.partition].position = record.position
-        if records:
-            mean_bytes = max(sum(len(record.payload) for record in records) // len(records), 1)
-            share = MOST_POLL_BYTES // mean_bytes // len(self._streams)
-            self._count = min(max(share, 1), 4 * self._count, _MOST_COUNT)
         return records
 
     def _check(self, key: str, stream: _Stream, here: Any, about: Any) -> None:

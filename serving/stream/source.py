@@ -1,7 +1,7 @@
 """What a log of updates must do: ``UpdateSource`` for the server's side, ``UpdateSink`` for the trainer's side."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from serving.errors import PositionLostError, SinkError, SourceUnreachableError
@@ -42,14 +42,6 @@ class Record(NamedTuple):
 
 class UpdateSource(ABC):
     """Reads a log of updates. One thread uses it, but any thread may call ``close``."""
-
-    @abstractmethod
-    def partitions(self) -> Sequence[str]:
-        """Ask the log which partitions it has now.
-
-        Raises:
-            SourceUnreachableError: the log is away, or refuses.
-        """
 
     @abstractmethod
     def start(self, positions: Mapping[str, str]) -> None:
