@@ -68,6 +68,13 @@ def starts_of(served, number):
     return served.log.read_text().count(f"worker {number} is ready")
 
 
+def kill_and_wait(served, number):
+    """Kill a worker, and wait until it is ready again."""
+    starts = starts_of(served, number)
+    os.kill(process_of(served, number), signal.SIGKILL)
+    until(lambda: starts_of(served, number) > starts)
+
+
 def is_gone(pid):
     """Whether a process has ended, whether or not its parent has read its exit code."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -183,6 +190,16 @@ def two(tmp_path_factory):
         yield served
 
 
+@pytest.fixture(scope="module")
+def mended(tmp_path_factory):
+    """Two workers that tests kill. Each test waits until both serve version 1 again."""
+    folder = tmp_path_factory.mktemp("mended")
+    MODELS[1].write(folder / "models", "tiny", 1)
+    with serving(folder / "models", folder / "stderr", "--workers", "2", "--grpc-port", "0", *PATIENT) as served:
+        served.folder = folder / "models"
+        yield served
+
+
 def samples_by_worker(served, name):
     """The values of a metric by worker and version."""
     page = served.ask("/metrics")[2].decode()
@@ -254,8 +271,8 @@ def test_any_worker_shows_the_statistics_of_all(two):
 
 
 @pytest.mark.parametrize("module", [pytest.param(tritonclient.http, marks=pytest.mark.long), tritonclient.grpc])
-def test_log_settings_and_shared_memory_are_the_same_in_all_workers(start, folder, module):
-    server = start(folder, "--workers", "2", "--grpc-port", "0")
+def test_log_settings_and_shared_memory_are_the_same_in_all_workers(mended, module):
+    server = mended
     address = grpc_address(server) if module is tritonclient.grpc else f"{server.host}:{server.port}"
 
     def of_new_connections(path):
@@ -273,13 +290,13 @@ def test_log_settings_and_shared_memory_are_the_same_in_all_workers(start, folde
         assert are_registered(["one"])
         assert all(page["log_verbose_level"] == 1 for page in of_new_connections("/v2/logging"))
 
-        os.kill(process_of(server, 1), signal.SIGKILL)
-        until(lambda: starts_of(server, 1) == 2)
+        kill_and_wait(server, 1)
         assert are_registered(["one"])
         assert all(page["log_verbose_level"] == 1 for page in of_new_connections("/v2/logging"))
     system_memory.destroy_shared_memory_region(region)
     with contextlib.closing(module.InferenceServerClient(address)) as client:
         client.unregister_system_shared_memory("one")
+        client.update_log_settings({"log_verbose_level": 0})
         assert are_registered([])
 
 
@@ -323,8 +340,8 @@ def test_tables_are_in_memory_once(start, tmp_path, tiers):
 
 
 @pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_killed_worker_fails_only_its_own_requests_and_is_started_again(start, folder, number):
-    served = start(folder, "--workers", "2", *PATIENT)
+def test_a_killed_worker_fails_only_its_own_requests_and_is_started_again(mended, number):
+    served, starts = mended, starts_of(mended, number)
     killed = process_of(served, number)
 
     with Load(served, "new connections", threads=4) as load:
@@ -332,7 +349,7 @@ def test_a_killed_worker_fails_only_its_own_requests_and_is_started_again(start,
         until(lambda: is_gone(killed))
         died = time.monotonic()
         load.goes_on()
-        until(lambda: starts_of(served, number) == 2)
+        until(lambda: starts_of(served, number) > starts)
         load.goes_on()
 
     assert [failure for failure in load.failures if failure[0] > died] == []
@@ -405,14 +422,13 @@ def test_a_broken_new_version_ends_a_restart_and_the_server_goes_on(start, folde
 
 
 @pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_worker_that_is_started_again_serves_what_the_others_serve(start, folder, number):
-    served = start(folder, "--workers", "2")
-    MODELS[2].write(folder, "tiny", 2)
+def test_a_worker_that_is_started_again_serves_what_the_others_serve(mended, number):
+    newer = MODELS[2].write(mended.folder, "tiny", 2)
 
-    os.kill(process_of(served, number), signal.SIGKILL)
-    until(lambda: starts_of(served, number) == 2)
+    kill_and_wait(mended, number)
 
-    assert versions_by_worker(served) == [(0, "1"), (1, "1")]
+    assert versions_by_worker(mended) == [(0, "1"), (1, "1")]
+    shutil.rmtree(newer)
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(0, marks=pytest.mark.long)])
