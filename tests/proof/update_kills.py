@@ -1,8 +1,8 @@
 """A trainer, the workers of a server and Redis are killed while rows arrive by stream.
 
 A trainer writes messages to a folder: upserts, deletes and additions, and some of them twice. A server of two workers
-follows the folder. Its rows are in RAM, Redis and RocksDB. After each kill the trainer pauses. Then every worker must
-answer with exactly the rows of a dict that has applied every message of the folder once.
+follows the folder. Its two tables are in RAM, Redis and RocksDB. After each kill the trainer pauses. Then every worker
+must answer with exactly the rows of a dict that has applied every message of the folder once.
 """
 
 import http.client
@@ -23,13 +23,13 @@ from tests.proof.kills import CLOSED, DEADLINE_S, ROOT, Server
 from tests.tools.redis_servers import RedisServer
 
 KEYS, DIM, DEFAULT = 300, 4, 0.5
-MODEL, TABLE = "live", "items"
+MODEL, TABLES = "live", ("items", "users")
 #: Each new connection goes to any of the workers, so this many have met both.
 CONNECTIONS = 12
 
 
 def first_rows():
-    """The rows of the model's file: those of even keys."""
+    """The rows of each table's file: those of even keys."""
     keys = np.arange(0, KEYS, 2)
     return keys, np.repeat(keys.astype(np.float32)[:, None], DIM, axis=1)
 
@@ -39,7 +39,7 @@ class Oracle:
 
     def __init__(self, folder):
         self._folder, self._next, self._newest = folder, 1, -1
-        self.rows = dict(zip(*first_rows(), strict=True))
+        self.tables = {table: dict(zip(*first_rows(), strict=True)) for table in TABLES}
         self.messages = 0
 
     def catch_up(self):
@@ -54,18 +54,19 @@ class Oracle:
             return
         self._newest = message.sequence
         self.messages += 1
+        rows = self.tables[message.table]
         for place, key in enumerate(message.keys.tolist()):
             if message.kind is Kind.DELETE:
-                self.rows.pop(key, None)
+                rows.pop(key, None)
             elif message.kind is Kind.UPSERT:
-                self.rows[key] = message.rows[place]
+                rows[key] = message.rows[place]
             else:
-                self.rows[key] = self.rows.get(key, np.full(DIM, DEFAULT, np.float32)) + message.rows[place]
+                rows[key] = rows.get(key, np.full(DIM, DEFAULT, np.float32)) + message.rows[place]
 
     def answer(self):
-        """The rows of all keys."""
+        """The rows of all keys, table after table."""
         default = np.full(DIM, DEFAULT, np.float32)
-        return np.concatenate([self.rows.get(key, default) for key in range(KEYS)])
+        return np.concatenate([rows.get(key, default) for rows in self.tables.values() for key in range(KEYS)])
 
 
 def train(folder, seed):
@@ -81,7 +82,8 @@ def train(folder, seed):
         rows = None
         if kind is not Kind.DELETE:
             rows = np.array([[rng.randrange(-99, 99)] * DIM for _ in keys], dtype=np.float32)
-        message = encode(UpdateMessage(kind, MODEL, TABLE, keys, rows, publisher="trainer", sequence=sequence))
+        table = rng.choice(TABLES)
+        message = encode(UpdateMessage(kind, MODEL, table, keys, rows, publisher="trainer", sequence=sequence))
         for _ in range(2 if rng.random() < 0.1 else 1):
             sink.send(message, 0)
         sink.flush()
@@ -119,11 +121,11 @@ class LiveServer(Server):
             "models": [
                 {
                     "model": MODEL,
-                    "sparse_files": ["file"],
-                    "embedding_table_names": [TABLE],
-                    "embedding_vecsize_per_table": [DIM],
-                    "maxnum_catfeature_query_per_table_per_sample": [KEYS],
-                    "default_value_for_each_table": [DEFAULT],
+                    "sparse_files": ["file"] * len(TABLES),
+                    "embedding_table_names": TABLES,
+                    "embedding_vecsize_per_table": [DIM] * len(TABLES),
+                    "maxnum_catfeature_query_per_table_per_sample": [KEYS] * len(TABLES),
+                    "default_value_for_each_table": [DEFAULT] * len(TABLES),
                 }
             ],
             "volatile_db": [
@@ -142,11 +144,12 @@ class LiveServer(Server):
         return [*command, "--http-port", str(self.http_port)]
 
     def answer(self):
-        """The rows of all keys, from a connection of its own; None if it failed."""
+        """The rows of all keys, table after table, from a connection of its own; None if it failed."""
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=DEADLINE_S)
+        keys = np.tile(np.arange(KEYS), len(TABLES))
         inputs = [
-            {"name": "KEYS", "datatype": "INT64", "shape": [1, KEYS], "data": list(range(KEYS))},
-            {"name": "NUMKEYS", "datatype": "INT32", "shape": [1, 1], "data": [KEYS]},
+            {"name": "KEYS", "datatype": "INT64", "shape": [1, keys.size], "data": keys.tolist()},
+            {"name": "NUMKEYS", "datatype": "INT32", "shape": [1, len(TABLES)], "data": [KEYS] * len(TABLES)},
         ]
         try:
             connection.request("POST", f"/v2/models/{MODEL}/infer", json.dumps({"inputs": inputs}))
@@ -210,14 +213,15 @@ def agrees(server, oracle):
 
 def differences(server, oracle):
     """What a worker answers instead."""
-    wanted = oracle.answer().reshape(KEYS, DIM)
+    wanted = oracle.answer().reshape(-1, DIM)
     for answer in (server.answer() for _ in range(CONNECTIONS)):
         if answer is None:
             return "no answer"
-        wrong = np.flatnonzero((answer.reshape(KEYS, DIM) != wanted).any(axis=1))
+        rows = answer.reshape(-1, DIM)
+        wrong = np.flatnonzero((rows != wanted).any(axis=1))
         if wrong.size:
-            rows = {int(key): (answer.reshape(KEYS, DIM)[key, 0], wanted[key, 0]) for key in wrong[:5]}
-            return f"{wrong.size} rows differ, such as (answer, expected) {rows}"
+            found = {int(place): (rows[place, 0], wanted[place, 0]) for place in wrong[:5]}
+            return f"{wrong.size} rows differ, such as (answer, expected) {found}"
     return "now they agree"
 
 
