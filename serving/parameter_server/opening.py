@@ -73,7 +73,7 @@ def open_stores(config: ParameterServerConfig, *, may_be_late: bool = False) -> 
 def warnings_of(config: ParameterServerConfig) -> list[str]:
     """Surprising effects of a valid configuration, for the operator."""
     lines = list(config.keys_without_effect)
-    follows = config.persistent_db.catch_up_interval_ms is not None
+    follows = config.persistent_db.catch_up_interval_ms is not None and config.update_source.type == "disabled"
     if follows and config.volatile_db.type in ("hash_map", "multi_process_hash_map"):
         lines.append(
             "persistent_db.catch_up_interval_ms: rows in RAM stay as they were loaded, whatever the other "

@@ -142,15 +142,21 @@ def test_a_database_whose_folder_cannot_be_created_is_refused(repository, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("volatile", "is_warned"), [({"type": "hash_map"}, True), ({"type": "disabled"}, False)], ids=str
+    ("volatile", "updates", "is_warned"),
+    [
+        ({"type": "hash_map"}, {"type": "null"}, True),
+        ({"type": "hash_map"}, {"type": "folder", "path": "updates"}, False),
+        ({"type": "disabled"}, {"type": "null"}, False),
+    ],
+    ids=str,
 )
-def test_ram_in_front_of_a_database_that_catches_up_gives_a_warning(
-    repository, tmp_path, caplog, capsys, volatile, is_warned
+def test_ram_in_front_of_a_database_that_catches_up_gives_a_warning_unless_it_gets_updates(
+    repository, tmp_path, caplog, capsys, volatile, updates, is_warned
 ):
     disk = {"type": "rocks_db", "path": str(tmp_path / "rows"), "num_threads": 1}
     assert why_serving_refuses(repository(volatile_db=volatile, persistent_db=disk)) == ""
     follower = disk | {"read_only": True, "catch_up_interval_ms": 60_000}
-    folder = repository(volatile_db=volatile, persistent_db=follower)
+    folder = repository(volatile_db=volatile, persistent_db=follower, update_source=updates)
 
     assert main(["check", str(folder)]) == 0
     assert why_serving_refuses(folder) == ""
