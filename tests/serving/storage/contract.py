@@ -188,8 +188,8 @@ from tests.serving.storage.contract import PARTITIONS, TABLE
 class Stopping(hooked(RocksDbStore, RocksDbTable)):
     stops = ""
 
-    def write(self, changes):
-        super().write(changes)
+    def write(self, changes, reached=None):
+        super().write(changes, reached)
         self.stop("change")
 
     def on_items(self, table, batch_rows=65536):
