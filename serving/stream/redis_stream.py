@@ -143,6 +143,7 @@ class RedisStreamSource(UpdateSource):
     def close(self) -> None:
         """See ``UpdateSource``."""
         self._closed.set()
+        self._client.connection_pool.disconnect()  # ends a command that Redis does not answer
         with self._lock:
             self._client.close()
 
@@ -195,7 +196,8 @@ class RedisStreamSource(UpdateSource):
         except (RedisError, OSError) as err:
             with suppress(RedisError, OSError):
                 self._client.connection_pool.disconnect()  # an answer may still come over the connection
-            raise SourceUnreachableError(self._address.name, str(err)) from err
+            if not self._closed.is_set():
+                raise SourceUnreachableError(self._address.name, str(err)) from err
 
 
 class RedisStreamSink(UpdateSink):

@@ -1,5 +1,8 @@
 """Redis Streams as a log: trimmed streams, several streams, users, entries that other programs wrote."""
 
+import threading
+import time
+
 import pytest
 
 from serving.errors import ConfigError, PositionLostError, SinkError, SourceUnreachableError
@@ -188,6 +191,22 @@ def test_a_server_that_is_not_there_is_an_error():
 
     with pytest.raises(SourceUnreachableError, match=r"redis://127\.0\.0\.1:1/0: .*refused"):
         source.poll(0.0)
+
+
+def test_close_does_not_wait_for_a_server_that_hangs(server, source):
+    source.poll(0.0)
+    server.freeze()
+    try:
+        ended = []
+        waiting = threading.Thread(target=lambda: ended.append(source.poll(0.0)))
+        waiting.start()
+        waiting.join(0.2)
+        begin = time.monotonic()
+        source.close()
+        waiting.join()
+        assert (ended, time.monotonic() - begin < 2.0) == ([[]], True)
+    finally:
+        server.thaw()
 
 
 def test_a_server_without_tls_is_an_error(server):
