@@ -13,6 +13,7 @@ from typing import Any
 from serving.errors import ConfigError, MissingExtraError, PositionLostError, SinkError, SourceUnreachableError
 from serving.stream.source import MOST_POLL_BYTES, Record, UpdateSink, UpdateSource
 
+_ABSENT_S = 1.0
 _WAIT_S = 0.1  # how long ``close`` waits for a poll at most, unless the brokers are being asked
 _ASK_S = 3.0
 _TOPIC_S = 15.0  # how long the brokers may take to make a topic
@@ -110,7 +111,7 @@ class KafkaSource(UpdateSource):
             brokers: ``host:port[,host:port]``.
             topics: the topics to read; those that are absent are read when they appear.
             settings: librdkafka's, by name. ``group.id`` is the group that ``commit`` writes to.
-            refresh_s: how often the brokers are asked for new partitions.
+            refresh_s: how often the brokers are asked for new partitions; at least once a second while there are none.
             secrets: the names of settings that no error shows, besides those that are secrets by their names.
 
         Raises:
@@ -190,7 +191,7 @@ class KafkaSource(UpdateSource):
             raise SourceUnreachableError(self._brokers.name, fault)
         if monotonic() >= self._refresh_at_s:
             self._assign_new()
-            self._refresh_at_s = monotonic() + self._refresh_s
+            self._refresh_at_s = monotonic() + (self._refresh_s if self._assigned else min(self._refresh_s, _ABSENT_S))
         records = self._take(wait_s)
         if records:
             self._outage = None

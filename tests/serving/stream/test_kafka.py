@@ -51,6 +51,17 @@ def test_a_key_group_stays_in_its_partition(brokers, topic):
     source.close()
 
 
+def test_the_first_topic_is_read_soon_after_it_appears(cluster, brokers, topic):
+    source = KafkaSource(cluster.addresses, [topic])
+    source.start({})
+    assert source.poll(0.1) == []
+
+    send(open_sink(f"{brokers}/{topic}"), [b"first"])
+
+    assert [record.payload for record in read(source, 1)] == [b"first"]
+    source.close()
+
+
 def test_a_topic_that_appears_later_is_read_from_its_beginning(cluster, brokers, topic):
     send(open_sink(f"{brokers}/{topic}"), [b"first"])
     source = KafkaSource(cluster.addresses, [topic, topic + ".later"], refresh_s=0.1)
