@@ -378,22 +378,32 @@ class ModelUpdates:
         with closing(self._stream.open(self._config)) as source:
             self._source = source
             source.start({partition: state.position for partition, state in self._logs.items() if state.position})
-            synced_s = time.monotonic()
+            looked_s = float("-inf")
             while not self._closing.is_set():
                 records = source.poll(self._stream.poll_s)
-                for record in records:
+                for number, record in enumerate(records, 1):
                     self._take(record)
                     if self._closing.is_set():
                         return
+                    if time.monotonic() >= looked_s + SYNC_INTERVAL_S:  # small messages of one read may take long
+                        self._look(source, records[number:])
+                        looked_s = time.monotonic()
                 self._resumed()
-                now_s = time.monotonic()
-                if now_s >= synced_s + SYNC_INTERVAL_S or not records:
-                    self.counters.lag(dict(source.lag()))
-                if now_s >= synced_s + SYNC_INTERVAL_S:
-                    self._warn_of_room()
-                    self._sync()
-                    source.commit(self.positions)
-                    synced_s = now_s
+                if not records:
+                    self.counters.lag(source.lag())
+                    if time.monotonic() >= looked_s + SYNC_INTERVAL_S:
+                        self._look(source, records)
+                        looked_s = time.monotonic()
+
+    def _look(self, source: UpdateSource, waiting: Sequence[Record]) -> None:
+        """Count what waits in the log and in memory, and bring everything that was applied to the disk."""
+        self._resumed()
+        lags = Counter(source.lag())
+        lags.update(record.partition for record in waiting)
+        self.counters.lag(lags)
+        self._warn_of_room()
+        self._sync()
+        source.commit(self.positions)
 
     def _with_kept(self, kept: Mapping[str, str]) -> dict[str, LogState]:
         """Where a table is in each partition: what its truth keeps, otherwise where the model's files are."""

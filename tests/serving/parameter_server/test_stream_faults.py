@@ -168,3 +168,25 @@ def test_ram_in_front_of_a_database_misses_no_change_during_the_load(tmp_path, m
             reader.load_model(model, change_row)
             after(reader, model, tmp_path / "log")
             assert reader.lookup("m.t", np.array([1]))[0].tolist() == ONES
+
+
+def test_messages_of_a_read_that_takes_long_are_counted_as_waiting(tmp_path, model, log, monkeypatch):
+    """A read may return tens of thousands of small messages, which take seconds."""
+    count, truth = 40, MemoryStore()
+    send(log, *[message(Kind.UPSERT, [77], ONES)] * count)
+    insert = truth.write
+
+    def slow(*arguments):
+        time.sleep(0.01)
+        return insert(*arguments)
+
+    monkeypatch.setattr(truth, "write", slow)
+    lags = []
+    with serving(model, tmp_path / "log", truth) as server:
+        reader = server.updates(model)
+        while reader.positions != {"folder": str(count)}:
+            lags.append(reader.counters.freshness()["lag_messages"])
+            time.sleep(0.002)
+        assert until(lambda: reader.counters.freshness()["lag_messages"] == 0)
+    assert max(lags) > count / 2
+    assert len(set(lags)) > 3
