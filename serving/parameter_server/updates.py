@@ -382,7 +382,11 @@ class ModelUpdates:
             while not self._closing.is_set():
                 records = source.poll(self._stream.poll_s)
                 for number, record in enumerate(records, 1):
-                    self._take(record)
+                    try:
+                        self._take(record)
+                    except HotrowError:
+                        self._count_waiting(source, records[number - 1 :])
+                        raise
                     if self._closing.is_set():
                         return
                     if time.monotonic() >= looked_s + SYNC_INTERVAL_S:  # small messages of one read may take long
@@ -390,20 +394,24 @@ class ModelUpdates:
                         looked_s = time.monotonic()
                 self._resumed()
                 if not records:
-                    self.counters.lag(source.lag())
+                    self._count_waiting(source, records)
                     if time.monotonic() >= looked_s + SYNC_INTERVAL_S:
                         self._look(source, records)
                         looked_s = time.monotonic()
 
     def _look(self, source: UpdateSource, waiting: Sequence[Record]) -> None:
-        """Count what waits in the log and in memory, and bring everything that was applied to the disk."""
+        """Count what waits, and bring everything that was applied to the disk."""
         self._resumed()
-        lags = Counter(source.lag())
-        lags.update(record.partition for record in waiting)
-        self.counters.lag(lags)
+        self._count_waiting(source, waiting)
         self._warn_of_room()
         self._sync()
         source.commit(self.positions)
+
+    def _count_waiting(self, source: UpdateSource, waiting: Sequence[Record]) -> None:
+        """Count the records in the log and those that were read and not applied."""
+        lags = Counter(source.lag())
+        lags.update(record.partition for record in waiting)
+        self.counters.lag(lags)
 
     def _with_kept(self, kept: Mapping[str, str]) -> dict[str, LogState]:
         """Where a table is in each partition: what its truth keeps, otherwise where the model's files are."""
