@@ -62,7 +62,10 @@ def open_stores(config: ParameterServerConfig, *, may_be_late: bool = False) -> 
         for tier in config.volatile_tiers:
             slower -= 1
             is_backed = slower > 0
-            store = _volatile(tier, config.headroom_ratio, is_backed=is_backed, may_be_late=may_be_late and is_backed)
+            ratio = config.headroom_ratio
+            if isinstance(tier, SnapshotConfig) and config.update_source.type != "disabled":
+                ratio += 1  # of an overlay, which holds every row that changes
+            store = _volatile(tier, ratio, is_backed=is_backed, may_be_late=may_be_late and is_backed)
             stores.append(opened.enter_context(closing(store)))
         if persistent.type == "rocks_db" and persistent.path is not None:
             stores.append(_rocksdb(persistent, persistent.path))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from serving.config import read_ps_config, read_repository
 from serving.config.models import StreamStart
 from serving.errors import ConfigError
+from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.opening import open_updates
 from serving.parameter_server.rejected import RejectedMessages
@@ -244,6 +245,22 @@ def test_the_overlay_of_a_snapshot_that_is_nearly_full_is_logged(tmp_path, model
         send(log, message(kind, keys, np.ones((3, 3)) if kind is Kind.UPSERT else None))
         after(server, model, tmp_path / "log")
         assert until(lambda: "the room for updates in tier snapshot is 100 % full" in caplog.text)
+
+
+def test_every_row_of_a_snapshot_may_change(tmp_path):
+    write_sparse_directory(tmp_path / "t", np.arange(1000), np.zeros((1000, 2), np.float32))
+    file = write_ps(
+        tmp_path,
+        [{"model": "m", "sparse_files": ["t"], "embedding_vecsize_per_table": [2]}],
+        volatile_db={"type": "snapshot", "path": "snapshots"},
+        update_source={"type": "folder", "path": str(tmp_path / "log")},
+    )
+    log = FolderSink(tmp_path / "log")
+    rows = np.ones((1000, 2), np.float32)
+    send(log, UpdateMessage(Kind.UPSERT, "m", "sparse_embedding0", np.arange(1000), rows))
+    with ParameterServer.from_config(file) as server:
+        name = "m.sparse_embedding0"
+        assert until(lambda: server.lookup(name, np.arange(1000))[0].tolist() == rows.tolist())
 
 
 def test_a_full_truth_pauses_the_stream_and_loses_nothing(tmp_path, model, log, caplog):
