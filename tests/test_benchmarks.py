@@ -27,6 +27,7 @@ NAMES = [
     "training",
     "training_data",
     "training_processes",
+    "update_stream",
     "updates",
 ]
 
@@ -44,6 +45,7 @@ LONG = {
     "swaps",
     "training",
     "training_processes",
+    "update_stream",
 }
 
 
