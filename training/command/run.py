@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import math
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,7 +29,7 @@ from training.model.export import export_model
 from training.model.sample_check import check_samples_fit
 from training.model.trainer import EpochResult, Position, train
 from training.processes import Processes, start_processes
-from training.publishing import Publisher
+from training.publishing import Publisher, clear_outbox
 from training.samples import Samples
 from training.synthetic.generator import generate_for
 
@@ -241,7 +240,7 @@ class _Run:
         """Publish the changes of the model from now on, under this name."""
         options, outbox = self._options, self._options.checkpoint / _OUTBOX
         if not options.resume and self._model.processes.is_first:  # of a run that ended before its first checkpoint
-            shutil.rmtree(outbox, ignore_errors=True)
+            clear_outbox(outbox)
         self.publisher = self._stack.enter_context(
             Publisher(
                 options.publish,

@@ -11,13 +11,14 @@ A delta is all messages of one publication. The files are complete or absent:
 import fcntl
 import json
 import os
+import re
 import secrets
 import struct
 import threading
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,6 +39,23 @@ _MESSAGE = struct.Struct("<IIHH")  # bytes of the payload, CRC-32 of topic and p
 _END = struct.Struct("<4sQ")  # after the last message: the number of the next message
 _END_MARK = b"\xff\xff\xff\xff"  # no message has so many bytes
 _MOST_MESSAGE_BYTES = 64 << 20
+_FILES = rf"[0-9]{{10}}\.(delta|keys)|{_STATE_FILE}"
+
+
+def clear_outbox(folder: Path) -> None:
+    """Remove the files of an outbox. All other files stay.
+
+    Raises:
+        OutputError: a publisher uses the folder, or the file system refuses.
+    """
+    with _errors_of(folder):
+        descriptor = _locked(folder)
+        try:
+            for path in folder.iterdir():
+                if re.fullmatch(_FILES, path.name):
+                    path.unlink()
+        finally:
+            os.close(descriptor)
 
 
 class Outbox:
@@ -67,7 +85,8 @@ class Outbox:
         self._model = model
         self._most_bytes = most_bytes
         self._lock = threading.Lock()  # guards the state, and its file
-        self._descriptor = self._locked_folder()
+        with self._errors():
+            self._descriptor: int | None = _locked(self._folder)
         try:
             self.is_new = not (self._folder / _STATE_FILE).exists()
             self.run = secrets.token_hex(8)
@@ -215,18 +234,6 @@ class Outbox:
             for number in numbers[:-1] if checkpoints else numbers:
                 self._keys_file(number).unlink()
 
-    def _locked_folder(self) -> int | None:
-        with self._errors():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                raise OutputError(f"{self._folder}: another publisher uses this outbox") from None
-            remove_killed_writes(self._folder, rf"[0-9]{{10}}\.(delta|keys)|{_STATE_FILE}")
-            return descriptor
-
     def _open_deltas(self) -> dict[int, int]:
         """Return the deltas that wait, with their sizes. Remove those that the log has confirmed."""
         waiting = {}
@@ -298,12 +305,29 @@ class Outbox:
     def _keys_file(self, number: int) -> Path:
         return self._folder / f"{number:010}.keys"
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as err:
-            raise OutputError(f"{self._folder}: cannot be written: {(err.strerror or str(err)).lower()}") from err
+    def _errors(self) -> AbstractContextManager[None]:
+        return _errors_of(self._folder)
+
+
+@contextmanager
+def _errors_of(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise OutputError(f"{folder}: cannot be written: {(err.strerror or str(err)).lower()}") from err
+
+
+def _locked(folder: Path) -> int:
+    """Make the folder, lock it for one publisher, and remove what killed writes have left; return the lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise OutputError(f"{folder}: another publisher uses this outbox") from None
+    remove_killed_writes(folder, _FILES)
+    return descriptor
 
 
 def _read_message(path: Path, file: BinaryIO) -> Encoded | None:

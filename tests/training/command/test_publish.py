@@ -3,6 +3,7 @@
 import logging
 import shutil
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.serving.ps_files import write_ps
 from tests.training.command.running import hotrow_train
 from tests.training.command.test_checkpoint import tiny
 from tests.training.publishing.following import Follower, messages
+from training.publishing.outbox import Outbox
 
 
 def arguments(folder, epochs, *more, publish=True):
@@ -99,14 +101,27 @@ def test_a_log_that_is_away_does_not_stop_the_training(tmp_path, caplog):
 
 def test_a_new_training_in_the_folder_is_a_new_run(tmp_path):
     open_sink(str(tmp_path / "log")).send(b"of another writer", 0)
-    (tmp_path / "checkpoints" / "outbox").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "outbox" / "outbox.json").write_text("of a run that ended before its first checkpoint")
+    outbox = tmp_path / "checkpoints" / "outbox"
+    outbox.mkdir(parents=True)
+    (outbox / "outbox.json").write_text("of a run that ended before its first checkpoint")
+    (outbox / "0000000001.delta").write_text("of this run, too")
+    (outbox / "notes").write_text("of a person")
 
     assert hotrow_train(arguments(tmp_path, 1)) == 0
+
+    assert (outbox / "notes").read_text() == "of a person"
 
     manifest = read_manifest(tmp_path / "models" / "tiny" / "1")
     follower = Follower().follow(tmp_path / "log", manifest.run, after="1")
     assert follower.tables == rows_in(tmp_path / "models" / "tiny" / "1")
+
+
+def test_a_new_training_does_not_take_the_outbox_of_a_publisher_that_runs(tmp_path, capsys):
+    outbox = tmp_path / "checkpoints" / "outbox"
+    with closing(Outbox(outbox, "tiny", 1 << 20)):
+        assert hotrow_train(arguments(tmp_path, 1)) == 1
+    assert "another publisher uses this outbox" in capsys.readouterr().err
+    assert (outbox / "outbox.json").exists()
 
 
 @pytest.mark.parametrize("rows", ["float16", "int8"])
