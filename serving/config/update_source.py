@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 
 from serving.config.clause import Clause, FilePath, Magnitude, Milliseconds, Seconds, Secret, Text, secret, with_type
 from serving.config.tiers import RedisTlsConfig, parsed_addresses
+from serving.stream.kafka import OWN_SETTINGS
 
 _SPELLINGS = {
     **dict.fromkeys(("null", "none"), "disabled"),
@@ -25,8 +26,6 @@ _KEYS = {
     "folder": ("path", "poll_timeout_ms"),
 }
 _OF_EVERY_TYPE = ("update_headroom_ratio", "rejected_file", "max_staleness_s")
-# What Hotrow sets itself: the position is stored with the rows, and never left to the broker.
-_OWN_SETTINGS = ("bootstrap.servers", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof")
 
 
 def _brokers(value: Any) -> Any:
@@ -38,7 +37,7 @@ def _settings(value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
     """Read secrets, and refuse settings of librdkafka that would break the order or the position of the updates."""
     settings = {}
     for name, setting in value.items():
-        if name in _OWN_SETTINGS:
+        if name in OWN_SETTINGS:
             raise ValueError(f"{name}: Hotrow sets it itself")
         try:
             settings[name] = secret(setting, info)

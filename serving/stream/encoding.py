@@ -50,7 +50,7 @@ class MessageEncoder:
             dtype: of the rows in Hotrow's format.
             key_bytes: of a key in HPS's format; see ``encode_hps``.
             run: the training run.
-            publisher: who sends the messages.
+            publisher: the process that sends the messages.
             sequence: the number of the first message.
         """
         self.sequence = sequence

@@ -35,6 +35,7 @@ _CONSUMER_OWN = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",  # a lost position is never a silent jump
+    "enable.partition.eof": False,
     "allow.auto.create.topics": False,
 }
 _PRODUCER = _SHARED | {"linger.ms": 5, "message.timeout.ms": 60_000}
@@ -42,6 +43,8 @@ _PRODUCER_OWN = {
     "enable.idempotence": True,
     "enable.gapless.guarantee": True,  # no message follows a message that was not taken
 }
+#: The settings of a source that a user cannot choose: the position is stored with the rows, never left to the brokers.
+OWN_SETTINGS = frozenset({"bootstrap.servers", *_CONSUMER_OWN})
 
 
 class _Brokers:
