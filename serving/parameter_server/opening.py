@@ -21,9 +21,9 @@ from serving.config import (
 )
 from serving.errors import StoreError
 from serving.parameter_server.first_rows import FirstRows
-from serving.parameter_server.rejected import RejectedMessages
 from serving.parameter_server.tier_table import TierSettings
 from serving.parameter_server.updates import UpdateStream
+from serving.parameter_server.updates.rejected import RejectedMessages
 from serving.storage import MemoryStore, RedisStore, RocksDbStore, SharedMemoryStore, SnapshotStore
 from serving.storage.hps_layout import tag
 from serving.storage.store import Store

@@ -3,7 +3,8 @@
 import pytest
 
 from serving.config.models import StreamStart
-from serving.parameter_server import health, updates
+from serving.parameter_server import health
+from serving.parameter_server.updates import reader
 from serving.storage import MemoryStore
 from serving.stream.folder import FolderSink
 from tests.serving.parameter_server.stream import RUN
@@ -30,10 +31,10 @@ def server(config):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(updates, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(updates, "LONGEST_PAUSE_S", 0.02)
-    monkeypatch.setattr(updates, "SYNC_INTERVAL_S", 0.02)
-    monkeypatch.setattr(updates, "VIEW_INTERVAL_S", 0.1)
+    monkeypatch.setattr(reader, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(reader, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(reader, "SYNC_INTERVAL_S", 0.02)
+    monkeypatch.setattr(reader, "VIEW_INTERVAL_S", 0.1)
 
 
 @pytest.fixture

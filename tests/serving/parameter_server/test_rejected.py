@@ -7,8 +7,8 @@ from base64 import b64decode
 import pytest
 
 from serving.errors import OutputError
-from serving.parameter_server import rejected
-from serving.parameter_server.rejected import RejectedMessages
+from serving.parameter_server.updates import rejected
+from serving.parameter_server.updates.rejected import RejectedMessages
 from serving.stream import Record
 
 RECORD = Record("hotrow.m/0", "12", b"\x00bytes", None, "hotrow.m", 5_000)

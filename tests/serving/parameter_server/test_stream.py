@@ -14,7 +14,7 @@ from serving.errors import ConfigError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.opening import open_updates
-from serving.parameter_server.rejected import RejectedMessages
+from serving.parameter_server.updates.rejected import RejectedMessages
 from serving.storage import MemoryStore, RocksDbStore, SnapshotStore
 from serving.stream.folder import FolderSink
 from serving.stream.message import Kind, UpdateMessage, encode
@@ -213,16 +213,20 @@ def test_the_filters_choose_the_tables(tmp_path, model, log, filters, takes):
 
 
 @pytest.mark.parametrize(
-    "tier", [{"type": "hash_map"}, {"type": "snapshot", "path": "snapshots"}], ids=["RAM", "files"]
+    ("tier", "overlaid"),
+    [
+        pytest.param({"type": "hash_map"}, 0, id="RAM"),
+        pytest.param({"type": "snapshot", "path": "snapshots"}, 1000, id="files"),  # each row may change
+    ],
 )
 @pytest.mark.parametrize("ratio", [0.25, 0.5])
-def test_ram_without_a_bound_has_room_for_new_keys(tmp_path, tier, ratio):
+def test_ram_without_a_bound_has_room_for_new_keys(tmp_path, tier, overlaid, ratio):
     TinyModel(tables={"t": 1}).write(tmp_path, "m")
     source = {"type": "folder", "path": "log", "update_headroom_ratio": ratio}
     write_ps(tmp_path, volatile_db=tier, persistent_db={"type": "disabled"}, update_source=source)
 
     with ParameterServer.from_config(read_repository(tmp_path)) as server:
-        assert [table.capacity_rows for table in server.stores[-1].tables.values()] == [1000 * (1 + ratio)]
+        assert [table.capacity_rows for table in server.stores[-1].tables.values()] == [1000 * (1 + ratio) + overlaid]
 
 
 def test_a_truth_that_is_nearly_full_is_logged_once(tmp_path, model, log, caplog):

@@ -8,8 +8,9 @@ import pytest
 from serving.config.models import StreamStart
 from serving.errors import SourceUnreachableError
 from serving.model.sparse_file import write_sparse_directory
-from serving.parameter_server import ParameterServer, updates
+from serving.parameter_server import ParameterServer
 from serving.parameter_server.updates import UpdateStream
+from serving.parameter_server.updates import reader as updates
 from serving.storage import MemoryStore, RocksDbStore
 from serving.stream.folder import FolderSource
 from serving.stream.message import Kind

@@ -12,7 +12,8 @@ import pytest
 from serving.config import read_ps_config
 from serving.errors import ConfigError, MissingExtraError
 from serving.model.sparse_file import write_sparse_directory
-from serving.parameter_server import ParameterServer, updates
+from serving.parameter_server import ParameterServer
+from serving.parameter_server.updates import reader
 from tests.serving.small_server import KEYS, ROWS
 from tests.tools.kafka_cluster import KafkaCluster
 
@@ -46,7 +47,7 @@ def until(condition, limit_s=30.0):
 def test_a_server_of_hps_configuration_follows_kafka_and_outlives_a_broker_that_hangs(
     tmp_path, cluster, caplog, monkeypatch
 ):
-    monkeypatch.setattr(updates, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(reader, "FIRST_PAUSE_S", 0.05)
     write_sparse_directory(tmp_path / "t", np.array(KEYS), ROWS)
     document = {
         "supportlonglong": True,

@@ -1,0 +1,63 @@
+"""How far a table has come in a log of updates, as its source of truth keeps it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from serving.stream import Record, UpdateMessage
+
+# Publishers whose last sequence number is remembered, for each partition.
+MOST_PUBLISHERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """How far a table has come in one partition of a log.
+
+    Attributes:
+        position: where the log goes on; empty: at its beginning.
+        sequences: the last sequence number of each publisher, so that a message that was published twice applies once.
+    """
+
+    position: str = ""
+    sequences: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Compares positions of one partition: numbers, or the two numbers of a Redis stream."""
+        # The log refuses other texts, which a manifest may have.
+        return tuple(int(part) for part in self.position.split("-") if part.isdecimal())
+
+    def after(self, record: Record, message: UpdateMessage | None) -> Self:
+        """The state after a record."""
+        sequences = self.sequences
+        if message is not None and message.publisher is not None and message.sequence is not None:
+            name = publisher_of(message)
+            others = [pair for pair in sequences.items() if pair[0] != name]
+            newest = max(message.sequence, sequences.get(name, message.sequence))  # a message may come again
+            sequences = dict([*others[-MOST_PUBLISHERS + 1 :], (name, newest)])
+        return type(self)(record.position, sequences)
+
+    def write(self) -> str:
+        """Return the state as text."""
+        return json.dumps({"position": self.position, "sequences": self.sequences})
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read what ``write`` returned."""
+        document = json.loads(text)
+        return cls(document["position"], document["sequences"])
+
+
+def publisher_of(message: UpdateMessage) -> str:
+    """The name of a message's publisher in ``LogState.sequences``."""
+    return f"{message.run or ''}/{message.publisher}"
+
+
+def has_reached(reached: Mapping[str, str], wanted: Mapping[str, LogState]) -> bool:
+    """Whether a table's states say that it has come as far as is wanted."""
+    return all(
+        partition in reached and LogState.read(reached[partition]).order >= state.order
+        for partition, state in wanted.items()
+    )
