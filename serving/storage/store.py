@@ -300,8 +300,8 @@ class LastingTable(StoreTable):
         return True
 
     @property
-    def shown_rows(self) -> int:
-        """How many changes are shown."""
+    def shown_bytes(self) -> int:
+        """The bytes of the changes that are shown."""
         return 0
 
     def reached(self) -> Mapping[str, str]:

@@ -27,6 +27,7 @@ class UpdateCounters:
         self.fault = ""
         self._max_staleness_s = max_staleness_s
         self._whole_s = time.monotonic()  # when nothing was waiting the last time
+        self._was_asked = False  # whether the log has said how many records wait
         self._lock = threading.Lock()  # guards the fields below
         self._rows = Counter[tuple[str, str]]()
         self._messages = Counter[str]()
@@ -70,7 +71,7 @@ class UpdateCounters:
     def lag(self, records: Mapping[str, int]) -> None:
         """Note how many records have not been read, by partition."""
         with self._lock:
-            self._lags = records
+            self._lags, self._was_asked = records, True
             if not self._lag:
                 self._whole_s = time.monotonic()
 
@@ -121,8 +122,10 @@ class UpdateCounters:
     def readiness(self) -> Readiness:
         """Whether the rows are new enough to answer requests."""
         fault, staleness_s, most_s = self.fault, self.staleness_s, self._max_staleness_s
-        if most_s is not None and staleness_s > most_s:
-            reason = f"its rows are {staleness_s:.0f} s old, more than max_staleness_s, {most_s:g}"
+        if most_s is not None and (staleness_s > most_s or not self._was_asked):
+            is_old = f"its rows are {staleness_s:.0f} s old, more than"
+            may_be_old = "its log of updates has not answered yet, so its rows may be older than"
+            reason = f"{is_old if self._was_asked else may_be_old} max_staleness_s, {most_s:g}"
             return Readiness("not ready", f"{reason}: {fault}" if fault else reason)
         return Readiness("degraded", f"no updates: {fault}") if fault else Readiness()
 

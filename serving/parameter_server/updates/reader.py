@@ -43,10 +43,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
 PRIORITY = 5
 # From here on, a warning says that the source of truth will be full.
 NEARLY_FULL_RATIO = 0.9
-# How long, and how many, changes are shown before the view of a database that another process writes is opened again.
-VIEW_INTERVAL_S, MANY_SHOWN_ROWS = 30.0, 1 << 16
+# So many changes of a table are shown before the view of a database that another process writes is opened again. An
+# opening holds Python's lock for up to half a second, because RocksDB reads its log.
+MANY_SHOWN_BYTES = 64 << 20
 # How many changes of a table are shown at most, and how long the process that writes may take to apply them.
-MOST_SHOWN_ROWS, WRITER_S = 1 << 18, 5.0
+MOST_SHOWN_BYTES, WRITER_S = 256 << 20, 5.0
 _LOG_INTERVAL_S = 10.0
 _NO_KEYS: Keys = np.empty(0, dtype=np.int64)
 
@@ -116,7 +117,6 @@ class ModelUpdates:
         self._logged_faults: set[type[Exception]] = set()
         self._nearly_full: set[str] = set()
         self._rotated: Mapping[str, LogState] = {}  # where the log was when the old shown changes ended
-        self._rotated_s = time.monotonic()
         name = f"hotrow-updates-{config.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -313,27 +313,23 @@ class ModelUpdates:
             StoreError: the process that writes does not apply them in time.
         """
         lasting, end_s = table.truth.lasting, time.monotonic() + WRITER_S
-        while lasting is not None and lasting.shown_rows >= MOST_SHOWN_ROWS and not self._closing.is_set():
+        while lasting is not None and lasting.shown_bytes >= MOST_SHOWN_BYTES and not self._closing.is_set():
             self._renew_view(lasting.store)
             if time.monotonic() >= end_s:
-                reason = f"the process that writes is {lasting.shown_rows:,} changed rows behind the log of updates"
+                reason = f"the process that writes is {lasting.shown_bytes:,} bytes of rows behind the log of updates"
                 raise StoreError(lasting.store.name, table.name, reason)
             self._closing.wait(0.1)
 
     def _renew_view(self, store: LastingStore) -> None:
         """Have this process's view of the database take over what is shown, before that becomes much."""
-        now_s, lasting = time.monotonic(), [table.truth.lasting for table in self._tables.values()]
-        shown = [table for table in lasting if table is not None and table.shown_rows]
-        if not shown:
-            self._rotated_s = now_s
-            return
-        is_due = now_s >= self._rotated_s + VIEW_INTERVAL_S
+        lasting = [table.truth.lasting for table in self._tables.values()]
+        shown = [table for table in lasting if table is not None and table.shown_bytes]
         if all(table.drop_shown(lambda reached: has_reached(reached, self._rotated)) for table in shown):
-            if not is_due and max(table.shown_rows for table in shown) < MANY_SHOWN_ROWS:
+            if max((table.shown_bytes for table in shown), default=0) < MANY_SHOWN_BYTES:
                 return
             for table in shown:
                 table.rotate_shown()
-            self._rotated, self._rotated_s = dict(self._logs), now_s
+            self._rotated = dict(self._logs)
         store.catch_up()
         for table in shown:
             table.drop_shown(lambda reached: has_reached(reached, self._rotated))

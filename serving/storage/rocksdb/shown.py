@@ -28,6 +28,11 @@ class ShownChanges:
         return sum(map(len, self._generations))
 
     @property
+    def size_bytes(self) -> int:
+        """The bytes of the keys and their rows."""
+        return len(self) * (8 + 4 * self._dim)
+
+    @property
     def has_old(self) -> bool:
         """Whether there is an old generation."""
         return len(self._generations) > 1

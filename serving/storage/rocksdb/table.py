@@ -217,9 +217,9 @@ class RocksDbTable(LastingTable):
         return not self._shown.has_old
 
     @property
-    def shown_rows(self) -> int:
-        """See ``LastingTable.shown_rows``."""
-        return len(self._shown)
+    def shown_bytes(self) -> int:
+        """See ``LastingTable.shown_bytes``."""
+        return self._shown.size_bytes
 
     def encoded(self, keys: Keys, rows: Vectors | None) -> RowsChange:
         """Encode a change of the open table for the database."""

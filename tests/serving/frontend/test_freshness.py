@@ -193,5 +193,5 @@ def test_the_settings_of_the_command_replace_those_of_the_file(tmp_path):
         repository.load()
 
         assert until(lambda: repository.readiness_of_all().state == "not ready")  # the log is absent
-        assert "more than max_staleness_s, 0" in repository.readiness_of_all().reason
+        assert "older than max_staleness_s, 0" in repository.readiness_of_all().reason
     assert ((tmp_path / "first").exists(), (tmp_path / "second").exists()) == (False, True)

@@ -34,7 +34,6 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(reader, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(reader, "LONGEST_PAUSE_S", 0.02)
     monkeypatch.setattr(reader, "SYNC_INTERVAL_S", 0.02)
-    monkeypatch.setattr(reader, "VIEW_INTERVAL_S", 0.1)
 
 
 @pytest.fixture

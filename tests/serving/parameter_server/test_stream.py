@@ -14,6 +14,7 @@ from serving.errors import ConfigError
 from serving.model.sparse_file import write_sparse_directory
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.opening import open_updates
+from serving.parameter_server.updates import reader as updates
 from serving.parameter_server.updates.rejected import RejectedMessages
 from serving.storage import MemoryStore, RocksDbStore, SnapshotStore
 from serving.stream.folder import FolderSink
@@ -124,7 +125,8 @@ def change_dict(expected, kind, keys, value):
             expected[key] = (np.float32(before) + np.float32(value)) * np.ones(3, np.float32)
 
 
-def test_shown_changes_are_forgotten_once_the_view_has_them(tmp_path, model, log):
+def test_shown_changes_are_forgotten_once_the_view_has_them(tmp_path, model, log, monkeypatch):
+    monkeypatch.setattr(updates, "MANY_SHOWN_BYTES", 1)
     with (
         serving(model, tmp_path / "log", RocksDbStore(tmp_path / "db", num_threads=1)) as writer,
         serving(model, tmp_path / "log", RocksDbStore(tmp_path / "db", read_only=True)) as reader,
@@ -136,7 +138,7 @@ def test_shown_changes_are_forgotten_once_the_view_has_them(tmp_path, model, log
         assert until(lambda: writer.updates(model).positions == {"folder": "199"})
         rows = [held_by(writer.stores[0])[1], [1, 1, 1]]
         assert reader.lookup("m.t", np.array([1, 1199]))[0].tolist() == rows
-        assert until(lambda: not table.shown_rows)
+        assert until(lambda: not table.shown_bytes)
         assert reader.lookup("m.t", np.array([1, 1199]))[0].tolist() == rows
 
 
@@ -294,13 +296,18 @@ def test_a_position_that_is_gone_is_never_skipped(tmp_path, model, log, caplog):
 
 
 def test_rows_that_are_too_old_make_a_model_not_ready(tmp_path, model):
-    with serving(model, tmp_path / "absent", MemoryStore(), max_staleness_s=0.01) as server:
+    """Until the log has answered, the rows may be of any age."""
+    folder = tmp_path / "log"
+    with serving(model, folder, MemoryStore(), max_staleness_s=0.1) as server:
         health = server.health("m")
-        assert until(lambda: health.readiness().state == "not ready")
-        assert "more than max_staleness_s, 0.01" in health.readiness().reason
-        (tmp_path / "absent").mkdir()
-        send(FolderSink(tmp_path / "absent"), message(Kind.DELETE, [1]))
+        assert health.readiness().state == "not ready"
+        assert "has not answered yet" in health.readiness().reason
+        folder.mkdir()
+        send(FolderSink(folder), message(Kind.DELETE, [1]))
         assert until(lambda: health.readiness().state == "ready")
+        folder.rename(tmp_path / "away")
+        assert until(lambda: "more than max_staleness_s, 0.1" in health.readiness().reason)
+        assert health.readiness().state == "not ready"
 
 
 def test_an_unloaded_model_gets_no_more_updates(tmp_path, model, log):

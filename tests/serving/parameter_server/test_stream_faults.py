@@ -132,8 +132,8 @@ def test_a_value_that_the_row_type_cannot_hold_is_a_bad_message(tmp_path, model,
 
 
 def test_a_reader_of_the_database_waits_for_the_process_that_writes(tmp_path, model, log, monkeypatch):
-    monkeypatch.setattr(updates, "MANY_SHOWN_ROWS", 10)
-    monkeypatch.setattr(updates, "MOST_SHOWN_ROWS", 20)
+    monkeypatch.setattr(updates, "MANY_SHOWN_BYTES", 200)
+    monkeypatch.setattr(updates, "MOST_SHOWN_BYTES", 400)
     monkeypatch.setattr(updates, "SYNC_INTERVAL_S", 0.2)
     with (
         serving(model, tmp_path / "log", RocksDbStore(tmp_path / "db", num_threads=1)) as writer,
@@ -146,13 +146,13 @@ def test_a_reader_of_the_database_waits_for_the_process_that_writes(tmp_path, mo
 
 
 def test_a_process_that_writes_and_stops_is_a_fault_of_its_readers(tmp_path, model, log, monkeypatch):
-    monkeypatch.setattr(updates, "MOST_SHOWN_ROWS", 20)
+    monkeypatch.setattr(updates, "MOST_SHOWN_BYTES", 400)
     monkeypatch.setattr(updates, "WRITER_S", 0.1)
     with serving(model, tmp_path / "log", RocksDbStore(tmp_path / "db", num_threads=1)):
         pass
     with serving(model, tmp_path / "log", RocksDbStore(tmp_path / "db", read_only=True)) as reader:
         send(log, *(message(Kind.UPSERT, [1000 + number], ONES) for number in range(30)))
-        assert until(lambda: "is 20 changed rows behind the log of updates" in reader.health("m").readiness().reason)
+        assert until(lambda: "is 400 bytes of rows behind the log of updates" in reader.health("m").readiness().reason)
 
 
 def test_ram_in_front_of_a_database_misses_no_change_during_the_load(tmp_path, model, log):
