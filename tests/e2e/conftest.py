@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
 import socket
@@ -12,12 +11,14 @@ import threading
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from serving.cli.main import main
 from tests.tools.tiny_model import TinyModel
+from tests.tools.warm import Warm
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120
@@ -27,7 +28,7 @@ DEADLINE_S = 120
 class Served:
     """A running server: its process, address, log file and first lines of output."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen | Warm
     host: str
     port: int
     log: Path
@@ -58,30 +59,37 @@ class Served:
         return self.process.wait(DEADLINE_S)
 
 
+def started(arguments, errors):
+    """Start Python, as a user does."""
+    return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT)
+
+
+def started_warm(arguments, errors):
+    """Start Python without its imports."""
+    return Warm(*arguments, stderr=errors, cwd=ROOT)
+
+
 @contextlib.contextmanager
-def serving(repository, log, *options):
+def serving(repository, log, *options, start=started_warm):
     """Start `hotrow serve`, wait until it prints its address, and leave no process behind.
 
     The server has no host and port if it listens on a Unix socket.
     """
     port = () if "--uds" in options else ("--http-port", "0")
-    command = [sys.executable, "-m", "serving.cli.main", "serve", str(repository), *port, *options]
-    with (
-        log.open("wb") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, env=dict(os.environ)) as process,
-    ):
+    command = ["-m", "serving.cli.main", "serve", str(repository), *port, *options]
+    with log.open("wb") as errors, start(command, errors) as process:
         watchdog = threading.Timer(DEADLINE_S, process.kill)
         watchdog.start()
         try:
             lines = []
             for line in process.stdout:
-                lines.append(line.decode())
-                if line.startswith(b"listening on "):
+                lines.append(line)
+                if line.startswith("listening on "):
                     break
             else:
                 raise AssertionError(f"the server did not start: {lines} {log.read_text()}")
             watchdog.cancel()  # it only limits the start: the tests together may take longer
-            address = re.search(r"https?://(.+):(\d+)$", line.decode().strip())
+            address = re.search(r"https?://(.+):(\d+)$", line.strip())
             host, port = (address[1], int(address[2])) if address else ("", 0)
             yield Served(process, host, port, log, "".join(lines))
         finally:
@@ -117,9 +125,15 @@ def start(tmp_path):
     """Start further servers; all are stopped when the test ends."""
     with contextlib.ExitStack() as stack:
         count = iter(range(100))
-        yield lambda repository, *options: stack.enter_context(
-            serving(repository, tmp_path / f"stderr{next(count)}", *options)
+        yield lambda repository, *options, **how: stack.enter_context(
+            serving(repository, tmp_path / f"stderr{next(count)}", *options, **how)
         )
+
+
+@pytest.fixture
+def start_python(start):
+    """Start servers as users do, for tests of their start and end."""
+    return partial(start, start=started)
 
 
 @pytest.fixture

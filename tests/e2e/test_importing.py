@@ -3,8 +3,6 @@
 import contextlib
 import re
 import shlex
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from torch import nn
 
 from serving.cli.main import main
 from serving.opening import load_model
+from tests.tools import warm
 
 PAGE = (Path(__file__).parents[2] / "docs" / "importing.md").read_text()
 USER_ID = 1_000_003  # the factor on the page
@@ -116,7 +115,7 @@ def test_every_recipe_serves_what_the_pytorch_model_answers(session, name):
     names, folder = session
     with contextlib.chdir(folder):
         for line in before(name):
-            subprocess.run([sys.executable, *shlex.split(line)[1:]], check=True, timeout=250, capture_output=True)
+            assert warm.run(*shlex.split(line)[1:], timeout=250).returncode == 0
         assert main(shlex.split(recipes()[name])[1:]) == 0
 
     model = names["dlrm"] if name == "from_torchrec" else names["model"]

@@ -1,8 +1,6 @@
 """Right answers over HTTP, in every form that a client may request."""
 
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 import tritonclient.http
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.tools import warm
 from tests.tools.tiny_model import TinyModel, flatten
 
 # A float32 logistic regression against float64 by hand.
@@ -125,11 +124,12 @@ def test_the_predict_command_prints_one_line_per_sample(served, model, tmp_path)
     samples = [{"dense": row.tolist(), "keys": slots} for row, slots in zip(dense, bags, strict=True)]
     document = json.dumps({"samples": samples})
     (tmp_path / "samples.json").write_text(document)
-    command = [sys.executable, "-m", "serving.cli.main", "predict", "tiny", "--url", served.url]
+    command = ["-m", "serving.cli.main", "predict", "tiny", "--url", served.url]
 
-    from_file = subprocess.run([*command, tmp_path / "samples.json"], capture_output=True, text=True, check=True)
-    from_stdin = subprocess.run([*command, "-"], input=document, capture_output=True, text=True, check=True)
+    from_file = warm.run(*command, tmp_path / "samples.json")
+    from_stdin = warm.run(*command, "-", text=document)
 
+    assert (from_file.returncode, from_file.stderr) == (0, "")
     assert from_file.stdout == from_stdin.stdout
     printed = [[float(number) for number in line.split()] for line in from_file.stdout.splitlines()]
     np.testing.assert_allclose(printed, model.probabilities(dense, bags), atol=TOLERANCE)

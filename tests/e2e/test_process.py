@@ -25,6 +25,7 @@ from serving.planner import read_trace
 from tests.e2e.kserve_requests import inputs_of, request_of
 from tests.serving.ps_files import write_ps
 from tests.serving.table_names import full_name
+from tests.tools import warm
 from tests.tools.tiny_model import TinyModel
 
 DEADLINE_S = 60
@@ -136,8 +137,8 @@ def test_of_short_requests_that_arrive_together_the_server_refuses_those_that_it
     pytest.fail("no request was refused because of those that had arrived before it")
 
 
-def test_sigterm_lets_accepted_requests_finish_refuses_new_ones_and_exits_0(start, tiny_repository, model):
-    served = start(tiny_repository)
+def test_sigterm_lets_accepted_requests_finish_refuses_new_ones_and_exits_0(start_python, tiny_repository, model):
+    served = start_python(tiny_repository)
     requests = [samples_of(model, 1 + seed, seed) for seed in range(5)]
     held = [HeldRequest(served, body) for body, _ in requests]
 
@@ -151,8 +152,8 @@ def test_sigterm_lets_accepted_requests_finish_refuses_new_ones_and_exits_0(star
     assert "Traceback" not in served.log.read_text()
 
 
-def test_sigterm_under_load_answers_every_request_that_reached_the_server(start, tiny_repository, model):
-    served = start(tiny_repository)
+def test_sigterm_under_load_answers_every_request_that_reached_the_server(start_python, tiny_repository, model):
+    served = start_python(tiny_repository)
     body, expected = samples_of(model, 3, seed=2)
     head = b"POST /predict/tiny HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     answered, unanswered = [], []
@@ -199,16 +200,16 @@ def test_a_signal_while_models_load_ends_the_server_quietly(tiny_repository, num
     assert "Traceback" not in log
 
 
-def test_ctrl_c_exits_130_quietly(start, tiny_repository):
-    served = start(tiny_repository)
+def test_ctrl_c_exits_130_quietly(start_python, tiny_repository):
+    served = start_python(tiny_repository)
 
     assert served.stop(signal.SIGINT) == 130
     assert "Traceback" not in served.log.read_text()
     assert "KeyboardInterrupt" not in served.log.read_text()
 
 
-def test_a_second_ctrl_c_while_a_request_is_under_way_ends_quietly_too(start, tiny_repository, model):
-    served = start(tiny_repository)
+def test_a_second_ctrl_c_while_a_request_is_under_way_ends_quietly_too(start_python, tiny_repository, model):
+    served = start_python(tiny_repository)
     body, _ = samples_of(model, 1, seed=1)
     held = HeldRequest(served, body)
 
@@ -274,8 +275,7 @@ def test_a_ps_json_with_models_can_be_served_and_queried_from_the_shell(start, t
     (tmp_path / "samples.json").write_bytes(body)
 
     url = start(tmp_path / "ps.json").url
-    command = [sys.executable, "-m", "serving.cli.main", "predict", "ctr", tmp_path / "samples.json", "--url", url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = warm.run("-m", "serving.cli.main", "predict", "ctr", tmp_path / "samples.json", "--url", url)
 
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose([float(line) for line in done.stdout.split()], expected.reshape(-1), atol=2e-6)
@@ -401,13 +401,7 @@ def test_recorded_requests_of_both_protocols_are_a_trace_for_the_planner(start, 
     assert recorded[10] == recorded[11]
     assert sum(map(len, recorded[10].values())) == arrays["CATCOLUMN"].size
     assert "12 requests were recorded" in served.log.read_text()
-    plan = subprocess.run(
-        [sys.executable, "-m", "serving.cli.main", "plan", tiny_repository, trace],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    plan = warm.run("-m", "serving.cli.main", "plan", tiny_repository, trace)
     assert plan.returncode == 0, plan.stderr
     lookups = sum(len(keys["user"]) for keys in recorded)
     assert f"table tiny.user: 1,000 rows of 4 floats\n  {lookups} lookups of" in plan.stdout

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from serving import ParameterServer
+from tests.tools import warm
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -61,18 +63,30 @@ def promised_output(code):
 
 
 def run(command, folder):
-    """Return a command's output; a command that fails also fails the test."""
+    """Return the output of a command's words; a command that fails also fails the test."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
-    answer = subprocess.run(command, cwd=folder, env=environment, timeout=250, capture_output=True, text=True)
+    how = {"cwd": folder, "env": environment, "timeout": 250}
+    if command[0] == sys.executable:
+        answer = warm.run(*command[1:], **how)
+    else:
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, **how)
     assert answer.returncode == 0, f"{command}\n{answer.stdout}\n{answer.stderr}"
     return answer.stdout
+
+
+def run_shell(text, folder):
+    """Return the output of lines for a shell, which is needed if a line is more than words."""
+    lines = [shlex.split(line, comments=True) for line in text.splitlines()]
+    if all(line[:1] == ["hotrow"] for line in lines) and not re.search(r"[$><|\\*]", text):
+        return "".join(run([sys.executable, "-m", "serving.cli.main", *line[1:]], folder) for line in lines)
+    return run(["bash", "-e", "-c", text], folder)
 
 
 def run_python(code, folder):
     """Return the output of a Python block. A block that trains runs in this process, which has PyTorch already."""
     if not re.search("^(import torch|from training)", code, flags=re.MULTILINE):
-        return run([sys.executable, "-W", "error", "-c", code], folder)
+        return run([sys.executable, "-c", "import warnings; warnings.simplefilter('error')\n" + code], folder)
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(code, "a page", "exec"), {"__name__": "__main__"})
     return printed.getvalue()
@@ -97,7 +111,7 @@ class Reader:
                 promised = promised_output(text)
                 assert not promised or is_shown(promised, printed), printed
             elif language == "sh":
-                run(["bash", "-e", "-c", text], self._folder)
+                run_shell(text, self._folder)
             elif language == "console":
                 for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, flags=re.MULTILINE):
                     printed = self._at_prompt(command)
@@ -117,7 +131,7 @@ class Reader:
             grpc = re.search(r"gRPC on (\S+)", served.printed)
             self._addresses = {"8000": f"{served.host}:{served.port}", "8001": grpc and grpc[1]}
             return served.printed
-        return run(["bash", "-c", self._addressed(command)], self._folder)
+        return run_shell(self._addressed(command), self._folder)
 
     def _addressed(self, text):
         return SERVED.sub(lambda found: self._addresses[found[1]], text)
@@ -127,10 +141,9 @@ def demo_of_updates(folder):
     """The output of a smaller `make demo-updates`, which leaves no process and no file."""
     temporary = folder / "temporary"
     temporary.mkdir()
-    command = [sys.executable, str(ROOT / "examples" / "demo_updates.py"), "--samples", "4000"]
+    command = [str(ROOT / "examples" / "demo_updates.py"), "--samples", "4000"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:
+    with warm.Warm(*command, env=environment, stderr=subprocess.PIPE, start_new_session=True) as process:
         printed, errors = process.communicate(timeout=250)
         assert process.returncode == 0, errors
         with pytest.raises(ProcessLookupError):

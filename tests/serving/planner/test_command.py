@@ -2,9 +2,7 @@
 
 import csv
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from serving.cli.main import main
 from serving.cli.numbers import memory_size
 from serving.config import read_model_directory, read_ps_config
 from tests.serving.ps_files import listed, write_ps
+from tests.tools import warm
 from tests.tools.tiny_model import TinyModel
 
 ROOT = Path(__file__).parents[3]
@@ -290,12 +289,11 @@ def test_amounts_of_memory_are_bytes_or_binary_units(text, size_bytes):
 @pytest.mark.slow
 def test_the_example_of_the_guide_prints_the_output_of_the_guide(tmp_path):
     train, record, command = re.findall(r"^```(?:python)?\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)[:3]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def run(*arguments):
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
-        ).stdout
+        done = warm.run(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     run("-m", "serving.cli.main", *train.split()[1:])
     run("-c", record)

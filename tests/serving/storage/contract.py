@@ -1,8 +1,5 @@
 """What the contract tests of the tiers share: Redis in front of RocksDB, and the rows that a server must answer."""
 
-import os
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +12,7 @@ from serving.storage import RedisStore, RocksDbStore
 from tests.serving.small_server import KEYS, ROWS, UNKNOWN, held_by, rows_of, serve
 from tests.serving.storage.redis_stores import OPENED, open_store
 from tests.tools.redis_servers import DEADLINE_S, SLOTS, wait_until
+from tests.tools.warm import Warm
 
 TABLE = "m.t"
 STARTS, ENDS = "tier redis does not answer, model 'm'", "tier redis answers again, model 'm'"
@@ -228,11 +226,7 @@ class WriterProcess:
     """A process that serves Redis in front of RocksDB, or RocksDB alone without a ``port``; killed at the end."""
 
     def __init__(self, config, database, port=0):
-        command = [sys.executable, "-c", WRITER, str(port), str(config.graph_file.parent), str(database)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        self._process = Warm("-c", WRITER, port, config.graph_file.parent, database)
         self._deadline = threading.Timer(DEADLINE_S, self._process.kill)
         self._deadline.start()
 

@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -27,7 +26,9 @@ from serving.storage.marker import Marker
 from serving.storage.redis.table import RedisTable
 from serving.storage.rocksdb.engine import import_rocksdict, table_options
 from tests.serving.table_names import full_name
+from tests.tools import warm
 from tests.tools.tiny_model import TinyModel
+from tests.tools.warm import Warm
 
 MODEL = TinyModel(rows=300)
 USER, ITEM = full_name(MODEL, "user"), full_name(MODEL, "item")
@@ -78,9 +79,8 @@ def redis_tier(server):
 def held_elsewhere(database):
     """Let another process hold the database open for writing."""
     program = "import sys; from serving.storage import RocksDbStore as Store; store = Store(sys.argv[1])"
-    command = [sys.executable, "-c", f"{program}; print(1, flush=True); sys.stdin.read()", database]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"1\n"
+    with Warm("-c", f"{program}; print(1, flush=True); sys.stdin.read()", database) as process:
+        assert process.stdout.readline() == "1\n"
         yield
 
 
@@ -245,7 +245,7 @@ def test_after_a_load_that_was_killed_redis_has_what_rocksdb_has(write_ps, tmp_p
     load_table(ps, "tiny.user", write_rows(tmp_path / "one.bin", dict.fromkeys(range(300), [1.0] * 4)))
     file = write_rows(tmp_path / "two.bin", dict.fromkeys(range(300), [2.0] * 4))
 
-    died = subprocess.run([sys.executable, "-c", LOAD_AND_DIE, store, str(ps), str(file), str(when)], timeout=60)
+    died = warm.run("-c", LOAD_AND_DIE, store, ps, file, when, timeout=60)
 
     assert died.returncode == -signal.SIGKILL
     dump_table(ps, "tiny.user", tmp_path / "held.bin")

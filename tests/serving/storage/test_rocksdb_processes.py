@@ -3,8 +3,6 @@
 import errno
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from contextlib import closing
@@ -18,6 +16,7 @@ from serving.errors import StoreError
 from serving.storage import Marker, RocksDbStore, TableSpec
 from serving.storage.marker import NOT_LOADED
 from serving.storage.rocksdb.database import Database
+from tests.tools.warm import Warm
 
 TABLE = "model.table"
 NEVER_MS = 3_600_000  # the tests say themselves when to catch up, but for the one of the thread
@@ -60,9 +59,7 @@ class Writer:
     """A process that writes."""
 
     def __init__(self, path):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.process = Warm("-c", WRITER, path)
         assert self.process.stdout.readline() == "open\n"
 
     def say(self, line="on"):

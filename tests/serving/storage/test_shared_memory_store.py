@@ -24,6 +24,7 @@ from serving.storage.shared.folder import SHARED_MEMORY
 from tests.serving.ps_files import listed, write_ps
 from tests.serving.small_server import KEYS, NEW, DictStore, DurableDictStore, held_by, rows_of, serve, write_model
 from tests.tools.redis_servers import wait_until
+from tests.tools.warm import Warm
 
 SPEC = TableSpec("m.t", 4)
 ROWS = {key: np.full(4, key, dtype=np.float32) for key in range(100)}
@@ -568,9 +569,7 @@ class Process:
     """A server in a process of its own."""
 
     def __init__(self, config):
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, config], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._process = Warm("-c", SERVE, config)
 
     def writes(self):
         return self._process.stdout.readline() == "True\n"
@@ -660,8 +659,7 @@ signal.pause()
 @pytest.mark.slow
 def test_a_child_that_outlives_its_writer_keeps_nobody_from_writing(config, tmp_path):
     _, start, _ = config
-    command = [sys.executable, "-c", FORK_AND_DIE, tmp_path / "ps.json"]
-    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    parent = Warm("-c", FORK_AND_DIE, tmp_path / "ps.json")
     assert parent.stdout.readline() == "forked\n"
     parent.kill()
     parent.wait(timeout=60)
@@ -692,8 +690,7 @@ def test_a_process_that_ends_without_closing_its_server_leaves_nothing(config, t
 def test_a_process_that_waits_loads_the_table_itself_when_its_writer_is_killed(config):
     model, start, folder = config
     key, row = next(iter(model.tables[0].items()))
-    command = [sys.executable, "-c", JOIN_AND_LOAD_NOTHING, folder.name]
-    idle = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    idle = Warm("-c", JOIN_AND_LOAD_NOTHING, folder.name)
     assert idle.stdout.readline() == "True\n"
     waiting = start()
 

@@ -5,9 +5,7 @@ import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 
 from serving.model.atomic import temporary_directory
+from tests.tools.warm import Warm
 from tests.training.command.running import hotrow_train
 from tests.training.command.test_cli import write_criteo
 from training.model.metrics import calibration
@@ -52,9 +51,9 @@ def model_files(repository, version=1, name="wdl"):
 
 def start(folder, *more, **options):
     """Start the command in a process of its own."""
-    command = [sys.executable, "-m", "serving.cli.main", "train", *arguments(folder, *more, **options)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Warm(
+        "-m", "serving.cli.main", "train", *arguments(folder, *more, **options), cwd=ROOT, stderr=subprocess.PIPE
+    )
 
 
 def wait_for(condition, process):
@@ -79,10 +78,8 @@ def test_a_killed_training_resumes_to_the_same_model(tmp_path, capsys):
     for resume, at_step in (((), 21), (("--resume",), 91)):
         process = start(killed, *resume, epochs=3, rows=6000)
         wait_for(lambda at_step=at_step: newest() >= at_step, process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        process.stderr.close()
+        process.kill()
+        process.communicate()
         assert not (killed / "wdl").exists()
     capsys.readouterr()
     metrics.unlink()

@@ -1,4 +1,4 @@
-"""Run by torchrun: lookups in shared tables against the same lookups of one process. Each process checks itself."""
+"""Lookups in shared tables against the same lookups of one process. Each process runs this, and checks itself."""
 
 import os
 import sys

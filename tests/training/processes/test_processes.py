@@ -1,36 +1,56 @@
-"""Training in several real processes, which torchrun starts, against the same training in one."""
+"""Training in several real processes against the same training in one."""
 
 import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.distributed import TCPStore
 
 from serving.cli.main import main
 from serving.model.dense_file import read_dense
 from serving.model.graph import parse_graph
 from serving.model.sparse_file import open_sparse
+from tests.tools.warm import Warm
 from tests.training.hugectr.conftest import GRAPH, write_data
 from tests.training.publishing.following import Follower
 
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
+HOTROW = ("-m", "serving.cli.main")
 
 
-def run(*command, processes=1, cwd):
-    """Run a command, in several processes if asked to, and return its output."""
-    start = [] if processes == 1 else [BIN / "torchrun", "--standalone", "--nproc-per-node", str(processes)]
+def run(*arguments, processes=1, cwd):
+    """Run Python in several processes as torchrun does, with a store outside them, and return their output."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if processes > 1:
-        command = ("--no-python", *command)
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        environment |= {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), "WORLD_SIZE": str(processes)}
+        environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    how = {"cwd": cwd, "stderr": subprocess.STDOUT}
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(Warm(*arguments, env=environment | {"RANK": str(rank)}, **how))
+            for rank in range(processes)
+        ]
+        for process in started:
+            stack.callback(process.kill)
+        printed = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * processes, printed
+    return "".join(printed)
+
+
+def torchrun(*command, cwd):
+    """Run a command in two processes that torchrun starts, and return their output."""
+    start = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2", "--no-python"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*start, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return subprocess.run(
+        [*start, *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=True
+    ).stdout
 
 
 def rows_of(path, dim, row_layout="distributed", key_type="I64"):
@@ -50,7 +70,7 @@ def dict_of(repository):
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_lookups_in_shared_tables_are_those_of_one_process(processes, tmp_path):
-    out = run(sys.executable, "-m", "tests.training.processes.compare", processes=processes, cwd=tmp_path)
+    out = run("-m", "tests.training.processes.compare", processes=processes, cwd=tmp_path)
 
     for rank in range(processes):
         assert f"rank {rank} of {processes}: all equal" in out
@@ -61,7 +81,7 @@ def test_lookups_in_shared_tables_are_those_of_one_process(processes, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize(("processes", "first"), [(2 + number % 3, 20 * number) for number in range(10)])
 def test_processes_with_other_losses_and_features_get_equal_rows_or_a_named_error(processes, first, tmp_path):
-    program = (sys.executable, "-m", "tests.training.processes.trials", str(first), "20")
+    program = ("-m", "tests.training.processes.trials", str(first), "20")
 
     out = run(*program, processes=processes, cwd=tmp_path)
 
@@ -70,7 +90,7 @@ def test_processes_with_other_losses_and_features_get_equal_rows_or_a_named_erro
 
 @pytest.mark.long
 def test_a_silent_process_is_logged_and_then_an_error(tmp_path):
-    program = (sys.executable, "-m", "tests.training.processes.trials", "0", "0")
+    program = ("-m", "tests.training.processes.trials", "0", "0")
 
     out = run(*program, processes=3, cwd=tmp_path)
 
@@ -92,7 +112,7 @@ def test_hotrow_train_in_two_processes_learns_what_one_learns_and_either_resumes
 
     assert main(arguments("one", "--epochs", "2")) == 0
     publish = ("--publish", "log", "--publish-steps", "3")
-    out = run(BIN / "hotrow", *arguments("two", "--epochs", "1", *checkpoint, *publish), processes=2, cwd=tmp_path)
+    out = run(*HOTROW, *arguments("two", "--epochs", "1", *checkpoint, *publish), processes=2, cwd=tmp_path)
     assert out.count("model written to") == 1
     assert Follower().follow("log").tables == {"sparse_embedding1": dict_of("two")}
     assert main(arguments("resumed", "--epochs", "2", *checkpoint, *publish, "--resume")) == 0
@@ -113,7 +133,6 @@ def test_hotrow_train_in_two_processes_learns_what_one_learns_and_either_resumes
 @pytest.mark.long
 def test_two_processes_write_the_model_of_the_best_epoch(tmp_path):
     train = (
-        BIN / "hotrow",
         "train",
         "--synthetic",
         "1000",
@@ -125,8 +144,8 @@ def test_two_processes_write_the_model_of_the_best_epoch(tmp_path):
         "4",
     )
 
-    together = run(*train, "--output", "two", processes=2, cwd=tmp_path)
-    alone = run(*train, "--output", "one", cwd=tmp_path)
+    together = torchrun(BIN / "hotrow", *train, "--output", "two", cwd=tmp_path)
+    alone = run(*HOTROW, *train, "--output", "one", cwd=tmp_path)
 
     [line] = [line for line in alone.splitlines() if "is written, because its log loss is the best" in line]
     assert line in together
@@ -143,7 +162,7 @@ def test_a_session_of_hugectr_in_two_processes_writes_the_files_of_one_process(t
     # not Adam, which makes large moves of rounding errors: BatchNorm cancels the gradient of the bias before it
     momentum = {"type": "MomentumSGD", "momentum_sgd_hparam": {"learning_rate": 0.05}}
     Path("graph.json").write_text(json.dumps({**GRAPH, "optimizer": momentum}), encoding="utf-8")
-    session = (sys.executable, "-m", "tests.training.processes.train_session")
+    session = ("-m", "tests.training.processes.train_session")
 
     alone = run(*session, "one", cwd=tmp_path)
     together = run(*session, "two", processes=2, cwd=tmp_path)

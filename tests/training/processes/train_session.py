@@ -1,4 +1,4 @@
-"""Run alone or by torchrun, in a folder with ``graph.json`` and data: train with HugeCTR's calls, and write files."""
+"""Train with HugeCTR's calls in a folder with ``graph.json`` and data, and write files. Each process runs this."""
 
 import sys
 

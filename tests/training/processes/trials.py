@@ -1,4 +1,4 @@
-"""Run by torchrun: random training in shared tables, against one process that does the work of all.
+"""Run in several processes: random training in shared tables, against one process that does the work of all.
 
 In some trials a process does something else than the others, and in the last one it ends. Then every other process has
 to raise an error that says so. Each process checks itself.
@@ -63,6 +63,7 @@ class Trial:
         for step in range(STEPS):
             is_culprit = fault and (step, self.rank) == (fault_step, culprit)
             if is_culprit and fault == "ends":
+                sys.stdout.flush()
                 os._exit(0)
             self.step(fault if is_culprit else "")
 

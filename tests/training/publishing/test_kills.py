@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from serving.model.manifest import read_manifest
 from serving.model.sparse_file import open_sparse
+from tests.tools.warm import Warm
 from tests.training.publishing.following import Follower
 
 ROOT = Path(__file__).parents[3]
@@ -21,14 +21,7 @@ KILLS = pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.
 
 
 def start(*command):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return Warm(*command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.STDOUT)
 
 
 def kill_after(process, log, has_checkpoint, messages):

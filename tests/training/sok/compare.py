@@ -1,6 +1,7 @@
-"""Run by torchrun: SOK's calls in several processes against one process's numbers. Each process checks itself."""
+"""SOK's calls in several processes against one process's numbers. Each process runs this, and checks itself."""
 
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +172,7 @@ def check_a_gradient_that_is_not_finite(rank):
 
 
 def main(folder):
+    warnings.simplefilter("error")
     sok.init()
     rank, size = dist.get_rank(), dist.get_world_size()
     for mode in ("distributed", "localized"):

@@ -1,7 +1,6 @@
-"""SOK's calls in several real processes, which torchrun starts, against one process."""
+"""SOK's calls in several real processes against one process."""
 
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from training import sok
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_several_processes_get_the_numbers_of_one(processes, tmp_path):
-    command = (sys.executable, "-W", "error", "-m", "tests.training.sok.compare", tmp_path)
+    command = ("-m", "tests.training.sok.compare", tmp_path)
 
     out = run(*command, processes=processes, cwd=tmp_path)
 
