@@ -130,9 +130,9 @@ def limit_memory(repository: Path) -> None:
 
 
 @contextmanager
-def serving(repository: Path):
+def serving(repository: Path, *options: str):
     """Run ``hotrow serve`` on a free port and yield its URL. Stop it with SIGTERM, as an operator does."""
-    command = [sys.executable, "-m", "hotrow", "serve", str(repository), "--http-port", "0"]
+    command = [sys.executable, "-m", "hotrow", "serve", str(repository), "--http-port", "0", *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         for line in server.stdout:

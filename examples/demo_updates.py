@@ -2,9 +2,9 @@
 
     python examples/demo_updates.py [--samples 20000]
 
-What makes people click changes from window to window. A trainer process learns each window after it was predicted, and
-publishes the rows that it changed. One server has the model twice: ``clicks`` follows the updates, and ``frozen`` was
-exported under a name that no update has. Nothing is left on the disk.
+What makes people click changes from window to window. A trainer process learns each window after it was predicted,
+publishes the rows that it changed, and exports its network without the rows. One server has the model twice: ``clicks``
+follows the updates, and ``frozen`` was exported under a name that no update has. Nothing is left on the disk.
 """
 
 import argparse
@@ -27,7 +27,7 @@ try:
     from demo import serving, tensors, title
     from tritonclient.utils import InferenceServerException
 
-    from training.model import CtrModel, export_model, open_document
+    from training.model import CtrModel, export_dense, export_model, open_document
     from training.model.metrics import area_under_curve
     from training.publishing import Publisher
     from training.samples import Samples
@@ -81,7 +81,7 @@ def run(folder: Path, size: int) -> None:
         }
         (repository / "ps.json").write_text(json.dumps(tiers, indent=2) + "\n")
         title("2. Serve it twice: with updates, and a copy without updates")
-        with serving(repository) as url:
+        with serving(repository, "--model-control-mode", "explicit", "--load-model", "*") as url:
             title("3. Each window is predicted, and then learned and published")
             try:
                 follow(url, trainer, windows)
@@ -121,7 +121,7 @@ def training(folder: Path):
 
 
 def learn(folder: Path, windows, other_end) -> None:
-    """Train and export a model. Then learn each window that comes, and publish every ``PUBLISH_STEPS`` steps."""
+    """Train and export a model. Then learn and publish each window, and export the network."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the other process, and that ends this one
     other_end.close()
     torch.set_num_threads(1)
@@ -141,6 +141,8 @@ def learn(folder: Path, windows, other_end) -> None:
                     published_s = time.monotonic()
                     rows += sum(publisher.publish().values())
             windows.send(Learned(model.step, rows, publisher.flush()["folder"], published_s))
+            network = export_dense(model, document.document, folder / "models", MODEL, base=1, publisher=publisher)
+            windows.send(network.name)
 
 
 def received(windows) -> Samples | None:
@@ -156,9 +158,25 @@ def batches(samples: Samples):
 
 def teach(trainer, samples: Samples) -> Learned:
     """Let the trainer learn samples, and wait for its report."""
-    try:
+    with reaching_trainer():
         trainer.send(samples)
         return trainer.recv()
+
+
+def load_network(url: str, trainer) -> None:
+    """Wait for the network that the trainer exports, and serve it."""
+    with reaching_trainer():
+        version = trainer.recv()
+    with triton.InferenceServerClient(url.removeprefix("http://")) as client:
+        client.load_model(MODEL)
+        if not client.is_model_ready(MODEL, version):
+            raise SystemExit(f"version {version} does not serve: {client.get_model_repository_index()}")
+
+
+@contextmanager
+def reaching_trainer():
+    try:
+        yield
     except (EOFError, OSError):
         raise SystemExit("the trainer has ended; the lines above say why") from None
 
@@ -181,6 +199,7 @@ def follow(url: str, trainer, windows: list[Samples]) -> None:
             published += learned.rows
             wait_for(url, learned.position)
             lag = f"{time.monotonic() - learned.published_s:.2f} s"
+            load_network(url, trainer)
     if arrived != published:
         raise SystemExit(f"the trainer published {published:,} rows, and the server changed {arrived:,}")
     if aucs[1] <= aucs[0]:

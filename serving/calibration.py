@@ -18,11 +18,14 @@ _log = logging.getLogger(__name__)
 _MOST_BYTES = 1 << 30
 
 
-def look_up_calibration(lookup: LookupSession, file: str | Path | None, tolerance: float) -> Calibration:
+def look_up_calibration(
+    lookup: LookupSession, model: ModelConfig, file: str | Path | None, tolerance: float
+) -> Calibration:
     """Read a calibration batch and look its keys up.
 
     Args:
         lookup: the model's embeddings.
+        model: the model.
         file: a ``.npz`` of one request with any number of samples. Its arrays have the names on the wire, ``DES``
             (optional if F is 0), ``CATCOLUMN`` and ``ROWINDEX``, in the forms of ``read_batch``. None:
             ``calibration.npz`` next to the model's graph.
@@ -30,7 +33,7 @@ def look_up_calibration(lookup: LookupSession, file: str | Path | None, toleranc
     """
     if not 0 < tolerance <= 1:
         raise ConfigError("engine int8", "tolerance", f"expected more than 0 and at most 1, got {tolerance!r}")
-    path = lookup.config.network_files()[0].parent / CALIBRATION_FILE if file is None else Path(file)
+    path = model.network_files()[0].parent / CALIBRATION_FILE if file is None else Path(file)
     if file is None and is_absent(path):
         reason = (
             f"the engine int8 needs samples to measure its error on: give a calibration file ({_FORM}), or put it here"

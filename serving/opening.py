@@ -8,6 +8,7 @@ from functools import partial
 from os.path import isdir  # False for an impossible path, where Path.is_dir raises
 from pathlib import Path
 from threading import Lock
+from time import sleep
 from typing import cast
 
 from kernels.device import Device
@@ -15,14 +16,16 @@ from kernels.host import RowDtype
 from serving.config import ModelConfig, ParameterServerConfig, read_model, read_tiers, with_row_dtype
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
-from serving.errors import ConfigError, UnknownModelError
-from serving.lookup import check_device_name, open_devices, open_lookups, warn_of_idle_caches
+from serving.errors import ConfigError, StreamError, UnknownModelError
+from serving.lookup import LookupSession, check_device_name, open_devices, open_lookups, warn_of_idle_caches
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.preflight import check_hot_keys
+from serving.parameter_server.updates.log_state import behind
 from serving.session import InferenceSession, LookupOnlySession, check_runtime
 from serving.storage import MemoryStore
 
 Release = Callable[[], None]
+_LOOK_INTERVAL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +54,53 @@ def open_model(
 
     Args:
         server: holds the model's embeddings.
-        config: the model.
+        config: the model; ``server`` holds the tables of ``config.of_tables``.
         devices: what ``open_devices`` returned.
         runtime: how the dense network runs; None: the defaults.
 
     Raises:
         HotrowError: see ``load_model``.
     """
-    runtime = runtime or Runtime()
-    lookups = open_lookups(server, config, devices)
-    session: InferenceSession | LookupOnlySession
+    lookups = open_lookups(server, config.of_tables, devices)
     with ExitStack() as opened:
         for lookup in lookups:
             opened.callback(lookup.close)
-        if config.graph_file is None:
-            session = LookupOnlySession(lookups)
-        else:
-            session = InferenceSession(
-                config, 0, lookups, runtime.engine, runtime.threads, runtime.calibration, runtime.tolerance
-            )
+        session = open_session(config, lookups, runtime)
         session.on_close(opened.pop_all().close)
     return session
+
+
+def open_session(
+    config: ModelConfig, lookups: Sequence[LookupSession], runtime: Runtime | None = None
+) -> InferenceSession | LookupOnlySession:
+    """Open the session of a model on ``lookups`` of its tables, which the caller closes; see ``open_model``."""
+    if config.graph_file is None:
+        return LookupOnlySession(lookups)
+    runtime = runtime or Runtime()
+    return InferenceSession(config, 0, lookups, runtime.engine, runtime.threads, runtime.calibration, runtime.tolerance)
+
+
+def position_to_reach(server: ParameterServer, config: ModelConfig) -> str:
+    """What the loaded tables of a version have not reached of the positions that its manifest states; empty if nothing.
+
+    A version with tables of its own has the rows of its positions.
+
+    Raises:
+        ConfigError: the tables cannot reach a position, because this process reads no updates for them.
+    """
+    if config.base is None:
+        return ""
+    updates = server.updates(config.base)
+    if updates is not None:
+        return updates.behind(config)
+    of_base = () if config.base.stream is None else config.base.stream.positions
+    missing = "" if config.stream is None else behind(dict(of_base), dict(config.stream.positions))
+    if missing:
+        reason = (
+            f"needs tables of version {config.base.version} at {missing}, but without update_source they stay there"
+        )
+        raise ConfigError(config.source, "", f"version {config.version} {reason}")
+    return ""
 
 
 def load_model(
@@ -86,6 +115,7 @@ def load_model(
 ) -> InferenceSession:
     """Open one model, ready to predict. Closing the session releases everything that was opened for it.
 
+    A version that shares the tables of another version is opened when these have reached the position that it states.
     The model's rows are in the tiers of the repository's ``ps.json``, next to the models. All sessions of a process
     share one parameter server per ``ps.json``. Without a ``ps.json`` the rows are in RAM.
 
@@ -110,6 +140,7 @@ def load_model(
         ModelFileError: a file is missing or damaged.
         MissingExtraError: the engine, or the model's ONNX network, needs a package that is not installed.
         StoreError: a tier cannot hold the embeddings.
+        StreamError: the version waits for a position, and the updates have stopped.
     """
     if not isinstance(parameter_server, ParameterServer | None):
         reason = f"expected a ParameterServer or None, got {type(parameter_server).__name__}"
@@ -130,6 +161,7 @@ def load_model(
         server, config, release = _load(config, parameter_server)
     try:
         runtime = Runtime(engine, threads, calibration, tolerance)
+        _wait_for_position(server, config)
         session = cast(InferenceSession, open_model(server, config, devices, runtime))  # it has a dense network
     except BaseException:
         release()
@@ -138,11 +170,44 @@ def load_model(
     return session
 
 
+def _wait_for_position(server: ParameterServer, config: ModelConfig) -> None:
+    """Wait until the loaded tables of a version have reached the positions that its manifest states.
+
+    Raises:
+        ConfigError: see ``position_to_reach``.
+        StreamError: the updates have stopped.
+    """
+    while missing := position_to_reach(server, config):
+        updates = server.updates(config.of_tables)
+        if updates is not None and updates.counters.fault:
+            reason = f"version {config.version} needs its tables at {missing}, but gets no updates"
+            raise StreamError(f"model {config.name!r}", f"{reason}: {updates.counters.fault}")
+        sleep(_LOOK_INTERVAL_S)
+
+
 def _load(config: ModelConfig, given: ParameterServer | None) -> tuple[ParameterServer, ModelConfig, Release]:
     """Load the model into the given server, or into a new server in RAM."""
     server = ParameterServer([MemoryStore()]) if given is None else given
-    loaded = server.load_model(config)
-    return server, loaded, server.close if given is None else partial(_unload, server, loaded)
+    held = _held(server, config) if config.base is not None else None
+    loaded = server.load_model(config) if held is None else held
+    release = server.close if given is None else partial(_unload, server, loaded) if held is None else _nothing
+    return server, _on(loaded, config), release
+
+
+def _held(server: ParameterServer, config: ModelConfig) -> ModelConfig | None:
+    """The version that brings a model's tables, if it is loaded from the same files."""
+    of_tables = config.of_tables
+    tag = {"table_tag": of_tables.table_tag}  # a loaded version may have kept the tables of an earlier release
+    return next((model for model in reversed(server.models()) if model.model_copy(update=tag) == of_tables), None)
+
+
+def _on(loaded: ModelConfig, config: ModelConfig) -> ModelConfig:
+    """The model on the loaded tables."""
+    return loaded if config.base is None else config.on_tables_of(loaded)
+
+
+def _nothing() -> None:
+    """Leave the tables to the session that has loaded them."""
 
 
 class _SharedServer:
@@ -160,14 +225,12 @@ class _SharedServer:
                 self.server = ParameterServer.from_config(ps.model_copy(update={"models": ()}))
             server = self.server
             try:
-                tag = {"table_tag": config.table_tag}  # a loaded version may have kept the tables of an earlier release
-                same = [model for model in server.models() if model.model_copy(update=tag) == config]
-                loaded = same[-1] if same else server.load_model(config)
+                loaded = _held(server, config) or server.load_model(config)
             except BaseException:
                 self._close_unused()
                 raise
             self.sessions[loaded.full_name(loaded.tables[0])] += 1
-        return server, loaded, partial(self._release, server, loaded)
+        return server, _on(loaded, config), partial(self._release, server, loaded)
 
     def _release(self, server: ParameterServer, config: ModelConfig) -> None:
         model = config.full_name(config.tables[0])

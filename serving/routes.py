@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,8 @@ class DeviceRoute:
         """Join a lookup and a network of the same model on the same device."""
         self._lookup = lookup
         self._network = network
+        # The networks of several versions may use one lookup, so a workspace may be lent to several routes in turn.
+        self._buffers: WeakKeyDictionary[DeviceWorkspace, NetworkWorkspace] = WeakKeyDictionary()
 
     @property
     def is_answering(self) -> bool:
@@ -107,12 +110,14 @@ class DeviceRoute:
         return Prediction(probabilities, request.defaulted_keys, request.incomplete)
 
     def _network_in(self, work: "DeviceWorkspace") -> "NetworkWorkspace":
-        """Return the network's buffers in a workspace; the first request, or one of another network, makes them."""
-        if work.network is None or work.network.network is not self._network:
+        """Return the network's buffers in a workspace; the first request makes them."""
+        buffers = self._buffers.get(work)
+        if buffers is None:
             config = self._lookup.config
             is_static = config.gpu_cache.kind == "static"  # and has every row
-            work.network = self._network.workspace(work.pooling, config.max_batchsize, in_one=is_static)
-        return work.network
+            buffers = self._network.workspace(work.pooling, config.max_batchsize, in_one=is_static)
+            self._buffers[work] = buffers
+        return buffers
 
 
 def open_routes(

@@ -170,7 +170,7 @@ class InferenceSession(ModelSession):
         measure = None
         if engine == "int8":  # a calibration may exceed max_batchsize, and must not see defaults
             tiers = LookupSession(self.embedding_cache.server, self.embedding_cache.config)
-            measure = look_up_calibration(tiers, calibration, tolerance)
+            measure = look_up_calibration(tiers, config, calibration, tolerance)
         self.graph, network, routes = open_routes(config, caches, engine, threads, measure)
         if config.slot_keys == "shifted":
             _log.warning(

@@ -98,16 +98,17 @@ def _check_model(
     caches: Memory | None = None
     with about(config.name, faults):
         quantization = _check_dense(config, options)
-    for table in config.tables:
+    for table in config.tables if config.base is None else ():
         with about(config.name, faults):
             rounding[table.name] = _check_table(config, table, options.full)
-    if config.gpu_cache.wanted:
+    if config.gpu_cache.wanted and config.base is None:
         with about(config.name, faults):
             caches = caches_memory(plan_caches(config))
     if len(faults) > before:
         return 0
     needed = memory_needed(config, headroom_ratio)
-    print(f"model {config.name} version {config.version}")
+    shared = "" if config.base is None else f", on the tables of version {config.base.version}"
+    print(f"model {config.name} version {config.version}{shared}")
     if quantization is not None:
         print(f"  {quantization}")
     for part, size_bytes in needed.items():
@@ -149,8 +150,7 @@ def _check_dense(config: ModelConfig, options: argparse.Namespace) -> Quantizati
         return None
     if options.engine == "int8":
         with ParameterServer([MemoryStore()]) as server:
-            server.load_model(config)
-            lookup = LookupSession(server, config)
+            lookup = LookupSession(server, server.load_model(config))
             measured = {"calibration": options.calibration, "tolerance": options.tolerance}
             return InferenceSession(config, 0, lookup, options.engine, **measured).quantization
     graph_file, dense_file = config.network_files()

@@ -9,7 +9,7 @@ from serving.config.gpu import GpuCacheConfig, GpuNetworkConfig
 from serving.config.inference import read_inference_config
 from serving.config.keys_without_effect import MOST_ROCKSDB_BATCH_ROWS
 from serving.config.model_directory import check_sizes, read_model_directory
-from serving.config.models import ModelConfig, ParameterServerConfig, TableConfig
+from serving.config.models import ModelConfig, ParameterServerConfig, TableConfig, bringing_tables
 from serving.config.ps import read_ps_config
 from serving.config.repository import (
     ModelFolder,
@@ -56,6 +56,7 @@ __all__ = [
     "UpdateSourceConfig",
     "VersionPolicy",
     "VolatileDbConfig",
+    "bringing_tables",
     "check_sizes",
     "incomplete_entries",
     "model_names",

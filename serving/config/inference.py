@@ -14,6 +14,7 @@ from serving.config.models import (
     check_model_name,
     manifest_next_to,
     onnx_next_to,
+    refuse_shared_tables,
     slot_keys_of,
     stream_of,
     tables_of,
@@ -72,7 +73,9 @@ def read_inference_config(file: str | Path, name: str, i64_input_key: bool | Non
     Raises:
         ConfigError: the file cannot be accepted. The message has the JSON path.
     """
-    return _read(Path(file), check_model_name(name, str(file)), 0, i64_input_key)
+    config = _read(Path(file), check_model_name(name, str(file)), 0, i64_input_key)
+    refuse_shared_tables(Path(file), manifest_next_to(Path(file)))
+    return config
 
 
 def name_after(file: Path) -> str:

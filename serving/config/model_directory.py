@@ -14,8 +14,10 @@ from serving.model.manifest import (
     MANIFEST_NAME,
     GoOn,
     Manifest,
+    SharedTables,
     check_size,
     digest_of_files,
+    read_manifest,
     sha256_of,
     verify_manifest,
 )
@@ -43,20 +45,23 @@ def read_model_directory(path: str | Path) -> ModelConfig:
     return read_version(path if is_version else _newest_version(directory))
 
 
-def read_version(path: str | Path, go_on: GoOn | None = None) -> ModelConfig:
+def read_version(path: str | Path, go_on: GoOn | None = None, known: Collection[ModelConfig] = ()) -> ModelConfig:
     """Read a version directory.
 
     It has a ``graph.json``. If it has a ``manifest.json``, its files are checked against the manifest.
     The digest of a version is that of its manifest, or of its files; see ``serving.model.manifest``.
     The folders have the names of model and version: ``dcn/3/graph.json`` is version 3 of ``dcn``. A folder whose name
     is not an integer is a model without a version. ``.<version>.tmp`` folders are unfinished exports, not versions.
+    If the manifest names the version whose tables it shares, this version is read too.
 
     Args:
         path: the directory.
         go_on: called between parts of the files that are hashed; it raises an error to end the hashing.
+        known: versions of this model that were read or loaded before. Their folders may be gone.
 
     Raises:
-        ModelFileError: the directory cannot be read, or a file does not match the manifest.
+        ModelFileError: the directory cannot be read, or a file does not match the manifest; or the version whose tables
+            it shares is missing, has another digest, has no tables, or does not fit its network.
         ConfigError: ``graph.json`` cannot be accepted.
     """
     given, directory = Path(os.path.abspath(path)), real_path(path)
@@ -64,18 +69,62 @@ def read_version(path: str | Path, go_on: GoOn | None = None) -> ModelConfig:
         raise ModelFileError(given, fault)
     named = given if version_number(given) else directory  # a version may be a link to a folder of any name
     version = version_number(named)
-    has_manifest = not is_absent(directory / MANIFEST_NAME)
-    if has_manifest:
-        _check_place(named, verify_manifest(directory, go_on=go_on))
+    manifest = None if is_absent(directory / MANIFEST_NAME) else verify_manifest(directory, go_on=go_on)
+    if manifest is not None:
+        _check_place(named, manifest)
     # Before the digest, because the graph's size is checked, and a digest reads files of any size.
     config = read_version_graph(directory / GRAPH_FILE, named.parent.name if version else named.name, version)
     digest = ""
-    if has_manifest:
+    if manifest is not None:
         digest = sha256_of(directory / MANIFEST_NAME)
     elif version:  # otherwise its tables have no names of their own, and the digest is not worth reading every file
         digest = digest_of_files(directory, check_sizes(config), go_on)  # a wrong size is not worth reading either
     config = config.model_copy(update={"digest": digest})
+    if manifest is not None and manifest.tables is not None:
+        return _on_shared_tables(config, manifest.tables, named, go_on, known)
     return config.model_copy(update={"table_tag": f"{version}-{config.short_digest}" if version else ""})
+
+
+def _on_shared_tables(
+    config: ModelConfig, shared: SharedTables, directory: Path, go_on: GoOn | None, known: Collection[ModelConfig]
+) -> ModelConfig:
+    """Return a version without tables with those of the version that its manifest names; see ``read_version``."""
+    at, what = directory / MANIFEST_NAME, f"tables: shares those of version {shared.version}"
+    if not config.version:
+        raise ModelFileError(at, f"{what}, but is in no version folder")
+    wanted = shared.version, shared.digest
+    base = next((other for other in known if (other.version, other.digest) == wanted), None)
+    folder = directory.parent / str(shared.version)
+    if base is None and is_absent(folder):
+        raise ModelFileError(at, f"{what}, but {folder} is missing")
+    if base is None:
+        its_manifest = None if is_absent(folder / MANIFEST_NAME) else read_manifest(folder)
+        if its_manifest is not None and its_manifest.tables is not None:
+            reason = f"which itself shares those of version {its_manifest.tables.version}; name a version with tables"
+            raise ModelFileError(at, f"{what}, {reason}")
+        base = read_version(folder, go_on)
+    if base.digest != shared.digest:
+        raise ModelFileError(at, f"{what} with digest {shared.digest}, but {folder} has digest {base.digest}")
+    for name, ours, its in zip(_INPUTS, _inputs(config), _inputs(base), strict=True):
+        if ours != its:
+            raise ModelFileError(at, f"{what}, but its graph has another {name}: expected {its}, found {ours}")
+    run = None if base.stream is None else base.stream.run
+    if config.stream is not None and config.stream.run != run:
+        its_run = "no training run" if run is None else f"the training run {run!r}"
+        raise ModelFileError(at, f"{what}, which follow {its_run}, but its run is {config.stream.run!r}")
+    return config.on_tables_of(base)
+
+
+_INPUTS = "tables", "key_type", "slot keys", "dense_dim", "max_batchsize", "GPU cache"
+
+
+def _inputs(config: ModelConfig) -> tuple[object, ...]:
+    """What a version must have in common with the version whose tables it shares; see ``_INPUTS``."""
+    tables = [
+        (table.name, table.dim, table.slots, table.combiner, table.default_value, table.slot_ranges)
+        for table in config.tables
+    ]
+    return tables, config.key_type, config.slot_keys, config.dense_dim, config.max_batchsize, config.gpu_cache
 
 
 def check_sizes(config: ModelConfig) -> Collection[Path]:

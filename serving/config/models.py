@@ -1,6 +1,6 @@
 """The records of models and of a whole ``ps.json``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +25,8 @@ class StreamStart(Record):
 
     Attributes:
         run: the training run. Its messages apply to the version.
-        positions: for each partition of the log, the position that the version's files include.
+        positions: for each partition of the log, the position that the version's files include. A version on the tables
+            of another version serves when these have reached it.
     """
 
     run: str
@@ -82,6 +83,8 @@ class ModelConfig(Record):
         gpu_cache: the settings of its embedding caches on GPUs.
         gpu_network: the settings of its dense network on GPUs.
         stream: the training run that publishes updates of the rows; None if the files come from none.
+        base: the version whose tables this version shares; ``tables`` and ``table_tag`` are then those of the base.
+            None: the version has tables of its own.
     """
 
     name: str
@@ -100,6 +103,16 @@ class ModelConfig(Record):
     gpu_cache: GpuCacheConfig = GpuCacheConfig()
     gpu_network: GpuNetworkConfig = GpuNetworkConfig()
     stream: StreamStart | None = None
+    base: "ModelConfig | None" = None
+
+    @property
+    def of_tables(self) -> "ModelConfig":
+        """The version that brings the tables: the base, or this version."""
+        return self.base or self
+
+    def on_tables_of(self, base: "ModelConfig") -> "ModelConfig":
+        """Return this version with the tables of ``base``."""
+        return self.model_copy(update={"base": base, "tables": base.tables, "table_tag": base.table_tag})
 
     def full_name(self, table: TableConfig) -> str:
         """Return the name of ``table`` in stores: HPS's, or ``"<model>@<version>-<digest>.<table>"``."""
@@ -210,6 +223,24 @@ def manifest_next_to(graph_file: Path) -> Manifest | None:
         if not path.is_file():
             raise
         return None
+
+
+def refuse_shared_tables(graph_file: Path, manifest: Manifest | None) -> None:
+    """Refuse the graph of a version without tables where nothing says which folder is the version that brings them.
+
+    Raises:
+        ConfigError: the manifest next to the graph names another version's tables.
+    """
+    if manifest is not None and manifest.tables is not None:
+        reason = f"shares the tables of version {manifest.tables.version}; only a model repository can serve it"
+        raise ConfigError(str(graph_file), "", reason)
+
+
+def bringing_tables(models: Iterable[ModelConfig]) -> Sequence[ModelConfig]:
+    """Return the versions that bring the tables of ``models``, each once."""
+    return list(
+        {(model.name, model.version, model.digest): model for model in (each.of_tables for each in models)}.values()
+    )
 
 
 def stream_of(manifest: Manifest | None) -> StreamStart | None:

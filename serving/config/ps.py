@@ -32,6 +32,7 @@ from serving.config.models import (
     check_model_name,
     manifest_next_to,
     onnx_next_to,
+    refuse_shared_tables,
     slot_keys_of,
     stream_of,
     tables_of,
@@ -287,6 +288,7 @@ def _model(clause: ModelClause, at: Location, key_type: KeyType) -> ModelConfig:
     graph = read_model_graph(graph_file, dense_file)
     _check_against_graph(clause, graph, dense_file, at)
     manifest = manifest_next_to(graph_file)
+    refuse_shared_tables(graph_file, manifest)
     slot_keys = slot_keys_of(graph, graph_file, key_type, manifest)
     return ModelConfig(
         graph_file=graph_file,

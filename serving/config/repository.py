@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from os.path import abspath, isdir, isfile  # these return False for an impossible path; Path.is_file raises
 from pathlib import Path
@@ -51,6 +51,7 @@ class ModelFolder:
     _directory: Path
     _ps: ParameterServerConfig
     _policy: VersionPolicy
+    _known: dict[int, ModelConfig] = field(default_factory=dict)  # versions with tables, which are read once
 
     @classmethod
     def of(cls, directory: Path, ps: ParameterServerConfig, policy: VersionPolicy | None = None) -> "ModelFolder":
@@ -87,10 +88,11 @@ class ModelFolder:
             raise ModelFileError(self._directory, f"has no version: {reasons or 'it is empty'}")
         return self._policy.choose(self.versions, str(self._directory / CONFIG_FILE), broken)
 
-    def read(self, version: int, go_on: GoOn | None = None) -> ModelConfig:
+    def read(self, version: int, go_on: GoOn | None = None, loaded: Collection[ModelConfig] = ()) -> ModelConfig:
         """Read a version with the settings of ``ps.json``; its files are checked against its manifest.
 
-        See ``read_model_directory`` for ``go_on``.
+        See ``read_version`` for ``go_on``. A version that shares the tables of a ``loaded`` version needs no other
+        folder.
 
         Raises:
             ConfigError: a configuration cannot be accepted.
@@ -98,13 +100,19 @@ class ModelFolder:
         """
         if self._looked_up is not None:
             return self._looked_up
-        config = read_version(self.versions[version], go_on)
+        config = self._known.get(version)
+        if config is None:
+            config = read_version(self.versions[version], go_on, [*loaded, *self._known.values()])
+            if config.of_tables not in loaded:  # whose folder may have other files now
+                self._known[config.of_tables.version] = config.of_tables
         _check_key_type(config, self._ps)
         return config if self._listed is None else _as_listed(config, self._listed, self._ps)
 
-    def read_to_serve(self, version: int, go_on: GoOn | None = None) -> ModelConfig:
+    def read_to_serve(
+        self, version: int, go_on: GoOn | None = None, loaded: Collection[ModelConfig] = ()
+    ) -> ModelConfig:
         """Read a version that is loaded alone, with the row types of the tiers; see ``read``."""
-        ps, config = self._ps, self.read(version, go_on)
+        ps, config = self._ps, self.read(version, go_on, loaded)
         check_named_tables(ps.volatile_tiers, [config], ps.source, of_these_models_only=True)
         return with_row_dtypes(config, ps.volatile_tiers, ps.persistent_db, ps.source)
 
@@ -416,6 +424,9 @@ def _check_key_type(config: ModelConfig, ps: ParameterServerConfig) -> None:
 
 def _as_listed(config: ModelConfig, listed: ModelConfig, ps: ParameterServerConfig) -> ModelConfig:
     """Return the served version with the settings of ``ps.json``, which must name the same files."""
+    if config.base is not None:
+        reason = f"version {config.version} shares the tables of version {config.base.version}, which a model that is"
+        raise ConfigError(ps.source, f"models: {listed.name!r}", f"{reason} listed here cannot; list no models")
     for ours, theirs in zip_longest(_files(config), _files(listed)):
         if ours != theirs:
             reason = f"names {theirs}, but the served version {config.version} has {ours}"

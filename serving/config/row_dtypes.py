@@ -30,6 +30,8 @@ def with_row_dtypes(
         ConfigError: a slower tier has another row type, or its rows would be rounded twice when they are copied into a
             faster tier.
     """
+    if config.base is not None:
+        return config.on_tables_of(with_row_dtypes(config.base, volatile, persistent, source))
     tiers: dict[str, _Tier] = {**by_path(volatile), "persistent_db": persistent}
     _check_copies(tiers, source)
     tables = []
@@ -96,6 +98,8 @@ def with_row_dtype(config: ModelConfig, row_dtype: RowDtype | Mapping[str, RowDt
     Raises:
         ConfigError: the row type or the table is unknown.
     """
+    if config.base is not None:
+        return config.on_tables_of(with_row_dtype(config.base, row_dtype, caller))
     names = [table.name for table in config.tables]
     by_name = row_dtype if isinstance(row_dtype, Mapping) else dict.fromkeys(names, row_dtype)
     for name, value in by_name.items():

@@ -185,7 +185,7 @@ def _configuration(ps: str | Path | ParameterServerConfig) -> ParameterServerCon
 
 def _table_of(models: Sequence[ModelConfig], table: str, source: str) -> tuple[ModelConfig, TableConfig]:
     tables = [(model, table_config) for model in models for table_config in model.tables]
-    named = {name: pair for pair in tables for name in _names_of(*pair)}
+    named = {name: (model.of_tables, of_model) for model, of_model in tables for name in _names_of(model, of_model)}
     if table not in named:
         known = ", ".join(sorted({repr(model.hps_name(table_config)) for model, table_config in tables})) or "none"
         raise ConfigError(source, "", f"no table {table[:128]!r}; the tables are {known}{did_you_mean(table, named)}")

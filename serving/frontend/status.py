@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
@@ -100,9 +101,9 @@ class Status:
             served = self._repository.loaded(model, version)
         except UnknownModelError:
             return {"tables": [], "updates": []}
-        counted = tables.get((model, version), {})
-        shaped = [
-            {"name": table.name, "slots": table.slots, "dim": table.dim, **counted[table.name]}
+        counted = tables.get((model, str(served.config.of_tables.version)), {})
+        shaped = [  # copies, because several versions may share tables, and counts of other workers are added to each
+            {"name": table.name, "slots": table.slots, "dim": table.dim, **deepcopy(counted[table.name])}
             for table in served.config.tables
             if table.name in counted
         ]

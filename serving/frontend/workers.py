@@ -4,7 +4,7 @@ Worker 0 leads: it writes the tables and decides which versions are served. The 
 answers the others on a Unix socket in a folder of this user. Calls and answers are JSON lists.
 
     versions                      the versions that the worker serves, and their digests
-    follow, versions              serve these versions
+    follow, versions              serve these versions; the answer names the models whose tables are not ready for them
     metrics, status               the worker's metrics and status document
     index                         the worker's repository index
     statistics, model, version    the worker's statistics
@@ -166,14 +166,14 @@ class Siblings:
             os.close(self._joining)
             self._joining = None
 
-    def follow(self, versions: Versions) -> None:
+    def follow(self, versions: Versions) -> set[str]:
         """See ``Peers.follow``. A worker that is not running follows when it starts.
 
         Raises:
             WorkerError: a worker could not follow; the others still follow.
         """
         with self._swapping():
-            self._call_others("follow", versions)
+            return set(chain.from_iterable(self._call_others("follow", versions)))
 
     def lead(self, act: str, model: str, parameters: dict[str, Any]) -> None:
         """Make worker 0 ``"load"`` or ``"unload"`` a model.
@@ -216,17 +216,19 @@ class Siblings:
         if os.getppid() != self._place.starter:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _call_others(self, *call: Any, timeout_s: float | None = None) -> None:
+    def _call_others(self, *call: Any, timeout_s: float | None = None) -> list[Any]:
         """Call every other worker that is running; raise the first WorkerError once all are called."""
+        results: list[Any] = []
         errors: list[WorkerError] = []
         for number in self._others:
             try:
                 with suppress(OSError):
-                    self._result(number, *call, timeout_s=timeout_s)
+                    results.append(self._result(number, *call, timeout_s=timeout_s))
             except WorkerError as err:
                 errors.append(without_frames(err))
         if errors:
             raise without_frames(errors[0])
+        return results
 
     def _address_of(self, number: int) -> str:
         return address_of(self._place.folder, number)

@@ -11,7 +11,6 @@ from gpu_cache.bag_layout import aligned
 from gpu_cache.cache_group import CacheGroup
 from gpu_cache.workspace import Workspace
 from kernels.device import Stream
-from serving.dense.network_workspace import NetworkWorkspace
 from serving.lookup.cache_plan import SINGLE_KEYS
 
 
@@ -21,14 +20,12 @@ class DeviceWorkspace:
     Attributes:
         pooling: the workspace of the caches.
         max_keys: the most keys of a request, over all tables.
-        network: the buffers of the dense network behind the lookup, whose route makes them and runs it.
     """
 
     def __init__(self, group: CacheGroup, max_samples: int, max_keys: int, dense_dim: int) -> None:
         """Allocate all memory that an answer needs, except for missing rows; see ``CacheGroup.workspace``."""
         self.pooling: Workspace = group.workspace(max_samples, max_keys, dense_dim, SINGLE_KEYS)
         self.max_keys = max_keys
-        self.network: NetworkWorkspace | None = None
         self._device = group.device
         self._shapes: Sequence[tuple[int, ...]] = ()
         self._spans: list[tuple[int, int]] = []

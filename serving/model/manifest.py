@@ -21,8 +21,12 @@ from serving.model.strict_json import Fields, log_newer, read_json
 
 MANIFEST_NAME = "manifest.json"
 _FORMAT = 1
-_MEMBERS, _RECORD_MEMBERS = ("format", "model", "version", "keys", "updates", "files"), ("size_bytes", "sha256")
-_UPDATES_MEMBERS = ("run", "positions")
+_MEMBERS = ("format", "model", "version", "keys", "updates", "tables", "files")
+_RECORD_MEMBERS, _UPDATES_MEMBERS, _TABLES_MEMBERS = (
+    ("size_bytes", "sha256"),
+    ("run", "positions"),
+    ("version", "digest"),
+)
 _LARGEST = 2**63 - 1
 _KEYS: dict[str, SlotKeys] = {"stored": "stored", "unshifted": "unshifted"}
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -44,6 +48,14 @@ class FileRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedTables:
+    """The version that brings the tables of a version without tables, and the digest of its files."""
+
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """One version of one model.
 
@@ -53,7 +65,9 @@ class Manifest:
         files: the record of each file by its POSIX path relative to the folder.
         keys: ``"unshifted"`` if requests have keys that begin at 0 in each slot; see ``serving.model.slot_sizes``.
         run: the training run that publishes updates of the rows; empty if it publishes none.
-        positions: for each partition of the log of updates, the position that the files include.
+        positions: for each partition of the log of updates, the position that the files include, or that shared tables
+            must have reached.
+        tables: the version whose tables it shares; None: its tables are among its files.
     """
 
     model: str
@@ -62,6 +76,7 @@ class Manifest:
     keys: SlotKeys = "stored"
     run: str = ""
     positions: Mapping[str, str] = field(default_factory=dict)
+    tables: SharedTables | None = None
 
 
 def write_manifest(
@@ -71,6 +86,7 @@ def write_manifest(
     keys: SlotKeys = "stored",
     run: str = "",
     positions: Mapping[str, str] | None = None,
+    tables: SharedTables | None = None,
 ) -> Manifest:
     """Hash every file in ``directory`` and write ``manifest.json`` there. Raise ModelFileError on failure."""
     directory = Path(directory)
@@ -83,6 +99,7 @@ def write_manifest(
         "version": version,
         **({"keys": keys} if keys == "unshifted" else {}),
         **({"updates": {"run": run, "positions": dict(positions or {})}} if run else {}),
+        **({"tables": {"version": tables.version, "digest": tables.digest}} if tables else {}),
         "files": {name: {"size_bytes": r.size_bytes, "sha256": r.sha256} for name, r in files.items()},
     }
     path = directory / MANIFEST_NAME
@@ -91,7 +108,7 @@ def write_manifest(
             file.write(json.dumps(document, indent=2).encode() + b"\n")
     except OSError as err:
         raise ModelFileError(path, f"cannot be written: {err.strerror}") from err
-    return Manifest(model, version, files, keys, run, dict(positions or {}))
+    return Manifest(model, version, files, keys, run, dict(positions or {}), tables)
 
 
 def read_manifest(directory: str | Path) -> Manifest:
@@ -113,7 +130,8 @@ def read_manifest(directory: str | Path) -> Manifest:
             run, positions = updates.text("run"), {name: of_logs.text(name) for name in of_logs}
             log_newer(str(path), frozenset(updates.others(_UPDATES_MEMBERS)))
         version = fields.integer("version", maximum=_LARGEST)
-        return Manifest(fields.text("model"), version, files, keys, run, positions)
+        tables = _shared_tables(fields.object("tables"), path) if "tables" in fields else None
+        return Manifest(fields.text("model"), version, files, keys, run, positions, tables)
     except ConfigError as err:
         raise ModelFileError(path, ": ".join(part for part in (err.path, err.reason) if part)) from err
 
@@ -211,10 +229,19 @@ def sha256_of(path: Path, go_on: GoOn | None = None) -> str:
 
 
 def _record(fields: Fields) -> FileRecord:
-    sha256 = fields.text("sha256")
+    return FileRecord(fields.integer("size_bytes", minimum=0, maximum=_LARGEST), _sha256_in(fields, "sha256"))
+
+
+def _shared_tables(fields: Fields, path: Path) -> SharedTables:
+    log_newer(str(path), frozenset(fields.others(_TABLES_MEMBERS)))
+    return SharedTables(fields.integer("version", maximum=_LARGEST), _sha256_in(fields, "digest"))
+
+
+def _sha256_in(fields: Fields, name: str) -> str:
+    sha256 = fields.text(name)
     if not _SHA256.fullmatch(sha256):
-        raise fields.error(f"expected 64 hexadecimal digits, got {sha256!r}", "sha256")
-    return FileRecord(fields.integer("size_bytes", minimum=0, maximum=_LARGEST), sha256)
+        raise fields.error(f"expected 64 hexadecimal digits, got {sha256!r}", name)
+    return sha256
 
 
 def _listing(directory: Path, follow_links: bool = False) -> list[str]:

@@ -13,7 +13,7 @@ from typing import IO
 from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_directory, atomic_write, remove_killed_writes, sync
 from serving.model.dense_file import statistics_path
-from serving.model.manifest import MANIFEST_NAME, write_manifest
+from serving.model.manifest import MANIFEST_NAME, SharedTables, write_manifest
 from serving.model.names import MODEL_NAME, NAME_EXPECTED
 from serving.model.records import Graph
 from serving.model.regular_file import is_absent
@@ -58,6 +58,7 @@ def write_version(
     version: int | None = None,
     run: str = "",
     positions: Mapping[str, str] | None = None,
+    tables: SharedTables | None = None,
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, and Triton's configurations and ``ps.json`` if they are missing.
 
@@ -75,6 +76,7 @@ def write_version(
         version: at least 1. The default is one more than the newest version.
         run: the training run that publishes updates of the rows; empty if it publishes none.
         positions: for each partition of the log of updates, the position that the files include.
+        tables: the version whose tables it shares; None: ``write_files`` writes tables.
 
     Returns:
         the version's folder.
@@ -91,7 +93,7 @@ def write_version(
             with atomic_directory(target) as unfinished:
                 (unfinished / _ENTRY_FILE).write_text(TRITON_ENTRY, encoding="utf-8")
                 keys = write_files(unfinished)
-                write_manifest(unfinished, name, int(target.name), keys or "stored", run, positions)
+                write_manifest(unfinished, name, int(target.name), keys or "stored", run, positions, tables)
                 # last, because a file left by a failed export would describe the wrong model to Triton
                 _write_if_absent(folder / _CONFIG_FILE, triton_config(name, graph, "CPU"))
                 (folder / _GPU_CONFIG_FILE).parent.mkdir(exist_ok=True)

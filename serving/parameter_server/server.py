@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from serving.config import ModelConfig, ParameterServerConfig, read_ps_config
+from serving.config import ModelConfig, ParameterServerConfig, bringing_tables, read_ps_config
 from serving.errors import StoreInUseError
 from serving.model.records import Combiner
 from serving.parameter_server.arguments import check_keys, check_row_ptrs, check_weights
@@ -105,8 +105,9 @@ class ParameterServer:
             raise StoreInUseError(err.store, err.table, reason) from err
         server = cls(stores, promote, tier_settings(config), updates)
         try:
-            server.share_bounds(config.models)
-            for model in config.models:
+            models = bringing_tables(config.models)
+            server.share_bounds(models)
+            for model in models:
                 server.load_model(model)
         except BaseException:
             server.close()
@@ -137,7 +138,7 @@ class ParameterServer:
         as it can be.
 
         Args:
-            config: the model.
+            config: the model. For a version that shares the tables of another version, that version is loaded.
             progress: called after each batch of rows with the table and its tier, the rows so far, and all rows.
 
         Returns:
@@ -150,7 +151,7 @@ class ParameterServer:
             StoreError: a store cannot take the rows, or the truth cannot be reached.
             ModelFileError: a file is missing or damaged.
         """
-        return self._served.load(config, progress)
+        return self._served.load(config.of_tables, progress)
 
     def unload_model(self, name: str, version: int | None = None, held: ModelConfig | None = None) -> None:
         """Forget a model; stores that outlive the process keep its rows for the next load.

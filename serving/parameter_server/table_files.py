@@ -53,7 +53,7 @@ def table_spec(config: ModelConfig, table: TableConfig) -> TableSpec:
 
 
 def memory_needed(config: ModelConfig, headroom_ratio: float = HEADROOM_RATIO) -> Mapping[str, int]:
-    """Bytes of RAM that serving ``config`` from memory takes, with room for new keys.
+    """Bytes of RAM that serving ``config`` from memory takes, with room for new keys; without shared tables.
 
     Returns:
         bytes by table name, and under ``"dense"`` the bytes of the dense weights, if the model has any.
@@ -65,7 +65,7 @@ def memory_needed(config: ModelConfig, headroom_ratio: float = HEADROOM_RATIO) -
         table.name: HostTable.memory_bytes(
             table.dim, rows_with_headroom(open_table_file(config, table).rows, headroom_ratio), table.row_dtype
         )
-        for table in config.tables
+        for table in (config.tables if config.base is None else ())
     }
     return needed if config.dense_file is None else {**needed, "dense": config.dense_file.stat().st_size}
 

@@ -6,6 +6,10 @@ A version's life::
                  |
               failed: the versions that serve keep serving, and ``index`` has the reason
 
+A version that shares the tables of another version is loaded when its network is. It serves when the tables have
+reached the position that it states; until then the versions before it serve, or if there are none, the version that
+brings the tables.
+
 A swap loads the new version next to the old version, switches all new requests to it at once, waits for the requests
 of the old version and drops it. New files of a version are a new version, with the same number: a version is known by
 its number and its digest, and so are its tables. Where several processes serve the same models, one of them leads: the
@@ -14,11 +18,13 @@ others follow it before it drops the old version.
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, Self
+from time import monotonic
+from typing import Any, Self
 
 from kernels.device import Device
 from kernels.errors import HotrowError
@@ -36,7 +42,6 @@ from serving.errors import (
     VersionConflictError,
     WorkerError,
     about,
-    did_you_mean,
     told,
     without_frames,
 )
@@ -48,41 +53,24 @@ from serving.parameter_server.health import Readiness, worst
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.table_files import Progress
 from serving.repository.loader import VersionLoader
+from serving.repository.peers import Peers, check_same
 from serving.repository.served_model import ServedModel
-from serving.repository.source import ModelSource, Versions, with_digest
-from serving.repository.states import ModelState, VersionStates
-from serving.session import InferenceSession, ModelSession
+from serving.repository.served_versions import ServedVersions
+from serving.repository.source import ModelSource, Versions, stamps_of, with_digest
+from serving.repository.states import ModelState
 from serving.storage.store import LastingStore
 
 logger = logging.getLogger("hotrow.repository")
 
+#: Time between two looks at the positions of tables for which versions wait.
+_LOOK_INTERVAL_S = 0.05
+#: How long a process that leads waits for the tables of a process that follows, so that it can erase older tables.
+_FOLLOW_TIMEOUT_S = 5.0
 #: How long ``close`` waits for a look at the folder or a load that hangs, as on a file system that does not answer.
 _CLOSE_TIMEOUT_S = 3.0
 
 
-class Peers(Protocol):
-    """The other processes that serve the same models from the same tables.
-
-    Attributes:
-        leads: whether this process decides which versions all of them serve. It alone writes the tables.
-    """
-
-    leads: bool
-
-    def shared(self, ps: ParameterServerConfig) -> ParameterServerConfig:
-        """Return the tiers through which the processes share their tables."""
-
-    def versions(self) -> Versions | None:
-        """Return the versions to serve from the start; None: those that the repository has."""
-
-    def follow(self, versions: Versions) -> None:
-        """Have every other process serve these versions; raise WorkerError if a process could not follow."""
-
-    def renew(self, model: str) -> Versions | None:
-        """Make the leading process load the files that a model's folder has now, and return ``versions``."""
-
-
-class ModelRepository:
+class ModelRepository(ServedVersions):
     """The models of one folder, ``<repository>/<model>/<version>/``, or of one JSON file, and the tiers of their rows.
 
     ``serving.config.read_repository`` finds the models. Any thread may call every method; loads take turns.
@@ -110,6 +98,7 @@ class ModelRepository:
             peers: the other processes of the same server, if there are any.
             update_settings: values of keys of the ``update_source``, which replace those of the ``ps.json``.
         """
+        super().__init__()
         self.control = control
         self._source = ModelSource(path, control, startup)
         self._runtime = runtime or Runtime()
@@ -118,14 +107,13 @@ class ModelRepository:
         self._update_settings = update_settings or {}
         self._loader: VersionLoader | None = None
         self._lock = threading.RLock()  # one load, unload, poll or close at a time; requests do not take it
-        # Replaced as a whole, never changed in place, so requests need no lock. Versions are newest first.
-        self._models: dict[str, dict[int, ServedModel]] = {}
-        self._states = VersionStates()
+        self._watcher: PeriodicWorker | None = None  # of the versions that wait; started with the first
         self._is_ending = threading.Event()
         # The models of the loads that run or wait for the lock. The event says that a later unload ends the load.
         self._loads: dict[threading.Event, str] = {}
         self._is_unloaded: threading.Event | None = None  # the event of the load that runs
         self._lag: WorkerError | None = None  # why another process does not serve what this process serves
+        self._late: Collection[str] = ()  # the models of which another process still serves older versions
         self._poller: PeriodicWorker | None = None
 
     @property
@@ -165,14 +153,19 @@ class ModelRepository:
         try:
             devices = loader.open_devices(models)
             warn_of_idle_caches(zip(models, devices, strict=True))
-            loader.server.share_bounds(models)
-            for config, of_model in zip(models, devices, strict=True):
+            loader.tables.share_bounds(models, ())
+            for config, of_model in sorted(zip(models, devices, strict=True), key=_has_base):
                 with self._isolated(config), about(config.name):
-                    stamp = self._source.start_stamp(config)
-                    self._switch(config.name, [self._open(loader, config, of_model, stamp, progress)], ())
+                    opened = self._open(loader, config, of_model, self._source.start_stamp, progress)
+                    if not self._source.can_change:  # so no other version can serve before
+                        self._wait_for_positions(opened)
+                    wanted = [other.version for other in models if other.name == config.name]
+                    for model in self._switch(config.name, {config.version: opened}, wanted):
+                        loader.drop(model)
             if self.control == "poll" and self._leads:
                 self._poll()  # loads what the start has left out
-            self._lead()
+            if not any(map(self._waits, self._waiting)):  # the other processes may serve the versions that wait here
+                self._lead()
             if self._lag is None:  # otherwise another process may still read the old rows
                 for name in self._models:
                     loader.server.erase_other_versions(name)
@@ -184,7 +177,8 @@ class ModelRepository:
         """Serve the versions of a model that its folder has now.
 
         A version whose files have not changed keeps serving. Other versions are loaded next to those that
-        serve. If one of them is broken, nothing changes.
+        serve. If one of them is broken, nothing changes. A version whose shared tables have not reached its position
+        serves later: ``index`` has the reason.
 
         Args:
             name: a folder of the repository.
@@ -219,7 +213,7 @@ class ModelRepository:
         with self._turn_to_load(name):
             if name in self._models and self._source.can_change:
                 logger.warning("model %s: its files have changed, so all workers swap to them", name)
-                self._serve(name, VersionPolicy.of_versions(self._models[name]))
+                self._serve(name, VersionPolicy.of_versions(self._loaded_versions(name)))
 
     def unload_model(self, name: str) -> None:
         """Drop all versions of a model, after their requests in flight; stores that outlive the process keep its rows.
@@ -236,7 +230,7 @@ class ModelRepository:
         for is_unloaded in loads:
             is_unloaded.set()
         with self._lock:
-            if name in self._models:
+            if self._loaded_versions(name):
                 self._unload(name)
             elif self._lag is not None:  # an earlier unload may be what the other process did not follow
                 self._lead()
@@ -267,12 +261,16 @@ class ModelRepository:
                 self._source.tried(name, failed=True)
             else:
                 self._source.tried(name, failed=not is_served)
-        for name in self._models.keys() - self._source.names:
+        for name in (self._models.keys() | self._waiting.keys()).difference(self._source.names):
             self._unload(name)
         self._states.keep_models(self._source.names)
 
-    def follow(self, versions: Versions) -> None:
+    def follow(self, versions: Versions) -> list[str]:
         """Serve these versions, which the process that leads has loaded, and no others.
+
+        Returns:
+            the models whose older versions go on serving here until the tables of this process, which reads the log of
+            updates on its own, have reached the position of the newer version.
 
         Raises:
             HotrowError: the versions of a model cannot be loaded, see ``load``; the other models are followed.
@@ -280,7 +278,7 @@ class ModelRepository:
         faults: list[HotrowError] = []
         with self._lock, next_to_requests():
             if self._loader is None or not self._source.can_change:
-                return
+                return []
             for store in self._loader.server.stores:
                 if isinstance(store, LastingStore):
                     store.catch_up()
@@ -288,99 +286,20 @@ class ModelRepository:
             for name, digests in versions.items():
                 try:
                     if digests != served.get(name):
+                        before = self._waiting.get(name, ())
                         self._serve(name, VersionPolicy.of_versions(map(int, digests)), digests=digests)
+                        self._go_live_soon(name, before)
                 except HotrowError as err:
                     faults.append(without_frames(err))
                 else:
                     self._states.keep_versions(name, ())  # an older fault is none any more
-            for name in self._models.keys() - versions.keys():
+            for name in (self._models.keys() | self._waiting.keys()) - versions.keys():
                 self._unload(name)
             self._states.keep_models(versions)
+            late = [name for name in self._waiting if self._waits(name)]
         if faults:
             raise without_frames(faults[0])
-
-    def served(self) -> Versions:
-        """The served versions of every model, newest first, and their digests."""
-        return {
-            name: {str(number): model.config.digest for number, model in versions.items()}
-            for name, versions in self._models.items()
-        }
-
-    def models(self) -> Mapping[str, ModelSession]:
-        """The sessions by model name: of each model's newest version."""
-        return {name: next(iter(versions.values())).session for name, versions in self._models.items()}
-
-    def versions(self, name: str) -> Sequence[int]:
-        """The served versions of a model, newest first; raises UnknownModelError if there are none."""
-        if name not in self._models:
-            raise self._unknown(name)
-        return tuple(self._models[name])
-
-    def session(self, name: str, version: str = "") -> InferenceSession:
-        """The session of a model with a dense network; see ``loaded``."""
-        session = self.loaded(name, version).session
-        if not isinstance(session, InferenceSession):
-            raise UnknownModelError(f"model {name!r} has no dense network")
-        return session
-
-    def loaded(self, name: str, version: str = "") -> ServedModel:
-        """A loaded version; raises UnknownModelError if this model or this version is not served.
-
-        ``version`` is text that a client wrote, empty for the newest version.
-        """
-        model = self.find(name, version)
-        if model is not None:
-            return model
-        versions = self._models.get(name)
-        if versions is None:
-            raise self._unknown(name)
-        known = ", ".join(map(str, versions))
-        raise UnknownModelError(
-            f"no version {version[:20]!r} of model {name!r} is served; there is version {known}"
-            if len(versions) == 1
-            else f"no version {version[:20]!r} of model {name!r} is served; there are versions {known}"
-        )
-
-    def find(self, name: str, version: str = "") -> ServedModel | None:
-        """See ``loaded``; None if this model or this version is not served, without a search for similar names."""
-        versions = self._models.get(name, {})
-        if not version:
-            return next(iter(versions.values()), None)
-        return next((model for number, model in versions.items() if version == str(number)), None)
-
-    def begin(self, model: ServedModel, version: str) -> ServedModel:
-        """Return a version that stays loaded until the caller calls its ``end``.
-
-        Args:
-            model: what ``loaded`` returned. If it has been dropped since then, another version may serve.
-            version: what ``loaded`` got.
-
-        Raises:
-            UnknownModelError: this model or this version is not served any more.
-        """
-        while True:
-            with suppress(UnknownModelError):
-                model.begin()
-                return model
-            model = self.loaded(model.name, version)
-
-    @contextmanager
-    def use(self, name: str, version: str = "") -> Iterator[ServedModel]:
-        """Keep a version loaded while the block runs; see ``loaded``."""
-        model = self.begin(self.loaded(name, version), version)
-        try:
-            yield model
-        finally:
-            model.end()
-
-    def readiness(self, model: ServedModel) -> Readiness:
-        """Whether requests for a served model can succeed, by what is known of tiers and GPUs; never waits."""
-        failed = f"{' and '.join(model.session.failed_devices)} failed"
-        if not model.session.is_answering:
-            return Readiness("not ready", failed)
-        readiness = model.session.health.readiness()
-        is_degraded = bool(model.session.failed_devices) and readiness.state == "ready"
-        return Readiness("degraded", failed) if is_degraded else readiness
+        return late
 
     def readiness_of_all(self) -> Readiness:
         """The worst readiness of the newest versions; a server without models is ready to load them."""
@@ -403,6 +322,11 @@ class ModelRepository:
                 state = "READY" if readiness.is_ready else "UNAVAILABLE"
                 reason = readiness.reason or self._states.fault(name, number)
                 states[name, number] = ModelState.of((name, number), state, reason, model.config.digest)
+        for model in (model for models in self._waiting.values() for model in models):
+            place = model.name, model.config.version
+            if model.config.version not in self._models.get(model.name, {}):
+                reason = f"waits until its tables reach {model.waits_for()}"
+                states[place] = ModelState.of(place, "LOADING", reason, model.config.digest)
         known = {name for name, _ in states}
         absent = [ModelState.of((name, 0), "") for name in names if name not in known]
         return sorted([*states.values(), *absent], key=lambda state: (state.name, int(state.version or 0)))
@@ -421,10 +345,14 @@ class ModelRepository:
         if self._poller is not None:
             self._poller.close(_CLOSE_TIMEOUT_S)
             self._poller = None
+        if self._watcher is not None:
+            self._watcher.close(_CLOSE_TIMEOUT_S)
+            self._watcher = None
         if not self._lock.acquire(timeout=_CLOSE_TIMEOUT_S):
             return logger.warning("a model is still being loaded: the process ends without it")
         try:
-            models, self._models = self.all_loaded(), {}
+            models = [*self.all_loaded(), *chain.from_iterable(self._waiting.values())]
+            self._models, self._waiting = {}, {}
             for model in models:
                 model.close()
             if self._loader is not None:
@@ -441,15 +369,6 @@ class ModelRepository:
         """See ``close``."""
         self.close()
 
-    def all_loaded(self) -> list[ServedModel]:
-        """The served versions of all models, newest first."""
-        return [model for versions in self._models.values() for model in versions.values()]
-
-    def _unknown(self, name: str) -> UnknownModelError:
-        known_models = ", ".join(repr(known) for known in sorted(self._models))
-        close = did_you_mean(name, self._models)
-        return UnknownModelError(f"no model {name[:64]!r} is served; there is {known_models or 'none'}{close}")
-
     def _check_explicit(self) -> None:
         if self.control != "explicit":
             reason = "the server was started with --model-control-mode"
@@ -464,7 +383,7 @@ class ModelRepository:
         if self._peers is None or not self._peers.leads:
             return
         try:
-            self._peers.follow(self.served())
+            self._late = frozenset(self._peers.follow(self.served()))
         except WorkerError as err:
             if self._lag is None:
                 logger.error("%s", told(err))
@@ -497,22 +416,16 @@ class ModelRepository:
         Returns:
             whether no version is broken.
         """
-        loader, serving = self._loader, self._models.get(name, {})
+        loader = self._loader
         if loader is None:
             raise UnknownModelError("the repository is closed")
         with about(name):
             self._go_on()
             folder = self._opened_folder(name, policy)
             opened, wanted, is_whole = self._open_chosen(loader, folder, each_alone, digests)
-            leaving = [model for number, model in serving.items() if number not in wanted or number in opened]
-            if not wanted:  # all are broken: what serves keeps serving
-                leaving = []
-            if opened or leaving:
-                self._switch(name, list(opened.values()), leaving)
+            leaving = self._switch(name, opened, wanted)
             if opened or leaving or self._lag is not None:
-                self._lead()
-            for model in leaving:  # a process that did not follow still reads the old rows
-                loader.drop(model, erase=bool(opened) and self._lag is None)
+                self._drop(leaving, erase=bool(opened))
             self._states.keep_versions(name, folder.versions)
             return is_whole
 
@@ -524,7 +437,7 @@ class ModelRepository:
         Returns:
             what was opened, the versions to serve, and whether none is broken.
         """
-        serving = self._models.get(folder.name, {})
+        loaded = self._loaded_versions(folder.name)
         opened: dict[int, ServedModel] = {}
         tried: set[int] = set()
         broken: set[int] = set()  # the policy chooses among the others
@@ -537,10 +450,10 @@ class ModelRepository:
                     model = self._newly_opened(loader, folder, number, broken, digests)
                 except HotrowError as err:
                     is_whole = False
-                    self._states.note_fault(folder.name, number, err, serves=number in serving)
+                    self._states.note_fault(folder.name, number, err, serves=number in loaded)
                     if not each_alone:
                         raise
-                    if number not in serving:  # otherwise the files that were loaded before keep serving
+                    if number not in loaded:  # otherwise the files that were loaded before keep serving
                         broken.add(number)
                 else:
                     self._states.clear(folder.name, number)
@@ -572,16 +485,17 @@ class ModelRepository:
         digests: Mapping[str, str] | None,
     ) -> ServedModel | None:
         """Open the files that a version's folder has now; None if they are those that serve."""
-        serving = self._models.get(folder.name, {})
-        path, loaded = folder.versions.get(number), serving.get(number)
+        others = self._loaded_versions(folder.name)
+        path, loaded = folder.versions.get(number), others.get(number)
         if loaded is None:
             self._states.show(folder.name, number, "LOADING")
         stamp = None if path is None else stamp_of(path)
         is_same = loaded is not None and (stamp is None or loaded.stamp == stamp)
+        stamps = {} if is_same else {**stamps_of(folder), number: stamp}  # another version may bring the tables
         config = (
             loaded.config
             if loaded is not None and is_same
-            else giving_way(partial(folder.read_to_serve, number, self._go_on))
+            else giving_way(partial(folder.read_to_serve, number, self._go_on, loader.tables.configs(folder.name)))
         )
         if digests is not None and config.digest != digests[str(number)]:
             raise ModelFileError(config.source, f"expected the files of {digests[str(number)]}, found {config.digest}")
@@ -596,19 +510,19 @@ class ModelRepository:
             raise VersionConflictError(reason)
         (devices,) = loader.open_devices([config])
         wanted = folder.chosen(broken)
-        leaving = [model.config for other, model in serving.items() if other == number or other not in wanted]
-        loader.server.share_bounds([config], leaving)
-        return self._open(loader, config, devices, stamp)
+        leaving = [model.tables for other, model in others.items() if other == number or other not in wanted]
+        loader.tables.share_bounds([config], leaving)
+        return self._open(loader, config, devices, lambda version: stamps.get(version.version))
 
     def _open(
         self,
         loader: VersionLoader,
         config: ModelConfig,
         devices: Sequence[Device],
-        stamp: Stamp | None,
+        stamp: Callable[[ModelConfig], Stamp | None],
         progress: Progress | None = None,
     ) -> ServedModel:
-        """Open a version whose files had this stamp before they were read.
+        """Open a version whose files had this stamp before they were read, and so had those of its tables.
 
         Other processes may serve this version from the same stores, and must not get rows of other files. All files are
         open when the first batch of rows is reported.
@@ -618,12 +532,21 @@ class ModelRepository:
             DeviceMemoryError: there is too little free memory.
         """
         is_checked = False
+        read = [config]
+        if config.base is not None and not loader.tables.has(config):
+            read.append(config.base)
+
+        def check_unchanged() -> None:
+            for version in read:
+                if (before := stamp(version)) is not None and self._source.stamp(version) != before:
+                    reason = "a file was changed while the version was loaded"
+                    raise ModelFileError(Path(version.source).parent, reason)
 
         def report(task: str, rows: int, all_rows: int) -> None:
             nonlocal is_checked
             self._go_on()
             if not is_checked:  # once, because a version may have a thousand files; a table checks its own after that
-                self._check_unchanged(config, stamp)
+                check_unchanged()
                 is_checked = True
             if progress is not None:
                 progress(task, rows, all_rows)
@@ -632,17 +555,13 @@ class ModelRepository:
             model = loader.open(config, devices, report)
         except MemoryError:
             raise DeviceMemoryError("cpu", f"too little free memory to load version {config.version}") from None
-        model.stamp = stamp
+        model.stamp = stamp(config)
         try:
-            self._check_unchanged(config, stamp)
+            check_unchanged()
         except ModelFileError:
             loader.drop(model)  # other processes may serve its rows; the next start erases rows that nobody serves
             raise
         return model
-
-    def _check_unchanged(self, config: ModelConfig, stamp: Stamp | None) -> None:
-        if stamp is not None and self._source.stamp(config) != stamp:
-            raise ModelFileError(Path(config.source).parent, "a file was changed while the version was loaded")
 
     def _go_on(self) -> None:
         """End the load that runs if its model was unloaded meanwhile, or if the repository is being closed."""
@@ -677,18 +596,76 @@ class ModelRepository:
             self._states.note_fault(config.name, config.version, err)
             self._source.tried(config.name, failed=True)
 
-    def _switch(self, name: str, opened: Sequence[ServedModel], leaving: Sequence[ServedModel]) -> None:
-        """Answer new requests from the opened versions, and no longer from the versions that leave."""
-        versions = {model.config.version: model for model in opened}
-        versions |= {
-            number: version for number, version in self._models.get(name, {}).items() if version not in leaving
-        }
-        for model in opened:
-            self._states.clear(name, model.config.version)
-        newest_first = {number: versions[number] for number in sorted(versions, reverse=True)}
-        self._models = {**self._models, name: newest_first}
-        for model in opened:
-            logger.info("model %s: version %s serves%s", name, model.config.version, _of_files(model.config))
+    def _switch(self, name: str, opened: Mapping[int, ServedModel], wanted: Collection[int]) -> Sequence[ServedModel]:
+        """Serve the opened versions of a model, those that wait as soon as their tables have reached their positions.
+
+        Args:
+            name: the model.
+            opened: versions that are new, or have new files.
+            wanted: the versions that are to serve; none: those that serve stay.
+
+        Returns:
+            the versions that leave, for which there are no new requests.
+        """
+        self._wanted[name] = wanted
+        late = [model for model in opened.values() if model.waits_for()]
+        live = {number: model for number, model in opened.items() if model not in late}
+        if late and not live and not self._models.get(name):
+            live = self._stand_in(late[0].config.of_tables)
+        if late and self._watcher is None:
+            self._watcher = PeriodicWorker("hotrow-positions", self._watch_positions, _LOOK_INTERVAL_S)
+        replaced = [model for model in self._waiting.get(name, ()) if model.config.version in opened]
+        older = [model for model in self._waiting.get(name, ()) if model not in replaced]
+        return [*replaced, *self._settle(name, live, older, late)]
+
+    def _stand_in(self, base: ModelConfig) -> dict[int, ServedModel]:
+        """Open the version that brings the tables of a version that waits, because no other version serves."""
+        assert self._loader is not None
+        try:
+            (devices,) = self._loader.open_devices([base])
+            return {base.version: self._loader.open(base, devices)}
+        except HotrowError as err:
+            self._states.note_fault(base.name, base.version, err)
+            return {}
+
+    def _watch_positions(self) -> None:
+        """Serve the versions that wait when their tables have reached their positions."""
+        if any(not model.waits_for() for models in self._waiting.values() for model in models):
+            with self._lock, next_to_requests():
+                for name in list(self._waiting):
+                    self._go_live(name)
+
+    def _go_live(self, name: str) -> None:
+        """Serve the versions of a model that need not wait any more, the oldest first."""
+        for model in self._waiting.get(name, ()):
+            waiting = self._waiting[name]
+            if model in waiting and not model.waits_for():
+                place = waiting.index(model)
+                live = {model.config.version: model}
+                self._drop(self._settle(name, live, waiting[:place], waiting[place + 1 :]), erase=True)
+
+    def _go_live_soon(self, name: str, before: Sequence[ServedModel]) -> None:
+        """Give the tables of this process a moment to reach the positions of versions that did not wait ``before``."""
+        end_s = monotonic() + _FOLLOW_TIMEOUT_S
+        while monotonic() < end_s and any(model not in before for model in self._waiting.get(name, ())):
+            self._go_live(name)
+            self._go_on()
+            self._is_ending.wait(_LOOK_INTERVAL_S)
+
+    def _drop(self, leaving: Sequence[ServedModel], *, erase: bool) -> None:
+        """Have the other processes follow, and drop versions that no longer serve in this process."""
+        assert self._loader is not None
+        self._lead()
+        for model in leaving:  # a process that did not follow still reads the old rows
+            self._loader.drop(model, erase=erase and self._lag is None and model.name not in self._late)
+
+    def _wait_for_positions(self, model: ServedModel) -> None:
+        """Wait until a version may answer."""
+        if waits_for := model.waits_for():
+            logger.info("model %s: version %s waits until its tables reach %s", model.name, model.version, waits_for)
+        while model.waits_for():
+            self._go_on()
+            self._is_ending.wait(_LOOK_INTERVAL_S)
 
     def _read_start(self) -> tuple[ParameterServerConfig, Sequence[ModelConfig]]:
         """Read the models of the start; if other processes serve them already, the files that they serve.
@@ -701,11 +678,11 @@ class ModelRepository:
             ps, models = self._source.read_start(wanted)
             if peers is not None and not self._source.can_change:
                 models = [with_digest(config) for config in models]
-                _check_same(models, wanted)
+                check_same(models, wanted)
             elif wanted is not None:
                 # The versions of such a model share its tables.
                 listed = [config for config in models if not config.table_tag]
-                _check_same(listed, {config.name: wanted[config.name] for config in listed})
+                check_same(listed, {config.name: wanted[config.name] for config in listed})
             changed = [
                 model.name for model in models if wanted and model.digest != wanted[model.name][str(model.version)]
             ]
@@ -714,31 +691,19 @@ class ModelRepository:
             wanted = peers.renew(changed[0])
 
     def _unload(self, name: str) -> None:
-        loader, versions = self._loader, self._models[name]
+        loader = self._loader
         if loader is None:
             return
+        leaving = [*self._models.get(name, {}).values(), *self._waiting.get(name, ())]
         self._models = {other: models for other, models in self._models.items() if other != name}
+        self._waiting = {other: models for other, models in self._waiting.items() if other != name}
         self._lead()
-        for number, model in versions.items():
+        for model in leaving:
+            number = model.config.version
             self._states.show(name, number, "UNLOADING")
             loader.drop(model)
             self._states.show(name, number, "UNAVAILABLE", "unloaded")
 
 
-def _check_same(models: Sequence[ModelConfig], served: Versions | None) -> None:
-    """Check that other processes serve these models from the same files, if they serve any."""
-    ours = {(model.name, str(model.version), model.digest) for model in models}
-    theirs = {(name, *item) for name, versions in (served or {}).items() for item in versions.items()}
-    if served is not None and ours != theirs:
-        now, before = (
-            " and ".join(
-                f"version {version} of {name!r} with digest {digest}" for name, version, digest in sorted(keys)
-            )
-            for keys in (ours - theirs, theirs - ours)
-        )
-        reason = f"the other processes serve {before or 'the other models'}, but the files are {now or 'gone'} now"
-        raise VersionConflictError(f"{reason}; restart the server, or in the control mode none send it SIGHUP")
-
-
-def _of_files(config: ModelConfig) -> str:
-    return f", digest {config.short_digest}" if config.digest else ""
+def _has_base(pair: tuple[ModelConfig, Any]) -> bool:
+    return pair[0].base is not None

@@ -22,6 +22,7 @@ from serving.model.manifest import Stamp
 from serving.parameter_server.updates import ModelUpdates
 from serving.protocol import ctr, lookup
 from serving.protocol.tensors import Array, Signature
+from serving.repository.version_tables import VersionTables
 from serving.routes import Prediction
 from serving.session import InferenceSession, LookupOnlySession, ModelSession
 
@@ -43,15 +44,19 @@ class ServedModel(ABC):
         version: the version that is served.
         config: the model.
         session: answers the questions.
+        tables: what the session looks up, if a repository has loaded it.
         signature: the tensors of its requests and answers.
         statistics: how long its requests took.
         stamp: of its files when they were read; None: they are not looked at again.
         can_merge: whether the questions of several requests may be answered together.
         updates: reads the updates of its rows; None: this process reads none for it.
+        waits_for: says which position the tables must still reach before it may answer; empty: it may.
         never_waits: an answer waits for no disk, network, GPU or other process.
     """
 
     can_merge = True
+
+    tables: VersionTables
 
     def __init__(self, session: ModelSession, signature: Signature) -> None:
         """Take a session, which ``close`` closes."""
@@ -63,6 +68,7 @@ class ServedModel(ABC):
         self.statistics = ModelStatistics()
         self.stamp: Stamp | None = None
         self.updates: ModelUpdates | None = None
+        self.waits_for: Callable[[], str] = str
         self.never_waits = session.never_waits
         self._health = session.health
         # No reference to this object: the cycle would keep the model in memory until the garbage collector runs.

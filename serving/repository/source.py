@@ -255,9 +255,14 @@ def with_digest(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"digest": hashlib.sha256(" ".join(digests).encode()).hexdigest()})
 
 
+def stamps_of(model: ModelFolder) -> dict[int, Stamp]:
+    """Return the stamps of the files of a model's versions, by number."""
+    return {number: stamp_of(version) for number, version in model.versions.items()}
+
+
 def _stamps(folder: Path, name: str) -> Iterable[tuple[tuple[str, int], Stamp]]:
     try:
-        versions = open_model_folder(folder, name).versions
+        stamps = stamps_of(open_model_folder(folder, name))
     except HotrowError:
         return ()
-    return [((name, number), stamp_of(version)) for number, version in versions.items()]
+    return [((name, number), stamp) for number, stamp in stamps.items()]

@@ -101,3 +101,59 @@ def test_a_file_of_rejected_messages_that_cannot_be_written_ends_the_start(tmp_p
 
     assert ended.returncode == 2
     assert f"rejected_file: {tmp_path} cannot be written: Is a directory" in ended.stderr
+
+
+class ChangedModel(TinyModel):
+    """The model whose row of user 1 the log has changed to ones."""
+
+    def vectors(self, table):
+        vectors = super().vectors(table)
+        vectors[1] = 1 if table == "user" else vectors[1]
+        return vectors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tiers",
+    [pytest.param({}, marks=pytest.mark.long), {"persistent_db": {"type": "rocks_db", "path": "rows"}}],
+    ids=["RAM", "RocksDB"],
+)
+def test_no_worker_answers_with_a_new_network_before_its_rows_are_there(start, tmp_path, tiers):
+    folder, log = tmp_path / "models", FolderSink(tmp_path / "log")
+    TinyModel().write(folder, "tiny", 1, run="a")
+    write_ps(folder, update_source={"type": "folder", "path": str(tmp_path / "log"), "poll_timeout_ms": 20}, **tiers)
+    served = start(folder, "--workers", "2", "--model-control-mode", "poll", "--repository-poll-secs", "1")
+    dense, bags = [[0.5, 0.5, 0.5]], [[[1], [3], [4]]]
+    body = {"samples": [{"dense": dense[0], "keys": bags[0]}]}
+    answers = []
+
+    def ask():
+        code, _, answer = served.ask("/predict/tiny", body)
+        assert code == 200
+        answers.append((json.loads(answer)["model_version"], json.loads(answer)["predictions"][0][0]))
+        return answers[-1][0]
+
+    def ask_until(condition):
+        end_s = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < end_s
+            ask()
+
+    def state():
+        index = json.loads(served.ask("/v2/repository/index", {}, method="POST")[2])
+        return {one["version"]: (one["state"], one.get("reason", "")) for one in index}
+
+    TinyModel(network_seed=2).write_dense(folder, positions={"folder": "1"}, run="a")
+    waits = "waits until its tables reach position 1 of folder (they are at its beginning)"
+    ask_until(lambda: state().get("2") == ("LOADING", waits))
+    log.send(encode(UpdateMessage(Kind.UPSERT, "tiny", "user", np.array([1]), np.ones((1, 4), np.float32), run="a")), 0)
+    log.flush()
+    ask_until(lambda: state() == {"2": ("READY", "")})
+    assert {ask() for _ in range(10)} == {"2"}
+
+    old, new = (
+        {model(network_seed=seed).probabilities(dense, bags).item() for seed in seeds}
+        for model, seeds in ((TinyModel, (None,)), (ChangedModel, (None, 2)))
+    )
+    assert all(any(abs(answer - one) < 2e-6 for one in old | new) for _, answer in answers)
+    assert {version for version, _ in answers} == {"1", "2"}

@@ -247,7 +247,7 @@ def test_damage_anywhere_in_a_calibration_is_refused_or_harmless(damaged, positi
     path.write_bytes(content)
 
     with contextlib.suppress(ModelFileError):
-        assert look_up_calibration(lookup, path, TOLERANCE).dense.shape[0] >= 1
+        assert look_up_calibration(lookup, lookup.config, path, TOLERANCE).dense.shape[0] >= 1
 
 
 @pytest.fixture(scope="module")

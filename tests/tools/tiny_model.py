@@ -9,7 +9,7 @@ import numpy as np
 from serving.dense.onnx import build_onnx, network_digest
 from serving.model.dense_file import write_dense
 from serving.model.graph import read_graph
-from serving.model.manifest import write_manifest
+from serving.model.manifest import SharedTables, sha256_of, write_manifest
 from serving.model.sparse_file import write_sparse_directory
 
 _onnx_files: dict[str, bytes] = {}  # by digest, because many tests write the same model
@@ -26,6 +26,7 @@ class TinyModel:
         rows: V of every table.
         max_batchsize: maximum number of samples of a request.
         seed: seed of all random numbers.
+        network_seed: that of the dense layer; None: the same.
         key_type: ``"I64"`` or ``"I32"``.
     """
 
@@ -36,6 +37,7 @@ class TinyModel:
     max_batchsize: int = 64
     seed: int = 0
     key_type: str = "I64"
+    network_seed: int | None = None
 
     @property
     def slots(self):
@@ -49,7 +51,7 @@ class TinyModel:
 
     def weights(self):
         """The dense layer's float32[F + S * D, 1] and float32[1]."""
-        rng = np.random.default_rng([self.seed, 99])
+        rng = np.random.default_rng([self.seed if self.network_seed is None else self.network_seed, 99])
         inputs = self.dense_dim + self.slots * self.dim
         return rng.normal(size=(inputs, 1)).astype(np.float32), rng.normal(size=1).astype(np.float32)
 
@@ -71,8 +73,23 @@ class TinyModel:
             logits.append(np.concatenate([features, *pooled]) @ weight.astype(np.float64) + bias)
         return 1 / (1 + np.exp(-np.array(logits).reshape(-1, 1)))
 
-    def write(self, repository, name="tiny", version=1):
+    def write(self, repository, name="tiny", version=1, run="", positions=None):
         """Write ``<repository>/<name>/<version>/`` and return that directory."""
+        directory = self._write_network(repository, name, version)
+        for table in self.tables:
+            write_sparse_directory(directory / table, np.arange(self.rows, dtype=np.int64), self.vectors(table))
+        write_manifest(directory, name, version, run=run, positions=positions)
+        return directory
+
+    def write_dense(self, repository, name="tiny", version=2, base=1, run="", positions=None, digest=""):
+        """Write a version without tables, which shares those of the version ``base``."""
+        digest = digest or sha256_of(Path(repository) / name / str(base) / "manifest.json")
+        directory = self._write_network(repository, name, version)
+        tables = SharedTables(base, digest)
+        write_manifest(directory, name, version, run=run, positions=positions, tables=tables)
+        return directory
+
+    def _write_network(self, repository, name, version):
         directory = Path(repository) / name / str(version)
         directory.mkdir(parents=True)
         (directory / "graph.json").write_text(json.dumps(self.graph(), indent=1))
@@ -81,9 +98,6 @@ class TinyModel:
         write_dense(directory / "dense.model", graph, weights)
         # Exporters write this file too. Without it, each server that starts would build it.
         (directory / "dense.onnx").write_bytes(_onnx_file(graph, weights))
-        for table in self.tables:
-            write_sparse_directory(directory / table, np.arange(self.rows, dtype=np.int64), self.vectors(table))
-        write_manifest(directory, name, version)
         return directory
 
     def graph(self):

@@ -1,8 +1,9 @@
-"""Write a trained model into a model repository, or only the rows that changed."""
+"""Write a trained model into a model repository, or only its network, or only the rows that changed."""
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.dense.onnx import build_onnx
+from serving.errors import ModelFileError, OutputError
 from serving.model.dense_file import write_dense
-from serving.model.graph import inference_document, parse_graph
+from serving.model.graph import Graph, inference_document, parse_graph, read_graph
+from serving.model.manifest import MANIFEST_NAME, Manifest, SharedTables, read_manifest, sha256_of
 from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
 from serving.model.sparse_writer import write_sparse_batches
-from serving.model.version_writer import CALIBRATION_FILE, DENSE_FILE, GRAPH_FILE, ONNX_FILE, write_version
+from serving.model.strict_json import read_json
+from serving.model.version_writer import (
+    CALIBRATION_FILE,
+    DENSE_FILE,
+    GRAPH_FILE,
+    ONNX_FILE,
+    check_model_name,
+    write_version,
+)
 from training.embedding.table_folders import write_tables
 from training.model.ctr_model import CtrModel
 from training.row_file import TableRows
@@ -24,8 +35,8 @@ from training.samples import Bags, Samples
 if TYPE_CHECKING:
     from training.publishing import Publisher
 
-_MAX_BATCHSIZE = 1024
-_HIT_RATE_THRESHOLD = 0.5
+#: Of the clause ``inference``.
+_SETTINGS = {"max_batchsize": 1024, "hit_rate_threshold": 0.5, "input_key_type": "I64"}
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +86,65 @@ def export_model(
     return path
 
 
+def export_dense(
+    model: CtrModel,
+    document: dict[str, Any],
+    repository: Path,
+    name: str,
+    base: int,
+    version: int | None = None,
+    calibration: Samples | None = None,
+    publisher: "Publisher | None" = None,
+) -> Path:
+    """Write a version that has the network alone and shares the tables of the version ``base``.
+
+    A server opens it without loading tables, and serves it when they have reached the position that it states.
+
+    Args:
+        model: the trained model.
+        document: the JSON of its training graph, with the same inputs as that of the base.
+        repository: the model repository.
+        name: the model's name.
+        base: a version that ``export_model`` wrote. Its folder must stay while a version shares its tables.
+        version: at least 1. The default is one more than the newest version.
+        calibration: see ``export_model``; None: the samples of the base.
+        publisher: publishes the rows that have changed, before the version is written; see ``export_model``. The base
+            was exported with a publisher of the same run.
+
+    Returns:
+        the version's folder.
+
+    Raises:
+        OutputError: the name or the version cannot be used, the file system refuses, or the base is missing, shares
+            tables itself, has other inputs, or is of another run.
+    """
+    run, positions = "", dict[str, str]()
+    if publisher is not None:
+        publisher.publish()
+        run, positions = publisher.run, publisher.flush()
+    path = None
+    if model.processes.is_first:
+        check_model_name(name)
+        folder = repository / name / str(base)
+        manifest = _base_manifest(folder, base, run)
+        _check_inputs(model.graph, folder)
+        tables = SharedTables(base, sha256_of(folder / MANIFEST_NAME))
+
+        def write_files(unfinished: Path) -> SlotKeys:
+            inference = read_json(folder / GRAPH_FILE)["inference"]
+            graph = _write_network(unfinished, model, document, inference)
+            if calibration is not None:
+                _write_calibration(unfinished, model, calibration, _shifts_of(graph), manifest.keys == "unshifted")
+            elif CALIBRATION_FILE in manifest.files:
+                shutil.copyfile(folder / CALIBRATION_FILE, unfinished / CALIBRATION_FILE)
+            return manifest.keys
+
+        path = write_version(repository, name, model.graph, write_files, version, run, positions, tables)
+    path = model.processes.from_first("the exported version", path)
+    assert path is not None
+    return path
+
+
 def export_delta(model: CtrModel, folder: str | Path, since_step: int) -> dict[str, int]:
     """Write the rows that changed after a step, one folder ``<folder>/<table>`` per table, for ``hotrow load``.
 
@@ -97,12 +167,41 @@ def export_delta(model: CtrModel, folder: str | Path, since_step: int) -> dict[s
     return write_tables(model.processes, folder, rows)
 
 
-def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibration: Samples | None) -> SlotKeys:
-    """Write the files of a version, and return how the keys of its requests come."""
+def _base_manifest(folder: Path, base: int, run: str) -> Manifest:
+    """Read the manifest of the version that brings the tables.
+
+    Raises:
+        OutputError: it cannot bring them.
+    """
+    try:
+        manifest = read_manifest(folder)
+    except ModelFileError as err:
+        raise OutputError(f"version {base} brings no tables: {err}") from err
+    if manifest.tables is not None:
+        reason = f"it shares those of version {manifest.tables.version}; name that version"
+        raise OutputError(f"{folder}: version {base} brings no tables: {reason}")
+    if run and run != manifest.run:
+        its_run = f"the run {manifest.run!r}" if manifest.run else "no run"
+        raise OutputError(f"{folder}: its tables follow {its_run}, and the publisher's run is {run!r}")
+    return manifest
+
+
+def _check_inputs(graph: Graph, folder: Path) -> None:
+    """Refuse a network that does not fit the tables of the version in ``folder``."""
+    ours, its = _inputs(graph), _inputs(read_graph(folder / GRAPH_FILE))
+    if ours != its:
+        raise OutputError(f"{folder}: the network has other inputs: expected {its}, got {ours}")
+
+
+def _inputs(graph: Graph) -> tuple[object, ...]:
+    tables = [(each.table, each.slots, each.dim, each.combiner, each.default_value) for each in graph.embeddings]
+    return f"dense_dim {graph.dense_dim}", tables, f"slot_size_array {graph.slot_sizes}"
+
+
+def _write_network(folder: Path, model: CtrModel, document: dict[str, Any], settings: Mapping[str, Any]) -> Graph:
+    """Write the graph, whose clause ``inference`` has these settings, and the dense weights; return the graph."""
     inference = {
-        "max_batchsize": _MAX_BATCHSIZE,
-        "hit_rate_threshold": _HIT_RATE_THRESHOLD,
-        "input_key_type": "I64",
+        **settings,
         "dense_model_file": DENSE_FILE,
         "sparse_model_file": [embedding.table for embedding in model.graph.embeddings],
     }
@@ -113,8 +212,13 @@ def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibr
     (folder / GRAPH_FILE).write_text(text, encoding="utf-8")
     write_dense(folder / DENSE_FILE, graph, weights)
     (folder / ONNX_FILE).write_bytes(build_onnx(graph, weights))
-    ranges = {} if graph.slot_sizes is None else ranges_by_input(graph)
-    shifts = [_Shift(ranges.get(embedding.bottom, ())) for embedding in graph.embeddings]
+    return graph
+
+
+def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibration: Samples | None) -> SlotKeys:
+    """Write the files of a version, and return how the keys of its requests come."""
+    graph = _write_network(folder, model, document, _SETTINGS)
+    shifts = _shifts_of(graph)
     for number, embedding in enumerate(graph.embeddings):
         write_sparse_batches(folder / embedding.table, _vectors(shifts[number].watch(model.dump(number))))
     are_shifted = all(shift.has_all for shift in shifts)
@@ -125,12 +229,24 @@ def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibr
             graph.source,
         )
     if calibration is not None:
-        of_tables = model.bags(calibration)
-        if are_shifted:
-            of_tables = [shift.undo(bags) for shift, bags in zip(shifts, of_tables, strict=True)]
-        bags = Bags.side_by_side(of_tables)
-        np.savez(folder / CALIBRATION_FILE, DES=calibration.dense, CATCOLUMN=bags.keys, ROWINDEX=bags.row_ptrs)
+        _write_calibration(folder, model, calibration, shifts, are_shifted)
     return "unshifted" if are_shifted else "stored"
+
+
+def _write_calibration(
+    folder: Path, model: CtrModel, samples: Samples, shifts: "Sequence[_Shift]", are_shifted: bool
+) -> None:
+    """Write samples as a request, with the keys that requests have."""
+    of_tables = model.bags(samples)
+    if are_shifted:
+        of_tables = [shift.undo(bags) for shift, bags in zip(shifts, of_tables, strict=True)]
+    bags = Bags.side_by_side(of_tables)
+    np.savez(folder / CALIBRATION_FILE, DES=samples.dense, CATCOLUMN=bags.keys, ROWINDEX=bags.row_ptrs)
+
+
+def _shifts_of(graph: Graph) -> "Sequence[_Shift]":
+    ranges = {} if graph.slot_sizes is None else ranges_by_input(graph)
+    return [_Shift(ranges.get(embedding.bottom, ())) for embedding in graph.embeddings]
 
 
 class _Shift:

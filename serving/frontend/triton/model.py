@@ -108,6 +108,9 @@ def _open(settings: Settings, opened: ExitStack) -> tuple[ParameterServer, Serve
             raise ConfigError(SOURCE, "instance_group", reason)
         ps = with_shared_ram(ps, str(settings.directory.resolve()))
     (config,) = ps.models
+    if config.base is not None:
+        reason = f"version {config.version} shares the tables of version {config.base.version}, and Triton loads each "
+        raise ConfigError(str(settings.directory), "", f"{reason}version alone: give it a version with tables")
     runtime = settings.runtime
     if config.graph_file is None and runtime.engine != "auto":
         reason = f"{runtime.engine}, but the model has no dense network"

@@ -55,6 +55,20 @@ def publisher_of(message: UpdateMessage) -> str:
     return f"{message.run or ''}/{message.publisher}"
 
 
+def behind(at: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+    """Say which position of a log comes after where the log was read to; empty if none does.
+
+    Args:
+        at: the positions that were reached, by partition.
+        wanted: the positions that are to be reached.
+    """
+    for partition, position in wanted.items():
+        now = at.get(partition, "")
+        if LogState(now).order < LogState(position).order:
+            return f"position {position} of {partition} (they are at {now or 'its beginning'})"
+    return ""
+
+
 def has_reached(reached: Mapping[str, str], wanted: Mapping[str, LogState]) -> bool:
     """Whether a table's states say that it has come as far as is wanted."""
     return all(

@@ -28,7 +28,7 @@ from serving.errors import (
 from serving.metrics import MetricSample
 from serving.parameter_server.table import Table, show, write
 from serving.parameter_server.updates.counters import UpdateCounters
-from serving.parameter_server.updates.log_state import LogState, has_reached, publisher_of
+from serving.parameter_server.updates.log_state import LogState, behind, has_reached, publisher_of
 from serving.parameter_server.updates.rejected import RejectedMessages
 from serving.storage.hps_layout import tag
 from serving.storage.store import Change, Keys, LastingStore, Reached
@@ -125,6 +125,10 @@ class ModelUpdates:
     def positions(self) -> dict[str, str]:
         """How far the log has been applied, by partition."""
         return {partition: state.position for partition, state in list(self._logs.items())}
+
+    def behind(self, config: ModelConfig) -> str:
+        """What the tables of a version have not reached of the positions that its manifest states; empty if nothing."""
+        return "" if config.stream is None else behind(self.positions, dict(config.stream.positions))
 
     def samples(self) -> Iterator[MetricSample]:
         """The counts as metric samples."""

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 
+import numpy as np
 import pytest
 
 from kernels.host import HostTable
@@ -12,7 +13,7 @@ from tests.serving.cli.refusals import why_serving_refuses
 from tests.serving.ps_files import write_ps
 from tests.serving.table_names import with_digests
 from tests.tools.redis_servers import RedisServer, free_port
-from tests.tools.tiny_model import TinyModel
+from tests.tools.tiny_model import TinyModel, flatten
 
 
 @pytest.fixture
@@ -326,3 +327,20 @@ def test_ram_has_more_room_for_new_keys_if_updates_come(repository, capsys):
     plain, roomy = ({name: float(size) for name, size in of_check} for of_check in sizes)
     assert plain.keys() == {"user", "item"}
     assert all(1.2 * plain[name] < roomy[name] for name in plain)
+
+
+@pytest.mark.parametrize("engine", [(), ("--engine", "int8")])
+def test_a_version_that_shares_tables_takes_the_memory_of_its_network(tmp_path, capsys, engine):
+    TinyModel().write(tmp_path, "tiny", 1)
+    version = TinyModel(network_seed=1).write_dense(tmp_path)
+    calibration = tmp_path / "samples.npz"
+    dense, bags = TinyModel().sample_requests(8)
+    keys, row_ptrs = flatten(bags)
+    np.savez(calibration, DES=dense, CATCOLUMN=keys, ROWINDEX=row_ptrs)
+    options = (*engine, "--calibration", str(calibration), "--tolerance", "1") if engine else ()
+
+    assert main(["check", str(version), *options]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "model tiny version 2, on the tables of version 1"
+    assert [line.split()[0] for line in lines if "MiB" in line] == ["dense", "total"]

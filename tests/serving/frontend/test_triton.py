@@ -197,6 +197,13 @@ def test_a_missing_version_is_refused(tmp_path, opened):
         opened(directory.with_name("3"))
 
 
+def test_a_version_that_shares_tables_is_refused(tmp_path, opened):
+    TinyModel().write(tmp_path)
+
+    with pytest.raises(ConfigError, match="version 2 shares the tables of version 1, and Triton loads each"):
+        opened(TinyModel().write_dense(tmp_path))
+
+
 def test_a_broken_version_is_refused(tmp_path, opened):
     directory = TinyModel().write(tmp_path)
     (directory / "dense.model").write_bytes(b"")

@@ -1035,7 +1035,7 @@ class OtherWorkers:
         return ps
 
     def follow(self, versions):
-        pass
+        return ()
 
 
 class SlowWorker(OtherWorkers):
@@ -1050,6 +1050,7 @@ class SlowWorker(OtherWorkers):
         if self.fails:
             raise WorkerError(1, "no answer")
         self.served = versions
+        return ()
 
 
 def test_a_load_or_an_unload_that_a_worker_did_not_follow_may_be_repeated(folder, opened):

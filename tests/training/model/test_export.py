@@ -14,10 +14,12 @@ from serving.model.graph import parse_graph, read_graph
 from serving.model.manifest import verify_manifest
 from serving.model.sparse_file import open_sparse
 from serving.opening import load_model
+from tests.serving.ps_files import write_ps
 from training.data.criteo import encode_rows
 from training.model.ctr_model import CtrModel
 from training.model.document import open_document
-from training.model.export import export_delta, export_model
+from training.model.export import export_delta, export_dense, export_model
+from training.publishing import Publisher
 from training.samples import Bags, Samples
 from training.synthetic.criteo_like import generate
 
@@ -225,3 +227,66 @@ def test_a_delta_is_loaded_into_the_tiers_of_a_served_model(trained, version, do
             found, is_known = server.lookup(f"two@1.{embedding.table}", keys)
             np.testing.assert_array_equal(found, vectors)
             assert is_known.all()
+
+
+def test_a_dense_version_and_the_published_rows_predict_what_the_trainer_predicts(model, document, tmp_path):
+    first, second, fresh = (generate(100, seed=seed).samples for seed in (0, 1, 2))
+    repository = tmp_path / "models"
+    with Publisher(str(tmp_path / "log"), "two", model, tmp_path / "outbox") as publisher:
+        model.train_batch(first, 0.01)
+        export_model(model, document, repository, "two", calibration=fresh, publisher=publisher)
+        model.train_batch(second, 0.01)
+        dense = export_dense(model, document, repository, "two", base=1, publisher=publisher)
+    source = {"type": "folder", "path": str(tmp_path / "log"), "poll_timeout_ms": 20, "update_headroom_ratio": 9}
+    write_ps(repository, update_source=source)
+
+    assert set(verify_manifest(dense).files) == {
+        *("graph.json", "dense.model", "dense.onnx", "model.py", "calibration.npz")
+    }
+    with np.load(dense / "calibration.npz") as archive, load_model(repository / "two") as session:
+        assert (session.config.version, session.config.base.version) == (2, 1)
+        request = archive["DES"], archive["CATCOLUMN"], archive["ROWINDEX"]
+        np.testing.assert_allclose(session.predict(*request), sigmoid(model.logits(fresh)), atol=1e-5)
+
+
+def test_a_dense_version_may_have_other_layers_and_a_calibration_of_its_own(trained, document, version):
+    (layer,) = [layer for layer in document["layers"] if layer["name"] == "fc1"]
+    layer["fc_param"]["num_output"] = 24
+    model = CtrModel(parse_graph(document, "graph.json"), seed=3)
+    samples = generate(100, seed=1).samples
+
+    dense = export_dense(model, document, version.parents[1], "two", base=1, version=7, calibration=samples)
+
+    assert dense.name == "7"
+    for number, table in enumerate(model.tables):
+        for rows in trained.dump(number):
+            table.load(rows)
+    with np.load(dense / "calibration.npz") as archive, load_model(dense) as session:
+        request = archive["DES"], archive["CATCOLUMN"], archive["ROWINDEX"]
+        np.testing.assert_allclose(session.predict(*request), sigmoid(model.logits(samples)), atol=1e-5)
+
+
+def test_a_base_that_brings_no_tables_is_refused(trained, document, version):
+    repository = version.parents[1]
+    export_dense(trained, document, repository, "two", base=1)
+
+    with pytest.raises(OutputError, match="version 2 brings no tables: it shares those of version 1; name that"):
+        export_dense(trained, document, repository, "two", base=2)
+    with pytest.raises(OutputError, match=r"version 5 brings no tables: .*manifest\.json"):
+        export_dense(trained, document, repository, "two", base=5)
+    assert sorted(path.name for path in (repository / "two").iterdir() if path.name.isdecimal()) == ["1", "2"]
+
+
+def test_a_network_with_other_inputs_than_its_base_is_refused(document, version):
+    document["layers"][2]["sparse_embedding_hparam"]["combiner"] = 1
+    model = CtrModel(parse_graph(document, "graph.json"), seed=0)
+
+    with pytest.raises(OutputError, match=r"the network has other inputs: expected .*'deep_table'.*'sum'.*mean"):
+        export_dense(model, document, version.parents[1], "two", base=1)
+
+
+def test_a_base_of_another_run_is_refused(model, document, version, tmp_path):
+    with Publisher(str(tmp_path / "log"), "two", model, tmp_path / "outbox") as publisher:
+        expected = f"its tables follow no run, and the publisher's run is '{publisher.run}'"
+        with pytest.raises(OutputError, match=expected):
+            export_dense(model, document, version.parents[1], "two", base=1, publisher=publisher)
