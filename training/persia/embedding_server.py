@@ -146,7 +146,8 @@ def _vectors(table: TrainingTable, keys: Keys, trains: bool) -> Floats:
 
 def _clip(table: TrainingTable, keys: Keys, bound: float) -> None:
     """Keep the weights of rows within the bound."""
-    is_beyond = (np.abs(_vectors(table, keys, trains=False)) > bound).any(axis=1)
-    if is_beyond.any():
+    weights = _vectors(table, keys, trains=False)
+    if weights.max(initial=0) > bound or weights.min(initial=0) < -bound:
+        is_beyond = (np.abs(weights) > bound).any(axis=1)
         found, vectors, states, last_steps, slots = table.read(table.find(keys[is_beyond]))
         table.write(found, vectors.clip(-bound, bound), states, last_steps, slots)

@@ -4,16 +4,15 @@ A summed feature has one bag for each sample. A raw feature has one bag for each
 sample_fixed_size] has 1 + the bag of each sign in a sample, and 0 where there is no sign.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import ArrayRows, BagLookup, keys_by_owner, look_up_bags, sum_row_gradients
+from kernels.host import ArrayRows, BagLookup, array_gradients, keys_by_owner, look_up_bags
 from training.errors import DataError, SessionError
 from training.persia.config import EmbeddingConfig, Feature
 from training.persia.signs import Keys, Signs, servers_of, table_keys
@@ -66,29 +65,76 @@ class DistinctKeys:
 
     Attributes:
         keys: int64[U].
-        ends: int64[servers], where the keys of each server end.
-        places: for each feature, where its keys are among ``keys``.
+        starts: int64[servers + 1], where the keys of each server begin and end.
+        places: where the keys of each feature are among ``keys``.
     """
 
     def __init__(self, features: Sequence[FeatureKeys], servers: int) -> None:
         """Take features of one D."""
         keys, _, places, _ = keys_by_owner(np.concatenate([bags.keys for bags in features]), 1)
         owners = servers_of(keys, servers)
-        order = np.argsort(owners, kind="stable")
+        order = np.argsort(owners.astype(np.uint16), kind="stable")  # a radix sort
         moved = np.empty_like(order)
         moved[order] = np.arange(len(order))
         self.keys: Keys = keys[order]
-        self.ends: Ints = np.bincount(owners, minlength=servers).cumsum()
+        self.starts: Ints = np.concatenate([[0], np.bincount(owners, minlength=servers).cumsum()])
         ends = np.cumsum([len(bags.keys) for bags in features])
-        self.places: list[Ints] = np.split(moved[places], ends[:-1])
+        parts = np.split(moved[places], ends[:-1])
+        self.places: dict[str, Ints] = {bags.feature.name: part for bags, part in zip(features, parts, strict=True)}
 
-    def by_server(self, places: Ints, rows: Floats) -> list[tuple[Keys, Floats]]:
-        """Return the keys at some places and their rows, for each server."""
-        servers = np.searchsorted(self.ends, places, side="right")
-        order = np.argsort(servers, kind="stable")
-        ends = np.searchsorted(servers[order], np.arange(len(self.ends)), side="right")
-        keys, rows = self.keys[places[order]], rows[order]
-        return [(keys[begin:end], rows[begin:end]) for begin, end in pairwise((0, *ends))]
+    def of(self, server: int) -> slice:
+        """Return where the keys of a server are."""
+        return slice(self.starts[server], self.starts[server + 1])
+
+    def moving(self, server: int, still: Collection[str]) -> slice | Ints:
+        """Return where the keys of a server are, without the keys that only these features have."""
+        if not still:
+            return self.of(server)
+        moves = np.zeros(len(self.keys), np.bool_)
+        for name, places in self.places.items():
+            if name not in still:
+                moves[places] = True
+        places: Ints = self.starts[server] + np.flatnonzero(moves[self.of(server)])
+        return places
+
+
+class Block:
+    """The bags of the features with one D and one combiner, feature after feature. They are looked up together.
+
+    Attributes:
+        name: of its vectors float32[R, D], and of their gradients.
+        dim: D.
+        features: their names, and where the bags of each are.
+        lookup: of all bags, once they are looked up.
+    """
+
+    def __init__(self, dim: int, combiner: str, features: Sequence[FeatureKeys], distinct: DistinctKeys) -> None:
+        """Take features, and the distinct keys of this D."""
+        self.name = f"{dim} {combiner}"
+        self.dim = dim
+        self.features: dict[str, slice] = {}
+        self.lookup: BagLookup | None = None
+        self._combiner = combiner
+        self._places = [distinct.places[one.feature.name] for one in features]
+        row_ptrs, keys, bags = [np.zeros(1, np.int64)], 0, 0
+        for one in features:
+            row_ptrs.append(one.row_ptrs[1:] + keys)
+            self.features[one.feature.name] = slice(bags, bags + len(row_ptrs[-1]))
+            keys, bags = keys + len(one.keys), bags + len(row_ptrs[-1])
+        self._row_ptrs = np.concatenate(row_ptrs)
+
+    def pool(self, rows: Floats) -> Floats:
+        """Return the vectors of the bags, from the rows float32[U, D] of the distinct keys."""
+        array, places = ArrayRows(rows, self.name), np.concatenate(self._places)
+        [(self.lookup, vectors)] = look_up_bags(
+            [array], [places], [self._row_ptrs], [self._combiner], [None], [1], [False]
+        )
+        return vectors
+
+    def row_gradients(self, gradients: Floats) -> Floats:
+        """Turn the gradients of the vectors into those of all distinct keys, float32[U, D]."""
+        assert self.lookup is not None
+        return array_gradients([self.lookup], [gradients])[0]
 
 
 @dataclass(slots=True)
@@ -98,16 +144,25 @@ class SparseBatch:
     Attributes:
         features: in the order of the data loader.
         distinct: by D.
-        lookups: of the features, once they are looked up.
+        blocks: all bags.
     """
 
     features: list[FeatureKeys]
     distinct: dict[int, DistinctKeys]
-    lookups: dict[str, BagLookup] = field(default_factory=dict)
+    blocks: list[Block]
 
-    def of(self, dim: int) -> list[FeatureKeys]:
-        """Return the features with this D."""
-        return [bags for bags in self.features if bags.feature.dim == dim]
+    @classmethod
+    def of(cls, features: list[FeatureKeys], servers: int) -> "SparseBatch":
+        """Find the distinct keys of features."""
+        distinct, blocks = {}, []
+        for dim in sorted({one.feature.dim for one in features}):
+            of_dim = [one for one in features if one.feature.dim == dim]
+            distinct[dim] = DistinctKeys(of_dim, servers)
+            for combiner in ("sum", "sqrtn"):
+                of_block = [one for one in of_dim if one.feature.has_sqrt_scaling == (combiner == "sqrtn")]
+                if of_block:
+                    blocks.append(Block(dim, combiner, of_block, distinct[dim]))
+        return cls(features, distinct, blocks)
 
 
 class EmbeddingWorker:
@@ -138,50 +193,34 @@ class EmbeddingWorker:
             FeatureKeys.read(known[name], message.arrays[f"signs {name}"], message.arrays[f"row_ptrs {name}"])
             for name in names
         ]
-        batch = SparseBatch(features, {})
-        for dim in self._config.dims:
-            batch.distinct[dim] = DistinctKeys(batch.of(dim), len(self._servers))
+        batch = SparseBatch.of(features, len(self._servers))
         with self._lock:
             self._batches[message.facts["number"]] = batch
         return NOTHING
 
     def look_up(self, message: Message) -> Message:
-        """Return the vectors of batch ``number``, float32[R, D] by feature, and ``index <feature>`` of raw features."""
+        """Return the vectors of batch ``number`` by block, float32[R, D], and ``index <feature>`` of raw features.
+
+        Facts: ``features`` in the order of the data loader, each with its block and where its vectors are there.
+        """
         batch = self._batch(message)
         rows = self._rows(batch)
-        bags, places, tables = [], [], []
-        for dim, distinct in batch.distinct.items():
-            array = ArrayRows(rows[dim], f"dim {dim}")
-            bags += batch.of(dim)
-            places += distinct.places
-            tables += [array] * len(distinct.places)
-        answers = look_up_bags(
-            tables,
-            places,
-            [one.row_ptrs for one in bags],
-            ["sqrtn" if one.feature.has_sqrt_scaling else "sum" for one in bags],
-            [None] * len(bags),
-            [1] * len(bags),
-            [False] * len(bags),
-        )
-        arrays: dict[str, NDArray[Any]] = {}
-        for one, (lookup, pooled) in zip(bags, answers, strict=True):
-            batch.lookups[one.feature.name] = lookup
-            arrays[one.feature.name] = pooled
+        arrays: dict[str, NDArray[Any]] = {block.name: block.pool(rows[block.dim]) for block in batch.blocks}
+        at = {name: (block.name, bags) for block in batch.blocks for name, bags in block.features.items()}
+        features = []
+        for one in batch.features:
+            name, (block_name, bags) = one.feature.name, at[one.feature.name]
+            features.append((name, block_name, bags.start, bags.stop))
             if one.index is not None:
-                arrays[f"index {one.feature.name}"] = one.index
-        return Message(arrays, {"features": [one.feature.name for one in batch.features]})
+                arrays[f"index {name}"] = one.index
+        return Message(arrays, {"features": features})
 
     def _rows(self, batch: SparseBatch) -> dict[int, Floats]:
         """Get the distinct rows of a batch from the servers, float32[U, D] by D."""
-        starts = {dim: [0, *distinct.ends] for dim, distinct in batch.distinct.items()}
         answers = [
             server.start(
                 "look_up",
-                {
-                    str(dim): distinct.keys[starts[dim][number] : starts[dim][number + 1]]
-                    for dim, distinct in batch.distinct.items()
-                },
+                {str(dim): distinct.keys[distinct.of(number)] for dim, distinct in batch.distinct.items()},
             )
             for number, server in enumerate(self._servers)
         ]
@@ -191,8 +230,8 @@ class EmbeddingWorker:
     def update(self, message: Message) -> Message:
         """Send the gradients of batch ``number`` to the servers, and forget the batch.
 
-        ``message`` has float32[R, D] by feature. The rows of features without a gradient do not move. Without any
-        gradient, nothing is sent.
+        ``message`` has float32[R, D] by block. The rows of the features in the fact ``missing`` do not move, because
+        these features have no gradient. Without any gradient, nothing is sent.
         """
         batch = self._batch(message)
         with self._lock:
@@ -201,9 +240,12 @@ class EmbeddingWorker:
             return NOTHING
         to_servers: list[dict[str, NDArray[Any]]] = [{} for _ in self._servers]
         for dim, distinct in batch.distinct.items():
-            places, sums = _row_gradients(batch, dim, message.arrays)
-            for arrays, (keys, gradients) in zip(to_servers, distinct.by_server(places, sums), strict=True):
-                arrays[f"keys {dim}"], arrays[f"gradients {dim}"] = keys, gradients
+            blocks = [block for block in batch.blocks if block.dim == dim]
+            gradients = [block.row_gradients(message.arrays[block.name]) for block in blocks]
+            sums = gradients[0] if len(gradients) == 1 else np.add(*gradients)
+            for number, arrays in enumerate(to_servers):
+                moving = distinct.moving(number, message.facts["missing"])
+                arrays[f"keys {dim}"], arrays[f"gradients {dim}"] = distinct.keys[moving], sums[moving]
         answers = [server.start("update", arrays) for server, arrays in zip(self._servers, to_servers, strict=True)]
         for answer in answers:
             answer.result()
@@ -216,13 +258,3 @@ class EmbeddingWorker:
         if batch is None:
             raise SessionError(f"expected a batch that waits here, got number {number}")
         return batch
-
-
-def _row_gradients(batch: SparseBatch, dim: int, gradients: Mapping[str, NDArray[Any]]) -> tuple[Ints, Floats]:
-    """Return places among the distinct keys of one D, and the gradients of the rows there."""
-    names = [one.feature.name for one in batch.of(dim) if one.feature.name in gradients]
-    if not names:
-        return np.empty(0, np.int64), np.empty((0, dim), np.float32)
-    sums = sum_row_gradients([batch.lookups[name] for name in names], [gradients[name] for name in names])
-    places, rows = zip(*sums, strict=True)
-    return np.concatenate(places), np.concatenate(rows)

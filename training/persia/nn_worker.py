@@ -2,13 +2,13 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Semaphore, Thread
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -58,6 +58,22 @@ class Staleness:
         self._permits.release()
 
 
+class Leaf(NamedTuple):
+    """The vectors of a feature, which are part of a block; see ``embedding_worker.Block``.
+
+    Attributes:
+        name: of the feature.
+        block: its name.
+        begin: where the vectors begin in the block.
+        vectors: float32[R, D].
+    """
+
+    name: str
+    block: str
+    begin: int
+    vectors: torch.Tensor
+
+
 class TrainingBatch:
     """A batch on its way through the NN worker; for ``TrainCtx.prepare_features``."""
 
@@ -66,7 +82,7 @@ class TrainingBatch:
         self.number: int = rest.facts["number"]
         self.rest = rest
         self.vectors = vectors
-        self.leaves: dict[str, torch.Tensor] | None = None
+        self.leaves: list[Leaf] | None = None
 
 
 class TrainCtx:
@@ -233,11 +249,15 @@ class TrainCtx:
         if data is not self._current:
             raise SessionError("prepare_features: expected the batch that data_loader gave last, got another")
         vectors = data.vectors.result()
-        names = vectors.facts["features"]
-        data.leaves = {name: torch.tensor(vectors.arrays[name]).requires_grad_() for name in names}
+        data.leaves = [
+            Leaf(name, block, begin, torch.from_numpy(vectors.arrays[block])[begin:end].requires_grad_())
+            for name, block, begin, end in vectors.facts["features"]
+        ]
         sparse = [
-            leaf if f"index {name}" not in vectors.arrays else _raw(leaf, vectors.arrays[f"index {name}"])
-            for name, leaf in data.leaves.items()
+            _raw(leaf.vectors, vectors.arrays[f"index {leaf.name}"])
+            if f"index {leaf.name}" in vectors.arrays
+            else leaf.vectors
+            for leaf in data.leaves
         ]
         arrays, facts = data.rest
         dense = [torch.tensor(arrays[f"dense {number}"]) for number in range(facts["dense"])]
@@ -265,20 +285,19 @@ class TrainCtx:
             raise SessionError("on_after_backward: expected prepare_features and a backward pass before each call")
         if not 0 < scale < float("inf"):
             raise ValueError(f"on_after_backward: expected a scale above 0, got {scale}")
-        with np.errstate(over="ignore"):  # then a gradient is not finite
-            gradients = {
-                name: leaf.grad.numpy() / np.float32(scale)
-                for name, leaf in batch.leaves.items()
-                if leaf.grad is not None
-            }
+        gradients, missing = _gradients(batch.leaves, scale)
         is_finite = all(np.isfinite(gradient).all() for gradient in gradients.values())
-        self._hand_back(batch, gradients if is_finite else {})
+        has_any = len(missing) < len(batch.leaves)
+        self._hand_back(batch, gradients if is_finite and has_any else {}, missing)
         return is_finite
 
-    def _hand_back(self, batch: TrainingBatch, gradients: dict[str, NDArray[Any]]) -> None:
+    def _hand_back(self, batch: TrainingBatch, gradients: dict[str, NDArray[Any]], missing: Sequence[str] = ()) -> None:
         self._current = None
+        if batch.leaves is None:
+            batch.vectors.result()  # frees their memory, which is the worker's
         self.batches = batch.number + 1
-        self._staleness.leave(self._worker(batch.number).start("update", gradients, number=batch.number))
+        worker = self._worker(batch.number)
+        self._staleness.leave(worker.start("update", gradients, number=batch.number, missing=missing))
 
     def dump_checkpoint(self, model: Any = None, dense_optimizer: Any = None) -> Path:
         """Write a checkpoint: all rows, their optimizer, and the states of what is given. Earlier ones are deleted.
@@ -365,6 +384,25 @@ class TrainCtx:
         """Return what is there of what has a state."""
         given = {"model": model, "dense_optimizer": dense_optimizer, "grad_scaler": self._grad_scaler}
         return {name: one for name, one in given.items() if one is not None}
+
+
+def _gradients(leaves: Sequence[Leaf], scale: float) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Return the gradients of blocks, divided by the scale, and the features that have none."""
+    rows: dict[str, tuple[int, int]] = {}
+    for leaf in leaves:
+        end, dim = leaf.begin + len(leaf.vectors), leaf.vectors.shape[1]
+        rows[leaf.block] = max(end, rows.get(leaf.block, (0, 0))[0]), dim
+    gradients = {block: np.empty(shape, np.float32) for block, shape in rows.items()}
+    missing = []
+    for leaf in leaves:
+        of_leaf = gradients[leaf.block][leaf.begin : leaf.begin + len(leaf.vectors)]
+        if leaf.vectors.grad is None:
+            missing.append(leaf.name)
+            of_leaf.fill(0)
+            continue
+        with np.errstate(over="ignore"):  # then a gradient is not finite
+            np.divide(leaf.vectors.grad.numpy(), np.float32(scale), out=of_leaf)
+    return gradients, missing
 
 
 def _load_dense(path: Path, stateful: dict[str, Any]) -> None:

@@ -1,8 +1,7 @@
 """How the roles find each other, and how they talk: gRPC calls whose messages are named arrays and JSON.
 
-A message has 8 bytes with the length of a JSON document, the document, and the bytes of each array. Each array begins
-at a multiple of 8. The document is ``[facts, [[name, dtype, shape], ...]]``. A batch has megabytes of arrays, so arrays
-are copied as rarely as possible.
+A message is a JSON document ``[facts, [[name, dtype, shape], ...], place]``. A batch has megabytes of arrays, so they
+do not go through gRPC. They are in shared memory at ``place``; see ``shared_arrays``.
 """
 
 import json
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 
 from kernels.errors import HotrowError
 from training.errors import SessionError, TrainingError
+from training.persia.shared_arrays import RECEIVER, SENDER, aligned
 
 _log = logging.getLogger("hotrow.persia")
 _VARIABLE = "HOTROW_PERSIA"
-_WORD = 8
 _NO_LIMIT = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 #: All roles start at the same time, so a role often waits until another listens.
 _RETRIES = [(f"grpc.{name}_reconnect_backoff_ms", ms) for name, ms in (("initial", 50), ("min", 50), ("max", 200))]
@@ -98,30 +97,24 @@ NOTHING = Message({}, {})
 
 
 def encode(message: Message) -> bytes:
-    """Turn a message into bytes, with one copy of each array."""
+    """Turn a message into bytes. Its arrays are copied into a shared segment."""
+    arrays = list(message.arrays.values())
     kinds = [(name, array.dtype.str, array.shape) for name, array in message.arrays.items()]
-    header = json.dumps([message.facts, kinds]).encode()
-    parts: list[Any] = [len(header).to_bytes(_WORD, "little"), header, _padding(len(header))]
-    for array in message.arrays.values():
-        parts += [np.ascontiguousarray(array), _padding(array.nbytes)]
-    return b"".join(parts)
+    return json.dumps([message.facts, kinds, SENDER.write(arrays) if arrays else None]).encode()
 
 
 def decode(data: bytes) -> Message:
-    """Undo ``encode``, without a copy. The arrays are read-only."""
-    end = _WORD + int.from_bytes(data[:_WORD], "little")
-    facts, kinds = json.loads(data[_WORD:end])
+    """Undo ``encode``, without a copy."""
+    facts, kinds, place = json.loads(data)
+    if place is None:
+        return Message({}, facts)
     arrays: dict[str, NDArray[Any]] = {}
+    memory, end = RECEIVER.read(place), aligned(1)
     for name, dtype, shape in kinds:
-        begin = end + -end % _WORD
-        arrays[name] = np.frombuffer(data, dtype, math.prod(shape), begin).reshape(shape)
-        end = begin + arrays[name].nbytes
+        begin = end
+        array = memory[begin : begin + math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+        arrays[name], end = array, begin + aligned(array.nbytes)
     return Message(arrays, facts)
-
-
-def _padding(size: int) -> bytes:
-    """Return the zeros that follow ``size`` bytes, so that the next array begins at a multiple of 8."""
-    return bytes(-size % _WORD)
 
 
 def serve(address: str, methods: Mapping[str, Callable[[Message], Message]], threads: int) -> grpc.Server:

@@ -1,6 +1,5 @@
 """From signs to vectors and back, with real servers, against plain sums of PyTorch in float64."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.training.persia.cluster import CONFIG, FEATURES, SGD, Plain, put, start
 from training.errors import DataError, SessionError
-from training.persia.nn_worker import _raw
+from training.persia.nn_worker import Leaf, _gradients, _raw
 
 SIGN = st.one_of(st.integers(0, 8), st.sampled_from([2**56 - 2, 2**56 - 1, 2**63, 2**64 - 1]))
 BAGS = st.integers(1, 4).flatmap(
@@ -21,11 +20,22 @@ BAGS = st.integers(1, 4).flatmap(
 def vectors(worker, number):
     """Look up a batch, and return leaves and what a network gets, as ``prepare_features`` does."""
     answer = worker.call("look_up", number=number)
-    leaves = {name: torch.tensor(answer.arrays[name]).requires_grad_() for name in answer.facts["features"]}
+    leaves = [
+        Leaf(name, block, begin, torch.tensor(answer.arrays[block][begin:end]).requires_grad_())
+        for name, block, begin, end in answer.facts["features"]
+    ]
     return leaves, {
-        name: leaf if f"index {name}" not in answer.arrays else _raw(leaf, answer.arrays[f"index {name}"])
-        for name, leaf in leaves.items()
+        leaf.name: leaf.vectors
+        if f"index {leaf.name}" not in answer.arrays
+        else _raw(leaf.vectors, answer.arrays[f"index {leaf.name}"])
+        for leaf in leaves
     }
+
+
+def hand_back(worker, number, leaves):
+    """Send the gradients of leaves, as ``on_after_backward`` does."""
+    gradients, missing = _gradients(leaves, 1.0)
+    worker.call("update", gradients, number=number, missing=missing)
 
 
 def loss_of(all_vectors):
@@ -53,7 +63,7 @@ def test_vectors_and_steps_are_those_of_plain_operations(batches, servers):
             torch.testing.assert_close(prepared[name].double(), one, rtol=1e-5, atol=1e-6)
 
         loss_of(prepared.values()).backward()
-        worker.call("update", {name: leaf.grad.numpy() for name, leaf in leaves.items()}, number=number)
+        hand_back(worker, number, leaves)
         loss_of(expected.values()).backward()
         for row in plain.rows.values():
             if row.grad is not None:
@@ -65,9 +75,10 @@ def test_the_rows_of_features_without_a_gradient_do_not_move():
     _, worker = start(2)
     bags = {one.name: [[1, 2, 2], []] for one in FEATURES}
     put(worker, 0, bags)
-    _, first = vectors(worker, 0)
+    leaves, first = vectors(worker, 0)
 
-    worker.call("update", {"plain": np.ones((2, 3), np.float32)}, number=0)
+    first["plain"].sum().backward()
+    hand_back(worker, 0, leaves)
 
     put(worker, 1, bags)
     _, second = vectors(worker, 1)
