@@ -15,6 +15,6 @@ from importlib.util import find_spec
 
 from serving.errors import MissingExtraError
 
-for _package in ("grpc", "tritonclient", "yaml", "torch"):
+for _package in ("yaml", "torch"):
     if find_spec(_package) is None:
         raise MissingExtraError(_package, "persia", "training.persia")

@@ -16,10 +16,9 @@ from training.persia.config import read_embedding_config, read_global_config
 from training.persia.embedding_server import EmbeddingServer
 from training.persia.embedding_worker import EmbeddingWorker
 from training.persia.run import RunOptions, run
-from training.persia.wire import Cluster, Message, Peer, RoleError, peers, serve
+from training.persia.wire import Cluster, Message, Peer, RoleError, Server, peers
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_ROLE_THREADS = 16
 _COULD_NOT_START = 2
 
 
@@ -102,7 +101,7 @@ def _embedding_role(command: str, number: int) -> None:
     else:
         worker = EmbeddingWorker(config, peers("embedding server", cluster.embedding_servers))
         methods = {name: getattr(worker, name) for name in ("put", "look_up", "update")}
-    serve(addresses[number], methods, _ROLE_THREADS).wait_for_termination()
+    Server(addresses[number], methods).wait()
 
 
 def _run_script(script: Path) -> None:

@@ -94,8 +94,8 @@ class DistinctKeys:
         for name, places in self.places.items():
             if name not in still:
                 moves[places] = True
-        places: Ints = self.starts[server] + np.flatnonzero(moves[self.of(server)])
-        return places
+        moving: Ints = self.starts[server] + np.flatnonzero(moves[self.of(server)])
+        return moving
 
 
 class Block:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Semaphore, Thread
+from threading import Thread
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -22,10 +22,9 @@ from training.persia.checkpoint import DENSE_FILE, CheckpointFacts, new_checkpoi
 from training.persia.config import read_embedding_config
 from training.persia.ctx import Feed
 from training.persia.sparse.optim import Optimizer
-from training.persia.wire import Answer, Cluster, Message, Peer, peers, serve
+from training.persia.wire import Answer, Cluster, Message, Peer, Server, peers
 
 _log = logging.getLogger("hotrow.persia")
-_FEED_THREADS = 4
 Features = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
@@ -34,16 +33,20 @@ class Staleness:
 
     def __init__(self, most: int) -> None:
         """Allow so many batches."""
-        self._permits = Semaphore(most)
+        self._left = most  # batches that may be looked up before any gradient is applied
+        self._in_order: SimpleQueue[Answer | None] = SimpleQueue()
         self._updates: deque[Answer] = deque()
 
     def enter(self) -> None:
-        """Wait until another batch may be looked up."""
-        self._permits.acquire()
+        """Wait until another batch may be looked up: each waits for the update of one earlier batch."""
+        if self._left:
+            self._left -= 1
+        elif (update := self._in_order.get()) is not None:
+            update.wait()
 
     def leave(self, update: Answer) -> None:
         """Allow another batch when an update is done. Raise the error of an earlier update."""
-        update.then(self._permits.release)
+        self._in_order.put(update)
         self._updates.append(update)
         while self._updates and self._updates[0].is_done:
             self._updates.popleft().result()
@@ -55,7 +58,7 @@ class Staleness:
 
     def end(self) -> None:
         """End the wait of ``enter``."""
-        self._permits.release()
+        self._in_order.put(None)
 
 
 class Leaf(NamedTuple):
@@ -167,7 +170,7 @@ class TrainCtx:
         for answer in [server.start("configure", **self._settings) for server in self._servers]:
             answer.result()
         methods = {"begin": self._feed.begin, "put": self._feed.put, "finish": self._feed.finish}
-        self._server = serve(self._address, methods, _FEED_THREADS)
+        self._server = Server(self._address, methods)
         self._is_entered = True
         return self
 
@@ -185,10 +188,10 @@ class TrainCtx:
         finally:
             self._feed.close()
             self._staleness.end()
-            if self._looking_ahead is not None:
-                self._looking_ahead.join()
             for peer in (*self._servers, *self._workers):
                 peer.close()
+            if self._looking_ahead is not None:
+                self._looking_ahead.join()
 
     def data_loader(self) -> Iterator[TrainingBatch]:
         """Yield the batches of the data loader in its order, until it ends.

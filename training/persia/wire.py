@@ -1,19 +1,27 @@
-"""How the roles find each other, and how they talk: gRPC calls whose messages are named arrays and JSON.
+"""How the roles find each other, and how they talk: calls over sockets, whose messages are named arrays and JSON.
 
-A message is a JSON document ``[facts, [[name, dtype, shape], ...], place]``. A batch has megabytes of arrays, so they
-do not go through gRPC. They are in shared memory at ``place``; see ``shared_arrays``.
+A message is 4 bytes with the length of a JSON document, and the document ``[subject, facts, [[name, dtype, shape],
+...], place]``. The subject is a method, or what an error says. A batch has megabytes of arrays, so they do not go
+through the socket. They are in shared memory at ``place``; see ``shared_arrays``.
+
+A call has a connection for itself until its answer is there. Then the next call uses the connection.
 """
 
 import json
 import logging
 import math
 import os
+import select
+import socket
+import struct
+import time
+import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from threading import Lock, Thread
 from typing import Any, NamedTuple, Self
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,10 +31,10 @@ from training.persia.shared_arrays import RECEIVER, SENDER, aligned
 
 _log = logging.getLogger("hotrow.persia")
 _VARIABLE = "HOTROW_PERSIA"
-_NO_LIMIT = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+_LENGTH = struct.Struct("<I")
+_MOST_BYTES = 64 << 20
 #: All roles start at the same time, so a role often waits until another listens.
-_RETRIES = [(f"grpc.{name}_reconnect_backoff_ms", ms) for name, ms in (("initial", 50), ("min", 50), ("max", 200))]
-_CLIENT = [*_NO_LIMIT, *_RETRIES, ("grpc.enable_http_proxy", 0)]
+_RETRY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,65 +104,146 @@ class Message(NamedTuple):
 NOTHING = Message({}, {})
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message, subject: str | None = None) -> bytes:
     """Turn a message into bytes. Its arrays are copied into a shared segment."""
     arrays = list(message.arrays.values())
     kinds = [(name, array.dtype.str, array.shape) for name, array in message.arrays.items()]
-    return json.dumps([message.facts, kinds, SENDER.write(arrays) if arrays else None]).encode()
+    return json.dumps([subject, message.facts, kinds, SENDER.write(arrays) if arrays else None]).encode()
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes) -> tuple[Message, str | None]:
     """Undo ``encode``, without a copy."""
-    facts, kinds, place = json.loads(data)
-    if place is None:
-        return Message({}, facts)
+    subject, facts, kinds, place = json.loads(data)
     arrays: dict[str, NDArray[Any]] = {}
-    memory, end = RECEIVER.read(place), aligned(1)
-    for name, dtype, shape in kinds:
-        begin = end
-        array = memory[begin : begin + math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
-        arrays[name], end = array, begin + aligned(array.nbytes)
-    return Message(arrays, facts)
+    if place is not None:
+        memory, end = RECEIVER.read(place), aligned(1)
+        for name, dtype, shape in kinds:
+            begin = end
+            array = memory[begin : begin + math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+            arrays[name], end = array, begin + aligned(array.nbytes)
+    return Message(arrays, facts), subject
 
 
-def serve(address: str, methods: Mapping[str, Callable[[Message], Message]], threads: int) -> grpc.Server:
-    """Start a server. Its methods are called from several threads.
+def _send(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """Wait for what ``_send`` sends.
 
     Raises:
-        SessionError: the address cannot be bound.
+        OSError: the connection has ended.
     """
-    server = grpc.server(ThreadPoolExecutor(threads), options=_NO_LIMIT)
-    handlers = {name: grpc.unary_unary_rpc_method_handler(_answering(method)) for name, method in methods.items()}
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("hotrow.Persia", handlers)])
-    try:
-        server.add_insecure_port(address)
-    except RuntimeError as err:
-        raise SessionError(f"{address}: cannot listen: {err}") from err
-    server.start()
-    return server
+    [size] = _LENGTH.unpack(_read(connection, _LENGTH.size))
+    if size > _MOST_BYTES:
+        raise OSError(f"expected a message of at most {_MOST_BYTES:,} bytes, got {size:,}")
+    return _read(connection, size)
 
 
-def _answering(method: Callable[[Message], Message]) -> Callable[[bytes, Any], bytes]:
-    def answer(data: bytes, context: Any) -> bytes:
+def _read(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data), socket.MSG_WAITALL)
+        if not part:
+            raise OSError("the connection has ended")
+        data += part
+    return data
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+Methods = Mapping[str, Callable[[Message], Message]]
+
+
+class Server:
+    """Answers the calls of other roles. Each connection has a thread."""
+
+    def __init__(self, address: str, methods: Methods) -> None:
+        """Begin to listen.
+
+        Raises:
+            SessionError: the address cannot be bound.
+        """
+        self._methods = methods
+        self._lock = Lock()
+        self._connections: set[socket.socket] = set()
         try:
-            return encode(method(decode(data)))
-        except (HotrowError, ValueError) as err:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(err))
-        except Exception as err:  # noqa: BLE001  # the top of a call
-            _log.exception("%s failed", method.__name__)
-            context.abort(grpc.StatusCode.INTERNAL, f"{type(err).__name__}: {err}")
-        raise AssertionError("abort raises an error")
+            self._listener = socket.create_server(_host_and_port(address), backlog=128, reuse_port=True)
+        except OSError as err:
+            raise SessionError(f"{address}: cannot listen: {err}") from err
+        self._thread = Thread(target=self._accept, name="accept", daemon=True)
+        self._thread.start()
 
-    return answer
+    def wait(self) -> None:
+        """Wait for the end of the server."""
+        self._thread.join()
+
+    def stop(self) -> None:
+        """End the server and its connections. Calls that run end on their own."""
+        _end(self._listener)
+        self._thread.join()
+        with self._lock:
+            for connection in self._connections:
+                _end(connection)
+
+    def _accept(self) -> None:
+        with self._listener:
+            while True:
+                try:
+                    connection, _ = self._listener.accept()
+                except OSError:  # it was stopped
+                    return
+                with self._lock:
+                    self._connections.add(connection)
+                Thread(target=self._serve, args=(connection,), name="calls", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while True:
+                _send(connection, self._answer(_receive(connection)))
+        with self._lock:
+            self._connections.discard(connection)
+
+    def _answer(self, data: bytes) -> bytes:
+        """Return an answer. Its subject is an error."""
+        try:
+            message, name = decode(data)
+            method = self._methods.get(name or "")
+            if method is None:
+                raise SessionError(f"expected one of the methods {', '.join(self._methods)}, got {name}")
+            return encode(method(message))
+        except (HotrowError, ValueError) as err:
+            return encode(NOTHING, str(err))
+        except Exception as err:  # noqa: BLE001  # the top of a call
+            _log.exception("%s failed", name)
+            return encode(NOTHING, f"{type(err).__name__}: {err}")
+
+
+def _end(connection: socket.socket) -> None:
+    """End what another thread waits for."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _close(connections: set[socket.socket]) -> None:
+    for connection in connections:
+        connection.close()
 
 
 class Answer:
     """The answer to a call that may still be running."""
 
-    def __init__(self, role: str, future: Any) -> None:
-        """Wait for a future of gRPC."""
-        self._role = role
-        self._future = future
+    def __init__(self, peer: "Peer", connection: socket.socket | None, error: RoleError | None = None) -> None:
+        """Wait at a connection; or know that there is an error."""
+        self._peer = peer
+        self._connection = connection
+        self._message = NOTHING
+        self._error = error
+        self._lock = Lock()
 
     def result(self) -> Message:
         """Wait for the answer, and return it.
@@ -162,21 +251,32 @@ class Answer:
         Raises:
             RoleError: the role refused, failed or is gone.
         """
-        try:
-            return decode(self._future.result())
-        except grpc.RpcError as err:
-            raise RoleError(self._role, err.details()) from err
-        except grpc.FutureCancelledError as err:
-            raise RoleError(self._role, "the call was cancelled") from err
+        with self._lock:
+            if self._connection is not None:
+                self._message, self._error = self._peer.answer(self._connection)
+                self._connection = None
+        if self._error is not None:
+            raise self._error
+        return self._message
+
+    def wait(self) -> None:
+        """Wait for the answer, without looking at it."""
+        with suppress(RoleError):
+            self.result()
 
     @property
     def is_done(self) -> bool:
         """Whether ``result`` returns or raises at once."""
-        return bool(self._future.done())
-
-    def then(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` from a thread of gRPC when the answer is there."""
-        self._future.add_done_callback(lambda _: callback())
+        if not self._lock.acquire(blocking=False):  # another thread waits
+            return False
+        try:
+            if self._connection is None:
+                return True
+            poll = select.poll()
+            poll.register(self._connection, select.POLLIN)
+            return bool(poll.poll(0))
+        finally:
+            self._lock.release()
 
 
 class Peer:
@@ -185,12 +285,24 @@ class Peer:
     def __init__(self, role: str, address: str) -> None:
         """Name the role, for messages."""
         self._role = role
-        self._channel = grpc.insecure_channel(address, options=_CLIENT)
+        self._address = _host_and_port(address)
+        self._lock = Lock()
+        self._connections: set[socket.socket] = set()
+        self._idle: list[socket.socket] = []
+        self._is_closed = False
+        weakref.finalize(self, _close, self._connections)
 
     def start(self, method: str, arrays: Mapping[str, NDArray[Any]] | None = None, **facts: Any) -> Answer:
         """Begin a call."""
-        call = self._channel.unary_unary(f"/hotrow.Persia/{method}")
-        return Answer(self._role, call.future(encode(Message(arrays or {}, facts)), wait_for_ready=True))
+        try:
+            connection = self._take()
+        except RoleError as err:
+            return Answer(self, None, err)
+        try:
+            _send(connection, encode(Message(arrays or {}, facts), method))
+        except OSError as err:
+            return Answer(self, None, self._gone(connection, err))
+        return Answer(self, connection)
 
     def call(self, method: str, arrays: Mapping[str, NDArray[Any]] | None = None, **facts: Any) -> Message:
         """Make a call, and return its answer.
@@ -200,9 +312,51 @@ class Peer:
         """
         return self.start(method, arrays, **facts).result()
 
+    def answer(self, connection: socket.socket) -> tuple[Message, RoleError | None]:
+        """Wait for the answer to a call."""
+        try:
+            message, error = decode(_receive(connection))
+        except OSError as err:
+            return NOTHING, self._gone(connection, err)
+        with self._lock:
+            self._idle.append(connection)
+        return message, None if error is None else RoleError(self._role, error)
+
     def close(self) -> None:
         """End running calls, and disconnect."""
-        self._channel.close()
+        with self._lock:
+            self._is_closed = True
+            for connection in self._connections:
+                _end(connection)
+
+    def _take(self) -> socket.socket:
+        """Return a connection that no call uses."""
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    raise RoleError(self._role, "the call was cancelled")
+                if self._idle:
+                    return self._idle.pop()
+            try:
+                connection = socket.create_connection(self._address)
+            except ConnectionRefusedError:
+                time.sleep(_RETRY_S)
+                continue
+            except OSError as err:
+                raise RoleError(self._role, str(err)) from err
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._connections.add(connection)
+                if self._is_closed:
+                    _end(connection)
+            return connection
+
+    def _gone(self, connection: socket.socket, err: OSError) -> RoleError:
+        connection.close()
+        with self._lock:
+            self._connections.discard(connection)
+            reason = "the call was cancelled" if self._is_closed else str(err)
+        return RoleError(self._role, reason)
 
 
 def peers(role: str, addresses: tuple[str, ...]) -> list[Peer]:

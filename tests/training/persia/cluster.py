@@ -18,7 +18,7 @@ from training.persia.ctx import Backend
 from training.persia.embedding_server import EmbeddingServer
 from training.persia.embedding_worker import EmbeddingWorker
 from training.persia.signs import farmhash64
-from training.persia.wire import Cluster, Message, Peer, RoleError, decode, encode, peers, serve
+from training.persia.wire import Cluster, Message, Peer, RoleError, Server, decode, encode, peers
 
 SGD = {"rule": "sgd", "initial_states": [], "parameters": [0.0, 0.0, 0.0], "learning_rate": 0.5, "weight_decay": 0.0}
 
@@ -30,8 +30,8 @@ class Direct:
         self.role = role
 
     def start(self, method, arrays=None, **facts):
-        message = decode(encode(Message(arrays or {}, facts)))
-        answer = decode(encode(getattr(self.role, method)(message)))
+        message = decode(encode(Message(arrays or {}, facts)))[0]
+        answer = decode(encode(getattr(self.role, method)(message)))[0]
         return type("Answer", (), {"result": staticmethod(lambda: answer)})
 
     def call(self, method, arrays=None, **facts):
@@ -137,7 +137,7 @@ class Plain:
 
 @contextmanager
 def served(folder, slots, workers=1, servers=1, groups=None, capacity=10**6, checkpoint=None):
-    """Serve embedding roles over gRPC from threads of this process, and yield their cluster.
+    """Serve embedding roles from threads of this process, and yield their cluster.
 
     The environment names it, so ``TrainCtx`` finds it.
     """
@@ -154,14 +154,14 @@ def served(folder, slots, workers=1, servers=1, groups=None, capacity=10**6, che
         for number, address in enumerate(at_servers):
             roles.append(EmbeddingServer(features, capacity, number, servers))
             methods = {name: getattr(roles[-1], name) for name in ("configure", "look_up", "update", "dump", "load")}
-            held.callback(_stop, serve(address, methods, 4))
+            held.callback(Server(address, methods).stop)
         for address in at_workers:
             to_servers = peers("embedding server", at_servers)
             roles.append(EmbeddingWorker(features, to_servers))
             methods = {name: partial(_call, roles[-1], name) for name in ("put", "look_up", "update")}
             for peer in to_servers:
                 held.callback(peer.close)
-            held.callback(_stop, serve(address, methods, 4))
+            held.callback(Server(address, methods).stop)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in cluster.environment().items():
                 patch.setenv(name, value)
@@ -218,7 +218,3 @@ def free_address():
 def _call(role, method, message):
     """Call what the role has under this name now, so that a test can replace it."""
     return getattr(role, method)(message)
-
-
-def _stop(server):
-    server.stop(None).wait()

@@ -456,7 +456,7 @@ def test_calls_outside_the_with_block_are_refused(tmp_path):
         outside(calls)
         with context:
             pass
-        context._server.stop(None).wait()
+        context._server.stop()
         outside(calls)
 
 

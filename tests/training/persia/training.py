@@ -45,7 +45,7 @@ def enter(staleness=1, queue=2, optimizer=None, scaler=None):
     optimizer = SGD(0.5) if optimizer is None else optimizer
     with TrainCtx(scaler, optimizer, port, queue, embedding_staleness=staleness) as context:
         yield context
-    context._server.stop(None).wait()
+    context._server.stop()
 
 
 def plain_losses(drawn, config):
