@@ -1,7 +1,7 @@
 """Native host kernels: use ``kernels.host``. N keys, R bags of keys, D embedding_vec_size, V keys of an index."""
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -654,3 +654,91 @@ def set_lookup_threads(threads: int) -> None:
 
 def instruction_set() -> str: ...
 def use_avx2(enabled: bool) -> bool: ...
+
+class FeatureTransform:
+    """Raw features to keys and dense numbers, in one call; see ``kernels/host/features/transform.hpp``.
+
+    First ``add_*`` is called once for each slot and each dense column, and then ``limit`` and ``fill`` for the feature
+    that was added last. ``run`` may then be called from any thread.
+    """
+
+    def __init__(self, columns: int, slots: int, dense_dim: int) -> None:
+        """Make a transform without features of so many columns, for S slots and F dense columns."""
+
+    def add_hash(self, column: int, slot: int, offset: int, buckets: int, hash: str, salt: tuple[int, int]) -> None:
+        """Add ``offset`` to the hash modulo ``buckets``; 0: to its low 63 bits."""
+
+    def add_vocabulary(self, column: int, slot: int, offset: int, path: str, unknown_buckets: int) -> None:
+        """Add ``offset + unknown_buckets`` to the place of a value. Raises ValueError if the file cannot be used."""
+
+    def add_bucketize(self, column: int, slot: int, offset: int, boundaries: Sequence[float]) -> None:
+        """Add ``offset`` to how many ascending boundaries are at most the number."""
+
+    def add_identity(self, column: int, slot: int, offset: int, size: int) -> None:
+        """Add ``offset`` to the value, which must be less than ``size``; 0: any key."""
+
+    def add_cross(self, parts: Sequence[tuple[int, Sequence[float]]], slot: int, offset: int, buckets: int) -> None:
+        """Hash the values of several columns together; a column with boundaries gives its bucket."""
+
+    def add_dense(
+        self, column: int, place: int, lowest: float, highest: float, takes_log: bool, mean: float, scale: float
+    ) -> None:
+        """Clip if ``lowest < highest``, take log(1 + x), subtract ``mean`` and divide by ``scale``."""
+
+    def limit(self, most_values: int, keep: str) -> None:
+        """Take at most so many values of a sample: the ``"first"`` or the ``"last"``; else more are a fault."""
+
+    def fill(self, kind: str, text: str, integer: int, number: float) -> None:
+        """Use a value of the kind ``"text"``, ``"integer"`` or ``"float"`` in place of a missing value."""
+
+    def run(self, columns: Sequence[tuple[object, ...]], samples: int) -> tuple[Any, ...]:
+        """Transform the samples.
+
+        Args:
+            columns: ``("text", bytes uint8[T], begins int64[V], ends int64[V], valid, splits)``, or ``("integer",
+                values int64[V], valid, splits)``, or ``("float", values float32[V], valid, splits)``. ``valid`` is
+                bool[V] or None, ``splits`` int64[B + 1] or None.
+            samples: B.
+
+        Returns:
+            keys int64[N], row_ptrs int32[B * S + 1], dense float32[B, F], and int64 for each feature in the order in
+            which they were added: how many values its vocabulary does not have. If a value cannot be transformed: the
+            number of the feature, the sample, the value and why.
+
+        Raises:
+            TypeError, ValueError: the columns do not fit.
+        """
+
+def find_texts(bytes: npt.NDArray[np.uint8], count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | int:
+    """Return where ``count`` texts begin and end, each of which comes after its length as little-endian uint32.
+
+    If the bytes end too early or go on, return how many texts were found, or ``count + 1``.
+    """
+
+def cut_texts(
+    bytes: npt.NDArray[np.uint8],
+    begins: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    valid: npt.NDArray[np.bool_] | None,
+    separator: str,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Cut each text at a separator; return where the parts begin and end, and the splits int64[V + 1]."""
+
+def integers_of(
+    bytes: npt.NDArray[np.uint8],
+    begins: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    valid: npt.NDArray[np.bool_] | None,
+) -> npt.NDArray[np.int64] | int:
+    """Return the integers that texts stand for, 0 for a missing text; or the place of a text that stands for none."""
+
+def floats_of(
+    bytes: npt.NDArray[np.uint8],
+    begins: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    valid: npt.NDArray[np.bool_] | None,
+) -> npt.NDArray[np.float32] | int:
+    """Return the numbers that texts stand for, 0 for a missing text; or the place of a text that stands for none."""
+
+def vocabulary_file(bytes: npt.NDArray[np.uint8], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Any:
+    """Return the bytes of the file of a vocabulary, or the places of two equal texts."""

@@ -32,6 +32,28 @@ class RequestError(ServingError):
     """The caller sent something that cannot be answered; sending it again will not help."""
 
 
+class FeatureValueError(RequestError):
+    """A raw feature is unknown, or a value of it cannot be used.
+
+    Attributes:
+        feature: the feature's name.
+        sample: the number of the sample; None: the fault is not in one sample.
+        reason: what was expected, and what came.
+    """
+
+    def __init__(self, feature: str, sample: int | None, reason: str) -> None:
+        """Name the feature, the sample and the fault."""
+        where = "" if sample is None else f" of sample {sample}"
+        super().__init__(f"{printable(feature)}{where}: {reason}")
+        self.feature = feature
+        self.sample = sample
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["FeatureValueError"], tuple[str, int | None, str]]:
+        """Make the error picklable."""
+        return type(self), (self.feature, self.sample, self.reason)
+
+
 class UnknownModelError(RequestError):
     """No loaded model has this name and version."""
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/arguments.hpp"
+#include "bindings/features_bindings.hpp"
 #include "bindings/key_arguments.hpp"
 #include "bindings/key_index_bindings.hpp"
 #include "bindings/norm_records_bindings.hpp"
@@ -262,6 +263,7 @@ NB_MODULE(_host, module) {
       .def("_read_items", &read_items, nb::arg("cursor"), nb::arg("max_rows"))
       .def("_stats", &table_stats);
 
+  bind_features(module);
   bind_key_index(module);
   bind_pooled_lookup(module);
   bind_snapshots(module);

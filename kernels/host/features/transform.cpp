@@ -1,0 +1,185 @@
+#include "features/transform.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+namespace hotrow {
+namespace {
+
+constexpr int64_t kLargestKey = INT64_MAX - 2, kSmallestKey = INT64_MIN + 2;
+constexpr uint64_t kCrossSeed = 0xDECAFCAFFE;  // TensorFlow's
+
+// A value as text. An integer is its decimal digits, as in TensorFlow and Keras.
+class Text {
+ public:
+  Text(const Value& value, ValueKind kind) : text_(value.text) {
+    if (kind == ValueKind::kText) return;
+    const auto end = std::to_chars(digits_, digits_ + sizeof digits_, value.integer).ptr;
+    text_ = {digits_, static_cast<size_t>(end - digits_)};
+  }
+  Text(const Text&) = delete;
+  Text& operator=(const Text&) = delete;
+  std::string_view view() const { return text_; }
+
+ private:
+  char digits_[24];
+  std::string_view text_;
+};
+
+uint64_t hash_of(const Feature& feature, std::string_view text) {
+  switch (feature.hash) {
+    case Hash::kSip: return siphash64(text, feature.salt[0], feature.salt[1]);
+    case Hash::kMurmur3: return murmur3_64(text);
+    case Hash::kXxh64: return xxh64(text);
+    default: return fingerprint64(text);
+  }
+}
+
+// A hash as a key. Without buckets the key has 63 bits, and the two that are reserved become others.
+int64_t bucket_of(uint64_t hash, const Feature& feature) {
+  if (feature.buckets) return feature.offset + static_cast<int64_t>(hash % feature.buckets);
+  const auto key = static_cast<int64_t>(hash & INT64_MAX);
+  return key > kLargestKey ? key - 2 : key;
+}
+
+uint64_t place_among(const std::vector<float>& boundaries, const Value& value, ValueKind kind) {
+  const float number = kind == ValueKind::kInteger ? static_cast<float>(value.integer) : value.number;
+  return static_cast<uint64_t>(std::upper_bound(boundaries.begin(), boundaries.end(), number) - boundaries.begin());
+}
+
+// Makes the keys or the numbers of one feature, sample by sample.
+class FeatureValues {
+ public:
+  FeatureValues(size_t number, const Feature& feature, const std::vector<Column>& columns)
+      : number_(number), feature_(feature), columns_(columns), column_(columns[feature.column]) {}
+
+  int64_t unknown() const { return unknown_; }
+
+  // Append the keys of a sample.
+  void add_keys(size_t sample, std::vector<int64_t>& keys) {
+    if (feature_.kind == Feature::kCross) return add_cross(sample, keys);
+    const auto [begin, end] = values_of(sample);
+    if (begin == end && feature_.fills) return add_key(sample, begin, fill(), feature_.fill_kind, keys);
+    for (size_t at = begin; at < end; ++at) {
+      if (!column_.is_missing(at)) add_key(sample, at, column_.value(at), column_.kind, keys);
+      else if (feature_.fills) add_key(sample, at, fill(), feature_.fill_kind, keys);
+    }
+  }
+
+  float number(size_t sample) {
+    const auto [begin, end] = values_of(sample);
+    const bool is_missing = begin == end || column_.is_missing(begin);
+    require(!is_missing || feature_.fills, sample, begin, "is missing");
+    const Value value = is_missing ? fill() : column_.value(begin);
+    const ValueKind kind = is_missing ? feature_.fill_kind : column_.kind;
+    float single = kind == ValueKind::kInteger ? static_cast<float>(value.integer) : value.number;
+    require(std::isfinite(single), sample, begin, "is infinite");
+    if (feature_.lowest < feature_.highest) single = std::min(std::max(single, feature_.lowest), feature_.highest);
+    double number = single;
+    if (feature_.takes_log) {
+      require(number > -1, sample, begin, "has no logarithm");
+      number = std::log1p(number);
+    }
+    single = static_cast<float>((number - feature_.mean) / feature_.scale);
+    require(std::isfinite(single), sample, begin, "is too large");
+    return single;
+  }
+
+ private:
+  Value fill() const { return {feature_.fill_text, feature_.fill_integer, feature_.fill_number}; }
+
+  void require(bool is_right, size_t sample, size_t at, const char* why) const {
+    if (!is_right) throw TransformFault{number_, sample, at, why};
+  }
+
+  // Which values of the column are the sample's.
+  std::pair<size_t, size_t> values_of(size_t sample) const {
+    if (!column_.splits) return {sample, sample + 1};
+    size_t begin = static_cast<size_t>(column_.splits[sample]), end = static_cast<size_t>(column_.splits[sample + 1]);
+    if (end - begin > feature_.most_values) {
+      require(feature_.keep != Feature::kAll, sample, begin, "has too many values");
+      if (feature_.keep == Feature::kFirst) end = begin + feature_.most_values;
+      else begin = end - feature_.most_values;
+    }
+    return {begin, end};
+  }
+
+  void add_cross(size_t sample, std::vector<int64_t>& keys) const {
+    uint64_t hash = kCrossSeed;
+    for (const CrossPart& part : feature_.parts) {
+      const Column& column = columns_[part.column];
+      if (column.is_missing(sample)) return;
+      const Value value = column.value(sample);
+      if (column.kind == ValueKind::kText) require(is_utf8(value.text), sample, sample, "is not UTF-8");
+      hash = cross(hash, column.kind == ValueKind::kText  ? fingerprint64(value.text)
+                         : part.boundaries.empty()        ? static_cast<uint64_t>(value.integer)
+                                                          : place_among(part.boundaries, value, column.kind));
+    }
+    keys.push_back(bucket_of(hash, feature_));
+  }
+
+  void add_key(size_t sample, size_t at, const Value& value, ValueKind kind, std::vector<int64_t>& keys) {
+    if (kind == ValueKind::kText) require(is_utf8(value.text), sample, at, "is not UTF-8");
+    switch (feature_.kind) {
+      case Feature::kHash: keys.push_back(bucket_of(hash_of(feature_, Text(value, kind).view()), feature_)); return;
+      case Feature::kVocabulary: return add_place(Text(value, kind).view(), keys);
+      case Feature::kBucketize:
+        keys.push_back(feature_.offset + static_cast<int64_t>(place_among(feature_.boundaries, value, kind)));
+        return;
+      default: break;
+    }
+    const int64_t key = value.integer;
+    if (feature_.buckets) require(static_cast<uint64_t>(key) < feature_.buckets, sample, at, "is outside of its range");
+    else require(key >= kSmallestKey && key <= kLargestKey, sample, at, "is reserved");
+    keys.push_back(feature_.offset + key);
+  }
+
+  void add_place(std::string_view text, std::vector<int64_t>& keys) {
+    const int64_t place = feature_.vocabulary->find(text);
+    const auto unknown = static_cast<int64_t>(feature_.unknown_buckets);
+    unknown_ += place < 0;
+    if (place >= 0) keys.push_back(feature_.offset + unknown + place);
+    else if (unknown == 1) keys.push_back(feature_.offset);
+    else if (unknown) keys.push_back(feature_.offset + static_cast<int64_t>(hash_of(feature_, text) % feature_.unknown_buckets));
+  }
+
+  const size_t number_;
+  const Feature& feature_;
+  const std::vector<Column>& columns_;
+  const Column& column_;
+  int64_t unknown_ = 0;
+};
+
+}  // namespace
+
+Transformed transform(const std::vector<Feature>& features, const std::vector<Column>& columns, size_t samples,
+                      size_t slots, size_t dense_dim) {
+  Transformed out;
+  out.unknown.resize(features.size());
+  out.dense.resize(samples * dense_dim);
+  out.row_ptrs.resize(samples * slots + 1);
+  out.keys.reserve(samples * slots);
+  std::vector<FeatureValues> values;
+  std::vector<size_t> of_slot(slots);
+  values.reserve(features.size());
+  for (size_t i = 0; i < features.size(); ++i) {
+    values.emplace_back(i, features[i], columns);
+    if (features[i].kind != Feature::kDense) of_slot[features[i].place] = i;
+  }
+  for (size_t i = 0; i < features.size(); ++i)
+    if (features[i].kind == Feature::kDense)
+      for (size_t sample = 0; sample < samples; ++sample)
+        out.dense[sample * dense_dim + features[i].place] = values[i].number(sample);
+  size_t bag = 0;
+  for (size_t sample = 0; sample < samples; ++sample)
+    for (size_t slot = 0; slot < slots; ++slot) {
+      values[of_slot[slot]].add_keys(sample, out.keys);
+      if (out.keys.size() > INT32_MAX) throw TransformFault{of_slot[slot], sample, 0, "gives more keys than 32-bit offsets reach"};
+      out.row_ptrs[++bag] = static_cast<int32_t>(out.keys.size());
+    }
+  for (size_t i = 0; i < features.size(); ++i) out.unknown[i] = values[i].unknown();
+  return out;
+}
+
+}  // namespace hotrow

@@ -1,0 +1,71 @@
+// From the raw features of samples to keys and dense numbers. Training and serving run this code.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "features/values.hpp"
+#include "features/vocabulary.hpp"
+
+namespace hotrow {
+
+enum class Hash { kFarm, kSip, kMurmur3, kXxh64 };
+
+// One of the values that a cross joins. A number is the number of boundaries that are at most it.
+struct CrossPart {
+  size_t column;
+  std::vector<float> boundaries;
+};
+
+// What a feature makes of a value. `place` is its slot, or of a dense feature its column.
+struct Feature {
+  enum Kind { kHash, kVocabulary, kBucketize, kIdentity, kCross, kDense };
+  enum Keep { kAll, kFirst, kLast };
+
+  Kind kind = kIdentity;
+  size_t column = 0;
+  std::vector<CrossPart> parts;  // of a cross
+  size_t place = 0;
+
+  int64_t offset = 0;     // is added to each key
+  uint64_t buckets = 0;   // of a hash or a cross: how many; 0: the low 63 bits. Of an identity: keys are less; 0: any
+  Hash hash = Hash::kFarm;
+  uint64_t salt[2] = {0, 0};
+  std::shared_ptr<const Vocabulary> vocabulary;
+  uint64_t unknown_buckets = 0;  // before the vocabulary; 0: an unknown value has no key
+  std::vector<float> boundaries;
+
+  size_t most_values = SIZE_MAX;  // of one sample
+  Keep keep = kAll;               // of more values; kAll: more are a fault
+
+  bool fills = false;  // a missing value becomes `fill`; without it, it has no key, and in a dense feature is a fault
+  ValueKind fill_kind = ValueKind::kText;
+  std::string fill_text;
+  int64_t fill_integer = 0;
+  float fill_number = 0;
+
+  float lowest = 0, highest = 0;  // of a dense feature: the value is clipped, if lowest < highest
+  bool takes_log = false;         // then log(1 + value)
+  double mean = 0, scale = 1;     // then (value - mean) / scale
+};
+
+struct TransformFault {
+  size_t feature, sample, value;
+  const char* why;
+};
+
+// The features of B samples of S slots and F dense columns.
+struct Transformed {
+  std::vector<int64_t> keys;      // sample-major
+  std::vector<int32_t> row_ptrs;  // [B * S + 1]
+  std::vector<float> dense;       // [B, F]
+  std::vector<int64_t> unknown;   // of each feature: values that its vocabulary does not have
+};
+
+// Throws TransformFault.
+Transformed transform(const std::vector<Feature>& features, const std::vector<Column>& columns, size_t samples,
+                      size_t slots, size_t dense_dim);
+
+}  // namespace hotrow

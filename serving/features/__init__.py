@@ -1,0 +1,22 @@
+"""Raw features: one definition, ``features.json``, that training and serving share.
+
+``definition`` reads the file. ``columns`` turns the values of a caller into columns of the definition's types, whatever
+the caller's types were. ``reader`` gives the columns to one native call, ``kernels/host/features/transform.hpp``, which
+returns the keys and the dense numbers of a model.
+"""
+
+from serving.features.columns import Column, Texts
+from serving.features.definition import FEATURES_FILE, FeatureConfig, FeatureDefinition, read_definition
+from serving.features.reader import FeatureReader, SlotOfTable, Transformed
+
+__all__ = [
+    "FEATURES_FILE",
+    "Column",
+    "FeatureConfig",
+    "FeatureDefinition",
+    "FeatureReader",
+    "SlotOfTable",
+    "Texts",
+    "Transformed",
+    "read_definition",
+]

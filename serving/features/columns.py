@@ -1,0 +1,277 @@
+"""From the values that a caller has to columns of the type that the definition gives a feature.
+
+A column of the native transform is a tuple, see ``kernels/host/bindings/features_bindings.cpp``. Missing values are
+null, NaN, an absent feature, and the empty text of any feature.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.host import cut_texts, floats_of, integers_of
+from serving.errors import FeatureValueError
+from serving.features.definition import FeatureConfig
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+#: A column of the native transform.
+Column = tuple[Any, ...]
+
+_LARGEST_EXACT = 2.0**53
+_TEXTS_OF_BOOLEANS = {"true": 1, "false": 0, "1": 1, "0": 0, "": 0}
+_UNITS = {"s": "s", "ms": "ms", "us": "us", "ns": "ns", "day": "D"}
+
+
+class Texts(NamedTuple):
+    """V texts in UTF-8.
+
+    Attributes:
+        bytes: uint8[T], the bytes that have them.
+        begins: int64[V], where each begins.
+        ends: int64[V], where each ends.
+        valid: bool[V], which are not missing; None: all.
+    """
+
+    bytes: NDArray[np.uint8]
+    begins: Ints
+    ends: Ints
+    valid: Flags | None = None
+
+
+def column_of(feature: FeatureConfig, values: Any, samples: int, splits: Ints | None = None) -> Column:
+    """Return the values of a feature as a column of its type.
+
+    Args:
+        feature: the feature.
+        values: ``Texts``, an array, a list with a value or, for a list feature, a sequence of values for each sample;
+            or with ``splits`` the values of all samples, one after another. None stands for a missing value.
+        samples: B.
+        splits: int64[B + 1], where the values of each sample begin.
+
+    Raises:
+        FeatureValueError: a value is of another type, or there are not B samples.
+    """
+    if splits is None and feature.is_list:
+        values, splits = _cut(feature, values) if isinstance(values, Texts) else _flattened(feature, values)
+    count = len(values.begins) if isinstance(values, Texts) else len(values)
+    given = count if splits is None else len(splits) - 1
+    if given != samples:
+        raise FeatureValueError(feature.name, None, f"expected {samples} samples, got {given}")
+    if splits is not None and not feature.is_list:
+        raise FeatureValueError(feature.name, None, "expected one value for each sample, got lists")
+    return (*_TYPED[feature.value_type](_Given(feature, splits), values), splits)
+
+
+def missing_column(feature: FeatureConfig, samples: int) -> Column:
+    """Return the column of a feature that is absent."""
+    none = np.zeros(samples, np.bool_)
+    if feature.value_type == "string":
+        zeros = np.zeros(samples, np.int64)
+        return ("text", np.empty(0, np.uint8), zeros, zeros, none, None)
+    if feature.value_type == "float":
+        return ("float", np.zeros(samples, np.float32), none, None)
+    return ("integer", np.zeros(samples, np.int64), none, None)
+
+
+def joined_texts(texts: Sequence[bytes]) -> Texts:
+    """Return texts in UTF-8 as one array of bytes."""
+    ends = np.fromiter(accumulate(map(len, texts)), np.int64, len(texts))
+    begins = np.zeros_like(ends)
+    begins[1:] = ends[:-1]
+    return Texts(np.frombuffer(b"".join(texts), np.uint8), begins, ends)
+
+
+class _Given:
+    """Whose values are being read, for messages."""
+
+    def __init__(self, feature: FeatureConfig, splits: Ints | None) -> None:
+        self.feature = feature
+        self._splits = splits
+
+    def error(self, at: int, value: Any) -> FeatureValueError:
+        """Return an error about the value at a place."""
+        shown = repr(value.item() if isinstance(value, np.generic) else value)
+        shown = shown if len(shown) <= 64 else f"{shown[:61]}..."
+        reason = f"expected {_EXPECTED[self.feature.value_type]}, got {shown}"
+        if self._splits is None:
+            return FeatureValueError(self.feature.name, at, reason)
+        sample = int(np.searchsorted(self._splits, at, side="right")) - 1
+        return FeatureValueError(self.feature.name, sample, f"value {at - int(self._splits[sample])}: {reason}")
+
+
+_EXPECTED = {
+    "string": "a string or an integer",
+    "integer": "an integer",
+    "float": "a number",
+    "boolean": "true or false",
+}
+
+
+def _cut(feature: FeatureConfig, texts: Texts) -> tuple[Texts, Ints]:
+    """Cut the text of each sample into the values of a list, and return where the values of each sample begin."""
+    if feature.list is None or feature.list.separator is None:
+        raise FeatureValueError(feature.name, None, "expected lists; text needs the list's separator")
+    begins, ends, splits = cut_texts(*texts, feature.list.separator)
+    return Texts(texts.bytes, begins, ends), splits
+
+
+def _flattened(feature: FeatureConfig, values: Any) -> tuple[Any, Ints]:
+    """Return the values of all samples, and where those of each sample begin."""
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        return values.reshape(-1), np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
+    lists: list[Any] = []
+    for sample, given in enumerate(values):
+        if given is None:
+            given = ()
+        elif isinstance(given, str | bytes) or not hasattr(given, "__len__"):
+            raise FeatureValueError(feature.name, sample, f"expected a list, got {given!r}")
+        lists.append(given)
+    splits = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum([len(given) for given in lists], out=splits[1:])
+    return list(chain.from_iterable(lists)), splits
+
+
+def _strings(given: _Given, values: Any) -> Column:
+    if isinstance(values, Texts):
+        return "text", *values
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        return "integer", *_whole(given, values)
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "OUST":
+        raise given.error(0, values[0]) if len(values) else given.error(0, values.dtype)
+    items = values.tolist() if isinstance(values, np.ndarray) else values
+    valid = np.ones(len(items), np.bool_)
+    texts = []
+    for at, value in enumerate(items):
+        if isinstance(value, str):
+            texts.append(value.encode("utf-8", "surrogatepass"))
+        elif isinstance(value, bytes):
+            texts.append(value)
+        elif isinstance(value, int | np.integer) and not isinstance(value, bool):
+            texts.append(str(int(value)).encode())
+        elif _is_missing(value):
+            valid[at] = False
+            texts.append(b"")
+        else:
+            raise given.error(at, value)
+    return "text", *joined_texts(texts)[:3], valid
+
+
+def _integers(given: _Given, values: Any) -> Column:
+    if isinstance(values, Texts):
+        return "integer", *_parsed(given, integers_of, values)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iufM":
+        return "integer", *_whole(given, values)
+    if isinstance(values, np.ndarray) and values.dtype.kind == "b":
+        raise given.error(0, values[0]) if len(values) else given.error(0, values.dtype)
+    return "integer", *_numbers(given, values, np.int64, _integer)
+
+
+def _floats(given: _Given, values: Any) -> Column:
+    if isinstance(values, Texts):
+        return "float", *_parsed(given, floats_of, values)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":
+        with np.errstate(over="ignore"):
+            return "float", np.ascontiguousarray(values, np.float32), None
+    if isinstance(values, np.ndarray) and values.dtype.kind == "b":
+        raise given.error(0, values[0]) if len(values) else given.error(0, values.dtype)
+    return "float", *_numbers(given, values, np.float32, _float)
+
+
+def _booleans(given: _Given, values: Any) -> Column:
+    if isinstance(values, Texts):
+        text = values.bytes.tobytes()
+        values = [text[begin:end].decode("utf-8", "replace") for begin, end in zip(*values[1:3], strict=True)]
+    if isinstance(values, np.ndarray) and values.dtype.kind == "b":
+        return "integer", np.ascontiguousarray(values, np.int64), None
+    return "integer", *_numbers(given, values, np.int64, _boolean)
+
+
+_TYPED = {"string": _strings, "integer": _integers, "float": _floats, "boolean": _booleans}
+
+
+def _parsed(given: _Given, parse: Any, values: Texts) -> tuple[Any, Flags]:
+    """Return the numbers that texts stand for, and which are not missing."""
+    found = parse(*values)
+    if isinstance(found, int):
+        text = values.bytes[values.begins[found] : values.ends[found]].tobytes().decode("utf-8", "replace")
+        raise given.error(found, text)
+    valid = values.ends > values.begins
+    return found, valid if values.valid is None else valid & values.valid
+
+
+def _whole(given: _Given, values: NDArray[Any]) -> tuple[Ints, Flags | None]:
+    """Return the integers in an array of numbers or of times, and which are not missing."""
+    if values.dtype.kind == "M":
+        unit = given.feature.unit
+        if unit is None:
+            raise given.error(0, values[0] if len(values) else values.dtype)
+        whole = values.astype(f"datetime64[{_UNITS[unit]}]").view(np.int64)
+        return np.ascontiguousarray(whole), ~np.isnat(values)
+    if values.dtype.kind == "i":
+        return np.ascontiguousarray(values, np.int64), None
+    if values.dtype.kind == "u":
+        if values.size and values.max() > np.uint64(2**63 - 1):
+            at = int(np.argmax(values > np.uint64(2**63 - 1)))
+            raise given.error(at, values[at])
+        return np.ascontiguousarray(values, np.int64), None
+    valid = ~np.isnan(values)
+    is_whole = (np.floor(values) == values) & (np.abs(values) <= _LARGEST_EXACT) | ~valid
+    if not is_whole.all():
+        at = int(np.argmin(is_whole))
+        raise given.error(at, values[at])
+    return np.where(valid, values, 0).astype(np.int64), valid
+
+
+def _numbers(given: _Given, values: Any, dtype: Any, read: Any) -> tuple[Any, Flags]:
+    """Read Python's values one by one."""
+    items = values.tolist() if isinstance(values, np.ndarray) else values
+    numbers, valid = np.zeros(len(items), dtype), np.ones(len(items), np.bool_)
+    with np.errstate(over="ignore"):
+        for at, value in enumerate(items):
+            if _is_missing(value):
+                valid[at] = False
+                continue
+            try:
+                numbers[at] = read(value)
+            except (TypeError, ValueError, OverflowError):
+                raise given.error(at, value) from None
+    return numbers, valid
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value == "" or (isinstance(value, float | np.floating) and value != value)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, str):
+        found = integers_of(*joined_texts([value.encode()]))
+        if isinstance(found, int):
+            raise ValueError
+        return int(found[0])
+    if isinstance(value, bool) or int(value) != value:
+        raise ValueError
+    if isinstance(value, float) and abs(value) > _LARGEST_EXACT:
+        raise ValueError
+    return int(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str | np.number):
+        raise TypeError
+    if isinstance(value, str):
+        found = floats_of(*joined_texts([value.encode()]))
+        if isinstance(found, int):
+            raise ValueError
+        return float(found[0])
+    return float(value)
+
+
+def _boolean(value: Any) -> int:
+    if isinstance(value, str):
+        return _TEXTS_OF_BOOLEANS[value.lower()] if value.lower() in _TEXTS_OF_BOOLEANS else int("x")
+    if value not in (0, 1):
+        raise ValueError
+    return int(value)

@@ -1,0 +1,257 @@
+"""``FeatureReader``: raw features of samples in, keys and dense numbers of a model out."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.host import FeatureTransform, vocabulary_file
+from serving.errors import ConfigError, FeatureValueError, did_you_mean
+from serving.features.columns import Column, column_of, joined_texts, missing_column
+from serving.features.definition import FeatureConfig, FeatureDefinition, KeyRange, check_ranges
+from serving.model.regular_file import read_regular
+from serving.model.sparse_rows import LARGEST_KEY
+
+_MAGIC = b"HRVOCAB1"
+_HEAD_BYTES = 32
+_MOST_VOCABULARY_BYTES = 1 << 36
+_NATIVE = {"string": "text", "integer": "integer", "boolean": "integer", "float": "float"}
+_WHY = {
+    "is not UTF-8": "expected text in UTF-8",
+    "is missing": "is missing, and the feature says nothing of missing values",
+    "is infinite": "expected a finite number",
+    "has no logarithm": "expected a number above -1, because log1p is taken",
+    "is too large": "the number does not fit float32 after mean and std",
+    "has too many values": "has more values than the list's most, and the list does not say which to keep",
+    "is outside of its range": "the key is outside of the feature's size",
+    "is reserved": "the key is reserved",
+}
+
+
+class SlotOfTable(NamedTuple):
+    """A slot of a model.
+
+    Attributes:
+        name: ``"user"``, or ``"item[0]"`` if its table has several slots.
+        table: the table's name.
+    """
+
+    name: str
+    table: str
+
+
+class Transformed(NamedTuple):
+    """B samples of S slots and F dense numbers.
+
+    Attributes:
+        dense: float32[B, F].
+        keys: int64[N], sample-major.
+        row_ptrs: int32[B * S + 1], CSR offsets of the bags.
+        unknown: by feature with a vocabulary, how many values it does not have.
+    """
+
+    dense: NDArray[np.float32]
+    keys: NDArray[np.int64]
+    row_ptrs: NDArray[np.int32]
+    unknown: Mapping[str, int]
+
+
+class FeatureReader:
+    """Reads the raw features of one model. Any thread may call it.
+
+    Attributes:
+        definition: the features.
+        ranges: the keys that each feature can give, by name.
+    """
+
+    def __init__(
+        self, definition: FeatureDefinition, slots: Sequence[SlotOfTable], dense_dim: int, source: str
+    ) -> None:
+        """Check that the definition fits the model, and open its vocabularies.
+
+        Args:
+            definition: the features.
+            slots: of the model, in graph order.
+            dense_dim: F.
+            source: the file of the definition, for messages.
+
+        Raises:
+            ConfigError: the definition does not fit the model, or a vocabulary cannot be read.
+        """
+        self.definition = definition
+        _check_fits(definition, slots, dense_dim, source)
+        self._columns = definition.columns
+        self._names = {feature.name: number for number, feature in enumerate(self._columns)}
+        self._vocabularies: dict[str, int] = {}
+        self._order = [*definition.slots, *definition.dense]
+        place = {slot.name: number for number, slot in enumerate(slots)}
+        self._transform = FeatureTransform(len(self._columns), len(slots), dense_dim)
+        self.ranges: dict[str, KeyRange] = {}
+        with ExitStack() as stack:  # of compiled vocabularies, which stay mapped
+            for number, feature in enumerate(definition.features):
+                where = f"features[{number}]"
+                if feature.kind == "dense":
+                    continue
+                size = self._add(feature, place[feature.slot_name], source, where, stack)
+                whole = KeyRange(0, LARGEST_KEY + 1)
+                self.ranges[feature.name] = whole if size is None else KeyRange(feature.offset, feature.offset + size)
+                if self.ranges[feature.name].end > LARGEST_KEY + 1:
+                    raise ConfigError(source, f"{where}.offset", f"the keys end after {LARGEST_KEY}")
+                self._add_options(feature)
+        for number, feature in enumerate(definition.dense):
+            lowest, highest = feature.clip or (0.0, 0.0)
+            self._transform.add_dense(
+                self._names[feature.name], number, lowest, highest, feature.log1p, feature.mean, feature.std
+            )
+            self._add_options(feature)
+        check_ranges(definition, {slot.name: slot.table for slot in slots}, self.ranges, source)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The features that samples have, in the order of the definition."""
+        return tuple(self._names)
+
+    def columns(self, given: Mapping[str, Any], samples: int) -> list[Column]:
+        """Return the columns of named values; see ``column_of``. A feature that is absent is missing in each sample.
+
+        Raises:
+            FeatureValueError: a feature is unknown, or a value is of another type.
+        """
+        self.check_names(given)
+        return [
+            column_of(feature, given[feature.name], samples)
+            if feature.name in given
+            else missing_column(feature, samples)
+            for feature in self._columns
+        ]
+
+    def check_names(self, names: Any) -> int:
+        """Return how many names are not those of features.
+
+        Raises:
+            FeatureValueError: there is one, and the definition does not ignore it.
+        """
+        unknown = [name for name in names if name not in self._names]
+        if unknown and self.definition.unknown_features == "error":
+            raise FeatureValueError(unknown[0], None, f"is not a feature{did_you_mean(unknown[0], self.names)}")
+        return len(unknown)
+
+    def transform(self, columns: Sequence[Column], samples: int) -> Transformed:
+        """Return the keys and the dense numbers of ``columns``, in one native call.
+
+        Raises:
+            FeatureValueError: a value cannot be transformed.
+        """
+        found = self._transform.run(columns, samples)
+        if isinstance(found[0], int):
+            number, sample, at, why = found
+            feature = self._order[number]
+            splits = columns[self._names[feature.name]][-1] if feature.name in self._names else None
+            place = "" if splits is None else f"value {at - int(splits[sample])}: "
+            raise FeatureValueError(feature.name, sample, f"{place}{_WHY.get(why, why)}")
+        keys, row_ptrs, dense, unknown = found
+        return Transformed(
+            dense, keys, row_ptrs, {name: int(unknown[number]) for name, number in self._vocabularies.items()}
+        )
+
+    def __call__(self, given: Mapping[str, Any], samples: int) -> Transformed:
+        """Transform named values; see ``columns``."""
+        return self.transform(self.columns(given, samples), samples)
+
+    def _add(self, feature: FeatureConfig, slot: int, source: str, where: str, stack: ExitStack) -> int | None:
+        """Add a feature to the transform, and return how many keys it has; None: all."""
+        column, offset, native = self._names.get(feature.name, 0), feature.offset, self._transform
+        if feature.kind == "hash":
+            name, salt = ("siphash", feature.salt) if feature.salt is not None else (feature.hash, (0, 0))
+            native.add_hash(column, slot, offset, feature.buckets or 0, name, salt)
+            return feature.buckets
+        if feature.kind == "vocabulary":
+            assert feature.vocabulary is not None
+            path, values = opened_vocabulary(feature.vocabulary, source, f"{where}.vocabulary", stack)
+            try:
+                native.add_vocabulary(column, slot, offset, str(path), feature.unknown_buckets)
+            except ValueError as err:
+                raise ConfigError(source, f"{where}.vocabulary", str(err)) from err
+            self._vocabularies[feature.name] = self._order.index(feature)
+            return feature.unknown_buckets + values
+        if feature.kind == "bucketize":
+            assert feature.boundaries is not None
+            native.add_bucketize(column, slot, offset, list(feature.boundaries))
+            return len(feature.boundaries) + 1
+        if feature.kind == "identity":
+            native.add_identity(column, slot, offset, feature.size or 0)
+            return feature.size
+        by_name = {other.name: other for other in self._columns}
+        parts = [(self._names[name], list(by_name[name].boundaries or ())) for name in feature.of or ()]
+        native.add_cross(parts, slot, offset, feature.buckets or 0)
+        return feature.buckets
+
+    def _add_options(self, feature: FeatureConfig) -> None:
+        if feature.list is not None and feature.list.most is not None:
+            self._transform.limit(feature.list.most, feature.list.keep or "")
+        value = feature.missing
+        if value is not None:
+            kind = _NATIVE[feature.value_type]
+            text, number = (value, 0) if isinstance(value, str) else ("", value)
+            self._transform.fill(kind, text, int(number) if kind == "integer" else 0, float(number))
+
+
+def opened_vocabulary(path: Path, source: str, where: str, stack: ExitStack) -> tuple[Path, int]:
+    """Return a compiled vocabulary, made from a file with a value in each line if it is none, and its values.
+
+    A file that is made is removed when ``stack`` ends.
+
+    Raises:
+        ConfigError: it cannot be read, is empty, or has a value twice.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+        if head.startswith(_MAGIC):
+            return path, int(np.frombuffer(head[8:16].ljust(8, b"\0"), "<u8")[0])
+        compiled, values = compile_vocabulary(read_regular(path, _MOST_VOCABULARY_BYTES), source, where)
+        made = stack.enter_context(NamedTemporaryFile(prefix="hotrow-vocabulary-"))
+        made.write(compiled)
+        made.flush()
+        return Path(made.name), values
+    except OSError as err:
+        raise ConfigError(source, where, f"{path}: {(err.strerror or str(err)).lower()}") from err
+
+
+def compile_vocabulary(content: bytes, source: str, where: str) -> tuple[bytes, int]:
+    """Return the bytes of a compiled vocabulary of the lines of a text file, and how many values it has.
+
+    Raises:
+        ConfigError: a line is empty or is there twice, the text is not UTF-8, or there is no line.
+    """
+    lines = content.decode("utf-8", "replace").encode() == content and content.removesuffix(b"\n").split(b"\n")
+    if lines is False:
+        raise ConfigError(source, where, "expected text in UTF-8")
+    lines = [line.removesuffix(b"\r") for line in lines]
+    if b"" in lines:
+        raise ConfigError(source, where, f"line {lines.index(b'') + 1} is empty; expected a value in each line")
+    compiled = vocabulary_file(*joined_texts(lines)[:3])
+    if isinstance(compiled, tuple):
+        first, second = (number + 1 for number in compiled)
+        value = lines[second - 1].decode()
+        raise ConfigError(source, where, f"{value[:64]!r} is in line {first} and in line {second}")
+    return compiled, len(lines)
+
+
+def _check_fits(definition: FeatureDefinition, slots: Sequence[SlotOfTable], dense_dim: int, source: str) -> None:
+    names = [slot.name for slot in slots]
+    for number, feature in enumerate(definition.features):
+        if feature.kind != "dense" and feature.slot_name not in names:
+            close = did_you_mean(feature.slot_name, names)
+            key = "slot" if feature.slot is not None else "name"
+            reason = f"the model has no slot {feature.slot_name!r}{close}; it has {', '.join(names)}"
+            raise ConfigError(source, f"features[{number}].{key}", reason)
+    for missing in sorted(set(names) - {feature.slot_name for feature in definition.slots}, key=names.index):
+        raise ConfigError(source, "features", f"no feature gives the keys of the slot {missing!r}")
+    if len(definition.dense) != dense_dim:
+        reason = f"{len(definition.dense)} dense features, but the model has {dense_dim} dense numbers"
+        raise ConfigError(source, "features", reason)

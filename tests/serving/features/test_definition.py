@@ -1,0 +1,116 @@
+"""A definition that cannot work is refused before anything is served or trained, with the place in the file."""
+
+import re
+
+import pytest
+
+from serving.errors import ConfigError
+from serving.features import read_definition
+
+HASH = {"name": "x", "kind": "hash", "buckets": 10}
+
+
+@pytest.mark.parametrize(
+    ("features", "text"),
+    [
+        ([{"kind": "hash"}], "features[0].name: required, but absent"),
+        ([{**HASH, "kind": "hsh"}], "features[0].kind: input should be 'hash', "),
+        ([{**HASH, "bukets": 10}], "features[0].bukets: unknown key; did you mean 'buckets'?"),
+        ([{**HASH, "buckets": 0}], "features[0].buckets: input should be greater than or equal to 1"),
+        ([{**HASH, "offset": -1}], "features[0].offset: input should be greater than or equal to 0"),
+        ([{**HASH, "boundaries": [1]}], "features[0].boundaries: only a bucketize has it, but the kind is hash"),
+        ([{**HASH, "type": "float"}], "features[0].type: expected string or integer or boolean for the kind hash"),
+        ([{**HASH, "unit": "s"}], "features[0].unit: only integers have a unit, but the type is string"),
+        ([{**HASH, "hash": "md5"}], "features[0].hash: input should be 'farmhash', 'murmur3' or 'xxh64'"),
+        ([{**HASH, "hash": "xxh64", "salt": 1}], "features[0].hash: a salt takes SipHash, so leave hash out"),
+        ([{**HASH, "salt": -1}], "features[0].salt"),
+        ([{**HASH, "missing": ""}], "features[0].missing: expected a value of the type string, got ''"),
+        ([{**HASH, "missing": 5}], "features[0].missing: expected a value of the type string, got 5"),
+        ([{**HASH, "list": {"keep": "last"}}], "features[0].list.keep: most is required"),
+        ([{**HASH, "list": {"separator": "ü"}}], "features[0].list.separator: expected one ASCII character"),
+        ([{**HASH, "list": {"separator": "||"}}], "features[0].list.separator: expected one ASCII character"),
+        ([{"name": "x", "kind": "vocabulary"}], "features[0].vocabulary: required for the kind vocabulary, but absent"),
+        ([{"name": "x", "kind": "bucketize", "boundaries": [2, 1]}], "features[0].boundaries: expected ascending"),
+        ([{"name": "x", "kind": "dense", "clip": [2, 1]}], "features[0].clip: expected the smaller number first"),
+        ([{"name": "x", "kind": "dense", "std": 0}], "features[0].std: input should be greater than 0"),
+        ([{"name": "x", "kind": "dense", "slot": "x"}], "features[0].slot: only a hash or vocabulary or bucketize"),
+        ([HASH, HASH], "features: 2 features have the feature 'x'"),
+        ([HASH, {**HASH, "name": "y", "slot": "x"}], "features: 2 features have the slot 'x'"),
+        ([HASH, {"name": "c", "kind": "cross", "of": ["x"]}], "features[1].of"),
+        ([HASH, {"name": "c", "kind": "cross", "of": ["x", "xx"]}], "features[1].of: 'xx' is not a feature"),
+        (
+            [{**HASH, "list": {}}, {**HASH, "name": "y"}, {"name": "c", "kind": "cross", "of": ["x", "y"]}],
+            "'x' is a list",
+        ),
+        ([{**HASH, "shares": "x"}], "features[0].shares: 'x' shares keys itself"),
+        ([HASH, {**HASH, "name": "y", "shares": "x", "buckets": 5}], "features[1].shares: 'x' has another buckets"),
+        ([], "features"),
+    ],
+)
+def test_a_wrong_definition_is_refused(reader_of, features, text):
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        reader_of(*features)
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ({"unknown_features": "drop"}, "unknown_features: input should be 'error' or 'ignore'"),
+        ({"unknown_feature": "error"}, "unknown_feature: unknown key; did you mean 'unknown_features'?"),
+    ],
+)
+def test_a_wrong_member_is_refused(reader_of, members, text):
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        reader_of(HASH, **members)
+
+
+def test_a_format_of_a_later_release_is_refused(tmp_path):
+    (tmp_path / "features.json").write_text('{"format": 2, "features": []}')
+    with pytest.raises(ConfigError, match="format: input should be 1"):
+        read_definition(tmp_path / "features.json")
+
+
+@pytest.mark.parametrize(
+    ("slots", "features", "text"),
+    [
+        (["x", "y"], [HASH], "features: no feature gives the keys of the slot 'y'"),
+        (["y"], [{**HASH, "slot": "yy"}], "features[0].slot: the model has no slot 'yy'; did you mean 'y'?; it has y"),
+        (["y"], [HASH], "features[0].name: the model has no slot 'x'"),
+    ],
+)
+def test_a_definition_that_does_not_fit_the_model_is_refused(reader_of, slots, features, text):
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        reader_of(*features, slots=slots)
+
+
+@pytest.mark.parametrize("other", [{"buckets": 10, "offset": 9}, {"buckets": None, "offset": 0}])
+def test_features_of_one_table_have_keys_of_their_own(reader_of, other):
+    features = {**HASH, "offset": 5}, {**HASH, "name": "y", **{k: v for k, v in other.items() if v is not None}}
+    if other["buckets"] is None:
+        del features[1]["buckets"]
+    with pytest.raises(
+        ConfigError, match=r"features\[1\]: the keys of 'y' are .*set offset to 15 or more, or say shares"
+    ):
+        reader_of(*features, tables={"x": "t", "y": "t"})
+    reader_of(*features)  # each has a table of its own
+    reader_of(features[0], {**HASH, "name": "y", "offset": 15}, tables={"x": "t", "y": "t"})
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"a\nb\na\n", "features[0].vocabulary: 'a' is in line 1 and in line 3"),
+        (b"a\n\nb\n", "features[0].vocabulary: line 2 is empty"),
+        (b"", "features[0].vocabulary: line 1 is empty"),
+        (b"a\n\xff\n", "features[0].vocabulary: expected text in UTF-8"),
+        (None, "no such file or directory"),
+        (b"HRVOCAB1", "expected a vocabulary of Hotrow"),
+        (b"HRVOCAB1" + bytes(24), "damaged"),
+        (b"HRVOCAB1" + (5).to_bytes(8, "little") + (16).to_bytes(8, "little") + bytes(8), "damaged"),
+    ],
+)
+def test_a_wrong_vocabulary_is_refused(reader_of, tmp_path, content, text):
+    if content is not None:
+        (tmp_path / "v").write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        reader_of({"name": "x", "kind": "vocabulary", "vocabulary": "v"})

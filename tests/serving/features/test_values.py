@@ -1,0 +1,198 @@
+"""The definition decides what a value is, however the value comes."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serving.errors import FeatureValueError
+from serving.features import Texts
+from serving.features.columns import joined_texts
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+SAME_FIXTURE = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+
+
+def texts(values):
+    return joined_texts([str(value).encode() for value in values])
+
+
+def bags(found):
+    return [bag.tolist() for bag in np.split(found.keys, found.row_ptrs[1:-1])]
+
+
+@SAME_FIXTURE
+@given(words=st.lists(WORDS, min_size=1, max_size=20))
+def test_a_string_gives_the_same_key_in_every_form(reader_of, words):
+    reader = reader_of({"name": "x", "kind": "hash"})
+    forms = [words, np.array(words, object), [word.encode() for word in words], texts(words)]
+    first, *others = (bags(reader({"x": form}, len(words))) for form in forms)
+    assert all(other == first for other in others)
+    assert [bool(bag) for bag in first] == [word != "" for word in words]
+
+
+@SAME_FIXTURE
+@given(numbers=st.lists(st.integers(-(2**53), 2**53), min_size=1, max_size=20))
+def test_an_integer_gives_the_same_key_in_every_form(reader_of, numbers):
+    reader = reader_of({"name": "x", "kind": "identity"})
+    forms = [
+        *(numbers, [float(number) for number in numbers], [str(number) for number in numbers]),
+        *(np.array(numbers, np.int64), np.array(numbers, np.float64), texts(numbers)),
+        texts(f"{number}.0" for number in numbers),
+    ]
+    assert all(reader({"x": form}, len(numbers)).keys.tolist() == numbers for form in forms)
+
+
+@SAME_FIXTURE
+@given(numbers=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
+def test_a_number_gives_the_same_float_in_every_form(reader_of, numbers):
+    reader = reader_of({"name": "x", "kind": "dense"})
+    forms = [
+        numbers,
+        np.array(numbers, np.float32),
+        np.array(numbers),
+        [repr(number) for number in numbers],
+        texts(numbers),
+    ]
+    for form in forms:
+        assert reader({"x": form}, len(numbers)).dense[:, 0].tolist() == numbers
+
+
+def test_an_integer_of_a_string_feature_is_its_digits(reader_of):
+    reader = reader_of({"name": "x", "kind": "hash"})
+    expected = reader({"x": ["17", "-3"]}, 2).keys.tolist()
+    for form in ([17, -3], np.array([17, -3]), np.array([17, -3], np.int8)):
+        assert reader({"x": form}, 2).keys.tolist() == expected
+
+
+def test_booleans_are_zero_and_one(reader_of):
+    reader = reader_of({"name": "x", "kind": "identity", "type": "boolean"})
+    forms = ([True, False], np.array([True, False]), [1, 0], ["true", "False"], texts(["TRUE", "0"]))
+    assert all(reader({"x": form}, 2).keys.tolist() == [1, 0] for form in forms)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns", "day"])
+def test_timestamps_are_whole_numbers_of_the_unit(reader_of, unit):
+    times = np.array(["1970-01-02T00:00:01.5", "NaT", "1969-12-31"], "datetime64[ns]")
+    reader = reader_of({"name": "x", "kind": "identity", "unit": unit})
+    per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9, "day": 1 / 86400}[unit]
+    expected = [[math.floor(86401.5 * per_second)], [], [math.floor(-86400 * per_second)]]
+    assert bags(reader({"x": times}, 3)) == expected
+
+
+@pytest.mark.parametrize("kind", ["hash", "vocabulary", "bucketize", "identity"])
+def test_a_missing_value_has_no_key_or_that_of_the_stated_value(reader_of, tmp_path, kind):
+    (tmp_path / "v.txt").write_text("7\n8\n")
+    kinds = {"type": "integer"} | {
+        "hash": {"buckets": 100},
+        "vocabulary": {"vocabulary": "v.txt"},
+        "bucketize": {"boundaries": [5, 7]},
+        "identity": {},
+    }[kind]
+    for form in ([None, 7, None], ["", "7", math.nan], np.array([np.nan, 7, np.nan]), texts(["", 7, ""])):
+        found = bags(reader_of({"name": "x", "kind": kind, **kinds})({"x": form}, 3))
+        assert [len(bag) for bag in found] == [0, 1, 0]
+        filled = bags(reader_of({"name": "x", "kind": kind, "missing": 7, **kinds})({"x": form}, 3))
+        assert filled == [found[1]] * 3
+        assert bags(reader_of({"name": "x", "kind": kind, "missing": 7, **kinds})({}, 3)) == filled
+
+
+def test_dense_numbers_are_clipped_then_logged_then_standardised(reader_of):
+    reader = reader_of(
+        {"name": "x", "kind": "dense", "clip": [0, 1e6], "log1p": True, "mean": 2, "std": 0.5, "missing": 3}
+    )
+    values = np.array([-5, 0, 3, 1e9, np.nan], np.float32)
+    expected = (np.log1p(np.clip(np.nan_to_num(values, nan=3), 0, 1e6).astype(np.float64)) - 2) / 0.5
+    assert reader({"x": values}, 5).dense[:, 0].tolist() == expected.astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [[1, 2, 3], [], [4], [5]]),
+        ({"most": 2, "keep": "first"}, [[1, 2], [], [4], [5]]),
+        ({"most": 2, "keep": "last"}, [[2, 3], [], [4], [5]]),
+    ],
+)
+def test_a_list_has_several_values(reader_of, options, expected):
+    reader = reader_of({"name": "x", "kind": "identity", "list": {"separator": "|", **options}})
+    values = [[1, 2, 3], [], [4, None], (5,)]
+    assert bags(reader({"x": values}, 4)) == expected
+    assert bags(reader({"x": texts(["1|2|3", "", "4|", "5"])}, 4)) == expected
+    lists = [[1, 2], [3, 4]]
+    assert bags(reader({"x": np.array(lists)}, 2)) == lists
+
+
+def test_lists_share_the_keys_of_a_single_value(reader_of):
+    item = {"name": "item", "kind": "hash", "buckets": 50, "offset": 10, "slot": "t[0]"}
+    seen = {**item, "name": "seen", "slot": "t[1]", "shares": "item", "list": {}}
+    reader = reader_of(item, seen, tables={"t[0]": "t", "t[1]": "t"})
+    found = bags(reader({"item": ["a", "b"], "seen": [["b", "a"], []]}, 2))
+    assert found == [found[0], found[2] + found[0], found[2], []]
+    assert all(10 <= key < 60 for bag in found for key in bag)
+
+
+def test_an_unknown_feature_is_an_error_or_ignored(reader_of):
+    feature = {"name": "user_id", "kind": "hash"}
+    with pytest.raises(FeatureValueError, match=r"user_idd: is not a feature; did you mean 'user_id'\?"):
+        reader_of(feature)({"user_idd": ["a"]}, 1)
+    reader = reader_of(feature, unknown_features="ignore")
+    assert reader.check_names(["user_idd", "user_id"]) == 1
+    assert reader({"user_idd": ["a"], "user_id": ["b"]}, 1).keys.size == 1
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "text"),
+    [
+        ({"kind": "hash"}, ["a", 1.5], "x of sample 1: expected a string or an integer, got 1.5"),
+        ({"kind": "hash"}, np.array([1.5]), "x of sample 0: expected a string or an integer, got 1.5"),
+        ({"kind": "hash"}, ["a", True], "x of sample 1: expected a string or an integer, got True"),
+        ({"kind": "hash"}, [b"a", b"\xff"], "x of sample 1: expected text in UTF-8"),
+        ({"kind": "hash"}, ["\ud800"], "x of sample 0: expected text in UTF-8"),
+        ({"kind": "identity"}, [17, 17.5], "x of sample 1: expected an integer, got 17.5"),
+        ({"kind": "identity"}, np.array([17, 17.5]), "x of sample 1: expected an integer, got 17.5"),
+        ({"kind": "identity"}, ["17", "17.5"], "x of sample 1: expected an integer, got '17.5'"),
+        ({"kind": "identity"}, [True], "x of sample 0: expected an integer, got True"),
+        ({"kind": "identity"}, [2**63], f"x of sample 0: expected an integer, got {2**63}"),
+        ({"kind": "identity"}, [1e300], "x of sample 0: expected an integer, got 1e\\+300"),
+        ({"kind": "identity"}, np.array([2**64 - 1], np.uint64), "x of sample 0: expected an integer, got 1844"),
+        ({"kind": "identity"}, [2**63 - 1], "x of sample 0: the key is reserved"),
+        ({"kind": "identity", "size": 5}, [0, 5], "x of sample 1: the key is outside of the feature's size"),
+        ({"kind": "identity", "size": 5}, [-1], "x of sample 0: the key is outside of the feature's size"),
+        ({"kind": "identity"}, np.array(["2024-01-01"], "M8[s]"), "x of sample 0: expected an integer, got"),
+        ({"kind": "identity", "type": "boolean"}, [2], "x of sample 0: expected true or false, got 2"),
+        ({"kind": "identity", "type": "boolean"}, ["yes"], "x of sample 0: expected true or false, got 'yes'"),
+        ({"kind": "dense"}, ["1.5", "x"], "x of sample 1: expected a number, got 'x'"),
+        ({"kind": "dense"}, [1.5, True], "x of sample 1: expected a number, got True"),
+        ({"kind": "dense"}, [1.5, None], "x of sample 1: is missing, and the feature says nothing of missing values"),
+        ({"kind": "dense"}, [1.5, math.inf], "x of sample 1: expected a finite number"),
+        ({"kind": "dense"}, [1.5, 1e300], "x of sample 1: expected a finite number"),
+        ({"kind": "dense", "log1p": True}, [-1.0], "x of sample 0: expected a number above -1"),
+        ({"kind": "dense", "std": 1e-30}, [1e30], "x of sample 0: the number does not fit float32 after mean and std"),
+        ({"kind": "identity", "list": {}}, [[1], 2], "x of sample 1: expected a list, got 2"),
+        ({"kind": "hash", "list": {}}, [["a"], "b"], "x of sample 1: expected a list, got 'b'"),
+        ({"kind": "identity", "list": {}}, [[1], [2, "b"]], "x of sample 1: value 1: expected an integer, got 'b'"),
+        ({"kind": "hash", "list": {}}, [["a"], ["b", b"\xff"]], "x of sample 1: value 1: expected text in UTF-8"),
+        ({"kind": "hash", "list": {"most": 1}}, [["a"], ["b", "c"]], "x of sample 1: value 0: has more values than"),
+        ({"kind": "hash", "list": {}}, joined_texts([b"a"]), "x: expected lists; text needs the list's separator"),
+        ({"kind": "hash"}, ["a", "b", "c"], "x: expected 2 samples, got 3"),
+    ],
+)
+def test_a_wrong_value_is_named(reader_of, feature, values, text):
+    samples = (
+        2 if text.startswith("x: expected 2") else len(values.begins) if isinstance(values, Texts) else len(values)
+    )
+    with pytest.raises(FeatureValueError, match=text):
+        reader_of({"name": "x", **feature})({"x": values}, samples)
+
+
+def test_the_sample_of_a_wrong_crossed_value_is_named(reader_of):
+    reader = reader_of(
+        {"name": "a", "kind": "bucketize", "boundaries": [1]},
+        {"name": "b", "kind": "hash"},
+        {"name": "ab", "kind": "cross", "of": ["a", "b"], "buckets": 10},
+    )
+    assert len(bags(reader({"a": [0.5, 3], "b": ["x", "y"]}, 2))[2]) == 1
+    assert bags(reader({"a": [0.5], "b": [None]}, 1))[1:] == [[], []]
