@@ -17,6 +17,7 @@ from kernels.host import first_outside, split_by_table
 from serving.arrays import flat_offsets, floats, integers
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
+from serving.features import Column, FeatureReader
 from serving.model.slot_sizes import SlotRange, shift_keys
 from serving.model.sparse_rows import KeyType, key_range
 
@@ -127,6 +128,26 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     if given_keys.ndim == 2 and len(given_keys) != 1:
         _check_rows(config, given_keys.shape, samples)
     return Batch(_read_dense(dense, samples, config.dense_dim), joined)
+
+
+def read_features(config: ModelConfig, reader: FeatureReader, columns: Sequence[Column], samples: int) -> Batch:
+    """Return a request of raw features as a Batch.
+
+    Args:
+        config: the model the request is for.
+        reader: of the model's features.
+        columns: what ``reader.columns`` returned.
+        samples: B.
+
+    Raises:
+        RequestError: a value cannot be transformed, or the request has no sample or more than ``config.max_batchsize``.
+    """
+    if not 1 <= samples <= config.max_batchsize:
+        raise RequestError(f"{samples} samples, but the model takes 1 to {config.max_batchsize}")
+    found = reader.transform(columns, samples)
+    batch = read_batch(config, found.dense, found.keys, found.row_ptrs)
+    reader.count(found)
+    return batch
 
 
 def check_batch(batch: Any) -> None:

@@ -1,7 +1,7 @@
 """One model in full: from a request's tensors to probabilities, or from keys to rows."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
 from math import isfinite
@@ -11,13 +11,14 @@ from typing import Any, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import Batch, check_batch, join_batches, read_batch
+from serving.batch import Batch, check_batch, join_batches, read_batch, read_features
 from serving.calibration import look_up_calibration, refuse_idle_calibration
 from serving.config import ModelConfig, read_inference_config, read_model_directory
 from serving.defaults_watch import DefaultsWatch
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, RequestError
+from serving.features import FEATURES_FILE, columns_of_frame, is_frame, open_features
 from serving.lookup import LookupResult, LookupSession
 from serving.metrics import MetricSample
 from serving.routes import LeastBusy, Prediction, open_routes
@@ -124,6 +125,7 @@ class InferenceSession(ModelSession):
         graph: its layer graph; only the inputs if the network is an ONNX file.
         engine: what runs the dense network: ``"numpy"``, ``"onnx"`` or ``"int8"`` on the CPU, ``"cuda"`` or
             ``"runner"`` on the device of the caches.
+        features: reads its raw features; None: requests have keys.
         quantization: the error that the engine int8 measured when it was opened; None for other engines.
         embedding_cache: looks up its embeddings; the first embedding cache if there are several.
         health: the outages of the model, and how its requests ended, which front ends report.
@@ -166,6 +168,7 @@ class InferenceSession(ModelSession):
         _check_device(config, device_id, self.embedding_cache)
         for cache in caches:
             _check_model(config, cache)
+        self.features = open_features(config)
         refuse_idle_calibration(calibration, engine)
         measure = None
         if engine == "int8":  # a calibration may exceed max_batchsize, and must not see defaults
@@ -185,12 +188,12 @@ class InferenceSession(ModelSession):
         self._defaults = DefaultsWatch(self.embedding_cache.server, config)
 
     def predict(
-        self, dense_feature: Any, embeddingcolumns: Any, row_ptrs: Any = None, i64_input_key: bool | None = None
+        self, dense_feature: Any, embeddingcolumns: Any = None, row_ptrs: Any = None, i64_input_key: bool | None = None
     ) -> NDArray[np.float32]:
-        """Predict from lists or arrays; ``read_batch`` describes their forms.
+        """Predict from lists or arrays, which ``read_batch`` describes, or from raw features, see ``read``.
 
         Args:
-            dense_feature: dense features, sample by sample.
+            dense_feature: dense features, sample by sample; or the raw features, without other arguments.
             embeddingcolumns: keys.
             row_ptrs: CSR offsets of the slots into the keys; None: the keys are [B, S], one key per slot.
             i64_input_key: if given, must agree with the model's key type.
@@ -202,9 +205,37 @@ class InferenceSession(ModelSession):
             RequestError: the tensors are not a request for this model.
             StoreError: a tier did not answer, and no other tier holds one of the keys.
         """
+        if isinstance(dense_feature, Mapping) or (is_frame(dense_feature) and embeddingcolumns is None):
+            return self.predict_batch(self.read(dense_feature)).probabilities
         if i64_input_key is not None and i64_input_key != (self.config.key_type == "I64"):
             raise RequestError(f"i64_input_key={i64_input_key}, but the model's keys are {self.config.key_type}")
         return self.predict_batch(read_batch(self.config, dense_feature, embeddingcolumns, row_ptrs)).probabilities
+
+    def read(self, features: Any) -> Batch:
+        """Transform and check raw features.
+
+        Args:
+            features: a mapping of names to values, one for each sample (a list, an array, or for a list feature a list
+                of lists); or a data frame of pandas, Polars or pyarrow. A feature that is absent is missing.
+
+        Raises:
+            RequestError: the model takes no raw features, a feature is unknown, or a value cannot be used.
+            MissingExtraError: a data frame needs pyarrow.
+        """
+        if self.features is None:
+            raise RequestError(f"model {self.config.name!r} has no {FEATURES_FILE}, so it takes keys, not raw features")
+        if isinstance(features, Mapping):
+            samples = len(next(iter(features.values()), ()))
+            columns = self.features.columns(features, samples)
+        else:
+            columns, samples = columns_of_frame(self.features, features)
+        return read_features(self.config, self.features, columns, samples)
+
+    def readings(self) -> Iterator[MetricSample]:
+        """See ``ModelSession.readings``."""
+        yield from super().readings()
+        if self.features is not None:
+            yield from self.features.readings((("model", self.config.name), ("version", str(self.config.version))))
 
     def predict_batch(self, batch: Batch) -> Prediction:
         """Predict from a checked batch.

@@ -7,6 +7,8 @@ returns the keys and the dense numbers of a model.
 
 from serving.features.columns import Column, Texts
 from serving.features.definition import FEATURES_FILE, FeatureConfig, FeatureDefinition, read_definition
+from serving.features.frames import columns_of_arrays, columns_of_frame, is_frame
+from serving.features.opening import open_features, slots_of
 from serving.features.reader import FeatureReader, SlotOfTable, Transformed
 
 __all__ = [
@@ -18,5 +20,10 @@ __all__ = [
     "SlotOfTable",
     "Texts",
     "Transformed",
+    "columns_of_arrays",
+    "columns_of_frame",
+    "is_frame",
+    "open_features",
     "read_definition",
+    "slots_of",
 ]

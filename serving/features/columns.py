@@ -41,7 +41,9 @@ class Texts(NamedTuple):
     valid: Flags | None = None
 
 
-def column_of(feature: FeatureConfig, values: Any, samples: int, splits: Ints | None = None) -> Column:
+def column_of(
+    feature: FeatureConfig, values: Any, samples: int, splits: Ints | None = None, valid: Flags | None = None
+) -> Column:
     """Return the values of a feature as a column of its type.
 
     Args:
@@ -50,6 +52,7 @@ def column_of(feature: FeatureConfig, values: Any, samples: int, splits: Ints | 
             or with ``splits`` the values of all samples, one after another. None stands for a missing value.
         samples: B.
         splits: int64[B + 1], where the values of each sample begin.
+        valid: bool[V], which values of an array are not missing; None: all.
 
     Raises:
         FeatureValueError: a value is of another type, or there are not B samples.
@@ -62,7 +65,8 @@ def column_of(feature: FeatureConfig, values: Any, samples: int, splits: Ints | 
         raise FeatureValueError(feature.name, None, f"expected {samples} samples, got {given}")
     if splits is not None and not feature.is_list:
         raise FeatureValueError(feature.name, None, "expected one value for each sample, got lists")
-    return (*_TYPED[feature.value_type](_Given(feature, splits), values), splits)
+    *typed, found = _TYPED[feature.value_type](_Given(feature, splits), values)
+    return (*typed, found if valid is None else valid if found is None else valid & found, splits)
 
 
 def missing_column(feature: FeatureConfig, samples: int) -> Column:

@@ -19,6 +19,8 @@ FEATURES_FILE = "features.json"
 Kind = Literal["hash", "vocabulary", "bucketize", "identity", "cross", "dense"]
 ValueType = Literal["string", "integer", "float", "boolean"]
 
+#: Names that a ``/predict`` sample without raw features has.
+_NOT_NAMES = ("dense", "keys")
 _OF_SLOTS = ("slot", "offset", "type", "missing", "list", "shares")
 # The keys of each kind next to `name`; those in the second tuple are required.
 _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -143,6 +145,8 @@ class FeatureConfig(Clause):
 
     @model_validator(mode="after")
     def _belongs_to_kind(self) -> Self:
+        if self.name in _NOT_NAMES:
+            raise at_key("name", f"a feature cannot be called {self.name!r}, because samples with keys have it")
         keys, required = _KEYS[self.kind]
         for key in self.model_fields_set - {"name", "kind", *keys}:
             owners = [kind for kind, (of_kind, _) in _KEYS.items() if key in of_kind]

@@ -1,9 +1,11 @@
 """``FeatureReader``: raw features of samples in, keys and dense numbers of a model out."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from kernels.host import FeatureTransform, vocabulary_file
 from serving.errors import ConfigError, FeatureValueError, did_you_mean
 from serving.features.columns import Column, column_of, joined_texts, missing_column
 from serving.features.definition import FeatureConfig, FeatureDefinition, KeyRange, check_ranges
+from serving.metrics import MetricSample
 from serving.model.regular_file import read_regular
 from serving.model.sparse_rows import LARGEST_KEY
 
@@ -51,12 +54,14 @@ class Transformed(NamedTuple):
         dense: float32[B, F].
         keys: int64[N], sample-major.
         row_ptrs: int32[B * S + 1], CSR offsets of the bags.
-        unknown: by feature with a vocabulary, how many values it does not have.
+        known: by feature with a vocabulary, how many values it has.
+        unknown: and how many it does not have.
     """
 
     dense: NDArray[np.float32]
     keys: NDArray[np.int64]
     row_ptrs: NDArray[np.int32]
+    known: Mapping[str, int]
     unknown: Mapping[str, int]
 
 
@@ -87,21 +92,22 @@ class FeatureReader:
         self._columns = definition.columns
         self._names = {feature.name: number for number, feature in enumerate(self._columns)}
         self._vocabularies: dict[str, int] = {}
+        self._lock = Lock()  # guards the two counters
+        self._known, self._unknown = Counter[str](), Counter[str]()
         self._order = [*definition.slots, *definition.dense]
         place = {slot.name: number for number, slot in enumerate(slots)}
         self._transform = FeatureTransform(len(self._columns), len(slots), dense_dim)
         self.ranges: dict[str, KeyRange] = {}
-        with ExitStack() as stack:  # of compiled vocabularies, which stay mapped
-            for number, feature in enumerate(definition.features):
-                where = f"features[{number}]"
-                if feature.kind == "dense":
-                    continue
-                size = self._add(feature, place[feature.slot_name], source, where, stack)
-                whole = KeyRange(0, LARGEST_KEY + 1)
-                self.ranges[feature.name] = whole if size is None else KeyRange(feature.offset, feature.offset + size)
-                if self.ranges[feature.name].end > LARGEST_KEY + 1:
-                    raise ConfigError(source, f"{where}.offset", f"the keys end after {LARGEST_KEY}")
-                self._add_options(feature)
+        for number, feature in enumerate(definition.features):
+            if feature.kind == "dense":
+                continue
+            where = f"features[{number}]"
+            size = self._add(feature, place[feature.slot_name], source, where)
+            end = LARGEST_KEY + 1 if size is None else feature.offset + size
+            if end > LARGEST_KEY + 1:
+                raise ConfigError(source, f"{where}.offset", f"the keys end after {LARGEST_KEY}")
+            self.ranges[feature.name] = KeyRange(feature.offset, end)
+            self._add_options(feature)
         for number, feature in enumerate(definition.dense):
             lowest, highest = feature.clip or (0.0, 0.0)
             self._transform.add_dense(
@@ -153,16 +159,32 @@ class FeatureReader:
             splits = columns[self._names[feature.name]][-1] if feature.name in self._names else None
             place = "" if splits is None else f"value {at - int(splits[sample])}: "
             raise FeatureValueError(feature.name, sample, f"{place}{_WHY.get(why, why)}")
-        keys, row_ptrs, dense, unknown = found
-        return Transformed(
-            dense, keys, row_ptrs, {name: int(unknown[number]) for name, number in self._vocabularies.items()}
-        )
+        keys, row_ptrs, dense, *counts = found
+        known, unknown = ({name: int(one[number]) for name, number in self._vocabularies.items()} for one in counts)
+        return Transformed(dense, keys, row_ptrs, known, unknown)
 
     def __call__(self, given: Mapping[str, Any], samples: int) -> Transformed:
         """Transform named values; see ``columns``."""
         return self.transform(self.columns(given, samples), samples)
 
-    def _add(self, feature: FeatureConfig, slot: int, source: str, where: str, stack: ExitStack) -> int | None:
+    def count(self, found: Transformed) -> None:
+        """Count the values of a request for ``readings``."""
+        if self._vocabularies:
+            with self._lock:
+                self._known.update(found.known)
+                self._unknown.update(found.unknown)
+
+    def readings(self, labels: tuple[tuple[str, str], ...]) -> Iterator[MetricSample]:
+        """Return the counts of values, with the labels of the model."""
+        with self._lock:
+            counts = [("known", self._known.copy()), ("unknown", self._unknown.copy())]
+        for name in self._vocabularies:
+            for state, of_state in counts:
+                help_text = "Values of requests that a feature's vocabulary has, and that it does not have."
+                where = (*labels, ("feature", name), ("state", state))
+                yield MetricSample("hotrow_vocabulary_values", help_text, where, of_state[name])
+
+    def _add(self, feature: FeatureConfig, slot: int, source: str, where: str) -> int | None:
         """Add a feature to the transform, and return how many keys it has; None: all."""
         column, offset, native = self._names.get(feature.name, 0), feature.offset, self._transform
         if feature.kind == "hash":
@@ -171,11 +193,11 @@ class FeatureReader:
             return feature.buckets
         if feature.kind == "vocabulary":
             assert feature.vocabulary is not None
-            path, values = opened_vocabulary(feature.vocabulary, source, f"{where}.vocabulary", stack)
-            try:
-                native.add_vocabulary(column, slot, offset, str(path), feature.unknown_buckets)
-            except ValueError as err:
-                raise ConfigError(source, f"{where}.vocabulary", str(err)) from err
+            with opened_vocabulary(feature.vocabulary, source, f"{where}.vocabulary") as (path, values):
+                try:
+                    native.add_vocabulary(column, slot, offset, str(path), feature.unknown_buckets)
+                except ValueError as err:
+                    raise ConfigError(source, f"{where}.vocabulary", str(err)) from err
             self._vocabularies[feature.name] = self._order.index(feature)
             return feature.unknown_buckets + values
         if feature.kind == "bucketize":
@@ -200,10 +222,9 @@ class FeatureReader:
             self._transform.fill(kind, text, int(number) if kind == "integer" else 0, float(number))
 
 
-def opened_vocabulary(path: Path, source: str, where: str, stack: ExitStack) -> tuple[Path, int]:
-    """Return a compiled vocabulary, made from a file with a value in each line if it is none, and its values.
-
-    A file that is made is removed when ``stack`` ends.
+@contextmanager
+def opened_vocabulary(path: Path, source: str, where: str) -> Iterator[tuple[Path, int]]:
+    """Give a compiled vocabulary, which is made from a file with a value in each line, and its number of values.
 
     Raises:
         ConfigError: it cannot be read, is empty, or has a value twice.
@@ -212,12 +233,13 @@ def opened_vocabulary(path: Path, source: str, where: str, stack: ExitStack) -> 
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
         if head.startswith(_MAGIC):
-            return path, int(np.frombuffer(head[8:16].ljust(8, b"\0"), "<u8")[0])
+            yield path, int(np.frombuffer(head[8:16].ljust(8, b"\0"), "<u8")[0])
+            return
         compiled, values = compile_vocabulary(read_regular(path, _MOST_VOCABULARY_BYTES), source, where)
-        made = stack.enter_context(NamedTemporaryFile(prefix="hotrow-vocabulary-"))
-        made.write(compiled)
-        made.flush()
-        return Path(made.name), values
+        with NamedTemporaryFile(prefix="hotrow-vocabulary-") as made:
+            made.write(compiled)
+            made.flush()
+            yield Path(made.name), values
     except OSError as err:
         raise ConfigError(source, where, f"{path}: {(err.strerror or str(err)).lower()}") from err
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch
 from serving.config import ModelConfig
+from serving.features import slots_of
 from serving.protocol.tensors import PLATFORM as PLATFORM
 from serving.protocol.tensors import Array, Signature, TensorSpec, config_document, key_datatypes
 
@@ -39,16 +40,8 @@ def batch_of(config: ModelConfig, inputs: dict[str, Array]) -> Batch:
 
 
 def slot_names(config: ModelConfig) -> list[str]:
-    """Return the names of a model's slots in order, as paths in the keys of a ``/predict`` sample.
-
-    HugeCTR's graphs name tables, not slots. A table's only slot has the table's name, and several slots have their
-    numbers too: ``user``, ``item[0]``, ``item[1]``.
-    """
-    return [
-        table.name if table.slots == 1 else f"{table.name}[{slot}]"
-        for table in config.tables
-        for slot in range(table.slots)
-    ]
+    """Return the names of a model's slots in order."""
+    return [slot.name for slot in slots_of(config)]
 
 
 def triton_config(name: str, config: ModelConfig) -> dict[str, Any]:

@@ -1,21 +1,24 @@
 """The request form for people: one JSON object per sample, with one list of keys per slot.
 
 ``{"samples": [{"dense": [0.5, 1.25], "keys": [[17], [4, 9], []]}]}`` has one sample for a model with two dense features
-and three slots. Slots are in graph order, table by table. Keys may also be given by the name of their table:
+and three slots. A model with a ``features.json`` also takes raw features by name: ``{"samples": [{"user_id": "u17",
+"price": 9.5}]}``. Slots are in graph order, table by table. Keys may also be given by the name of their table:
 ``"keys": {"user": [17], "item": [[4, 9], []]}``. A table of one slot has a list of keys, and a table of several slots
 has one list per slot.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
 import orjson
 
-from serving.batch import Batch, check_keys, read_batch
+from serving.batch import Batch, check_keys, read_batch, read_features
 from serving.config import ModelConfig, TableConfig
-from serving.errors import RequestError, did_you_mean
+from serving.errors import FeatureValueError, RequestError, did_you_mean
+from serving.features import FeatureReader
 from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
 from serving.protocol.ctr import slot_names
 from serving.protocol.document import checked, join, known_only, optional, parse_document, required
@@ -83,17 +86,25 @@ PREDICTIONS_SCHEMA: dict[str, Any] = {
 }
 
 
-def decode_samples(body: bytes, config: ModelConfig, bounds: Bounds = DEFAULT_BOUNDS) -> tuple[Batch, bool]:
+def decode_samples(
+    body: bytes, config: ModelConfig, bounds: Bounds = DEFAULT_BOUNDS, features: FeatureReader | None = None
+) -> tuple[Batch, bool]:
     """Decode ``{"samples": [...]}`` into a batch, and whether the answer says how new the rows are.
+
+    Args:
+        body: the document.
+        config: the model.
+        bounds: of the document.
+        features: reads the model's raw features; None: it has none.
 
     Raises:
         RequestError: anything is wrong with the document; the message starts with the JSON path.
     """
     document = parse_document(body, bounds)
-    return read_samples(document, config), optional(document, "freshness", bool, False, "")
+    return read_samples(document, config, features), optional(document, "freshness", bool, False, "")
 
 
-def read_samples(document: dict[str, Any], config: ModelConfig) -> Batch:
+def read_samples(document: dict[str, Any], config: ModelConfig, features: FeatureReader | None = None) -> Batch:
     """Return the batch; see ``decode_samples``. ``document`` is the parsed body."""
     known_only(document, _BODY_MEMBERS, "")
     samples = required(document, "samples", list, "")
@@ -101,14 +112,16 @@ def read_samples(document: dict[str, Any], config: ModelConfig) -> Batch:
         raise RequestError("samples: the list is empty")
     if len(samples) > config.max_batchsize:
         raise RequestError(f"samples: {len(samples):,} samples, but the model takes at most {config.max_batchsize:,}")
+    if features is not None and not _has_keys(samples):
+        return _read_features(samples, config, features)
     dense: list[Array] = []
     bags: list[list[Any]] = []
     for index, entry in enumerate(samples):
         path = f"samples[{index}]"
         sample = checked(entry, dict, path)
         known_only(sample, _SAMPLE_MEMBERS, path)
-        features: list[Any] = optional(sample, "dense", list, [], path)
-        dense.append(array_from_numbers(features, DTYPES["FP32"], (config.dense_dim,), f"{path}.dense"))
+        numbers: list[Any] = optional(sample, "dense", list, [], path)
+        dense.append(array_from_numbers(numbers, DTYPES["FP32"], (config.dense_dim,), f"{path}.dense"))
         bags.extend(_bags(sample, config.tables, path))
     row_ptrs = np.array([0, *accumulate(map(len, bags))], dtype=np.int32)
     keys = _keys(bags, samples, config)
@@ -117,6 +130,44 @@ def read_samples(document: dict[str, Any], config: ModelConfig) -> Batch:
     except RequestError:
         _check_bags(bags, samples, config)  # raises the same with a path
         raise
+
+
+def _has_keys(samples: list[Any]) -> bool:
+    """Whether samples have keys, not raw features. Samples of both forms are an error.
+
+    Raises:
+        RequestError: a sample is of another form than the first sample.
+    """
+    of_form = [type(sample) is dict and not sample.keys().isdisjoint(_SAMPLE_MEMBERS) for sample in samples]
+    if len(set(of_form)) > 1:
+        at = of_form.index(not of_form[0])
+        forms = [f"{'keys' if has_keys else 'raw features'}" for has_keys in (of_form[0], of_form[at])]
+        raise RequestError(f"samples[{at}]: has {forms[1]}, but samples[0] has {forms[0]}; a request has one form")
+    return of_form[0]
+
+
+def _read_features(samples: list[Any], config: ModelConfig, features: FeatureReader) -> Batch:
+    """Return the batch of samples that are objects of raw features."""
+    for index, sample in enumerate(samples):
+        checked(sample, dict, f"samples[{index}]")
+        with _located(index):
+            features.check_names(sample)
+    with _located(None):
+        columns = features.columns(
+            {name: [sample.get(name) for sample in samples] for name in features.names}, len(samples)
+        )
+        return read_features(config, features, columns, len(samples))
+
+
+@contextmanager
+def _located(sample: int | None) -> Iterator[None]:
+    """Give the JSON path of a feature that cannot be used."""
+    try:
+        yield
+    except FeatureValueError as err:
+        at = err.sample if sample is None else sample
+        path = "samples" if at is None else f"samples[{at}]"
+        raise RequestError(f"{join(path, err.feature[:64])}: {err.reason}") from err
 
 
 def _bags(sample: dict[str, Any], tables: Sequence[TableConfig], path: str) -> list[list[Any]]:

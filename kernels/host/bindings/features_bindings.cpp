@@ -175,7 +175,7 @@ class PyTransform {
     feature.fill_number = number;
   }
 
-  // (keys, row_ptrs, dense, unknown), or (feature, sample, value, why) of the first fault.
+  // (keys, row_ptrs, dense, known, unknown), or (feature, sample, value, why) of the first fault.
   nb::tuple run(const nb::sequence& given, size_t samples) const {
     Borrowed borrowed;
     std::vector<Column> columns;
@@ -194,7 +194,7 @@ class PyTransform {
     if (fault) return nb::make_tuple(fault->feature, fault->sample, fault->value, fault->why);
     nb::object dense = as_array(out.dense, python().float32).attr("reshape")(samples, dense_dim_);
     return nb::make_tuple(as_array(out.keys, python().int64), as_array(out.row_ptrs, python().int32), dense,
-                          as_array(out.unknown, python().int64));
+                          as_array(out.known, python().int64), as_array(out.unknown, python().int64));
   }
 
  private:

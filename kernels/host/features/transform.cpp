@@ -54,6 +54,7 @@ class FeatureValues {
   FeatureValues(size_t number, const Feature& feature, const std::vector<Column>& columns)
       : number_(number), feature_(feature), columns_(columns), column_(columns[feature.column]) {}
 
+  int64_t known() const { return known_; }
   int64_t unknown() const { return unknown_; }
 
   // Append the keys of a sample.
@@ -138,7 +139,7 @@ class FeatureValues {
   void add_place(std::string_view text, std::vector<int64_t>& keys) {
     const int64_t place = feature_.vocabulary->find(text);
     const auto unknown = static_cast<int64_t>(feature_.unknown_buckets);
-    unknown_ += place < 0;
+    ++(place < 0 ? unknown_ : known_);
     if (place >= 0) keys.push_back(feature_.offset + unknown + place);
     else if (unknown == 1) keys.push_back(feature_.offset);
     else if (unknown) keys.push_back(feature_.offset + static_cast<int64_t>(hash_of(feature_, text) % feature_.unknown_buckets));
@@ -148,7 +149,7 @@ class FeatureValues {
   const Feature& feature_;
   const std::vector<Column>& columns_;
   const Column& column_;
-  int64_t unknown_ = 0;
+  int64_t known_ = 0, unknown_ = 0;
 };
 
 }  // namespace
@@ -156,7 +157,6 @@ class FeatureValues {
 Transformed transform(const std::vector<Feature>& features, const std::vector<Column>& columns, size_t samples,
                       size_t slots, size_t dense_dim) {
   Transformed out;
-  out.unknown.resize(features.size());
   out.dense.resize(samples * dense_dim);
   out.row_ptrs.resize(samples * slots + 1);
   out.keys.reserve(samples * slots);
@@ -178,7 +178,10 @@ Transformed transform(const std::vector<Feature>& features, const std::vector<Co
       if (out.keys.size() > INT32_MAX) throw TransformFault{of_slot[slot], sample, 0, "gives more keys than 32-bit offsets reach"};
       out.row_ptrs[++bag] = static_cast<int32_t>(out.keys.size());
     }
-  for (size_t i = 0; i < features.size(); ++i) out.unknown[i] = values[i].unknown();
+  for (const FeatureValues& of_feature : values) {
+    out.known.push_back(of_feature.known());
+    out.unknown.push_back(of_feature.unknown());
+  }
   return out;
 }
 

@@ -61,7 +61,8 @@ struct Transformed {
   std::vector<int64_t> keys;      // sample-major
   std::vector<int32_t> row_ptrs;  // [B * S + 1]
   std::vector<float> dense;       // [B, F]
-  std::vector<int64_t> unknown;   // of each feature: values that its vocabulary does not have
+  // Of each feature: values that its vocabulary has, and values that it does not have.
+  std::vector<int64_t> known, unknown;
 };
 
 // Throws TransformFault.

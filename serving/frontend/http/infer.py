@@ -164,7 +164,7 @@ class SamplesExchange(HttpExchange):
             path = f"/v2/models/{model.name}/infer"
             raise RequestError(f"model {model.name!r} has no dense network; ask {path} for rows")
         bounds = self._decoders.bounds
-        question, self._wants_freshness = decode_samples(body, model.config, bounds)
+        question, self._wants_freshness = decode_samples(body, model.config, bounds, model.session.features)
         floats = model.answer_floats(question)
         bounds.check_answer("samples", floats, floats * JSON_NUMBER_BYTES)
         return question

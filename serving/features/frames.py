@@ -1,0 +1,101 @@
+"""Data frames and Arrow tables as columns of features. It needs pyarrow."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from serving.errors import FeatureValueError, MissingExtraError
+from serving.features.columns import Column, Texts, column_of, missing_column
+from serving.features.definition import FeatureConfig
+from serving.features.reader import FeatureReader
+
+
+def is_frame(given: Any) -> bool:
+    """Whether an object is a table that Arrow can read, such as one of pandas, Polars or pyarrow."""
+    return hasattr(given, "__arrow_c_stream__")
+
+
+def columns_of_frame(reader: FeatureReader, frame: Any) -> tuple[list[Column], int]:
+    """Return the columns of a frame's features, and the number of its rows.
+
+    Raises:
+        FeatureValueError: see ``FeatureReader.columns``.
+        MissingExtraError: pyarrow is not installed.
+    """
+    pa = _import_pyarrow()
+    table = frame if isinstance(frame, pa.Table) else pa.table(frame)
+    arrays = {name: table.column(number).combine_chunks() for number, name in enumerate(table.column_names)}
+    return columns_of_arrays(reader, arrays, table.num_rows), table.num_rows
+
+
+def columns_of_arrays(reader: FeatureReader, arrays: Mapping[str, Any], samples: int) -> list[Column]:
+    """Return the columns of Arrow arrays by name; see ``FeatureReader.columns``."""
+    reader.check_names(arrays)
+    return [
+        _column_of_array(feature, arrays[feature.name], samples)
+        if feature.name in arrays
+        else missing_column(feature, samples)
+        for feature in reader.definition.columns
+    ]
+
+
+def _import_pyarrow() -> Any:
+    try:
+        return import_module("pyarrow")
+    except ImportError as err:
+        raise MissingExtraError("pyarrow", "parquet", "reading data frames") from err
+
+
+def _column_of_array(feature: FeatureConfig, array: Any, samples: int) -> Column:
+    pa = _import_pyarrow()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_null(array.type):
+        return missing_column(feature, samples)
+    splits = None
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        compute = import_module("pyarrow.compute")
+        lengths = compute.fill_null(compute.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        splits = np.zeros(samples + 1, np.int64)
+        np.cumsum(lengths, out=splits[1:])
+        array = compute.list_flatten(array)
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+    if splits is not None and pa.types.is_null(array.type):
+        array = array.cast(pa.string())
+    values, valid = _values_of(pa, feature, array)
+    return column_of(feature, values, samples, splits, valid)
+
+
+def _values_of(pa: Any, feature: FeatureConfig, array: Any) -> tuple[Any, Any]:
+    """Return the values of an array without lists, and which of them are not missing."""
+    kind, types = array.type, pa.types
+    valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+    if types.is_decimal(kind):
+        array = array.cast(pa.string())
+        kind = array.type
+    if any(is_one(kind) for is_one in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)):
+        return _texts_of(pa, array, valid), None
+    if types.is_boolean(kind):
+        return array.fill_null(False).to_numpy(zero_copy_only=False), valid
+    if types.is_integer(kind):
+        return array.fill_null(0).to_numpy(), valid
+    if types.is_floating(kind):
+        if types.is_float16(kind):
+            array = array.cast(pa.float32())
+        return array.fill_null(float("nan")).to_numpy(), None
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return array.to_numpy(zero_copy_only=False), None
+    raise FeatureValueError(feature.name, None, f"expected a column of values, got one of {kind}")
+
+
+def _texts_of(pa: Any, array: Any, valid: Any) -> Texts:
+    array = array.cast(pa.large_binary())
+    if not len(array):
+        return Texts(np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
+    _, offsets, data = array.buffers()
+    places = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return Texts(content, places[:-1], places[1:], valid)
