@@ -8,8 +8,9 @@ returns the keys and the dense numbers of a model.
 from serving.features.columns import Column, Texts
 from serving.features.definition import FEATURES_FILE, FeatureConfig, FeatureDefinition, read_definition
 from serving.features.frames import columns_of_arrays, columns_of_frame, is_frame
-from serving.features.opening import open_features, slots_of
-from serving.features.reader import FeatureReader, SlotOfTable, Transformed
+from serving.features.opening import open_features, slots_of, slots_of_tables
+from serving.features.reader import FeatureReader, SlotOfTable, Transformed, key_count
+from serving.features.writing import write_definition
 
 __all__ = [
     "FEATURES_FILE",
@@ -23,7 +24,10 @@ __all__ = [
     "columns_of_arrays",
     "columns_of_frame",
     "is_frame",
+    "key_count",
     "open_features",
     "read_definition",
     "slots_of",
+    "slots_of_tables",
+    "write_definition",
 ]

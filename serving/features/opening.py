@@ -1,5 +1,7 @@
 """The ``features.json`` of a model, next to its ``graph.json``."""
 
+from collections.abc import Iterable
+
 from serving.config import ModelConfig
 from serving.errors import ConfigError
 from serving.features.definition import FEATURES_FILE, read_definition
@@ -10,15 +12,20 @@ _GRAPH_FILE = "graph.json"
 
 
 def slots_of(config: ModelConfig) -> list[SlotOfTable]:
-    """Return the slots of a model in order.
+    """Return the slots of a model in order; see ``slots_of_tables``."""
+    return slots_of_tables([(table.name, table.slots) for table in config.tables])
+
+
+def slots_of_tables(tables: Iterable[tuple[str, int]]) -> list[SlotOfTable]:
+    """Return the slots of tables in order; each table is given with its number of slots.
 
     HugeCTR's graphs name tables, not slots. A table's only slot has the table's name, and several slots have their
     numbers too: ``user``, ``item[0]``, ``item[1]``. These are also paths in the keys of a ``/predict`` sample.
     """
     return [
-        SlotOfTable(table.name if table.slots == 1 else f"{table.name}[{slot}]", table.name)
-        for table in config.tables
-        for slot in range(table.slots)
+        SlotOfTable(table if slots == 1 else f"{table}[{slot}]", table)
+        for table, slots in tables
+        for slot in range(slots)
     ]
 
 

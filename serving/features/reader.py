@@ -102,11 +102,12 @@ class FeatureReader:
             if feature.kind == "dense":
                 continue
             where = f"features[{number}]"
-            size = self._add(feature, place[feature.slot_name], source, where)
+            size = key_count(feature, source, where)
             end = LARGEST_KEY + 1 if size is None else feature.offset + size
             if end > LARGEST_KEY + 1:
                 raise ConfigError(source, f"{where}.offset", f"the keys end after {LARGEST_KEY}")
             self.ranges[feature.name] = KeyRange(feature.offset, end)
+            self._add(feature, place[feature.slot_name], source, where)
             self._add_options(feature)
         for number, feature in enumerate(definition.dense):
             lowest, highest = feature.clip or (0.0, 0.0)
@@ -184,33 +185,27 @@ class FeatureReader:
                 where = (*labels, ("feature", name), ("state", state))
                 yield MetricSample("hotrow_vocabulary_values", help_text, where, of_state[name])
 
-    def _add(self, feature: FeatureConfig, slot: int, source: str, where: str) -> int | None:
-        """Add a feature to the transform, and return how many keys it has; None: all."""
+    def _add(self, feature: FeatureConfig, slot: int, source: str, where: str) -> None:
+        """Add a feature to the transform."""
         column, offset, native = self._names.get(feature.name, 0), feature.offset, self._transform
         if feature.kind == "hash":
             name, salt = ("siphash", feature.salt) if feature.salt is not None else (feature.hash, (0, 0))
             native.add_hash(column, slot, offset, feature.buckets or 0, name, salt)
-            return feature.buckets
-        if feature.kind == "vocabulary":
-            assert feature.vocabulary is not None
-            with opened_vocabulary(feature.vocabulary, source, f"{where}.vocabulary") as (path, values):
+        elif feature.kind == "vocabulary":
+            self._vocabularies[feature.name] = self._order.index(feature)
+            with compiled_vocabulary(feature, source, where) as (path, _):
                 try:
                     native.add_vocabulary(column, slot, offset, str(path), feature.unknown_buckets)
                 except ValueError as err:
                     raise ConfigError(source, f"{where}.vocabulary", str(err)) from err
-            self._vocabularies[feature.name] = self._order.index(feature)
-            return feature.unknown_buckets + values
-        if feature.kind == "bucketize":
-            assert feature.boundaries is not None
-            native.add_bucketize(column, slot, offset, list(feature.boundaries))
-            return len(feature.boundaries) + 1
-        if feature.kind == "identity":
+        elif feature.kind == "bucketize":
+            native.add_bucketize(column, slot, offset, list(feature.boundaries or ()))
+        elif feature.kind == "identity":
             native.add_identity(column, slot, offset, feature.size or 0)
-            return feature.size
-        by_name = {other.name: other for other in self._columns}
-        parts = [(self._names[name], list(by_name[name].boundaries or ())) for name in feature.of or ()]
-        native.add_cross(parts, slot, offset, feature.buckets or 0)
-        return feature.buckets
+        else:
+            by_name = {other.name: other for other in self._columns}
+            parts = [(self._names[name], list(by_name[name].boundaries or ())) for name in feature.of or ()]
+            native.add_cross(parts, slot, offset, feature.buckets or 0)
 
     def _add_options(self, feature: FeatureConfig) -> None:
         if feature.list is not None and feature.list.most is not None:
@@ -222,13 +217,29 @@ class FeatureReader:
             self._transform.fill(kind, text, int(number) if kind == "integer" else 0, float(number))
 
 
+def key_count(feature: FeatureConfig, source: str, where: str) -> int | None:
+    """Return how many keys a feature can give; None: any keys.
+
+    Raises:
+        ConfigError: its vocabulary cannot be read.
+    """
+    if feature.kind == "vocabulary":
+        with compiled_vocabulary(feature, source, where) as (_, values):
+            return feature.unknown_buckets + values
+    if feature.boundaries is not None:
+        return len(feature.boundaries) + 1
+    return feature.size if feature.kind == "identity" else feature.buckets
+
+
 @contextmanager
-def opened_vocabulary(path: Path, source: str, where: str) -> Iterator[tuple[Path, int]]:
-    """Give a compiled vocabulary, which is made from a file with a value in each line, and its number of values.
+def compiled_vocabulary(feature: FeatureConfig, source: str, where: str) -> Iterator[tuple[Path, int]]:
+    """Give the compiled vocabulary of a feature, made from a file with a value in each line, and its number of values.
 
     Raises:
         ConfigError: it cannot be read, is empty, or has a value twice.
     """
+    path, where = feature.vocabulary, f"{where}.vocabulary"
+    assert path is not None
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)

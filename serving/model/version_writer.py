@@ -20,6 +20,7 @@ from serving.model.regular_file import is_absent
 from serving.model.slot_sizes import SlotKeys
 from serving.model.strict_json import read_json
 
+FEATURES_FILE = "features.json"
 GRAPH_FILE, DENSE_FILE, ONNX_FILE = "graph.json", "dense.model", "dense.onnx"
 CALIBRATION_FILE = "calibration.npz"  # one request, which measures the error of the engine int8
 _ENTRY_FILE, _CONFIG_FILE = "model.py", "config.pbtxt"
@@ -31,6 +32,7 @@ _OWN_NAMES = {
     GRAPH_FILE,
     CALIBRATION_FILE,
     _ENTRY_FILE,
+    FEATURES_FILE,
     MANIFEST_NAME,
     "__pycache__",
 }

@@ -40,6 +40,24 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         help="a JSON file that names the columns of each input in Parquet or CSV data",
     )
+    parser.add_argument(
+        "--features",
+        type=Path,
+        metavar="FILE",
+        help="a features.json: Parquet or CSV data has raw values, and so may requests; see docs/features.md",
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        metavar="COLUMN",
+        help="with --features, the column of the label; once for each label (default: its name in the graph)",
+    )
+    parser.add_argument(
+        "--embedding-dim",
+        type=_whole(1, 65_536),
+        metavar="D",
+        help="with --features, the floats of a row of a built-in model (default: 16)",
+    )
     parser.add_argument("--key-type", choices=("I32", "I64"), default="I64", help="keys of Norm files (default: I64)")
     built_in = ", ".join(built_in_graphs())
     parser.add_argument(
@@ -135,16 +153,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    if options.describe is None and options.output is None:
-        parser.error("the following arguments are required: --output")
-    if options.resume and options.checkpoint is None:
-        parser.error("--resume needs --checkpoint")
-    if options.publish is not None and options.checkpoint is None:
-        parser.error("--publish needs --checkpoint, where its outbox is")
-    if options.publish_format == "hps" and options.publish_rows != "float32":
-        parser.error("--publish-format hps has rows of float32")
-    if options.eval_data and not options.data:
-        parser.error("--eval-data needs --data; generated samples are evaluated on their last tenth")
+    if fault := _why_unfit(options):
+        parser.error(fault)
     try:
         from training.command.run import run  # PyTorch takes a second to import, which --help does not need
     except ModuleNotFoundError as err:
@@ -156,6 +166,24 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     for line in run(options):
         print(line, flush=True)
     return 0
+
+
+def _why_unfit(options: argparse.Namespace) -> str:
+    """Say which options do not go together; empty if all do."""
+    faults = {
+        "the following arguments are required: --output": options.describe is None and options.output is None,
+        "--resume needs --checkpoint": options.resume and options.checkpoint is None,
+        "--publish needs --checkpoint, where its outbox is": options.publish is not None and options.checkpoint is None,
+        "--publish-format hps has rows of float32": options.publish_format == "hps"
+        and options.publish_rows != "float32",
+        "--label needs --features": options.label is not None and options.features is None,
+        "--embedding-dim needs --features": options.embedding_dim is not None and options.features is None,
+        "--features needs --data": options.features is not None and options.data is None,
+        "--features takes the place of --columns": options.features is not None and options.columns is not None,
+        "--eval-data needs --data; generated samples are evaluated on their last tenth": options.eval_data
+        and not options.data,
+    }
+    return next((fault for fault, is_there in faults.items() if is_there), "")
 
 
 def _whole(least: int, largest: int = 2**63 - 1) -> Callable[[str], int]:

@@ -23,6 +23,7 @@ from training.data.opening import open_data
 from training.data.source import FileSource, content_of
 from training.data.streams import batches_of
 from training.errors import DataError
+from training.features import FeatureFile
 from training.model.ctr_model import CtrModel
 from training.model.document import TrainingDocument, open_document
 from training.model.export import export_model
@@ -62,26 +63,35 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     if options.describe is not None:
         yield from describe(open_document(options.describe))
         return
-    document = open_document(options.model)
+    document, features = open_document(options.model), None
+    if options.features is not None:
+        features = FeatureFile(options.features, document, options.label, options.embedding_dim)
+        document = features.document
     name = document.name if options.name is None else options.name
     check_output(options.output, name, document.graph)
     remove_killed_writes(options.output, _TEMPORARY)
     torch.set_num_threads(options.threads)
     set_lookup_threads(options.threads)
-    samples, evaluation, best_known = _read(options, document, processes)
+    samples, evaluation, best_known = _read(options, document, features, processes)
     if best_known:
         yield best_known
     if "solver" in document.document:
         yield f"note: {document.graph.source}: solver: no effect: the options of `hotrow train` take its place"
     model = _model(document, options, processes)
     with ExitStack() as stack:
-        training = _Run(options, document, model, samples, evaluation, stack)
+        training = _Run(options, document, features, model, samples, evaluation, stack)
         if options.publish is not None:
             training.publish(name)
         yield from training.lines()
         calibration = next(batches_of(evaluation.parts(), _CALIBRATION_SAMPLES, keeps_rest=True))
         path = export_model(
-            model, document.document, options.output, name, calibration=calibration, publisher=training.publisher
+            model,
+            document.document,
+            options.output,
+            name,
+            calibration=calibration,
+            publisher=training.publisher,
+            features=features,
         )
     yield f"model written to {path}"
     yield f"serve it: hotrow serve {options.output}"
@@ -108,7 +118,7 @@ def _model(document: TrainingDocument, options: argparse.Namespace, processes: P
 
 
 def _read(
-    options: argparse.Namespace, document: TrainingDocument, processes: Processes
+    options: argparse.Namespace, document: TrainingDocument, features: FeatureFile | None, processes: Processes
 ) -> tuple[Samples | FileSource, Samples | FileSource, str]:
     """Return the training samples, the evaluation samples, and a line about the best known AUC."""
     if options.synthetic is not None:
@@ -117,22 +127,27 @@ def _read(
         cut = _cut(options.synthetic)
         best = [data.best_known_auc(slice(cut, None), label) for label in range(document.graph.label_dim)]
         return data.samples[:cut], data.samples[cut:], f"best known AUC {_per_label(document, best)}"
-    samples = _open(options, document, options.data, processes)
+    samples = _open(options, document, features, options.data, processes)
     if options.eval_data is not None:
-        return samples, _open(options, document, options.eval_data, processes), ""
+        return samples, _open(options, document, features, options.eval_data, processes), ""
     if len(samples) < 2:
         raise DataError(options.data, "1 sample, expected at least 2: one to train on, one to evaluate on")
     return samples[: _cut(len(samples))], samples[_cut(len(samples)) :], ""
 
 
 def _open(
-    options: argparse.Namespace, document: TrainingDocument, path: Path, processes: Processes
+    options: argparse.Namespace,
+    document: TrainingDocument,
+    features: FeatureFile | None,
+    path: Path,
+    processes: Processes,
 ) -> Samples | FileSource:
     return open_data(
         path,
         document,
         key_dtype=_KEY_DTYPES[options.key_type],
         columns=options.columns,
+        features=features,
         window_rows=options.window,
         progress=processes.is_first,
     )
@@ -197,6 +212,7 @@ class _Run:
         self,
         options: argparse.Namespace,
         document: TrainingDocument,
+        features: FeatureFile | None,
         model: CtrModel,
         samples: Samples | FileSource,
         evaluation: Samples | FileSource,
@@ -205,6 +221,7 @@ class _Run:
         """Take what is trained. Check everything that can fail, and continue from a checkpoint if asked to."""
         self._options = options
         self._document = document
+        self._features = features
         self._model = model
         self._samples = samples
         self._evaluation = evaluation
@@ -332,6 +349,7 @@ class _Run:
             "content": {"data": content_of(self._samples), "eval_data": content_of(self._evaluation)},
             "synthetic": options.synthetic,
             **{name: None if path is None else str(path.resolve()) for name, path in paths.items()},
+            **({} if self._features is None else {"features": self._features.settings}),
             "key_type": options.key_type,
             "window": options.window,
             "batch_size": options.batch_size,

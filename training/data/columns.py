@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import MissingExtraError, nearest
+from serving.errors import FeatureValueError, MissingExtraError, nearest
 from serving.model.atomic import atomic_write
 from serving.model.data_files import list_data_files
 from serving.model.regular_file import check_regular, wrong_kind
@@ -30,6 +30,7 @@ from training.data.checks import ColumnMap, checked
 from training.data.csv_faults import NULL, OPEN_QUOTE, EndedStream, first_fault, header_of, with_line
 from training.data.file_list import read_file_list
 from training.errors import DataError
+from training.features import FeatureFile
 from training.samples import Bags, Samples
 
 _READ_ROWS = 65_536  # pyarrow is slow with small batches
@@ -44,11 +45,13 @@ CSV_SUFFIXES = (".csv", *(f".csv{packed}" for packed in (".gz", ".zst", ".bz2", 
 
 _log = logging.getLogger(__name__)
 Number = TypeVar("Number", np.int64, np.float32)
+#: Which columns of a file are read: numbers and keys, or raw features.
+Columns = ColumnMap | FeatureFile
 
 
 def read_parquet(
     path: str | Path | Sequence[Path],
-    columns: ColumnMap,
+    columns: Columns,
     *,
     slot_sizes: Sequence[int] | None = None,
     batch_size: int = 4096,
@@ -60,7 +63,7 @@ def read_parquet(
 
     Args:
         path: the file, the files or the folder.
-        columns: which columns to read.
+        columns: which columns to read; a ``FeatureFile`` reads raw values.
         slot_sizes: S numbers, how many keys each slot has: keys begin at 0 in each slot, and the sizes of the slots
             before are added. None: keys are used as they are.
         batch_size: the samples of a batch. The last batch of a file may be smaller.
@@ -76,7 +79,7 @@ def read_parquet(
 
 def read_csv(
     path: str | Path | Sequence[Path],
-    columns: ColumnMap,
+    columns: Columns,
     *,
     slot_sizes: Sequence[int] | None = None,
     batch_size: int = 4096,
@@ -222,7 +225,7 @@ def _opened_parquet(path: Path) -> Any:
 
 
 def _read_parquet_file(
-    path: Path, columns: ColumnMap, slot_sizes: Sequence[int] | None, batch_size: int
+    path: Path, columns: Columns, slot_sizes: Sequence[int] | None, batch_size: int
 ) -> Iterator[Samples]:
     pa = import_pyarrow()
     with _opened_parquet(path) as file:
@@ -238,12 +241,15 @@ def _read_parquet_file(
 
 
 def _read_csv_file(
-    path: Path, columns: ColumnMap, slot_sizes: Sequence[int] | None, batch_size: int
+    path: Path, columns: Columns, slot_sizes: Sequence[int] | None, batch_size: int
 ) -> Iterator[Samples]:
     pa = import_pyarrow()
     _check_regular(path)
-    types = {name: pa.float32() for name in (*columns.labels, *columns.dense)}
-    types |= {name: pa.int64() for name in columns.slots}
+    if isinstance(columns, FeatureFile):
+        types = dict.fromkeys(columns.reader.names, pa.string()) | dict.fromkeys(columns.labels, pa.float32())
+    else:
+        types = {name: pa.float32() for name in (*columns.labels, *columns.dense)}
+        types |= {name: pa.int64() for name in columns.slots}
     read = pa.csv.ReadOptions(block_size=_READ_BYTES)
     parse = pa.csv.ParseOptions(newlines_in_values=True)  # otherwise pyarrow may cut a field at the end of a block
     options = pa.csv.ConvertOptions(column_types=types, include_columns=_distinct(columns))
@@ -264,7 +270,7 @@ def _read_csv_file(
             with closing(_csv_batches(pa, stream, f"\n{last_line}\n".encode(), read, parse, options)) as batches:
                 for batch in _checked(pa, path, batches, damaged):
                     rows = batch.num_rows
-                    is_whole = bool(rows) and batch.column(columns.slots[0])[rows - 1].as_py() == mark
+                    is_whole = bool(rows) and str(batch.column(columns.names[-1])[rows - 1].as_py()) == str(mark)
                     yield from _cut(iter([convert(batch.slice(0, rows - is_whole))]), batch_size)
         if not is_whole:
             raise first_fault(pa, path, types) or DataError(path, OPEN_QUOTE)
@@ -294,7 +300,7 @@ def _csv_batches(pa: Any, stream: Any, last_line: bytes, *options: Any) -> Gener
         raise faults[0]
 
 
-def _distinct(columns: ColumnMap) -> list[str]:
+def _distinct(columns: Columns) -> list[str]:
     return list(dict.fromkeys(columns.names))
 
 
@@ -310,7 +316,7 @@ def _damaged_parquet(path: Path, err: Exception) -> DataError:
     return DataError(path, wrong_kind(path, "a Parquet file", (_PARQUET,)))
 
 
-def _check_names(path: Path, columns: ColumnMap, found: list[str]) -> None:
+def _check_names(path: Path, columns: Columns, found: list[str]) -> None:
     counts = Counter(found)
     for name in columns.names:
         if counts[name] != 1:
@@ -344,7 +350,7 @@ def _cut(parts: Iterator[Samples], batch_size: int) -> Iterator[Samples]:
 class _Converter:
     """Makes samples of a file's record batches, one after another."""
 
-    def __init__(self, pa: Any, path: Path, columns: ColumnMap, slot_sizes: Sequence[int] | None) -> None:
+    def __init__(self, pa: Any, path: Path, columns: Columns, slot_sizes: Sequence[int] | None) -> None:
         self._pa = pa
         self._path = path
         self._columns = columns
@@ -352,10 +358,22 @@ class _Converter:
         self._first_row = 0
 
     def __call__(self, batch: Any) -> Samples:
-        labels, dense = self._numbers(batch, self._columns.labels), self._numbers(batch, self._columns.dense)
-        samples = Samples(labels, dense, self._bags(batch))
+        labels = self._numbers(batch, self._columns.labels)
+        if isinstance(self._columns, FeatureFile):
+            samples = self._raw(self._columns, labels, batch)
+        else:
+            samples = Samples(labels, self._numbers(batch, self._columns.dense), self._bags(batch))
         first, self._first_row = self._first_row, self._first_row + len(samples)
-        return checked(samples, self._path, first, columns=self._columns, slot_sizes=self._slot_sizes)
+        columns = self._columns
+        names = ColumnMap(columns.labels, columns.dense, columns.slots)
+        return checked(samples, self._path, first, columns=names, slot_sizes=self._slot_sizes)
+
+    def _raw(self, features: FeatureFile, labels: NDArray[np.float32], batch: Any) -> Samples:
+        try:
+            return features.samples(labels, {name: batch.column(name) for name in features.reader.names})
+        except FeatureValueError as err:
+            record = None if err.sample is None else self._first_row + err.sample
+            raise DataError(self._path, err.reason, column=err.feature, record=record) from err
 
     def _column(self, batch: Any, name: str) -> Any:
         """Return a column in its plain type: values that are written once, in a dictionary, are put in their rows.

@@ -103,7 +103,7 @@ def first_fault(pa: Any, path: Path, types: Mapping[str, Any]) -> DataError | No
     Args:
         pa: pyarrow.
         path: the file.
-        types: pyarrow's types of the columns that are read, float32 or int64.
+        types: pyarrow's types of the columns that are read: float32, int64 or string.
 
     Raises:
         OSError: the file cannot be read or decompressed.
@@ -119,7 +119,9 @@ def first_fault(pa: Any, path: Path, types: Mapping[str, Any]) -> DataError | No
             return DataError(path, reason, line=line)
         for name, field in zip(names, fields, strict=True):
             if name in types and field not in nulls and not _is_a(pa, types[name], field.strip(" \t")):
-                expected = "an integer of 64 bits" if types[name] == pa.int64() else "a number"
+                expected = {pa.int64(): "an integer of 64 bits", pa.string(): "text in UTF-8"}.get(
+                    types[name], "a number"
+                )
                 return DataError(path, f"expected {expected}, found {_shown(field)}", line=line, column=name)
     return None
 

@@ -27,6 +27,7 @@ from training.data.npz import read_npz
 from training.data.raw import read_raw
 from training.data.source import FileSource
 from training.errors import DataError
+from training.features import FeatureFile
 from training.model.document import TrainingDocument
 from training.model.sample_check import check_samples_fit
 from training.samples import ContentSum, Samples
@@ -38,6 +39,7 @@ def open_data(
     *,
     key_dtype: str = "int64",
     columns: Path | None = None,
+    features: FeatureFile | None = None,
     window_rows: int = 1_000_000,
     progress: bool = False,
 ) -> Samples | FileSource:
@@ -50,6 +52,7 @@ def open_data(
         key_dtype: of the keys of Norm files, uint32 or int64.
         columns: a JSON file with the columns of Parquet and CSV files, see ``read_column_map``; None: their names are
             those of ``default_columns``.
+        features: reads raw features from Parquet and CSV files; None: the files have keys.
         window_rows: the samples are kept in memory if there are at most as many.
         progress: show a progress bar if standard error is a terminal.
 
@@ -61,7 +64,7 @@ def open_data(
         ConfigError: the samples do not fit the document, or ``columns`` cannot be used.
         MissingExtraError: the format needs a package that is not installed.
     """
-    read = _reader(path, document, key_dtype, columns)
+    read = _feature_reader(path, features) if features else _reader(path, document, key_dtype, columns)
     rows, kept, content = 0, [], ContentSum()
     with tqdm(unit=" rows", desc=path.name, disable=None if progress else True) as bar:
         for part in read():
@@ -148,8 +151,7 @@ def _reader(
     path: Path, document: TrainingDocument, key_dtype: str, columns: Path | None
 ) -> Callable[[], Iterator[Samples]]:
     """Return a function that reads the samples. A folder is listed once, so every epoch reads the same files."""
-    if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe would block
-        raise DataError(path, "not a regular file or a folder; training reads its data more than once")
+    _check_is_file(path)
     sizes = document.data.slot_sizes
     if path.suffix == ".npz":
         return partial(read_npz, path, document)
@@ -163,6 +165,21 @@ def _reader(
     if columns is not None or path.is_dir() or (".csv" in path.suffixes and not is_criteo(path)):
         return partial(read_csv, files_of(path, CSV_SUFFIXES), column_map, slot_sizes=sizes)
     return partial(read_criteo_blocks, path, sizes)
+
+
+def _feature_reader(path: Path, features: FeatureFile) -> Callable[[], Iterator[Samples]]:
+    """Return a function that reads samples of raw features."""
+    _check_is_file(path)
+    if path.suffix == ".parquet" or _has_parquet(path):
+        return partial(read_parquet, files_of(path, PARQUET_SUFFIXES), features)
+    if path.is_dir() or ".csv" in path.suffixes:
+        return partial(read_csv, files_of(path, CSV_SUFFIXES), features)
+    raise DataError(path, "expected a Parquet or CSV file with a header, or a folder of them, for raw features")
+
+
+def _check_is_file(path: Path) -> None:
+    if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe would block
+        raise DataError(path, "not a regular file or a folder; training reads its data more than once")
 
 
 def _has_parquet(folder: Path) -> bool:

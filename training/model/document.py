@@ -150,16 +150,20 @@ def read_document(path: Path) -> TrainingDocument:
 
     The clauses ``solver`` and ``inference`` are ignored, as in HugeCTR's Python interface.
     """
-    document = read_json(path)
-    graph = parse_graph(document, str(path))
-    root = Fields(document, str(path), "")
+    return parse_document(read_json(path), str(path))
+
+
+def parse_document(document: Any, source: str) -> TrainingDocument:
+    """Return the content of a training graph; see ``read_document``. ``source`` is the file, for messages."""
+    graph = parse_graph(document, source)
+    root = Fields(document, source, "")
     labels, regularizers = _read_losses(root)
     data = _read_data(next(root.objects("layers")), sum(entry.slots for entry in graph.sparse))
     optimizer, schedule = _read_optimizer(root)
     name = root.object("optimizer").text("type") if "optimizer" in root else "Adam"
     tables = _read_table_optimizers(root, graph, optimizer, schedule)
     return TrainingDocument(
-        path.stem, document, graph, labels, name, optimizer.rule, schedule, tables, regularizers, data
+        Path(source).stem, document, graph, labels, name, optimizer.rule, schedule, tables, regularizers, data
     )
 
 

@@ -33,6 +33,7 @@ from training.row_file import TableRows
 from training.samples import Bags, Samples
 
 if TYPE_CHECKING:
+    from training.features import FeatureFile
     from training.publishing import Publisher
 
 #: Of the clause ``inference``.
@@ -49,6 +50,7 @@ def export_model(
     version: int | None = None,
     calibration: Samples | None = None,
     publisher: "Publisher | None" = None,
+    features: "FeatureFile | None" = None,
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, complete or absent. Of several processes, the first writes.
 
@@ -63,6 +65,7 @@ def export_model(
         calibration: samples that the model was not trained on. The engine int8 measures its error on them.
         publisher: publishes what has changed, before the version is written. The manifest states its run, and the
             position up to which the version includes the updates. If the log is away, this is an earlier position.
+        features: how training read raw features. The version has their definition, so requests may have them too.
 
     Returns:
         the version's folder.
@@ -77,7 +80,7 @@ def export_model(
         publisher.publish()
         run, positions = publisher.run, publisher.flush()
     if model.processes.is_first:
-        write_files = partial(_write_files, model=model, document=document, calibration=calibration)
+        write_files = partial(_write_files, model=model, document=document, calibration=calibration, features=features)
         path = write_version(repository, name, model.graph, write_files, version, run, positions)
     else:
         model.send_rows()
@@ -215,8 +218,16 @@ def _write_network(folder: Path, model: CtrModel, document: dict[str, Any], sett
     return graph
 
 
-def _write_files(folder: Path, model: CtrModel, document: dict[str, Any], calibration: Samples | None) -> SlotKeys:
+def _write_files(
+    folder: Path,
+    model: CtrModel,
+    document: dict[str, Any],
+    calibration: Samples | None,
+    features: "FeatureFile | None",
+) -> SlotKeys:
     """Write the files of a version, and return how the keys of its requests come."""
+    if features is not None:
+        features.write(folder)
     graph = _write_network(folder, model, document, _SETTINGS)
     shifts = _shifts_of(graph)
     for number, embedding in enumerate(graph.embeddings):

@@ -280,8 +280,12 @@ nb::object cut(nb::handle bytes, nb::handle begins, nb::handle ends, nb::handle 
   return places(found, true);
 }
 
+// Spaces around a number do not count.
 template <class T>
 bool parse(std::string_view text, T& out) {
+  const auto is_space = [](char letter) { return letter == ' ' || letter == '\t'; };
+  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
   if (!text.empty() && text[0] == '+') text.remove_prefix(1);
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
   return error == std::errc() && end == text.data() + text.size();

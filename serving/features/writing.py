@@ -1,0 +1,27 @@
+"""Write a ``features.json``."""
+
+import json
+import shutil
+from pathlib import Path
+
+from serving.features.definition import FeatureDefinition
+from serving.features.reader import compiled_vocabulary
+from serving.model.names import TABLE_NAME
+
+
+def write_definition(definition: FeatureDefinition, path: Path) -> None:
+    """Write a definition, and each of its vocabularies compiled into a file next to it.
+
+    Raises:
+        ConfigError: a vocabulary cannot be read.
+        OSError: the file system refuses.
+    """
+    document = definition.model_dump(mode="json", exclude_defaults=True)
+    for number, (feature, entry) in enumerate(zip(definition.features, document["features"], strict=True)):
+        if feature.vocabulary is None:
+            continue
+        name = feature.name if TABLE_NAME.fullmatch(feature.name) else f"feature{number}"
+        entry["vocabulary"] = f"{name}.vocabulary"
+        with compiled_vocabulary(feature, str(path), f"features[{number}]") as (compiled, _):
+            shutil.copyfile(compiled, path.with_name(entry["vocabulary"]))
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
