@@ -1,6 +1,6 @@
 """Built-in networks in other sizes: their inputs follow the features of the data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,10 +51,25 @@ def fitted(document: TrainingDocument, slots: int, dense: int, most_keys: int, d
     layers = [_sized(layer, sizes) for layer in document.document["layers"]]
     layers[0]["sparse"][0]["max_feature_num_per_sample"] = most_keys
     if not dense:
-        for layer in layers:
-            if layer["type"] == "Concat":
-                layer["bottom"] = [bottom for bottom in layer["bottom"] if bottom != document.graph.dense_top]
+        layers = _without(document.graph.dense_top, layers)
     return replace(parse_document({**document.document, "layers": layers}, document.graph.source), name=document.name)
+
+
+def _without(top: str, layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Take an input out of the Concat layers. A layer of one input is left out, and the input takes its place."""
+    kept, renamed = [], dict[str, str]()
+    for layer in layers:
+        if layer["type"] == "Concat":
+            layer["bottom"] = [bottom for bottom in layer["bottom"] if bottom != top]
+            if len(layer["bottom"]) == 1:
+                renamed[layer["top"]] = layer["bottom"][0]
+                continue
+        if isinstance(layer.get("bottom"), str):
+            layer["bottom"] = renamed.get(layer["bottom"], layer["bottom"])
+        elif "bottom" in layer:
+            layer["bottom"] = [renamed.get(bottom, bottom) for bottom in layer["bottom"]]
+        kept.append(layer)
+    return kept
 
 
 def _sized(value: Any, sizes: Mapping[int, int], key: str = "") -> Any:

@@ -104,7 +104,7 @@ def test_a_column_without_values_is_missing(reader):
     ],
 )
 def test_a_wrong_column_is_named(reader, changed, text):
+    table = pa.table({**TEXT, **changed})
     with pytest.raises(FeatureValueError) as caught:
-        columns, rows = columns_of_frame(reader, pa.table({**TEXT, **changed}))
-        reader.transform(columns, rows)
+        reader.transform(*columns_of_frame(reader, table))
     assert str(caught.value).startswith(text)

@@ -1,0 +1,222 @@
+"""``hotrow train --features``: raw columns in, and a model that answers the same raw values."""
+
+import json
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+import hotrow
+from serving.frontend.front_end import FrontEnd
+from serving.frontend.http.app import create_app
+from serving.repository import ModelRepository
+from tests.serving.frontend.app_client import Client
+from tests.training.command.running import hotrow_train
+from training.built_in import built_in_graphs
+
+ROWS = 600
+FEATURES = {
+    "format": 1,
+    "features": [
+        {"name": "user", "kind": "hash", "buckets": 500},
+        {"name": "country", "kind": "vocabulary", "vocabulary": "country.txt"},
+        {"name": "tags", "kind": "hash", "buckets": 20, "list": {"separator": "|", "most": 3, "keep": "first"}},
+        {"name": "age", "kind": "bucketize", "type": "integer", "boundaries": [18, 40], "missing": 30},
+        {"name": "both", "kind": "cross", "of": ["country", "age"], "buckets": 50},
+        {"name": "price", "kind": "dense", "log1p": True, "missing": 0},
+    ],
+}
+
+
+def clicks():
+    """Users whose number is odd click."""
+    rng = np.random.default_rng(0)
+    users = rng.integers(0, 60, ROWS)
+    tags = [list(rng.choice(["a", "b", "c"], size, replace=False)) for size in rng.integers(0, 4, ROWS)]
+    return {
+        "clicked": users % 2,
+        "user": [f"u{user}" for user in users],
+        "country": pa.array(rng.choice(["de", "日本", None, "xx"], ROWS)),
+        "tags": tags,
+        "age": [int(age) if age > 12 else None for age in rng.integers(10, 70, ROWS)],
+        "price": [float(np.float32(price)) if price > 1 else None for price in rng.gamma(2, 3, ROWS)],
+    }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clicks")
+    rows = clicks()
+    pq.write_table(pa.table(rows), folder / "clicks.parquet", row_group_size=250)
+    pa_csv.write_csv(pa.table({**rows, "tags": ["|".join(tags) for tags in rows["tags"]]}), folder / "clicks.csv")
+    (folder / "country.txt").write_text("de\n日本\n", encoding="utf-8")
+    (folder / "features.json").write_text(json.dumps(FEATURES))
+    return folder
+
+
+def train(data, output, *more, file="clicks.parquet", features="features.json"):
+    paths = ["--data", str(data / file), "--features", str(data / features), "--output", str(output)]
+    return hotrow_train([*paths, "--label", "clicked", "--batch-size", "60", *more])
+
+
+@pytest.fixture(scope="module")
+def models(data):
+    assert train(data, data / "models", "--epochs", "12") == 0
+    return data / "models"
+
+
+def test_a_model_learns_from_raw_columns_and_answers_them(models, data):
+    with hotrow.load_model(models / "dcn") as session:
+        table = pq.read_table(data / "clicks.parquet")
+        clicked = table["clicked"].to_numpy().astype(bool)
+        answers = session.predict(table.drop_columns(["clicked"]))[:, 0]
+        assert answers[clicked].mean() > 0.8 > 0.2 > answers[~clicked].mean()
+        assert session.predict(table.drop_columns(["clicked"]).to_pydict())[:, 0].tobytes() == answers.tobytes()
+
+
+def test_csv_gives_the_same_model(models, data, tmp_path):
+    assert train(data, tmp_path, "--epochs", "12", file="clicks.csv") == 0
+    for name in ("dense.model", "sparse_embedding1/key", "sparse_embedding1/emb_vector", "features.json"):
+        assert (tmp_path / "dcn" / "1" / name).read_bytes() == (models / "dcn" / "1" / name).read_bytes()
+
+
+def test_requests_have_raw_values_or_keys(models, data):
+    rows = pq.read_table(data / "clicks.parquet").drop_columns(["clicked"]).slice(0, 3).to_pylist()
+    with ModelRepository(models) as repository, hotrow.load_model(models / "dcn") as session:
+        repository.load()
+        client = Client(create_app(FrontEnd(repository)))
+        answer = client.post("/predict/dcn", json={"samples": rows}).json()
+        expected = session.predict({name: [row[name] for row in rows] for name in rows[0]})
+        assert np.array(answer["predictions"], np.float32).tolist() == expected.tolist()
+        batch = session.read({name: [row[name] for row in rows] for name in rows[0]})
+        keys, row_ptrs = batch.joined.keys, batch.joined.row_ptrs
+        bags = [bag.tolist() for bag in np.split(keys, row_ptrs[1:-1])]
+        samples = [{"dense": batch.dense[at].tolist(), "keys": bags[5 * at : 5 * at + 5]} for at in range(3)]
+        by_key = client.post("/predict/dcn", json={"samples": samples}).json()
+        assert by_key["predictions"] == answer["predictions"]
+        mixed = client.post("/predict/dcn", json={"samples": [rows[0], samples[1]]})
+        assert mixed.status_code == 400
+        assert "samples[1]: has keys, but samples[0] has raw features" in mixed.json()["error"]
+        wrong = client.post("/predict/dcn", json={"samples": [rows[0], {**rows[1], "pricee": 1}]})
+        assert wrong.json()["error"].startswith("samples[1].pricee: is not a feature; did you mean 'price'?")
+        wrong = client.post("/predict/dcn", json={"samples": [rows[0], {**rows[1], "age": 1.5}]})
+        assert wrong.json()["error"].startswith("samples[1].age: expected an integer, got 1.5")
+        unknown = sum(row["country"] == "xx" for row in rows)
+        where = 'feature="country",model="dcn",state="unknown",version="1"'
+        assert f"hotrow_vocabulary_values_total{{{where}}} {float(unknown)}" in client.get("/metrics").text
+
+
+@pytest.mark.parametrize("model", ["dcn_v2", "deepfm", "dlrm", "wdl"])
+def test_every_network_for_wide_data_follows_the_features(data, tmp_path, model):
+    assert train(data, tmp_path, "--model", model, "--embedding-dim", "6") == 0
+    with hotrow.load_model(tmp_path / model) as session:
+        assert [table.slots for table in session.config.tables] == [5]
+        assert session.config.tables[0].dim == (7 if model in ("deepfm", "wdl") else 6)
+        assert session.predict({"user": ["u1"], "price": [2.5]}).shape == (1, 1)
+
+
+def test_a_network_without_dense_features(data, tmp_path):
+    features = {**FEATURES, "features": [one for one in FEATURES["features"] if one["kind"] != "dense"]}
+    (data / "keys_only.json").write_text(json.dumps(features))
+    assert train(data, tmp_path, features="keys_only.json") == 0
+    with hotrow.load_model(tmp_path / "dcn") as session:
+        assert session.predict({"user": ["u1"]}).shape == (1, 1)
+
+
+def test_a_graph_of_your_own_names_the_slots(data, tmp_path):
+    graph = json.loads(built_in_graphs()["ncf"].read_text())
+    (tmp_path / "mine.json").write_text(json.dumps(graph))
+    features = [
+        {"name": "user", "kind": "hash", "slot": "sparse_embedding_user"},
+        {"name": "country", "kind": "hash", "slot": "sparse_embedding_item"},
+    ]
+    (data / "mine.json").write_text(json.dumps({"format": 1, "features": features}))
+    assert train(data, tmp_path / "models", "--model", str(tmp_path / "mine.json"), features="mine.json") == 0
+    with hotrow.load_model(tmp_path / "models" / "mine") as session:
+        answer = session.predict({"user": ["u1", "u2"], "country": ["de", None]})
+        assert answer.shape == (2, 1)
+
+
+def test_training_goes_on_with_the_same_features_only(data, tmp_path, capsys):
+    options = ["--checkpoint", str(tmp_path / "saved")]
+    assert train(data, tmp_path / "models", *options) == 0
+    assert train(data, tmp_path / "models", *options, "--resume", "--epochs", "2") == 0
+    changed = json.dumps(FEATURES).replace('"buckets": 500', '"buckets": 501')
+    (data / "changed.json").write_text(changed)
+    capsys.readouterr()
+    assert train(data, tmp_path / "models", *options, "--resume", "--epochs", "3", features="changed.json") == 1
+    assert "features" in capsys.readouterr().err
+
+
+def changed_row(data, name, value):
+    """Write a copy of the CSV file with another value in the third row."""
+    lines = (data / "clicks.csv").read_text(encoding="utf-8").splitlines()
+    fields = lines[3].split(",")
+    fields[lines[0].replace('"', "").split(",").index(name)] = value
+    lines[3] = ",".join(fields)
+    (data / "wrong.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("clicked", "2", "wrong.csv line 4 column clicked: expected 0 or 1, found 2"),
+        ("age", "old", "wrong.csv line 4 column age: expected an integer, got 'old'"),
+        ("age", "17.5", "wrong.csv line 4 column age: expected an integer, got '17.5'"),
+        ("price", "free", "wrong.csv line 4 column price: expected a number, got 'free'"),
+        ("price", "inf", "wrong.csv line 4 column price: expected a finite number"),
+        ("price", "-2", "wrong.csv line 4 column price: expected a number above -1"),
+    ],
+)
+def test_a_wrong_value_of_a_file_is_named(data, tmp_path, capsys, name, value, text):
+    changed_row(data, name, value)
+    assert train(data, tmp_path, file="wrong.csv") == 1
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"name": "users"}, "clicks.parquet column users: missing; the file has clicked, user, "),
+        ({"buckets": None}, "features[0].buckets: required, because the features share one table"),
+        ({"kind": "hsh"}, "features[0].kind: input should be 'hash'"),
+        ({"slot": "user"}, "features[0].slot: the model has no slot 'user'"),
+    ],
+)
+def test_a_wrong_definition_ends_the_training_before_it_begins(data, tmp_path, capsys, change, text):
+    first = {key: value for key, value in {**FEATURES["features"][0], **change}.items() if value is not None}
+    (data / "wrong.json").write_text(json.dumps({**FEATURES, "features": [first, *FEATURES["features"][1:]]}))
+    assert train(data, tmp_path, features="wrong.json") == 1
+    assert text in capsys.readouterr().err
+    assert not list(tmp_path.glob("dcn/*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--synthetic", "100", "--features", "f.json"], "--features needs --data"),
+        (["--data", "d.csv", "--features", "f.json", "--columns", "c.json"], "--features takes the place of --columns"),
+        (["--data", "d.csv", "--label", "y"], "--label needs --features"),
+        (["--data", "d.csv", "--embedding-dim", "4"], "--embedding-dim needs --features"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(tmp_path, capsys, options, text):
+    with pytest.raises(SystemExit):
+        hotrow_train([*options, "--output", str(tmp_path)])
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--label", "a"], "expected 1 columns of labels, got clicked, a"),
+        (["--model", "ncf", "--embedding-dim", "4"], "the embeddings of this network have their own size"),
+        (["--model", "din"], "the model has no slot 'user'"),
+    ],
+)
+def test_options_that_do_not_fit_the_network_are_refused(data, tmp_path, capsys, options, text):
+    assert train(data, tmp_path, *options) == 1
+    assert re.search(re.escape(text), capsys.readouterr().err)
