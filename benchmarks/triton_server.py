@@ -17,6 +17,7 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
+from serving.features import FEATURES_FILE, read_definition, triton_inputs
 from serving.model.graph import read_graph
 from serving.model.manifest import write_manifest
 from serving.model.version_writer import TRITON_ENTRY, triton_config
@@ -44,7 +45,10 @@ def prepare(repository, name, versions=(1,), extra="", instances=INSTANCES):
         version = repository / name / str(number)
         (version / "model.py").write_text(TRITON_ENTRY)
         write_manifest(version, name, number)
-    config = triton_config(name, read_graph(version / "graph.json"), "CPU").replace("count: 1", f"count: {instances}")
+    features = version / FEATURES_FILE
+    raw_inputs = triton_inputs(read_definition(features)) if features.exists() else ()
+    config = triton_config(name, read_graph(version / "graph.json"), "CPU", raw_inputs)
+    config = config.replace("count: 1", f"count: {instances}")
     (repository / name / "config.pbtxt").write_text(config + extra)
 
 

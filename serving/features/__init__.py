@@ -5,15 +5,16 @@ the caller's types were. ``reader`` gives the columns to one native call, ``kern
 returns the keys and the dense numbers of a model.
 """
 
-from serving.features.columns import Column, Texts
-from serving.features.definition import FEATURES_FILE, FeatureConfig, FeatureDefinition, read_definition
+from serving.features.columns import Column, Texts, column_of, joined_texts, missing_column
+from serving.features.definition import FEATURES_FILE, OFFSETS, FeatureConfig, FeatureDefinition, read_definition
 from serving.features.frames import columns_of_arrays, columns_of_frame, is_frame
 from serving.features.opening import open_features, slots_of, slots_of_tables
 from serving.features.reader import FeatureReader, SlotOfTable, Transformed, key_count
-from serving.features.writing import write_definition
+from serving.features.writing import triton_inputs, write_definition
 
 __all__ = [
     "FEATURES_FILE",
+    "OFFSETS",
     "Column",
     "FeatureConfig",
     "FeatureDefinition",
@@ -21,13 +22,17 @@ __all__ = [
     "SlotOfTable",
     "Texts",
     "Transformed",
+    "column_of",
     "columns_of_arrays",
     "columns_of_frame",
     "is_frame",
+    "joined_texts",
     "key_count",
+    "missing_column",
     "open_features",
     "read_definition",
     "slots_of",
     "slots_of_tables",
+    "triton_inputs",
     "write_definition",
 ]

@@ -235,6 +235,8 @@ def _numbers(given: _Given, values: Any, dtype: Any, read: Any) -> tuple[Any, Fl
     numbers, valid = np.zeros(len(items), dtype), np.ones(len(items), np.bool_)
     with np.errstate(over="ignore"):
         for at, value in enumerate(items):
+            if isinstance(value, bytes):
+                value = value.decode("utf-8", "replace")
             if _is_missing(value):
                 valid[at] = False
                 continue

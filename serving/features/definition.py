@@ -19,8 +19,10 @@ FEATURES_FILE = "features.json"
 Kind = Literal["hash", "vocabulary", "bucketize", "identity", "cross", "dense"]
 ValueType = Literal["string", "integer", "float", "boolean"]
 
-#: Names that a ``/predict`` sample without raw features has.
-_NOT_NAMES = ("dense", "keys")
+#: The end of the name of a list's offsets in KServe's requests.
+OFFSETS = ".offsets"
+# Names that requests without raw features have.
+_NOT_NAMES = ("dense", "keys", "DES", "CATCOLUMN", "ROWINDEX")
 _OF_SLOTS = ("slot", "offset", "type", "missing", "list", "shares")
 # The keys of each kind next to `name`; those in the second tuple are required.
 _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -145,8 +147,8 @@ class FeatureConfig(Clause):
 
     @model_validator(mode="after")
     def _belongs_to_kind(self) -> Self:
-        if self.name in _NOT_NAMES:
-            raise at_key("name", f"a feature cannot be called {self.name!r}, because samples with keys have it")
+        if self.name in _NOT_NAMES or self.name.endswith(OFFSETS):
+            raise at_key("name", f"a feature cannot be called {self.name!r}, because requests have this name for more")
         keys, required = _KEYS[self.kind]
         for key in self.model_fields_set - {"name", "kind", *keys}:
             owners = [kind for kind, (of_kind, _) in _KEYS.items() if key in of_kind]

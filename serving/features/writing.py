@@ -1,12 +1,24 @@
-"""Write a ``features.json``."""
+"""Write a ``features.json``, and what Triton must know of it."""
 
 import json
 import shutil
 from pathlib import Path
 
-from serving.features.definition import FeatureDefinition
+from serving.features.definition import OFFSETS, FeatureDefinition
 from serving.features.reader import compiled_vocabulary
 from serving.model.names import TABLE_NAME
+
+_TRITON_TYPES = {"string": "TYPE_STRING", "integer": "TYPE_INT64", "float": "TYPE_FP32", "boolean": "TYPE_BOOL"}
+
+
+def triton_inputs(definition: FeatureDefinition) -> list[tuple[str, str]]:
+    """Return the tensors of requests with raw features, and their datatypes in ``config.pbtxt``."""
+    found = []
+    for feature in definition.columns:
+        found.append((feature.name, _TRITON_TYPES[feature.value_type]))
+        if feature.is_list:
+            found.append((f"{feature.name}{OFFSETS}", "TYPE_INT32"))
+    return found
 
 
 def write_definition(definition: FeatureDefinition, path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -44,6 +44,8 @@ TRITON_ENTRY = '''"""Triton's way into Hotrow."""
 from serving.frontend.triton import TritonPythonModel  # noqa: F401
 '''
 
+#: The name of a raw feature, and its datatype in ``config.pbtxt``.
+RawInput = tuple[str, str]
 _INPUTS = (("DES", "TYPE_FP32"), ("CATCOLUMN", "TYPE_INT64"), ("ROWINDEX", "TYPE_INT32"))
 _ANSWER = re.compile(r'"OUTPUT0"[^}]*?dims:\s*\[\s*(?:-1\s*,\s*)?(\d+)\s*\]')
 _MOST_REQUESTS = 64  # that Triton hands over together
@@ -61,6 +63,7 @@ def write_version(
     run: str = "",
     positions: Mapping[str, str] | None = None,
     tables: SharedTables | None = None,
+    raw_inputs: Sequence[RawInput] = (),
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, and Triton's configurations and ``ps.json`` if they are missing.
 
@@ -79,6 +82,7 @@ def write_version(
         run: the training run that publishes updates of the rows; empty if it publishes none.
         positions: for each partition of the log of updates, the position that the files include.
         tables: the version whose tables it shares; None: ``write_files`` writes tables.
+        raw_inputs: the raw features that requests may have in place of keys.
 
     Returns:
         the version's folder.
@@ -97,13 +101,13 @@ def write_version(
                 keys = write_files(unfinished)
                 write_manifest(unfinished, name, int(target.name), keys or "stored", run, positions, tables)
                 # last, because a file left by a failed export would describe the wrong model to Triton
-                _write_if_absent(folder / _CONFIG_FILE, triton_config(name, graph, "CPU"))
+                _write_if_absent(folder / _CONFIG_FILE, triton_config(name, graph, "CPU", raw_inputs))
                 (folder / _GPU_CONFIG_FILE).parent.mkdir(exist_ok=True)
-                _write_if_absent(folder / _GPU_CONFIG_FILE, triton_config(name, graph, "GPU"))
+                _write_if_absent(folder / _GPU_CONFIG_FILE, triton_config(name, graph, "GPU", raw_inputs))
                 _write_if_absent(repository / _TIERS_FILE, json.dumps(_TIERS, indent=2) + "\n")
             sync(repository)
             for file in (_CONFIG_FILE, _GPU_CONFIG_FILE):
-                _compare_with_config(folder / file, graph)
+                _compare_with_config(folder / file, graph, raw_inputs)
     except OSError as err:
         raise OutputError(f"{folder}: cannot write the model: {err.strerror or err}") from err
     return target
@@ -226,26 +230,30 @@ def _write_if_absent(path: Path, text: str) -> None:
             file.write(text.encode())
 
 
-def _compare_with_config(path: Path, graph: Graph) -> None:
-    """Warn if ``config.pbtxt``, which is kept, has another L than this version."""
-    said = _label_dim_in(path.read_text(encoding="utf-8", errors="replace"))
+def _compare_with_config(path: Path, graph: Graph, raw_inputs: Sequence[RawInput]) -> None:
+    """Warn if ``config.pbtxt``, which is kept, has another L than this version, or not its raw inputs."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if missing := [name for name, _ in raw_inputs if f"name: {json.dumps(name)}" not in text]:
+        advice = "remove the file, and the next export writes it"
+        _log.warning("%s has no input %s: Triton will refuse raw features; %s", path, ", ".join(missing), advice)
+    said = _label_dim_in(text)
     if said not in (None, graph.label_dim):
         columns = f"that an answer has {said} columns, but this version's has {graph.label_dim}"
         _log.warning("%s says %s: Triton will refuse it; correct the file", path, columns)
 
 
-def triton_config(name: str, graph: Graph, kind: str) -> str:
+def triton_config(name: str, graph: Graph, kind: str, raw_inputs: Sequence[RawInput] = ()) -> str:
     """Return ``config.pbtxt`` for instances on the ``"CPU"`` or on every ``"GPU"``.
 
     Every tensor has the form ``[1, N]``, as clients of HugeCTR's backend send it. For Triton that is a batch of one, so
     it may hand over waiting requests of different sizes together. ``[B, S]`` keys, which need no ``ROWINDEX``, are a
-    batch of B.
+    batch of B. With raw features every input is optional.
     """
     inputs = []
-    for tensor, datatype in _INPUTS:
-        is_optional = tensor == "ROWINDEX" or (tensor == "DES" and graph.dense_dim == 0)
-        optional = " optional: true" if is_optional else ""
-        inputs.append(f'  {{ name: "{tensor}" data_type: {datatype} dims: [ -1 ] allow_ragged_batch: true{optional} }}')
+    for tensor, datatype in (*_INPUTS, *raw_inputs):
+        is_optional = raw_inputs or tensor == "ROWINDEX" or (tensor == "DES" and graph.dense_dim == 0)
+        options = f"allow_ragged_batch: true{' optional: true' if is_optional else ''}"
+        inputs.append(f"  {{ name: {json.dumps(tensor)} data_type: {datatype} dims: [ -1 ] {options} }}")
     return "\n".join(
         [
             f'name: "{name}"',

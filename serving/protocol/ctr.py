@@ -6,37 +6,139 @@
 ``ROWINDEX``          INT32, INT64    CSR offsets into the keys, [R] or [1, R]; optional if the keys are [B, S]
 ``OUTPUT0``           FP32            probabilities, [B, L]
 ====================  ==============  ===========================================================================
+
+A model with a ``features.json`` takes these or its raw features: a tensor of B values for each feature, by its name. A
+list feature has [B, n] values, or the values of all samples and ``<feature>.offsets``, INT32 or INT64 [B + 1], CSR
+offsets into them.
 """
 
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch, read_features
 from serving.config import ModelConfig
-from serving.features import slots_of
+from serving.errors import RequestError
+from serving.features import (
+    OFFSETS,
+    FeatureConfig,
+    FeatureDefinition,
+    FeatureReader,
+    column_of,
+    missing_column,
+    slots_of,
+)
+from serving.features.definition import ValueType
 from serving.protocol.tensors import PLATFORM as PLATFORM
-from serving.protocol.tensors import Array, Signature, TensorSpec, config_document, key_datatypes
+from serving.protocol.tensors import Signature, TensorSpec, TextTensor, config_document, key_datatypes
 
 PROBABILITIES = "OUTPUT0"
 
 
-def signature_of(config: ModelConfig) -> Signature:
+_DATATYPES: Mapping[ValueType, tuple[str, ...]] = {
+    "string": ("BYTES", "INT64", "INT32", "UINT32"),
+    "integer": ("INT64", "INT32", "UINT32", "FP64", "BYTES"),
+    "float": ("FP32", "FP64", "INT64", "INT32", "UINT32", "BYTES"),
+    "boolean": ("BOOL", "INT64", "INT32", "UINT32", "BYTES"),
+}
+
+
+def signature_of(config: ModelConfig, features: FeatureDefinition | None = None) -> Signature:
     """Return a model's inputs and outputs; of several datatypes of an input, the declared datatype comes first.
 
     All have two free dimensions, as in Triton with an export's ``config.pbtxt``: HugeCTR's clients send ``[1, N]``.
+
+    Args:
+        config: the model.
+        features: its raw features; None: it has none. With raw features every input is optional.
     """
+    has_features = features is not None
     return Signature(
         inputs=(
-            TensorSpec(DENSE, ("FP32",), (-1, -1), optional=config.dense_dim == 0),
-            TensorSpec(KEYS, key_datatypes(config.key_type), (-1, -1)),
+            TensorSpec(DENSE, ("FP32",), (-1, -1), optional=config.dense_dim == 0 or has_features),
+            TensorSpec(KEYS, key_datatypes(config.key_type), (-1, -1), optional=has_features),
             TensorSpec(ROW_PTRS, ("INT32", "INT64"), (-1, -1), optional=True),
+            *_inputs_of(features),
         ),
         outputs=(TensorSpec(PROBABILITIES, ("FP32",), (-1, config.label_dim)),),
     )
 
 
-def batch_of(config: ModelConfig, inputs: dict[str, Array]) -> Batch:
-    """Return the samples in a request's arrays, which an ``InferDecoder`` for ``signature_of(config)`` made."""
-    return read_batch(config, inputs.get(DENSE), inputs[KEYS], inputs.get(ROW_PTRS))
+def _inputs_of(features: FeatureDefinition | None) -> Iterator[TensorSpec]:
+    for feature in () if features is None else features.columns:
+        yield TensorSpec(feature.name, _DATATYPES[feature.value_type], (-1, -1), optional=True)
+        if feature.is_list:
+            yield TensorSpec(f"{feature.name}{OFFSETS}", ("INT32", "INT64"), (-1, -1), optional=True)
+
+
+def batch_of(config: ModelConfig, inputs: dict[str, Any], features: FeatureReader | None = None) -> Batch:
+    """Return the samples in a request's tensors, which an ``InferDecoder`` for ``signature_of`` made.
+
+    Raises:
+        RequestError: a tensor is wrong, or the request has keys and raw features.
+    """
+    of_keys = inputs.keys() & {DENSE, KEYS, ROW_PTRS}
+    if features is None or len(of_keys) == len(inputs) > 0:
+        if KEYS not in inputs:
+            raise RequestError(f"inputs: missing {KEYS!r}")
+        return read_batch(config, inputs.get(DENSE), inputs[KEYS], inputs.get(ROW_PTRS))
+    if of_keys:
+        raw = next(name for name in inputs if name not in of_keys)
+        raise RequestError(f"inputs: {min(of_keys)!r} and the raw feature {raw!r}; a request has keys or raw features")
+    return _raw_batch(config, inputs, features)
+
+
+def _raw_batch(config: ModelConfig, inputs: dict[str, Any], reader: FeatureReader) -> Batch:
+    """Return the samples in tensors of raw features."""
+    given: dict[str, tuple[FeatureConfig, Any, Any]] = {}
+    samples = None
+    for feature in reader.definition.columns:
+        offsets = inputs.get(f"{feature.name}{OFFSETS}")
+        if feature.name not in inputs:
+            if offsets is not None:
+                raise RequestError(f"inputs: {feature.name}{OFFSETS} came without {feature.name}")
+            continue
+        values, splits, count = _values(feature, inputs[feature.name], offsets)
+        given[feature.name] = feature, values, splits
+        samples = count if samples is None else samples
+    if samples is None:
+        raise RequestError(f"inputs: expected {KEYS} or raw features: {', '.join(reader.names)}")
+    columns = [
+        column_of(*given[feature.name][:2], samples, given[feature.name][2])
+        if feature.name in given
+        else missing_column(feature, samples)
+        for feature in reader.definition.columns
+    ]
+    return read_features(config, reader, columns, samples)
+
+
+def _values(feature: FeatureConfig, tensor: Any, offsets: Any) -> tuple[Any, Any, int]:
+    """Return the values of a tensor, where the values of each sample begin, and the number of samples."""
+    shape = tensor.shape
+    values = tensor.texts if isinstance(tensor, TextTensor) else tensor.reshape(-1)
+    if offsets is not None:
+        splits = offsets.reshape(-1).astype(np.int64)
+        check_splits(f"{feature.name}{OFFSETS}", splits, math.prod(shape))
+        return values, splits, splits.size - 1
+    if not feature.is_list:
+        return values, None, math.prod(shape)
+    if len(shape) != 2:
+        expected = f"expected the shape [B, n], or {feature.name}{OFFSETS}"
+        raise RequestError(f"{feature.name}: {expected}, because it is a list; got {list(shape)}")
+    return values, np.arange(shape[0] + 1, dtype=np.int64) * shape[1], shape[0]
+
+
+def check_splits(name: str, splits: NDArray[np.int64], values: int) -> None:
+    """Refuse offsets that do not go from 0 to the number of values without falling.
+
+    Raises:
+        RequestError: the message begins with ``name``.
+    """
+    if splits.size < 2 or splits[0] != 0 or splits[-1] != values or (np.diff(splits) < 0).any():
+        raise RequestError(f"{name}: expected offsets from 0 to {values} that never fall, one more than samples")
 
 
 def slot_names(config: ModelConfig) -> list[str]:
@@ -44,7 +146,7 @@ def slot_names(config: ModelConfig) -> list[str]:
     return [slot.name for slot in slots_of(config)]
 
 
-def triton_config(name: str, config: ModelConfig) -> dict[str, Any]:
+def triton_config(name: str, config: ModelConfig, features: FeatureDefinition | None = None) -> dict[str, Any]:
     """Return the model's configuration as Triton's ``ModelConfig``."""
     parameters = {
         "max_batchsize": str(config.max_batchsize),
@@ -53,4 +155,4 @@ def triton_config(name: str, config: ModelConfig) -> dict[str, Any]:
     }
     if config.slot_keys != "stored":
         parameters["keys"] = config.slot_keys
-    return config_document(name, signature_of(config), parameters)
+    return config_document(name, signature_of(config, features), parameters)

@@ -31,7 +31,16 @@ from serving.protocol.request import (
     wants_freshness,
 )
 from serving.protocol.shared_memory import RegionPart, SharedMemory, located
-from serving.protocol.tensors import Array, Signature, TensorSpec, array_from_numbers, json_numbers
+from serving.protocol.tensors import (
+    Array,
+    Signature,
+    Tensor,
+    TensorSpec,
+    array_from_numbers,
+    json_numbers,
+    tensor_from_bytes,
+    texts_from_json,
+)
 
 # The members in KServe v2; ``parameters`` may hold anything.
 _REQUEST_MEMBERS = frozenset({"id", "parameters", "inputs", "outputs"})
@@ -48,8 +57,8 @@ class _Input:
         path: its JSON path.
         dtype: its dtype.
         shape: its shape.
-        numbers: its numbers if they are in the JSON part.
-        count: how many numbers follow the JSON part as bytes; 0 if they are elsewhere.
+        numbers: the tensor if it is in the JSON part.
+        size_bytes: how many bytes of it follow the JSON part; 0 if they are elsewhere.
         part: where in shared memory its numbers are.
     """
 
@@ -57,8 +66,8 @@ class _Input:
     path: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    numbers: Array | None
-    count: int
+    numbers: Tensor | None
+    size_bytes: int
     part: RegionPart | None = None
 
 
@@ -173,19 +182,25 @@ def _read_described(tensor: dict[str, Any], path: str, spec: TensorSpec) -> _Inp
     if part is not None:
         if "data" in tensor or "binary_data_size" in parameters:
             raise RequestError(f"{path}: a tensor in shared memory has neither data nor binary_data_size")
-        check_part_size(part, dtype, shape, path)
+        if dtype.kind != "O":  # texts have their own lengths
+            check_part_size(part, dtype, shape, path)
         return _Input(spec.name, path, dtype, shape, None, 0, part)
     if "binary_data_size" not in parameters:
-        numbers = array_from_numbers(_numbers_of(tensor, path), dtype, shape, f"{path}.data")
+        data = _numbers_of(tensor, path)
+        numbers: Tensor
+        if dtype.kind == "O":
+            numbers = texts_from_json(data, shape, f"{path}.data")
+        else:
+            numbers = array_from_numbers(data, dtype, shape, f"{path}.data")
         return _Input(spec.name, path, dtype, shape, numbers, 0)
     if "data" in tensor:
         raise RequestError(f"{path}: expected data or parameters.binary_data_size, but both came")
     size_bytes = checked(parameters["binary_data_size"], int, f"{path}.parameters.binary_data_size")
-    count = math.prod(shape)
-    if size_bytes != count * dtype.itemsize:
-        needed = f"shape {list(shape)} of {datatype} needs {count * dtype.itemsize:,} bytes"
+    needed_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes < 0 or (dtype.kind != "O" and size_bytes != needed_bytes):
+        needed = f"shape {list(shape)} of {datatype} needs {needed_bytes:,} bytes"
         raise RequestError(f"{path}.parameters.binary_data_size: {needed}, but {size_bytes:,} are announced")
-    return _Input(spec.name, path, dtype, shape, None, count)
+    return _Input(spec.name, path, dtype, shape, None, size_bytes)
 
 
 def _numbers_of(tensor: dict[str, Any], path: str) -> Any:
@@ -194,28 +209,27 @@ def _numbers_of(tensor: dict[str, Any], path: str) -> Any:
     return tensor["data"]
 
 
-def _arrays(head: _Head, body: bytes, offset: int, regions: SharedMemory) -> dict[str, Array]:
+def _arrays(head: _Head, body: bytes, offset: int, regions: SharedMemory) -> dict[str, Tensor]:
     """Return all inputs by name; binary inputs must use up ``body`` from ``offset`` on exactly.
 
     Binary inputs are views of ``body``, or copies if the JSON part's length leaves them unaligned.
     """
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Tensor] = {}
     for tensor in head.inputs:
+        place = f"{tensor.name} ({tensor.path})"
         if tensor.numbers is not None:
             arrays[tensor.name] = tensor.numbers
             continue
         if tensor.part is not None:
-            with located(f"{tensor.name} ({tensor.path})"):
-                data = regions.read(tensor.part)
-            arrays[tensor.name] = np.frombuffer(data, tensor.dtype).reshape(tensor.shape)
-            continue
-        size_bytes = tensor.count * tensor.dtype.itemsize
-        if size_bytes > len(body) - offset:
-            came = f"{size_bytes:,} bytes are announced, but {len(body) - offset:,} are left"
-            raise RequestError(f"{tensor.name} ({tensor.path}): {came}")
-        array = np.frombuffer(body, tensor.dtype, tensor.count, offset).reshape(tensor.shape)
-        arrays[tensor.name] = array if array.flags.aligned else array.copy()
-        offset += size_bytes
+            with located(place):
+                data: Any = regions.read(tensor.part)
+        else:
+            if tensor.size_bytes > len(body) - offset:
+                came = f"{tensor.size_bytes:,} bytes are announced, but {len(body) - offset:,} are left"
+                raise RequestError(f"{place}: {came}")
+            data = memoryview(body)[offset : offset + tensor.size_bytes]
+            offset += tensor.size_bytes
+        arrays[tensor.name] = tensor_from_bytes(data, tensor.dtype, tensor.shape, place)
     if offset != len(body):
         raise RequestError(f"{len(body) - offset:,} bytes follow the last tensor's data")
     return arrays

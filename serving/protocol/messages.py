@@ -11,6 +11,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from serving.errors import RequestError
+from serving.features import joined_texts
 from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
 from serving.protocol.request import (
     REGION,
@@ -27,7 +28,7 @@ from serving.protocol.request import (
     wants_freshness,
 )
 from serving.protocol.shared_memory import RegionPart, SharedMemory, located
-from serving.protocol.tensors import Array, Signature
+from serving.protocol.tensors import Array, Signature, Tensor, TextTensor, tensor_from_bytes
 
 #: The field of ``InferTensorContents`` that has the numbers of a datatype.
 _CONTENTS = {
@@ -35,6 +36,9 @@ _CONTENTS = {
     "INT64": "int64_contents",
     "INT32": "int_contents",
     "UINT32": "uint_contents",
+    "FP64": "fp64_contents",
+    "BOOL": "bool_contents",
+    "BYTES": "bytes_contents",
 }
 
 
@@ -53,7 +57,7 @@ def decode_message(
         RequestError: anything is wrong with the request; the message starts with the tensor or the field.
     """
     raw = iter(message.raw_input_contents)
-    inputs: dict[str, Array] = {}
+    inputs: dict[str, Tensor] = {}
     places: dict[str, str] = {}
     parts: list[RegionPart] = []
     for index, tensor in enumerate(message.inputs):
@@ -70,10 +74,11 @@ def decode_message(
             elif tensor.HasField("contents"):
                 raise RequestError("a tensor in shared memory has no contents")
             else:
-                check_part_size(part, dtype, shape, path)
+                if dtype.kind != "O":  # texts have their own lengths
+                    check_part_size(part, dtype, shape, path)
                 parts.append(part)
                 check_parts(parts, bounds)
-                inputs[spec.name] = np.frombuffer(regions.read(part), dtype).reshape(shape)
+                inputs[spec.name] = tensor_from_bytes(regions.read(part), dtype, shape, path)
         places[spec.name] = path
     if next(raw, None) is not None:
         raise RequestError("raw_input_contents: more entries than tensors without contents")
@@ -83,7 +88,7 @@ def decode_message(
     return InferRequest(message.id, inputs, _outputs(message, signature), places, *options)
 
 
-def _numbers(tensor: Any, raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+def _numbers(tensor: Any, raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Tensor:
     count = math.prod(shape)
     if tensor.HasField("contents"):
         wanted = _CONTENTS[tensor.datatype]
@@ -95,14 +100,16 @@ def _numbers(tensor: Any, raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
         if len(numbers) != count:
             reason = f"shape {list(shape)} needs {count:,} numbers, but {len(numbers):,} came"
             raise RequestError(f"contents.{wanted}: {reason}")
+        if dtype.kind == "O":
+            return TextTensor(joined_texts(numbers), shape)
         return np.array(numbers, dtype).reshape(shape)
     data = next(raw, None)
     if data is None:
         raise RequestError("neither contents, raw_input_contents nor shared memory is there")
-    if len(data) != count * dtype.itemsize:
+    if dtype.kind != "O" and len(data) != count * dtype.itemsize:
         needed = f"shape {list(shape)} of {tensor.datatype} needs {count * dtype.itemsize:,} bytes"
         raise RequestError(f"raw_input_contents: {needed}, but {len(data):,} came")
-    return np.frombuffer(data, dtype).reshape(shape)
+    return tensor_from_bytes(data, dtype, shape, "raw_input_contents")
 
 
 def has_parts(message: Any) -> bool:

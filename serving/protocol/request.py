@@ -12,7 +12,7 @@ from serving.errors import PayloadTooLargeError, RequestError
 from serving.protocol.bounds import Bounds
 from serving.protocol.document import checked, optional, required
 from serving.protocol.shared_memory import RegionPart
-from serving.protocol.tensors import DTYPES, Array, Signature, TensorSpec, json_kind, quoted
+from serving.protocol.tensors import DTYPES, Signature, Tensor, TensorSpec, json_kind, quoted
 
 _LARGEST_EXTENT = 2**31 - 1
 REGION = "shared_memory_region"
@@ -45,7 +45,7 @@ class InferRequest:
     """
 
     id: str
-    inputs: dict[str, Array]
+    inputs: dict[str, Tensor]
     outputs: tuple[OutputRequest, ...]
     places: Mapping[str, str]
     timeout_us: int = 0

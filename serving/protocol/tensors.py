@@ -4,12 +4,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.host import find_texts
 from serving.errors import RequestError
+from serving.features import Texts, joined_texts
 from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import LARGEST_FLOAT32
 
@@ -21,6 +23,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "INT64": np.dtype("<i8"),
     "INT32": np.dtype("<i4"),
     "UINT32": np.dtype("<u4"),
+    "FP64": np.dtype("<f8"),
+    "BOOL": np.dtype("?"),
+    "BYTES": np.dtype("O"),  # a ``TextTensor``
 }
 
 #: The platform of a model in /v2/models/<model>, and its backend in its configuration.
@@ -31,7 +36,23 @@ _NUMBERS: dict[str, frozenset[type]] = {
     "f": frozenset({int, float}),
     "i": frozenset({int}),
     "u": frozenset({int}),
+    "b": frozenset({bool}),
 }
+
+
+class TextTensor(NamedTuple):
+    """A tensor of the datatype BYTES.
+
+    Attributes:
+        texts: its elements.
+        shape: its shape.
+    """
+
+    texts: Texts
+    shape: tuple[int, ...]
+
+
+Tensor = Array | TextTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +146,37 @@ def array_from_numbers(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], 
     return array.reshape(shape)
 
 
+def texts_from_json(data: Any, shape: tuple[int, ...], path: str) -> TextTensor:
+    """Turn JSON strings, as one flat list or nested like ``shape``, into a tensor; anything else is a RequestError."""
+    items = _flatten(data, shape, path)
+    if len(items) != math.prod(shape):
+        raise RequestError(f"{path}: shape {list(shape)} needs {math.prod(shape):,} strings, but {len(items):,} came")
+    for index, item in enumerate(items):
+        if type(item) is not str:
+            raise RequestError(f"{path}[{index}]: expected a string, but {json_kind(item)} came")
+    return TextTensor(joined_texts([item.encode() for item in items]), shape)
+
+
+def texts_from_bytes(data: Any, shape: tuple[int, ...], path: str) -> TextTensor:
+    """Turn the bytes of a BYTES tensor, uint32 lengths each with its text, into a tensor, without a copy."""
+    content, wanted = np.frombuffer(data, np.uint8), math.prod(shape)
+    found = find_texts(content, wanted)
+    if isinstance(found, int):
+        came = "more bytes follow" if found > wanted else f"the bytes end after {found:,}"
+        raise RequestError(f"{path}: shape {list(shape)} needs {wanted:,} strings, but {came}")
+    return TextTensor(Texts(content, *found), shape)
+
+
+def tensor_from_bytes(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> Tensor:
+    """Turn the bytes of a tensor, which have its size, into the tensor, without a copy if they are aligned."""
+    if dtype.kind == "O":
+        return texts_from_bytes(data, shape, path)
+    if dtype.kind == "b":  # a client's byte may be neither 0 nor 1
+        return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
+    array = np.frombuffer(data, dtype)
+    return (array if array.flags.aligned else array.copy()).reshape(shape)
+
+
 def json_numbers(array: Array, output: str) -> Array:
     """Return an output's floats for JSON.
 
@@ -167,6 +219,9 @@ def _misfit(data: Any, extents: tuple[int, ...], path: str) -> str:
 
 def _wrong_number(numbers: list[Any], dtype: np.dtype[Any], path: str) -> RequestError:
     """Return the error for the first number that does not fit; the list is known to have such a number."""
+    if dtype.kind == "b":
+        at = next(index for index, number in enumerate(numbers) if type(number) is not bool)
+        return RequestError(f"{path}[{at}]: expected true or false, but {json_kind(numbers[at])} came")
     bounds = None if dtype.kind == "f" else np.iinfo(dtype)
     for index, number in enumerate(numbers):
         where = f"{path}[{index}]"

@@ -132,7 +132,7 @@ class ServedModel(ABC):
         """Answer a request without keys, so that the first request does not wait for code to be compiled."""
 
     @abstractmethod
-    def read(self, inputs: dict[str, Array]) -> Any:
+    def read(self, inputs: dict[str, Any]) -> Any:
         """Check the arrays of a request, which have the datatypes of ``signature``, and return the question.
 
         Raises:
@@ -171,7 +171,9 @@ class ServedNetwork(ServedModel):
 
     def __init__(self, session: InferenceSession) -> None:
         """Serve ``session``."""
-        super().__init__(session, ctr.signature_of(session.config))
+        self._features = session.features
+        definition = None if session.features is None else session.features.definition
+        super().__init__(session, ctr.signature_of(session.config, definition))
         self.can_merge = not session.graph.mixes_samples
 
     def warm_up(self) -> None:
@@ -181,9 +183,9 @@ class ServedNetwork(ServedModel):
         with suppress(RequestError):  # a network may refuse so few samples, or have no finite answer to zeros
             self.session.predict_batch(read_batch(self.config, dense, keys, np.zeros(slots + 1, np.int32)))
 
-    def read(self, inputs: dict[str, Array]) -> Batch:
+    def read(self, inputs: dict[str, Any]) -> Batch:
         """See ``ServedModel.read``."""
-        return ctr.batch_of(self.config, inputs)
+        return ctr.batch_of(self.config, inputs, self._features)
 
     def samples(self, question: Batch) -> int:
         """See ``ServedModel.samples``."""
@@ -208,7 +210,8 @@ class ServedNetwork(ServedModel):
 
     def triton_config(self) -> dict[str, Any]:
         """See ``ServedModel.triton_config``."""
-        return ctr.triton_config(self.name, self.config)
+        definition = None if self._features is None else self._features.definition
+        return ctr.triton_config(self.name, self.config, definition)
 
 
 class ServedTables(ServedModel):
@@ -224,7 +227,7 @@ class ServedTables(ServedModel):
         """See ``ServedModel.warm_up``."""
         self.session.lookup([np.empty(0, np.int64)] * len(self.config.tables))
 
-    def read(self, inputs: dict[str, Array]) -> Sequence[NDArray[np.int64]]:
+    def read(self, inputs: dict[str, Any]) -> Sequence[NDArray[np.int64]]:
         """See ``ServedModel.read``."""
         return lookup.keys_of(self.config, inputs)
 

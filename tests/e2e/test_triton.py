@@ -20,6 +20,7 @@ import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
 from benchmarks import perf_analyzer, triton_server
+from serving import load_model
 from serving.config import read_repository, with_shared_ram
 from serving.dense.files import read_onnx
 from serving.model.sparse_file import write_sparse_directory
@@ -42,6 +43,14 @@ WIDE, DEEP = np.arange(20, dtype=np.float32).reshape(10, 2), -np.arange(40, dtyp
 DOCS = (Path(__file__).parents[2] / "docs" / "triton.md").read_text()
 #: The files in the documentation, by their first line.
 DOCUMENTED = dict(re.findall(r"^```(?:protobuf|python)\n# ([^\n]*)\n(.*?)^```", DOCS, re.MULTILINE | re.DOTALL))
+RAW_FEATURES = [
+    {"name": "user", "kind": "hash", "buckets": 1000},
+    {"name": "item", "kind": "identity", "size": 500, "slot": "item[0]"},
+    {"name": "seen", "kind": "hash", "buckets": 500, "offset": 500, "slot": "item[1]", "list": {}},
+    {"name": "price", "kind": "dense", "log1p": True},
+    {"name": "age", "kind": "dense", "type": "integer", "missing": 30},
+    {"name": "is_new", "kind": "dense", "type": "boolean"},
+]
 DENSE_CONFIG = """
 backend: "python"
 max_batch_size: 0
@@ -76,6 +85,10 @@ def shared_repository(tmp_path_factory, model):
     triton_server.prepare(path, "tiny", (1, 2), "version_policy: { all { } }\n")
     triton_server.prepare(path, "bare", extra='parameters { key: "engine" value: { string_value: "numpy" } }\n')
     write_rows_model(path)
+    raw = TinyModel(seed=3).write(path, "raw")
+    (raw / "dense.onnx").write_bytes(read_onnx(raw / "graph.json", raw / "dense.model"))
+    (raw / "features.json").write_text(json.dumps({"format": 1, "features": RAW_FEATURES}))
+    triton_server.prepare(path, "raw")
     return path
 
 
@@ -119,7 +132,7 @@ def triton_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def triton(python, shared_repository, broken_repository, triton_folder):
     """The ports of one Triton for all tests. Clients load and unload its models."""
-    options = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in ("tiny", "bare", "rows"))]
+    options = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in ("tiny", "bare", "rows", "raw"))]
     with triton_server.running(python, [shared_repository, broken_repository], triton_folder, *options) as ports:
         yield ports
 
@@ -183,6 +196,30 @@ def until(condition):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return answer
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("server", ["triton", "hotrow"])
+def test_raw_features_get_the_answer_of_a_session(request, shared_repository, server, protocol):
+    values = {
+        "user": ["u1", "Zürich", None],
+        "item": [5, 499, 0],
+        "seen": [["a", "b"], [], ["日本"]],
+        "price": [0.5, 9.25, 3.0],
+        "is_new": [True, False, True],
+    }
+    seen = [text.encode() for texts in values["seen"] for text in texts]
+    arrays = {
+        "user": np.array([[b"u1", "Zürich".encode(), b""]], object),
+        "item": np.array([values["item"]]),
+        "seen": np.array([seen], object),
+        "seen.offsets": np.array([[0, 2, 2, 3]], np.int32),
+        "price": np.array([values["price"]], np.float32),
+        "is_new": np.array([values["is_new"]]),
+    }
+    answer = infer(protocol, request.getfixturevalue(server), "raw", arrays)
+    with load_model(shared_repository / "raw") as session:
+        assert np.allclose(answer.reshape(-1, 1), session.predict(values), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("protocol", perf_analyzer.PROTOCOLS)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from serving.dense.onnx import build_onnx
 from serving.errors import ModelFileError, OutputError
+from serving.features import FEATURES_FILE, read_definition, triton_inputs, write_definition
 from serving.model.dense_file import write_dense
 from serving.model.graph import Graph, inference_document, parse_graph, read_graph
 from serving.model.manifest import MANIFEST_NAME, Manifest, SharedTables, read_manifest, sha256_of
@@ -81,7 +82,8 @@ def export_model(
         run, positions = publisher.run, publisher.flush()
     if model.processes.is_first:
         write_files = partial(_write_files, model=model, document=document, calibration=calibration, features=features)
-        path = write_version(repository, name, model.graph, write_files, version, run, positions)
+        raw_inputs = () if features is None else triton_inputs(features.definition)
+        path = write_version(repository, name, model.graph, write_files, version, run, positions, raw_inputs=raw_inputs)
     else:
         model.send_rows()
     path = model.processes.from_first("the exported version", path)
@@ -136,6 +138,8 @@ def export_dense(
         def write_files(unfinished: Path) -> SlotKeys:
             inference = read_json(folder / GRAPH_FILE)["inference"]
             graph = _write_network(unfinished, model, document, inference)
+            if FEATURES_FILE in manifest.files:
+                write_definition(read_definition(folder / FEATURES_FILE), unfinished / FEATURES_FILE)
             if calibration is not None:
                 _write_calibration(unfinished, model, calibration, _shifts_of(graph), manifest.keys == "unshifted")
             elif CALIBRATION_FILE in manifest.files:

@@ -1,0 +1,238 @@
+"""Raw features as KServe tensors: every carrier gives the bits of the same values in Python."""
+
+import json
+import secrets
+import struct
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http
+from tritonclient.grpc import service_pb2
+
+from serving.config import ModelConfig, TableConfig
+from serving.errors import RequestError
+from serving.features import FeatureReader, open_features
+from serving.protocol.ctr import batch_of, signature_of
+from serving.protocol.infer import InferDecoder
+from serving.protocol.messages import decode_message
+from serving.protocol.shared_memory import SharedMemory
+
+FEATURES = [
+    {"name": "user", "kind": "hash", "buckets": 1000},
+    {"name": "age", "kind": "bucketize", "type": "integer", "boundaries": [18, 40]},
+    {"name": "tags", "kind": "hash", "buckets": 50, "list": {}},
+    {"name": "is_new", "kind": "identity", "type": "boolean"},
+    {"name": "price", "kind": "dense", "missing": 1},
+]
+SLOTS = ("user", "age", "tags", "is_new")
+VALUES = {
+    "user": ["u1", "Zürich", ""],
+    "age": [17, 40, 99],
+    "tags": [["a", "bb"], [], ["ccc"]],
+    "is_new": [True, False, True],
+    "price": [0.5, float("nan"), 3.25],
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "features.json").write_text(json.dumps({"format": 1, "features": FEATURES}))
+    tables = tuple(TableConfig(name=name, dim=4, slots=1, combiner="sum", file=Path("x")) for name in SLOTS)
+    return ModelConfig(
+        name="m",
+        graph_file=tmp_path / "graph.json",
+        dense_file=Path("d"),
+        tables=tables,
+        key_type="I64",
+        max_batchsize=8,
+        dense_dim=1,
+        label_dim=1,
+    )
+
+
+@pytest.fixture
+def shared_texts():
+    """A region that has the tensor of users."""
+    content, regions = raw_bytes(*tensors()["user"]), SharedMemory()
+    path = Path("/dev/shm") / f"hotrow-test-{secrets.token_hex(8)}"
+    path.write_bytes(content)
+    regions.register("raw", f"/{path.name}", 0, len(content))
+    yield regions, content
+    regions.unregister()
+    path.unlink()
+
+
+@pytest.fixture
+def reader(config):
+    return open_features(config)
+
+
+def tensors(**changed):
+    """The name, the datatype and the array of each tensor."""
+    given = {
+        "user": ("BYTES", np.array([text.encode() for text in VALUES["user"]], object)),
+        "age": ("INT64", np.array(VALUES["age"])),
+        "tags": ("BYTES", np.array([text.encode() for text in chain(*VALUES["tags"])], object)),
+        "tags.offsets": ("INT32", np.array([0, 2, 2, 3], np.int32)),
+        "is_new": ("BOOL", np.array(VALUES["is_new"])),
+        "price": ("FP32", np.array(VALUES["price"], np.float32)),
+        **changed,
+    }
+    return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+
+def in_http(given, binary):
+    """Decode the body of the genuine client."""
+    inputs = []
+    for name, (datatype, array) in given.items():
+        tensor = tritonclient.http.InferInput(name, array.shape, datatype)
+        tensor.set_data_from_numpy(array, binary_data=binary)
+        inputs.append(tensor)
+    body, header = tritonclient.http.InferenceServerClient.generate_request_body(inputs)
+    return body, None if header is None else str(header)
+
+
+def raw_bytes(datatype, array):
+    if datatype != "BYTES":
+        return array.tobytes()
+    return b"".join(struct.pack("<I", len(text)) + text for text in array.reshape(-1))
+
+
+def decode_http(config, reader, given, binary=True):
+    decoder = InferDecoder(signature_of(config, reader.definition))
+    return batch_of(config, decoder.decode(*in_http(given, binary)).inputs, reader)
+
+
+def decode_grpc(config, reader, given, raw):
+    message = service_pb2.ModelInferRequest(model_name="m")
+    fields = {"INT64": "int64", "INT32": "int", "FP32": "fp32", "BOOL": "bool", "BYTES": "bytes"}
+    for name, (datatype, array) in given.items():
+        tensor = message.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        if raw:
+            message.raw_input_contents.append(raw_bytes(datatype, array))
+        else:
+            getattr(tensor.contents, f"{fields[datatype]}_contents").extend(array.reshape(-1).tolist())
+    request = decode_message(message, signature_of(config, reader.definition), SharedMemory())
+    return batch_of(config, request.inputs, reader)
+
+
+def bits(batch):
+    return batch.dense.tobytes(), [(keys.tolist(), row_ptrs.tolist()) for keys, row_ptrs in batch.tables]
+
+
+def expected_bits(reader, values):
+    found = reader(values, len(values["user"]))
+    bags = [bag.tolist() for bag in np.split(found.keys, found.row_ptrs[1:-1])]
+    tables = [bags[slot :: len(SLOTS)] for slot in range(len(SLOTS))]
+    row_ptrs = [np.cumsum([0, *map(len, of_table)]).tolist() for of_table in tables]
+    return found.dense.tobytes(), list(zip([list(chain(*of_table)) for of_table in tables], row_ptrs, strict=True))
+
+
+CARRIERS = {
+    "http binary": lambda *arguments: decode_http(*arguments, binary=True),
+    "grpc raw": lambda *arguments: decode_grpc(*arguments, raw=True),
+    "grpc contents": lambda *arguments: decode_grpc(*arguments, raw=False),
+}
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_every_carrier_gives_the_same_bits(config, reader, carrier):
+    assert isinstance(reader, FeatureReader)
+    assert bits(CARRIERS[carrier](config, reader, tensors())) == expected_bits(reader, VALUES)
+
+
+def test_json_tensors_give_the_same_bits(config, reader):
+    given = tensors(price=("FP32", np.array([0.5, 1, 3.25], np.float32)))
+    assert bits(decode_http(config, reader, given, binary=False)) == expected_bits(reader, VALUES)
+
+
+def test_a_tensor_in_shared_memory_gives_the_same_bits(config, reader, shared_texts):
+    regions, content = shared_texts
+    parameters = {"shared_memory_region": "raw", "shared_memory_byte_size": len(content)}
+    others = [
+        {"name": name, "datatype": datatype, "shape": list(array.shape), "data": array.tolist()}
+        for name, (datatype, array) in tensors(user=None, tags=None, price=None).items()
+        if name != "tags.offsets"
+    ]
+    user = {"name": "user", "datatype": "BYTES", "shape": [3], "parameters": parameters}
+    decoder = InferDecoder(signature_of(config, reader.definition), regions)
+    request = decoder.decode(json.dumps({"inputs": [user, *others]}).encode(), None)
+    values = {**VALUES, "tags": [[]] * 3, "price": [None] * 3}
+    assert bits(batch_of(config, request.inputs, reader)) == expected_bits(reader, values)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 3)])
+def test_the_values_of_samples_may_be_in_a_row_or_a_column(config, reader, shape):
+    given = {
+        name: (datatype, array if name.startswith("tags") else array.reshape(shape))
+        for name, (datatype, array) in tensors().items()
+    }
+    assert bits(decode_http(config, reader, given)) == expected_bits(reader, VALUES)
+
+
+def test_a_list_of_fixed_length_needs_no_offsets(config, reader):
+    tags = np.array([[b"a", b"b"], [b"c", b""], [b"d", b"e"]], object)
+    given = {**tensors(tags=("BYTES", tags)), "tags.offsets": None}
+    batch = decode_http(config, reader, {name: tensor for name, tensor in given.items() if tensor})
+    assert bits(batch) == expected_bits(reader, {**VALUES, "tags": [["a", "b"], ["c"], ["d", "e"]]})
+
+
+def test_absent_features_are_missing_and_integers_may_be_text(config, reader):
+    given = {"age": ("BYTES", np.array([b"17", b"40.0", b""], object)), "user": ("INT64", np.array([5, -6, 7]))}
+    values = {"user": [5, -6, 7], "age": [17, 40, None], "tags": [[]] * 3, "is_new": [None] * 3, "price": [None] * 3}
+    assert bits(decode_http(config, reader, given)) == expected_bits(reader, values)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"CATCOLUMN": ("INT64", np.array([1]))}, "inputs: 'CATCOLUMN' and the raw feature 'user'; a request has keys"),
+        ({"tags": None}, "inputs: tags.offsets came without tags"),
+        (
+            {"tags.offsets": None},
+            r"tags: expected the shape \[B, n\], or tags.offsets, because it is a list; got \[3\]",
+        ),
+        ({"tags.offsets": ("INT32", np.array([0, 2, 1, 3], np.int32))}, "tags.offsets: expected offsets from 0 to 3"),
+        ({"tags.offsets": ("INT32", np.array([0, 4], np.int32))}, "tags.offsets: expected offsets from 0 to 3"),
+        ({"age": ("INT64", np.array([1, 2]))}, "age: expected 3 samples, got 2"),
+        ({"age": ("BYTES", np.array([b"1", b"x", b"2"], object))}, "age of sample 1: expected an integer, got 'x'"),
+        ({"age": ("FP32", np.array([1, 2, 3], np.float32))}, "age .*: expected INT64 or INT32 or .*, but 'FP32' came"),
+        ({"user": ("BYTES", np.array([b"a", b"\xff", b"b"], object))}, "user of sample 1: expected text in UTF-8"),
+        ({"userr": ("INT64", np.array([1]))}, "the model has no input 'userr'; it has "),
+    ],
+)
+def test_a_wrong_tensor_is_named(config, reader, changed, text):
+    with pytest.raises(RequestError, match=text):
+        decode_http(config, reader, tensors(**changed))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\1\0\0\0", "needs 1 strings, but the bytes end after 0"),
+        (b"\0\0\0\0x", "needs 1 strings, but more bytes follow"),
+        (b"\xff\xff\xff\xffx", "needs 1 strings, but the bytes end after 0"),
+        (b"", "needs 1 strings, but the bytes end after 0"),
+    ],
+)
+def test_bytes_that_are_no_strings_are_refused(config, reader, data, text):
+    head = {"name": "user", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(data)}}
+    head = json.dumps({"inputs": [head]}).encode()
+    decoder = InferDecoder(signature_of(config, reader.definition))
+    with pytest.raises(RequestError, match=f"user .inputs.0..: .*{text}"):
+        decoder.decode(head + data, str(len(head)))
+
+
+@pytest.mark.parametrize("data", [[1], ["a", None], "a", [["a"], "b"]])
+def test_json_that_is_no_strings_is_refused(config, reader, data):
+    shape = [len(data) if isinstance(data, list) else 1]
+    body = json.dumps({"inputs": [{"name": "user", "datatype": "BYTES", "shape": shape, "data": data}]}).encode()
+    with pytest.raises(RequestError, match=r"user .inputs"):
+        InferDecoder(signature_of(config, reader.definition)).decode(body, None)
+
+
+def test_a_request_without_tensors_is_refused(config, reader):
+    with pytest.raises(RequestError, match=r"inputs: expected CATCOLUMN or raw features: user, age, tags"):
+        batch_of(config, {}, reader)
