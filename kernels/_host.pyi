@@ -702,8 +702,8 @@ class FeatureTransform:
 
         Returns:
             keys int64[N], row_ptrs int32[B * S + 1], dense float32[B, F], and twice int64 for each feature in the order
-            in which they were added: how many values its vocabulary has, and does not have. If a value cannot be transformed: the
-            number of the feature, the sample, the value and why.
+            in which they were added: how many values its vocabulary has, and does not have. If a value cannot be
+            transformed: the number of the feature, the sample, the value and why.
 
         Raises:
             TypeError, ValueError: the columns do not fit.
