@@ -27,7 +27,7 @@ _OF_SLOTS = ("slot", "offset", "type", "missing", "list", "shares")
 # The keys of each kind next to `name`; those in the second tuple are required.
 _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "hash": (("buckets", "hash", "salt", "unit", *_OF_SLOTS), ()),
-    "vocabulary": (("vocabulary", "unknown_buckets", "unit", *_OF_SLOTS), ("vocabulary",)),
+    "vocabulary": (("vocabulary", "values", "unknown_buckets", "unit", *_OF_SLOTS), ()),
     "bucketize": (("boundaries", "unit", *_OF_SLOTS), ("boundaries",)),
     "identity": (("size", "unit", *_OF_SLOTS), ()),
     "cross": (("of", "buckets", "slot", "offset"), ("of",)),
@@ -98,6 +98,7 @@ class FeatureConfig(Clause):
         hash: the hash function; see ``kernels/host/features/hashes.hpp``.
         salt: two numbers, with which SipHash takes the place of ``hash``, as in Keras.
         vocabulary: the file of the values, one in each line, or as an export writes it.
+        values: the values themselves, in place of a file.
         unknown_buckets: how many keys unknown values have, before the keys of the vocabulary. 0: none.
         boundaries: ascending; the bucket of a number is how many of them are at most it.
         size: keys are less; None: any key.
@@ -121,6 +122,7 @@ class FeatureConfig(Clause):
     hash: Literal["farmhash", "murmur3", "xxh64"] = "farmhash"
     salt: Annotated[tuple[_Word, _Word], BeforeValidator(_salt), AS_TUPLE] | None = None
     vocabulary: FilePath | None = None
+    values: Annotated[tuple[Text | int, ...], AS_TUPLE, Field(min_length=1)] | None = None
     unknown_buckets: Annotated[Whole, Field(le=1 << 40)] = 1
     boundaries: Annotated[tuple[Float32, ...], AS_TUPLE, Field(min_length=1)] | None = None
     size: Annotated[Count, Field(le=LARGEST_KEY)] | None = None
@@ -146,6 +148,12 @@ class FeatureConfig(Clause):
         return self.list is not None
 
     @model_validator(mode="after")
+    def _has_a_unit(self) -> Self:
+        if self.unit is not None and self.value_type != "integer":
+            raise at_key("unit", f"only integers have a unit, but the type is {self.value_type}")
+        return self
+
+    @model_validator(mode="after")
     def _belongs_to_kind(self) -> Self:
         if self.name in _NOT_NAMES or self.name.endswith(OFFSETS):
             raise at_key("name", f"a feature cannot be called {self.name!r}, because requests have this name for more")
@@ -159,14 +167,14 @@ class FeatureConfig(Clause):
         if self.value_type not in _TYPES[self.kind]:
             expected = " or ".join(_TYPES[self.kind])
             raise at_key("type", f"expected {expected} for the kind {self.kind}, got {self.type}")
-        if self.unit is not None and self.value_type != "integer":
-            raise at_key("unit", f"only integers have a unit, but the type is {self.value_type}")
         if self.salt is not None and "hash" in self.model_fields_set:
             raise at_key("hash", "a salt takes SipHash, so leave hash out")
         if any(low >= high for low, high in pairwise(self.boundaries or ())):
             raise at_key("boundaries", "expected ascending numbers")
         if self.clip is not None and self.clip[0] >= self.clip[1]:
             raise at_key("clip", f"expected the smaller number first, got {list(self.clip)}")
+        if self.kind == "vocabulary" and (self.vocabulary is None) == (self.values is None):
+            raise at_key("vocabulary", "expected either vocabulary, a file, or values, a list")
         self._check_missing()
         return self
 
@@ -243,7 +251,10 @@ def _why_not(feature: FeatureConfig, other: FeatureConfig | None, key: str) -> s
         return "is a cross itself" if other.kind == "cross" else ""
     if other is feature or other.shares is not None:
         return "shares keys itself; name the feature that it shares them with"
-    same = ("kind", "value_type", "buckets", "hash", "salt", "vocabulary", "unknown_buckets", "boundaries", "size")
+    same = (
+        *("kind", "value_type", "buckets", "hash", "salt", "vocabulary", "values", "unknown_buckets"),
+        *("boundaries", "size"),
+    )
     different = [name for name in (*same, "offset") if getattr(feature, name) != getattr(other, name)]
     return f"has another {different[0].replace('value_type', 'type')}" if different else ""
 

@@ -239,14 +239,17 @@ def compiled_vocabulary(feature: FeatureConfig, source: str, where: str) -> Iter
         ConfigError: it cannot be read, is empty, or has a value twice.
     """
     path, where = feature.vocabulary, f"{where}.vocabulary"
-    assert path is not None
     try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-        if head.startswith(_MAGIC):
-            yield path, int(np.frombuffer(head[8:16].ljust(8, b"\0"), "<u8")[0])
-            return
-        compiled, values = compile_vocabulary(read_regular(path, _MOST_VOCABULARY_BYTES), source, where)
+        if path is None:
+            lines = [str(value).encode() for value in feature.values or ()]
+            compiled, values = _compiled(lines, source, where.replace("vocabulary", "values"), "value")
+        else:
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+            if head.startswith(_MAGIC):
+                yield path, int(np.frombuffer(head[8:16].ljust(8, b"\0"), "<u8")[0])
+                return
+            compiled, values = compile_vocabulary(read_regular(path, _MOST_VOCABULARY_BYTES), source, where)
         with NamedTemporaryFile(prefix="hotrow-vocabulary-") as made:
             made.write(compiled)
             made.flush()
@@ -261,17 +264,20 @@ def compile_vocabulary(content: bytes, source: str, where: str) -> tuple[bytes, 
     Raises:
         ConfigError: a line is empty or is there twice, the text is not UTF-8, or there is no line.
     """
-    lines = content.decode("utf-8", "replace").encode() == content and content.removesuffix(b"\n").split(b"\n")
-    if lines is False:
+    if content.decode("utf-8", "replace").encode() != content:
         raise ConfigError(source, where, "expected text in UTF-8")
-    lines = [line.removesuffix(b"\r") for line in lines]
+    lines = [line.removesuffix(b"\r") for line in content.removesuffix(b"\n").split(b"\n")]
     if b"" in lines:
         raise ConfigError(source, where, f"line {lines.index(b'') + 1} is empty; expected a value in each line")
+    return _compiled(lines, source, where, "line")
+
+
+def _compiled(lines: Sequence[bytes], source: str, where: str, what: str) -> tuple[bytes, int]:
     compiled = vocabulary_file(*joined_texts(lines)[:3])
     if isinstance(compiled, tuple):
         first, second = (number + 1 for number in compiled)
         value = lines[second - 1].decode()
-        raise ConfigError(source, where, f"{value[:64]!r} is in line {first} and in line {second}")
+        raise ConfigError(source, where, f"{value[:64]!r} is in {what} {first} and in {what} {second}")
     return compiled, len(lines)
 
 

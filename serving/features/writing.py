@@ -30,8 +30,9 @@ def write_definition(definition: FeatureDefinition, path: Path) -> None:
     """
     document = definition.model_dump(mode="json", exclude_defaults=True)
     for number, (feature, entry) in enumerate(zip(definition.features, document["features"], strict=True)):
-        if feature.vocabulary is None:
+        if feature.kind != "vocabulary":
             continue
+        entry.pop("values", None)
         name = feature.name if TABLE_NAME.fullmatch(feature.name) else f"feature{number}"
         entry["vocabulary"] = f"{name}.vocabulary"
         with compiled_vocabulary(feature, str(path), f"features[{number}]") as (compiled, _):

@@ -50,13 +50,14 @@ def add_parser(commands: Any) -> None:
         "--label",
         action="append",
         metavar="COLUMN",
-        help="with --features, the column of the label; once for each label (default: its name in the graph)",
+        help="the column of the label of raw data; once for each label. Without --features, features are proposed from "
+        "the columns and written to a file",
     )
     parser.add_argument(
         "--embedding-dim",
         type=_whole(1, 65_536),
         metavar="D",
-        help="with --features, the floats of a row of a built-in model (default: 16)",
+        help="with raw data, the floats of a row of a built-in model (default: 16)",
     )
     parser.add_argument("--key-type", choices=("I32", "I64"), default="I64", help="keys of Norm files (default: I64)")
     built_in = ", ".join(built_in_graphs())
@@ -170,16 +171,16 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 def _why_unfit(options: argparse.Namespace) -> str:
     """Say which options do not go together; empty if all do."""
+    is_raw = options.features is not None or options.label is not None
     faults = {
         "the following arguments are required: --output": options.describe is None and options.output is None,
         "--resume needs --checkpoint": options.resume and options.checkpoint is None,
         "--publish needs --checkpoint, where its outbox is": options.publish is not None and options.checkpoint is None,
         "--publish-format hps has rows of float32": options.publish_format == "hps"
         and options.publish_rows != "float32",
-        "--label needs --features": options.label is not None and options.features is None,
-        "--embedding-dim needs --features": options.embedding_dim is not None and options.features is None,
-        "--features needs --data": options.features is not None and options.data is None,
-        "--features takes the place of --columns": options.features is not None and options.columns is not None,
+        "--embedding-dim needs --features or --label": options.embedding_dim is not None and not is_raw,
+        "--features and --label need --data": is_raw and options.data is None,
+        "--columns does not go with --features or --label": is_raw and options.columns is not None,
         "--eval-data needs --data; generated samples are evaluated on their last tenth": options.eval_data
         and not options.data,
     }

@@ -30,6 +30,7 @@ from training.model.export import export_model
 from training.model.sample_check import check_samples_fit
 from training.model.trainer import EpochResult, Position, train
 from training.processes import Processes, start_processes
+from training.proposal import propose, shown, write_proposal
 from training.publishing import Publisher, clear_outbox
 from training.samples import Samples
 from training.synthetic.generator import generate_for
@@ -64,6 +65,8 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
         yield from describe(open_document(options.describe))
         return
     document, features = open_document(options.model), None
+    if options.features is None and options.label is not None:
+        yield from _propose(options, processes)
     if options.features is not None:
         features = FeatureFile(options.features, document, options.label, options.embedding_dim)
         document = features.document
@@ -95,6 +98,16 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
         )
     yield f"model written to {path}"
     yield f"serve it: hotrow serve {options.output}"
+
+
+def _propose(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
+    """Propose features from the columns of the data, write them, and have the training read them."""
+    options.features = Path(f"{options.data.name.split('.')[0]}.features.json")
+    if processes.is_first:
+        proposals = propose(options.data, options.label, holds_out=options.eval_data is None)
+        write_proposal(proposals, options.features)
+        yield from shown(proposals, options.features)
+    processes.wait("the proposed features")
 
 
 def _model(document: TrainingDocument, options: argparse.Namespace, processes: Processes) -> CtrModel:

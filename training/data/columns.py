@@ -116,6 +116,29 @@ def read_hugectr_parquet(
         yield from _read_parquet_file(file, columns, slot_sizes, batch_size)
 
 
+def column_batches(path: Path) -> Iterator[Any]:
+    """Yield pyarrow's record batches with every column of Parquet or CSV files, whose types are those of the file.
+
+    Raises:
+        DataError: a file is missing or damaged, or is of another format.
+        MissingExtraError: pyarrow is not installed.
+    """
+    pa = import_pyarrow()
+    is_csv = not (path.suffix in PARQUET_SUFFIXES or (path.is_dir() and list_data_files(path, PARQUET_SUFFIXES).files))
+    if is_csv and not (path.is_dir() or path.name.endswith(CSV_SUFFIXES)):
+        raise DataError(path, "expected a Parquet or CSV file, or a folder of them")
+    parse = pa.csv.ParseOptions(newlines_in_values=True)
+    form = pa.dataset.CsvFileFormat(parse_options=parse) if is_csv else pa.dataset.ParquetFileFormat()
+    fault = _damaged if is_csv else _damaged_parquet
+    for file in files_of(path, CSV_SUFFIXES if is_csv else PARQUET_SUFFIXES):
+        _check_regular(file)
+        try:
+            batches = pa.dataset.dataset(str(file), format=form).to_batches(batch_size=_READ_ROWS)
+        except (pa.ArrowException, OSError) as err:
+            raise fault(file, err) from err
+        yield from _checked(pa, file, iter(batches), fault)
+
+
 def parquet_rows(path: Path) -> int:
     """Return the number of rows of a file. Raise DataError if it is missing or damaged."""
     with _opened_parquet(path) as file:

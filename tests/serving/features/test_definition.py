@@ -29,7 +29,16 @@ HASH = {"name": "x", "kind": "hash", "buckets": 10}
         ([{**HASH, "list": {"keep": "last"}}], "features[0].list.keep: most is required"),
         ([{**HASH, "list": {"separator": "ü"}}], "features[0].list.separator: expected one ASCII character"),
         ([{**HASH, "list": {"separator": "||"}}], "features[0].list.separator: expected one ASCII character"),
-        ([{"name": "x", "kind": "vocabulary"}], "features[0].vocabulary: required for the kind vocabulary, but absent"),
+        (
+            [{"name": "x", "kind": "vocabulary"}],
+            "features[0].vocabulary: expected either vocabulary, a file, or values",
+        ),
+        ([{"name": "x", "kind": "vocabulary", "values": []}], "features[0].values: "),
+        (
+            [{"name": "x", "kind": "vocabulary", "values": ["a", "b", "a"]}],
+            "features[0].values: 'a' is in value 1 and in",
+        ),
+        ([{"name": "x", "kind": "vocabulary", "values": ["a"], "vocabulary": "v"}], "features[0].vocabulary: expected"),
         ([{"name": "x", "kind": "bucketize", "boundaries": [2, 1]}], "features[0].boundaries: expected ascending"),
         ([{"name": "x", "kind": "dense", "clip": [2, 1]}], "features[0].clip: expected the smaller number first"),
         ([{"name": "x", "kind": "dense", "std": 0}], "features[0].std: input should be greater than 0"),

@@ -58,8 +58,9 @@ def test_a_vocabulary_is_that_of_keras(reader_of, tensorflow, tmp_path, unknown,
 
 def test_a_vocabulary_of_integers_is_that_of_keras(reader_of, tensorflow, tmp_path):
     (tmp_path / "numbers").write_text("10\n-3\n7", encoding="utf-8")
-    reader = reader_of({"name": "x", "kind": "vocabulary", "vocabulary": "numbers", "type": "integer"})
-    assert keys_of(reader, x=[7, 10, 5, -3]) == tensorflow["lookup_ints"]
+    for vocabulary in ({"vocabulary": "numbers"}, {"values": [10, -3, 7]}):
+        reader = reader_of({"name": "x", "kind": "vocabulary", "type": "integer", **vocabulary})
+        assert keys_of(reader, x=[7, 10, 5, -3]) == tensorflow["lookup_ints"]
 
 
 def test_buckets_and_standardised_numbers_are_those_of_keras(reader_of, tensorflow):

@@ -197,10 +197,13 @@ def test_a_wrong_definition_ends_the_training_before_it_begins(data, tmp_path, c
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--synthetic", "100", "--features", "f.json"], "--features needs --data"),
-        (["--data", "d.csv", "--features", "f.json", "--columns", "c.json"], "--features takes the place of --columns"),
-        (["--data", "d.csv", "--label", "y"], "--label needs --features"),
-        (["--data", "d.csv", "--embedding-dim", "4"], "--embedding-dim needs --features"),
+        (["--synthetic", "100", "--features", "f.json"], "--features and --label need --data"),
+        (
+            ["--data", "d.csv", "--features", "f.json", "--columns", "c.json"],
+            "--columns does not go with --features or --label",
+        ),
+        (["--synthetic", "100", "--label", "y"], "--features and --label need --data"),
+        (["--data", "d.csv", "--embedding-dim", "4"], "--embedding-dim needs --features or --label"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(tmp_path, capsys, options, text):

@@ -1,0 +1,144 @@
+"""``hotrow train --data clicks.parquet --label clicked``: features are proposed from the columns."""
+
+import json
+from datetime import datetime
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+import hotrow
+from tests.training.command.running import hotrow_train
+
+ROWS = 400
+
+
+def columns():
+    rng = np.random.default_rng(0)
+    users = rng.integers(0, 40, ROWS)
+    return {
+        "clicked": users % 2,
+        "user": [f"u{user}" for user in users],
+        "session_id": rng.permutation(ROWS) + 10**9,
+        "country": pa.array(rng.choice(["de", "日本", None], ROWS)),
+        "tags": [list(rng.choice(["a", "b", "c"], size, replace=False)) for size in rng.integers(0, 4, ROWS)],
+        "seen": [rng.integers(0, 9, 2).tolist() for _ in range(ROWS)],
+        "stars": pa.array([int(stars) if stars else None for stars in rng.integers(0, 6, ROWS)], pa.float64()),
+        "is_new": rng.random(ROWS) < 0.5,
+        "price": pa.array([Decimal(int(cents)) / 100 for cents in rng.gamma(2, 500, ROWS)]),
+        "income": np.where(rng.random(ROWS) < 0.02, 1e7, rng.gamma(2, 1000, ROWS)),
+        "at": [datetime(2024, 1, 1 + int(day)) for day in rng.integers(0, 28, ROWS)],
+        "constant": np.ones(ROWS),
+        "nothing": pa.nulls(ROWS),
+        "nested": [{"a": 1}] * ROWS,
+    }
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table(columns()), "clicks.parquet")
+    return tmp_path
+
+
+def train(*more, file="clicks.parquet", label="clicked"):
+    return hotrow_train(["--data", file, "--label", label, "--output", "models", "--batch-size", "50", *more])
+
+
+def test_each_column_gets_a_feature_or_a_reason(data, capsys):
+    assert train() == 0
+    printed = capsys.readouterr().out
+    proposed = json.loads((data / "clicks.features.json").read_text())
+    features = {feature.pop("name"): feature for feature in proposed["features"]}
+    kinds = {name: (feature["kind"], feature.get("type")) for name, feature in features.items()}
+    assert kinds == {
+        "user": ("vocabulary", None),
+        "session_id": ("vocabulary", "integer"),
+        "country": ("vocabulary", None),
+        "tags": ("vocabulary", None),
+        "seen": ("vocabulary", "integer"),
+        "stars": ("vocabulary", "integer"),
+        "is_new": ("identity", "boolean"),
+        "price": ("dense", None),
+        "income": ("dense", None),
+    }
+    assert features["tags"]["list"] == {"most": 3, "keep": "first"}
+    assert features["income"]["log1p"]
+    assert "log1p" not in features["price"]
+    for column, reason in {
+        "at": "a time of training does not come again",
+        "constant": "it has no two values",
+        "nothing": "a feature cannot be read from null",
+        "nested": "a feature cannot be read from struct",
+    }.items():
+        assert any(line.startswith(column) and f"left out: {reason}" in line for line in printed.splitlines())
+    with hotrow.load_model(data / "models" / "dcn") as session:
+        table = pq.read_table("clicks.parquet").drop_columns(["clicked", "at", "constant", "nothing", "nested"])
+        assert session.predict(table.slice(0, 64)).shape == (64, 1)
+
+
+def test_only_rows_of_the_training_decide(data):
+    rows = pa.table(
+        {"clicked": [0, 1] * 50, "user": ["a", "b"] * 45 + ["late"] * 10, "price": [1.5, 2.5] * 45 + [1e9] * 10}
+    )
+    pq.write_table(rows, "late.parquet")
+    assert train(file="late.parquet") == 0
+    user, price = json.loads((data / "late.features.json").read_text())["features"]
+    assert (user["values"], price["clip"], price["mean"]) == (["a", "b"], [1.5, 2.5], 2.0)
+
+
+def test_many_values_are_hashed(data):
+    rng = np.random.default_rng(0)
+    pq.write_table(
+        pa.table({"clicked": [0, 1] * 1000, "user": [f"u{n}" for n in rng.permutation(2000)]}), "many.parquet"
+    )
+    assert train(file="many.parquet") == 0
+    [user] = json.loads((data / "many.features.json").read_text())["features"]
+    assert user == {"name": "user", "kind": "hash", "buckets": 16384}
+
+
+def test_csv_gets_the_same_features(data):
+    table = pa.table(columns()).drop_columns(["tags", "seen", "nested", "nothing", "at"])
+    pq.write_table(table, "flat.parquet")
+    pa_csv.write_csv(table, "other.csv")
+    assert train(file="flat.parquet") == 0
+    assert train(file="other.csv") == 0
+    flat, other = (json.loads((data / f"{name}.features.json").read_text())["features"] for name in ("flat", "other"))
+    assert [(one["name"], one["kind"], one.get("type")) for one in flat] == [
+        (one["name"], one["kind"], one.get("type")) for one in other
+    ]
+
+
+def test_a_file_of_features_is_kept(data, capsys):
+    assert train() == 0
+    assert train() == 0  # the same proposal again
+    path = data / "clicks.features.json"
+    path.write_text(path.read_text().replace('"most": 3', '"most": 2'))
+    changed = path.read_text()
+    assert train() == 1
+    assert "clicks.features.json: exists already; give it with --features, or remove it" in capsys.readouterr().err
+    assert train("--features", "clicks.features.json") == 0
+    assert path.read_text() == changed
+
+
+@pytest.mark.parametrize(
+    ("file", "label", "text"),
+    [
+        ("clicks.parquet", "click", "clicks.parquet column click: missing; the file has clicked, user"),
+        ("absent.parquet", "clicked", "absent.parquet: no such file"),
+        ("clicks.npz", "clicked", "clicks.npz: expected a Parquet or CSV file, or a folder of them"),
+        ("numbers.parquet", "clicked", "numbers.parquet: no column can be a category"),
+        ("empty.parquet", "clicked", "empty.parquet: no samples"),
+        ("wrong.parquet", "clicked", "wrong.parquet: "),
+    ],
+)
+def test_data_without_features_is_refused(data, capsys, file, label, text):
+    pq.write_table(pa.table({"clicked": [0, 1] * 50, "x": np.arange(100) / 7}), "numbers.parquet")
+    pq.write_table(pa.table({"clicked": pa.array([], pa.int64())}), "empty.parquet")
+    (data / "wrong.parquet").write_bytes(b"PAR1 no file")
+    assert train(file=file, label=label) == 1
+    assert text in capsys.readouterr().err
+    assert not list(data.glob("*.features.json"))

@@ -1,0 +1,226 @@
+"""Propose raw features from the columns of a file, so that a first model takes one command.
+
+Only rows that the model is trained on are looked at.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from serving.errors import ConfigError
+from serving.model.atomic import atomic_write
+from training.data.columns import column_batches, import_pyarrow
+from training.errors import DataError
+
+_MOST_ROWS = 1_000_000
+#: A column with at most so many values has a vocabulary, and a larger column is hashed.
+_MOST_VALUES = 1000
+#: Integers with at most so many values are categories.
+_FEW_INTEGERS = 20
+#: So many buckets for each value of a hashed column: one of six values then shares its bucket.
+_BUCKETS_PER_VALUE = 5
+_LEAST_BUCKETS = 1000
+_LONG_LIST = 0.99  # of the lists are kept whole
+_SKEWED = 20.0  # times the median: numbers up to there are not spread evenly
+_ID = re.compile(r"(^|_)(id|ids|key|uid|code|hash)$", re.IGNORECASE)
+
+
+class Proposal(NamedTuple):
+    """A proposed feature, or a column that is left out.
+
+    Attributes:
+        column: the column's name.
+        kind: its type in the file.
+        distinct: how many values it has.
+        missing_ratio: the share of rows without a value.
+        feature: the feature for ``features.json``; None: the column is left out.
+        why: what speaks for it.
+    """
+
+    column: str
+    kind: str
+    distinct: int
+    missing_ratio: float
+    feature: dict[str, Any] | None
+    why: str
+
+
+def propose(path: Path, labels: Sequence[str], *, holds_out: bool) -> list[Proposal]:
+    """Look at the columns of Parquet or CSV data, and propose a feature for each.
+
+    Args:
+        path: the file or the folder.
+        labels: the columns that are no features.
+        holds_out: the last tenth of the rows is for the evaluation, and is not looked at.
+
+    Raises:
+        DataError: the data cannot be read, or no column can be a feature.
+        MissingExtraError: pyarrow is not installed.
+    """
+    pa = import_pyarrow()
+    batches = list(_batches(path))
+    table = pa.Table.from_batches(batches) if batches else pa.table({})
+    if holds_out and table.num_rows <= _MOST_ROWS:
+        table = table.slice(0, table.num_rows - max(1, table.num_rows // 10))
+    if not table.num_rows:
+        raise DataError(path, "no samples")
+    for label in labels:
+        if label not in table.column_names:
+            raise DataError(path, f"missing; the file has {', '.join(table.column_names)}", column=label)
+    found = [
+        _proposed(pa, name, table.column(name).combine_chunks()) for name in table.column_names if name not in labels
+    ]
+    if not any(one.feature is not None and one.feature["kind"] != "dense" for one in found):
+        reason = "no column can be a category, which an embedding needs; write a features.json, and give it --features"
+        raise DataError(path, reason)
+    return found
+
+
+def shown(proposals: Sequence[Proposal], path: Path) -> Iterator[str]:
+    """Return the lines of a table for people."""
+    rows = [("column", "type", "values", "missing", "feature")]
+    for one in proposals:
+        feature = one.feature
+        text = one.why if feature is None else _described(feature, one.why)
+        rows.append((one.column, one.kind, f"{one.distinct:,}", f"{one.missing_ratio:.1%}", text))
+    widths = [max(len(row[place]) for row in rows) for place in range(4)]
+    for column, kind, distinct, missing, text in rows:
+        cells = (column.ljust(widths[0]), kind.ljust(widths[1]), distinct.rjust(widths[2]), missing.rjust(widths[3]))
+        yield "  ".join((*cells, text))
+    yield f"features written to {path}: change the file if you like, and train with --features {path}"
+
+
+def write_proposal(proposals: Sequence[Proposal], path: Path) -> None:
+    """Write the proposed features, unless the file exists and has others.
+
+    Raises:
+        ConfigError: the file exists with other features, or cannot be written.
+    """
+    features = [one.feature for one in proposals if one.feature is not None]
+    lines = ",\n".join(f"    {json.dumps(feature, ensure_ascii=False)}" for feature in features)
+    text = f'{{\n  "format": 1,\n  "features": [\n{lines}\n  ]\n}}\n'
+    try:
+        if path.exists():
+            if path.read_text(encoding="utf-8") != text:
+                raise ConfigError(str(path), "", "exists already; give it with --features, or remove it")
+            return
+        with atomic_write(path) as file:
+            file.write(text.encode())
+    except OSError as err:
+        raise ConfigError(str(path), "", f"cannot be written: {(err.strerror or str(err)).lower()}") from err
+
+
+def _batches(path: Path) -> Iterator[Any]:
+    rows = 0
+    for batch in column_batches(path):
+        yield batch.slice(0, _MOST_ROWS + _MOST_ROWS // 9 - rows)
+        rows += batch.num_rows
+        if rows >= _MOST_ROWS + _MOST_ROWS // 9:
+            return
+
+
+def _described(feature: dict[str, Any], why: str) -> str:
+    options = [
+        f"{key} {feature[key]:,}" if isinstance(feature[key], int) else key
+        for key in ("buckets", "log1p", "unit")
+        if key in feature
+    ]
+    if "list" in feature:
+        options.append(f"lists of at most {feature['list']['most']}")
+    return f"{feature['kind']}{''.join(f', {option}' for option in options)}{f': {why}' if why else ''}"
+
+
+def _proposed(pa: Any, name: str, array: Any) -> Proposal:
+    """Propose a feature for a column."""
+    values, lists = _values_of(pa, array)
+    missing_ratio = array.null_count / len(array) if lists else 1 - len(values) / len(array)
+    feature, why, distinct = None, _why_left_out(pa.types, values.type), 0
+    if not why:
+        distinct = int(pa.compute.count_distinct(values).as_py())
+        feature, why = _feature_of(pa, name, values, distinct, is_list=bool(lists))
+    if feature is not None:
+        feature = {"name": name, **feature, **lists}
+    return Proposal(name, str(array.type), distinct, missing_ratio, feature, why)
+
+
+def _values_of(pa: Any, array: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the values of a column that are not missing, and the option of a list."""
+    types, compute, lists = pa.types, pa.compute, {}
+    if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
+        lengths = compute.fill_null(compute.list_value_length(array), 0)
+        most = int(compute.quantile(lengths, _LONG_LIST, interpolation="higher")[0].as_py())
+        lists = {"list": {"most": max(most, 1), "keep": "first"}}
+        array = compute.list_flatten(array)
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    values = array.drop_null()
+    if types.is_decimal(values.type):
+        values = values.cast(pa.float64())
+    if types.is_floating(values.type):
+        values = values.filter(compute.is_finite(values))
+    if _is_text(types, values.type):
+        values = values.filter(compute.not_equal(values, ""))
+    return values, lists
+
+
+def _why_left_out(types: Any, kind: Any) -> str:
+    """Say why values of a type are no feature; empty if they may be one."""
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return "left out: a time of training does not come again; make a feature of it, such as the hour"
+    if _is_text(types, kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return ""
+    return f"left out: a feature cannot be read from {kind}"
+
+
+def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool) -> tuple[dict[str, Any] | None, str]:
+    """Return a feature without its name, and a remark; None and why a column is left out."""
+    types, compute = pa.types, pa.compute
+    if distinct < 2:
+        return None, "left out: it has no two values"
+    if types.is_boolean(values.type):
+        return {"kind": "identity", "type": "boolean", "size": 2}, ""
+    if _is_text(types, values.type):
+        return _category(compute, values, distinct, "string"), ""
+    is_whole = types.is_integer(values.type) or compute.all(compute.equal(compute.floor(values), values)).as_py()
+    if is_whole and (is_list or _ID.search(name) or distinct <= _FEW_INTEGERS):
+        remark = "" if types.is_integer(values.type) else "whole numbers"
+        return _category(compute, values.cast(pa.int64()), distinct, "integer"), remark
+    if is_list:
+        return None, "left out: a list of numbers is no category"
+    return _number(compute, values.cast(pa.float64())), ""
+
+
+def _is_text(types: Any, kind: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _category(compute: Any, values: Any, distinct: int, value_type: str) -> dict[str, Any]:
+    """Propose a vocabulary for few values, in the order of their frequency, and a hash for many."""
+    given = {} if value_type == "string" else {"type": value_type}
+    counts = compute.value_counts(values)
+    ordered = sorted(counts.to_pylist(), key=lambda one: (-one["counts"], str(one["values"])))
+    known = [one["values"] for one in ordered]
+    if distinct <= _MOST_VALUES and not any("\n" in str(value) for value in known):
+        return {"kind": "vocabulary", **given, "values": known}
+    buckets = max(_LEAST_BUCKETS, 2 ** math.ceil(math.log2(_BUCKETS_PER_VALUE * distinct)))
+    return {"kind": "hash", **given, "buckets": buckets}
+
+
+def _number(compute: Any, values: Any) -> dict[str, Any]:
+    """Propose a standardised number; of numbers that are not negative and far apart, their logarithm."""
+    lowest, highest = compute.min(values).as_py(), compute.max(values).as_py()
+    middle = compute.quantile(values, 0.5)[0].as_py()
+    feature: dict[str, Any] = {"kind": "dense", "clip": [lowest, highest], "missing": middle}
+    if lowest >= 0 and highest > _SKEWED * max(middle, 1.0):
+        feature["log1p"] = True
+        values = compute.log1p(values)
+    mean, std = compute.mean(values).as_py(), compute.stddev(values).as_py()
+    return {**feature, "mean": _rounded(mean), "std": _rounded(std) if std > 0 else 1.0}
+
+
+def _rounded(number: float) -> float:
+    """Return a number with 6 digits, which is exact enough for a scale and can be read."""
+    return float(f"{number:.6g}")
