@@ -10,12 +10,18 @@ import pyarrow.parquet as pq
 import pytest
 
 import hotrow
+from serving.config import VersionPolicy
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.training.command.running import hotrow_train
 from training.built_in import built_in_graphs
+from training.data.opening import open_data
+from training.features import FeatureFile
+from training.model.ctr_model import CtrModel
+from training.model.document import open_document
+from training.model.export import export_dense, export_model
 
 ROWS = 600
 FEATURES = {
@@ -138,6 +144,22 @@ def test_a_graph_of_your_own_names_the_slots(data, tmp_path):
     with hotrow.load_model(tmp_path / "models" / "mine") as session:
         answer = session.predict({"user": ["u1", "u2"], "country": ["de", None]})
         assert answer.shape == (2, 1)
+
+
+def test_a_version_that_shares_tables_takes_raw_features(data, tmp_path):
+    features = FeatureFile(data / "features.json", open_document("dcn"), ["clicked"])
+    document = features.document
+    model = CtrModel(document.graph, seed=0)
+    samples = open_data(data / "clicks.csv", document, features=features)
+    model.train_batch(samples, 0.01)
+    export_model(model, document.document, tmp_path, "m", features=features)
+    export_dense(model, document.document, tmp_path, "m", base=1)
+    values = {"user": ["u1", "u2"], "tags": [["a"], []], "price": [2.5, None]}
+    with ModelRepository(tmp_path, control="explicit", startup=["m"]) as repository:
+        repository.load()
+        repository.load_model("m", VersionPolicy.of_versions([1, 2]))
+        first, second = (repository.session("m", version).predict(values) for version in ("1", "2"))
+    assert first.tobytes() == second.tobytes()
 
 
 def test_training_goes_on_with_the_same_features_only(data, tmp_path, capsys):
