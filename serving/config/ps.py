@@ -157,10 +157,10 @@ class PsDocument(Clause):
         return self
 
     def _can_be_updated(self) -> None:
-        """Refuse a source of truth that other processes write: it could not keep one position of the updates."""
+        """Refuse a source of truth that cannot keep a position of the updates with its rows."""
         kind = self.slowest_tier.type
-        if kind in ("redis_cluster", "multi_process_hash_map"):
-            reason = f"updates need a last tier that one process writes, and {kind} is not: add a persistent_db"
+        if kind == "multi_process_hash_map":
+            reason = f"{kind} cannot be the last tier of a model that gets updates: add a persistent_db"
             raise at_key("update_source.type", reason)
 
 

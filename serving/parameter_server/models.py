@@ -131,6 +131,8 @@ class ServedModels:
             for table, table_config in zip(served, config.tables, strict=True)
         ]
         try:
+            if self._stream is not None and isinstance(truth := self._tiers[-1].store, LastingStore):
+                truth.check_keeps_rows()
             load_tables(self._tiers, loads, progress)
         except BaseException:
             for table in served:

@@ -24,7 +24,7 @@ from serving.parameter_server.counters import RequestCounts, TableCounters, Tabl
 from serving.parameter_server.health import ModelHealth
 from serving.parameter_server.table_files import table_spec
 from serving.storage.row_codec import rounded
-from serving.storage.store import Change, Keys, Mask, Reached, TableSpec, Vectors, sums
+from serving.storage.store import Change, Keys, Mask, Reached, StoreTable, TableSpec, sums
 
 if TYPE_CHECKING:
     from serving.parameter_server.promotion import Promoter
@@ -265,39 +265,41 @@ def for_all(calls: Iterable[Callable[[], None]]) -> None:
 
 def write(changes: Sequence[Change[Table]], reached: Reached | None = None) -> None:
     """Make changes in every tier of their tables, in their order; see ``ParameterServer.write`` and ``Store.write``."""
-    changes = [_checked(*change) for change in changes]
+    changes = [_checked(change, is_from_log=reached is not None) for change in changes]
     tables = [changes[0].table] if len(changes) == 1 else sorted({change.table for change in changes}, key=_name_of)
     _check_additions(changes)
     with ExitStack() as locks:
         for table in tables:  # in one order, so that two calls cannot wait for each other
             locks.enter_context(table.clock.lock)
             table.check_loaded()
-        changes = [_with_sums(change) for change in changes]
+        is_of_many = reached is not None and not tables[0].truth.tier.store.has_one_writer
+        changes = changes if is_of_many else [_with_sums(change) for change in changes]
         for table in tables:
             if not table.is_written:
                 table.truth.write_flags(changed=True, current_caches=())
         try:
-            _write_truth(tables, changes, reached)
-            for table, keys, rows, _ in changes:
-                for cache in reversed(table.caches):
-                    if not table.is_written:
-                        cache.write_flags()
-                    cache.write(keys, rows)
-                table.is_written = True
+            if is_of_many:
+                try:
+                    _write_truth(tables, changes, reached)
+                finally:  # another process may have made some of the changes, and later ones
+                    _write_caches([change._replace(rows=None) for change in changes])
+            else:
+                _write_truth(tables, changes, reached)
+                _write_caches(changes)
         finally:
-            for table, keys, _, _ in changes:
-                table.clock.note(keys)
+            for change in changes:
+                change.table.clock.note(change.keys)
 
 
 def show(change: Change[Table], is_reached: Callable[[Mapping[str, str]], bool]) -> None:
     """Bring a change that another process writes to readers and caches of this process; see ``LastingTable.show``."""
-    table, keys, rows, adds = _checked(*change)
+    table, keys, rows, adds, default_value = _checked(change, is_from_log=True)
     lasting = table.truth.lasting
     if lasting is None:
         return
     with table.clock.lock:
         table.check_loaded()
-        shown = lasting.show(Change(lasting, keys, rows, adds), table.default_value, is_reached)
+        shown = lasting.show(Change(lasting, keys, rows, adds), default_value, is_reached)
         try:
             for cache in reversed(table.caches):
                 if cache.lasting is not None:
@@ -310,7 +312,8 @@ def show(change: Change[Table], is_reached: Callable[[Mapping[str, str]], bool])
             table.clock.note(keys)
 
 
-def _checked(table: Table, keys: Keys, rows: Vectors | None, adds: bool) -> Change[Table]:
+def _checked(change: Change[Table], *, is_from_log: bool) -> Change[Table]:
+    table, keys, rows, adds, _ = change
     check_keys(table.name, keys, table.key_type)
     keys = np.ascontiguousarray(keys)
     if rows is None:
@@ -320,8 +323,8 @@ def _checked(table: Table, keys: Keys, rows: Vectors | None, adds: bool) -> Chan
     first = table.tiers[0].tier.name
     rounded(first, table.name, table.spec.row_dtype, keys, rows)  # refuses values before any tier is written
     if adds:
-        table.truth.check_adding()
-    return Change(table, keys, rows, adds)
+        table.truth.check_adding(is_from_log=is_from_log)
+    return Change(table, keys, rows, adds, table.default_value)
 
 
 def _check_additions(changes: Sequence[Change[Table]]) -> None:
@@ -337,29 +340,38 @@ def _name_of(table: Table) -> str:
 
 def _with_sums(change: Change[Table]) -> Change[Table]:
     """Return the change that inserts what an addition results in. The lock of the table's clock is held."""
-    table, keys, deltas, adds = change
+    table, keys, deltas, adds, default_value = change
     if not adds or deltas is None:
         return change
     unique, places = np.unique(keys, return_inverse=True)
     base = np.empty((unique.size, table.dim), dtype=np.float32)
     found = table.truth.stored.fetch(unique, base)
-    return Change(table, unique, sums(table.name, unique, base, found, table.default_value, places, deltas))
+    return Change(table, unique, sums(table.name, unique, base, found, default_value, places, deltas))
 
 
 def _write_truth(tables: Sequence[Table], changes: Sequence[Change[Table]], reached: Reached | None) -> None:
     """Write to the source of truth. If it fails in the middle, the caches of the tables may differ from it."""
-    for table, keys, rows, _ in changes:
+    for table, keys, rows, *_ in changes:
         for cache in table.caches if rows is None else ():
             if cache.removed_keys is not None:
                 cache.removed_keys.update(keys.tolist())
     were_uncertain = [table.is_uncertain for table in tables]
     for table in tables:
         table.is_uncertain = True
-    stored = [Change(table.truth.stored, keys, rows) for table, keys, rows, _ in changes]
+    stored = [Change[StoreTable](change.table.truth.stored, *change[1:]) for change in changes]
     if stored:
         tables[0].truth.tier.store.write(stored, reached)
     for table, was_uncertain in zip(tables, were_uncertain, strict=True):
         table.is_uncertain = was_uncertain
+
+
+def _write_caches(changes: Sequence[Change[Table]]) -> None:
+    for table, keys, rows, *_ in changes:
+        for cache in reversed(table.caches):
+            if not table.is_written:
+                cache.write_flags()
+            cache.write(keys, rows)
+        table.is_written = True
 
 
 def _stripes(keys: Keys) -> NDArray[np.uint64]:

@@ -127,14 +127,14 @@ class TruthTable(TierTable):
                 except StoreFullError:
                     return
 
-    def check_adding(self) -> None:
-        """Refuse to add to rows where the sum would not be exact.
+    def check_adding(self, *, is_from_log: bool) -> None:
+        """Refuse to add to rows where the sum would not be exact. Several processes can only add what a log brings.
 
         Raises:
             AdditionError: the truth keeps narrow rows, evicts rows, or other processes write to it too.
         """
         reason = ""
-        if not self.tier.store.has_one_writer:
+        if not self.tier.store.has_one_writer and not is_from_log:
             reason = "several processes write this tier"
         elif self.table.spec.row_dtype != "fp32":
             reason = f"{self.table.spec.row_dtype} rows round every sum"

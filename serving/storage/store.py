@@ -321,13 +321,15 @@ class Change(NamedTuple, Generic[AnyTable]):
         keys: int64[N], none of them reserved.
         rows: float32[N, D], which are inserted over older rows, the last of duplicate keys; None: the keys are removed.
         adds: the rows are added to the rows that the source of truth holds; an absent key starts at the default value.
-            A parameter server turns such a change into the rows that result, so no store gets one.
+            A parameter server turns such a change into the rows that result, unless several processes write the store.
+        default_value: every float of an absent key's row; a parameter server knows it.
     """
 
     table: AnyTable
     keys: Keys
     rows: Vectors | None
     adds: bool = False
+    default_value: float = 0.0
 
 
 class Reached(NamedTuple):
@@ -410,14 +412,16 @@ class Store(ABC):
 
         Args:
             changes: the changes.
-            reached: how far their tables have come in a log. A store whose rows outlive the process keeps it with the
-                rows: after a crash it is there only if all of them are. RocksDB brings both to the disk at the next
-                ``sync``. Other stores do not keep it.
+            reached: how far their tables have come in a log; then each table has one change. A store whose rows outlive
+                the process keeps it with the rows: after a crash it is there only if all of them are. RocksDB brings
+                both to the disk at the next ``sync``. If several processes write the store, each makes every change,
+                and the store takes it from the first. Other stores do not keep it.
 
         Raises:
             StoreError: see ``StoreTable.insert``; changes before the one that failed may have been made.
+            RequestError: several processes write the store, and a sum is not finite.
         """
-        for table, keys, rows, _ in changes:
+        for table, keys, rows, *_ in changes:
             if rows is None:
                 table.evict(keys)
             else:
@@ -486,6 +490,14 @@ class LastingStore(Store):
     @abstractmethod
     def _new_table(self, spec: TableSpec) -> LastingTable:
         """See ``Store.table``."""
+
+    def check_keeps_rows(self) -> None:
+        """Refuse to be a source of truth that gets updates if the tier may drop rows by itself.
+
+        Raises:
+            StoreError: it may, or the tier did not answer.
+        """
+        return
 
     def kept_tables(self) -> Sequence[str]:
         """Full names of the tables that the store keeps on this machine, open or not."""

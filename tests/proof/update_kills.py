@@ -1,13 +1,15 @@
 """A trainer, the workers of a server and Redis are killed while rows arrive by stream.
 
 A trainer writes messages to a folder: upserts, deletes and additions, and some of them twice. A server of two workers
-follows the folder. Its two tables are in RAM, Redis and RocksDB. After each kill the trainer pauses. Then every worker
-must answer with exactly the rows of a dict that has applied every message of the folder once.
+follows the folder. Its two tables are in RAM, Redis and RocksDB, or in RAM and a Redis that may come back as it was a
+while ago. After each kill the trainer pauses. Then every worker must answer with exactly the rows of a dict that has
+applied every message of the folder once.
 """
 
 import http.client
 import itertools
 import json
+import os
 import random
 import signal
 import subprocess
@@ -114,7 +116,7 @@ class Trainer:
 class LiveServer(Server):
     """``hotrow serve`` of a model that is only looked up."""
 
-    def __init__(self, folder, log, redis_port):
+    def __init__(self, folder, log, slower_tiers):
         keys, rows = first_rows()
         tiers = {
             "supportlonglong": True,
@@ -128,11 +130,7 @@ class LiveServer(Server):
                     "default_value_for_each_table": [DEFAULT] * len(TABLES),
                 }
             ],
-            "volatile_db": [
-                {"type": "hash_map", "capacity_rows": 60, "cache_missed_embeddings": True},
-                {"type": "redis_cluster", "address": f"127.0.0.1:{redis_port}", "cache_missed_embeddings": True},
-            ],
-            "persistent_db": {"type": "rocks_db", "path": "rows"},
+            **slower_tiers,
             "update_source": {"type": "folder", "path": str(log), "poll_timeout_ms": 50},
         }
         super().__init__(folder, tiers)
@@ -162,21 +160,59 @@ class LiveServer(Server):
         return np.array(json.loads(text)["outputs"][0]["data"], np.float32) if answer.status == 200 else None
 
 
-def run(count, seed, folder, redis_folder):
+class LastingRedis(RedisServer):
+    """A Redis that keeps its rows, or, like a replica that takes over, those of a while ago."""
+
+    def __init__(self, folder):
+        super().__init__(folder, "--appendonly", "yes", "--auto-aof-rewrite-percentage", "0")
+        self._earlier = 0
+
+    def remember(self):
+        """Remember the rows of now."""
+        self._earlier = self._file.stat().st_size
+
+    def take_back(self):
+        """Lose the rows since ``remember``, between ``kill`` and ``start``."""
+        os.truncate(self._file, self._earlier)
+
+    @property
+    def _file(self):
+        return self.folder / "appendonly.aof"
+
+
+def tiers(truth, port):
+    """The tiers of a server, and who may be killed."""
+    ram = {"type": "hash_map", "capacity_rows": 60, "cache_missed_embeddings": True}
+    redis = {"type": "redis_cluster", "address": f"127.0.0.1:{port}", "cache_missed_embeddings": True}
+    slowest = {"type": "rocks_db", "path": "rows"} if truth == "RocksDB" else {"type": "disabled"}
+    victims = ["trainer", "worker 0", "worker 0", "worker 1", "supervisor", "Redis"]
+    return {"volatile_db": [ram, redis], "persistent_db": slowest}, [
+        *victims,
+        *(["Redis, taken back"] if truth == "Redis" else []),
+    ]
+
+
+def run(count, seed, folder, redis_folder, truth="RocksDB"):
     """Kill ``count`` processes; return the figures and the faults."""
     rng, log = random.Random(seed), folder / "updates"
     log.mkdir()
-    redis, oracle, trainer = RedisServer(redis_folder), Oracle(log), Trainer(log, seed)
-    server, kills, faults, slowest_s = LiveServer(folder, log, redis.port), Counter(), [], 0.0
+    redis = LastingRedis(redis_folder) if truth == "Redis" else RedisServer(redis_folder)
+    slower_tiers, victims = tiers(truth, redis.port)
+    oracle, trainer = Oracle(log), Trainer(log, seed)
+    server, kills, faults, slowest_s = LiveServer(folder, log, slower_tiers), Counter(), [], 0.0
     try:
         server.start()
         for _ in range(count):
+            if truth == "Redis":
+                redis.remember()
             trainer.start()
             time.sleep(rng.uniform(0.05, 0.6))
-            what = rng.choice(["trainer", "worker 0", "worker 0", "worker 1", "supervisor", "Redis"])
-            if what == "Redis":
+            what = rng.choice(victims)
+            if what.startswith("Redis"):
                 redis.kill()
                 time.sleep(rng.uniform(0, 0.3))
+                if what != "Redis":
+                    redis.take_back()
                 redis.start()
             elif what == "supervisor":
                 server.kill_supervisor()

@@ -28,11 +28,11 @@ from serving.errors import (
 from serving.metrics import MetricSample
 from serving.parameter_server.table import Table, show, write
 from serving.parameter_server.updates.counters import UpdateCounters
-from serving.parameter_server.updates.log_state import LogState, behind, has_reached, publisher_of
 from serving.parameter_server.updates.rejected import RejectedMessages
 from serving.storage.hps_layout import tag
 from serving.storage.store import Change, Keys, LastingStore, Reached
 from serving.stream import BadMessageError, Kind, Record, UpdateMessage, UpdateSource, decode, decode_hps
+from serving.stream.log_state import LogState, behind, has_reached, publisher_of
 
 logger = logging.getLogger(__name__)
 
@@ -106,9 +106,7 @@ class ModelUpdates:
         self._reached = {name: self._with_kept(table.truth.reached) for name, table in self._tables.items()}
         # By partition: where the reader is. It begins where the first of the tables is.
         self._logs = {
-            partition: min(
-                (states.get(partition, LogState()) for states in self._reached.values()), key=lambda state: state.order
-            )
+            partition: min((states.get(partition, LogState()) for states in self._reached.values()), key=_order)
             for partition in {partition for states in self._reached.values() for partition in states}
         }
         self._source: UpdateSource | None = None
@@ -160,9 +158,9 @@ class ModelUpdates:
 
     def _follow(self) -> None:
         """Read and apply until the reader is closed, or until something does not answer."""
-        for name, table in self._tables.items() if self._truth.writes else ():
-            if table.truth.lasting is not None:  # a write that failed may be there
-                self._reached[name] = self._with_kept(table.truth.lasting.reached())
+        lasting = self._truth.lasting
+        if lasting is not None and self._truth.writes:
+            self._look_at_truth(lasting.store)
         with closing(self._stream.open(self._config)) as source:
             self._source = source
             source.start({partition: state.position for partition, state in self._logs.items() if state.position})
@@ -186,6 +184,23 @@ class ModelUpdates:
                     if time.monotonic() >= looked_s + SYNC_INTERVAL_S:
                         self._look(source, records)
                         looked_s = time.monotonic()
+
+    def _look_at_truth(self, store: LastingStore) -> None:
+        """Ask how far the tables are: a write that failed may be there.
+
+        A store that other processes write too may be ahead of the caches here, which still miss the records in between.
+        Or it has lost rows, and the records that brought them are read again.
+        """
+        for name, kept in self._kept().items():
+            if store.has_one_writer:
+                self._reached[name] = kept
+                continue
+            self._reached[name] = {
+                partition: min(state, self._logs.get(partition, LogState()), key=_order)
+                for partition, state in kept.items()
+            }
+            for partition, log in self._logs.items():
+                self._logs[partition] = min(log, self._reached[name].get(partition, LogState()), key=_order)
 
     def _look(self, source: UpdateSource, waiting: Sequence[Record]) -> None:
         """Count what waits, and bring everything that was applied to the disk."""
@@ -251,7 +266,6 @@ class ModelUpdates:
             raise  # it was unloaded
         except (RequestError, AdditionError, RowTypeError) as err:
             raise BadMessageError("row", str(err)) from err
-        self._reached[message.table][record.partition] = state
         self.counters.applied(record, message)
         return None
 
@@ -309,6 +323,17 @@ class ModelUpdates:
             for name in behind:
                 self._reached[name][partition] = log
         lasting.store.sync()
+        if lasting.store.has_one_writer:
+            return
+        for name, kept in self._kept().items():
+            if not all(kept.get(partition, LogState()).order >= log.order for partition, log in self._logs.items()):
+                reason = "it has lost rows that updates had written: the log is read again from where it is"
+                raise StoreError(lasting.store.name, self._tables[name].name, reason)
+
+    def _kept(self) -> Mapping[str, dict[str, LogState]]:
+        """By table, where it is in each partition, as its truth says now."""
+        lasting = {name: table.truth.lasting for name, table in self._tables.items()}
+        return {name: self._with_kept(stored.reached()) for name, stored in lasting.items() if stored is not None}
 
     def _wait_for_writer(self, table: Table) -> None:
         """Wait while too many changes are shown: a reader of the database is faster than the process that writes.
@@ -377,3 +402,7 @@ class ModelUpdates:
             logger.warning("model %r gets updates again", self._config.name)
             self.counters.fault = ""
             self._logged_faults.clear()
+
+
+def _order(state: LogState) -> tuple[int, ...]:
+    return state.order

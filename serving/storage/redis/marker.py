@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,10 @@ LEASE_MS = 30_000
 _FIELDS = frozenset(
     ("format", "digest", "row_dtype", "partitions", "changed", "run_id", "generation", "rows", "filling")
 )
+# The field of a log's state; then comes the log's name.
+REACHED = b"reached."
 # Arguments of one call inside a script: Lua has room for some 8,000.
-WORDS_PER_CALL = 4000
+WORDS_PER_CALL, FLOATS_PER_CALL = 4000, 100
 
 # Put rows into a partition while the lease is held, except rows whose keys were removed since. The reply is 1, or 0
 # if the lease is gone.
@@ -73,11 +75,42 @@ return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 RELEASE = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('UNLINK', KEYS[1]) or 0"
 # Change rows of a source of truth. The reply is 1, or 0 if the marker does not have the generation any more.
+#
+# If a log brought the change, the marker gets the new state of the log, but only if it has the expected state now.
+# Otherwise nothing changes, and the reply is the state that it has. ``ADD`` adds to rows as float32 does: a sum of two
+# float32 is exact enough in Lua's float64 to be rounded once. A key that is absent starts at ARGV[6]. If a sum is
+# not finite, the state changes, the rows do not, and the reply is a list of its key.
 CHANGE = f"""
 if (redis.call('HGET', KEYS[2], 'generation') or '') ~= ARGV[1] then return 0 end
-for i = 3, #ARGV, {WORDS_PER_CALL} do
-  redis.call(ARGV[2], KEYS[1], unpack(ARGV, i, math.min(i + {WORDS_PER_CALL - 1}, #ARGV)))
+if ARGV[3] ~= '' then
+  local state = redis.call('HGET', KEYS[2], ARGV[3]) or ''
+  if state ~= ARGV[4] then return state end
+  if state ~= ARGV[5] then redis.call('HSET', KEYS[2], ARGV[3], ARGV[5]) end
 end
+if ARGV[2] ~= 'ADD' then
+  for i = 7, #ARGV, {WORDS_PER_CALL} do
+    redis.call(ARGV[2], KEYS[1], unpack(ARGV, i, math.min(i + {WORDS_PER_CALL - 1}, #ARGV)))
+  end
+  return 1
+end
+local sums, limit = {{}}, 2^128 - 2^103
+for i = 7, #ARGV, 2 do
+  local key, deltas, parts = ARGV[i], ARGV[i + 1], {{}}
+  local row = sums[key] or redis.call('HGET', KEYS[1], key) or ARGV[6]
+  if #row ~= #deltas then return redis.error_reply('a row has ' .. #row .. ' bytes, expected ' .. #deltas) end
+  for at = 1, #row, {4 * FLOATS_PER_CALL} do
+    local count = math.min({FLOATS_PER_CALL}, (#row - at + 1) / 4)
+    local format = '<' .. string.rep('f', count)
+    local floats, added = {{struct.unpack(format, row, at)}}, {{struct.unpack(format, deltas, at)}}
+    for j = 1, count do
+      floats[j] = floats[j] + added[j]
+      if not (math.abs(floats[j]) < limit) then return {{key}} end
+    end
+    parts[#parts + 1] = struct.pack(format, unpack(floats, 1, count))
+  end
+  sums[key] = table.concat(parts)
+end
+for key, row in pairs(sums) do redis.call('HSET', KEYS[1], key, row) end
 return 1
 """
 # Add rows whose keys are absent, and were not removed a moment ago; the reply counts them.
@@ -133,7 +166,8 @@ class PartitionMarker:
             return None
         if fields.get("format") != str(MARKER_FORMAT):
             raise ValueError(f"has a marker of format {fields.get('format')!r}, expected {MARKER_FORMAT}")
-        log_newer("the marker of a table in Redis", frozenset(fields.keys() - _FIELDS))
+        unknown = [name for name in fields.keys() - _FIELDS if not name.startswith(REACHED.decode())]
+        log_newer("the marker of a table in Redis", frozenset(unknown))
         return cls(
             fields["digest"],
             fields["row_dtype"],
@@ -205,9 +239,36 @@ def finish(partition: Partition, token: str, marker: PartitionMarker, *, swap: b
     return _script(FINISH, keys, [token, gathered, *marker.words()])
 
 
-def change(partition: Partition, generation: str, name: str, rows: NDArray[np.uint8], words_per_row: int) -> Command:
-    """``HSET`` or ``HDEL`` on a source of truth; the reply is 0 if the generation differs."""
-    return _script(CHANGE, [partition.values, partition.marker], [generation, name], rows, words_per_row * len(rows))
+class Fence(NamedTuple):
+    """What the marker has of a log before a change, and after it.
+
+    Attributes:
+        log: the log's name.
+        expected: the state that the marker has; empty: none.
+        state: the state that it gets.
+        default_row: the bytes of a row to which nothing was added.
+    """
+
+    log: str
+    expected: str
+    state: str
+    default_row: bytes
+
+
+def change(
+    partition: Partition,
+    generation: str,
+    name: str,
+    rows: NDArray[np.uint8],
+    words_per_row: int,
+    fence: Fence | None = None,
+) -> Command:
+    """``HSET``, ``HDEL`` or ``ADD`` on a source of truth; see ``CHANGE`` for the reply."""
+    states: list[str | bytes] = ["", "", "", ""]
+    if fence is not None:
+        states = [REACHED + fence.log.encode(), fence.expected, fence.state, fence.default_row]
+    head = [generation, name, *states]
+    return _script(CHANGE, [partition.values, partition.marker], head, rows, words_per_row * len(rows))
 
 
 def note_removed(partition: Partition, fields: NDArray[np.uint8]) -> list[Command]:
@@ -224,7 +285,7 @@ def add(partition: Partition, words: NDArray[np.uint8]) -> Command:
 def _script(
     script: str,
     keys: list[bytes],
-    head: Sequence[str | int],
+    head: Sequence[str | bytes | int],
     words: NDArray[np.uint8] | None = None,
     count: int = 0,
 ) -> Command:

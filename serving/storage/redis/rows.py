@@ -99,9 +99,11 @@ class RedisRows:
         """The size of a key as a word of a command."""
         return self.spec.key_bytes + 6
 
-    def words(self, partitions: Partitions, keys: Keys, rows: Vectors) -> list[tuple[int, NDArray[np.uint8]]]:
+    def words(
+        self, partitions: Partitions, keys: Keys, rows: Vectors, most_fields: int | None = None
+    ) -> list[tuple[int, NDArray[np.uint8]]]:
         """Rows as words of commands: for each its partition, and uint8[N, ...], each a key and its row's value."""
-        order, groups = partitions.groups(keys, self._max_batch_size)
+        order, groups = partitions.groups(keys, most_fields or self._max_batch_size)
         words = encoded_rows(keys[order], self.codec.encode(keys[order], rows[order]), self.spec.key_bytes)
         return [(group.partition, words[group.begin : group.end]) for group in groups]
 

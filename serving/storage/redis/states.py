@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from serving.errors import without_frames
 from serving.storage.marker import Marker
 from serving.storage.redis.commands import RedisNodeError, plain
-from serving.storage.redis.marker import PartitionMarker
+from serving.storage.redis.marker import REACHED, PartitionMarker
 from serving.storage.redis.nodes import RedisNodes, Reply, value_of
 from serving.storage.redis.rows import Partitions, RedisRows
 from serving.storage.store import Truth
@@ -106,6 +106,26 @@ class PartitionStates:
             self.is_written = True
             # New objects: ``change`` then ignores what other threads have judged before. A filling goes on.
             self._states = [state if state.status is Status.FILLING else replace(state) for state in self._states]
+
+    def reached(self) -> list[Mapping[str, str]]:
+        """The states of logs that each partition of a source of truth keeps, by the logs' names.
+
+        Raises:
+            StoreError: a partition is not valid.
+        """
+        numbers, known = range(len(self._partitions)), self.now()
+        replies = self._nodes.run_identified([plain("HGETALL", partition.marker) for partition in self._partitions])
+        for number, state, reply in zip(numbers, known, replies, strict=True):
+            self.judge(number, state, self._read(reply), reply.run_id)
+        self.verified(numbers)
+        return [
+            {
+                name.removeprefix(REACHED).decode(): state.decode()
+                for name, state in reply.value.items()
+                if name.startswith(REACHED)
+            }
+            for reply in replies
+        ]
 
     def markers(self, numbers: Sequence[int]) -> list[tuple[PartitionMarker | None, str]]:
         """The marker of each partition, and the identity of its node."""

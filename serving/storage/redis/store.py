@@ -2,16 +2,16 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from serving.background import PeriodicWorker, QueueWorker
 from serving.config import RedisConfig
 from serving.errors import MissingExtraError, StoreError, StoreTimeoutError, StoreUnreachableError
 from serving.storage.redis.commands import RedisNodeError, RedisNodeTimeoutError, RedisUnreachableError
 from serving.storage.redis.rows import STORE_NAME, identity_of
-from serving.storage.store import LastingStore, StoreTable, TableSpec
+from serving.storage.store import Change, LastingStore, Reached, StoreTable, TableSpec
 
 if TYPE_CHECKING:
     from serving.storage.redis.nodes import RedisNodes
@@ -85,6 +85,22 @@ class RedisStore(LastingStore):
         from serving.storage.redis.table import RedisTable  # needs redis-py
 
         return RedisTable(self, spec)
+
+    def write(self, changes: Sequence[Change[StoreTable]], reached: Reached | None = None) -> None:
+        """See ``Store.write``; with ``reached``, each partition gets its rows and the state in one step, or neither."""
+        if reached is None:
+            return super().write(changes)
+        for change in changes:
+            cast("RedisTable", change.table).write_from_log(change, reached)
+        return None
+
+    def check_keeps_rows(self) -> None:
+        """See ``LastingStore.check_keeps_rows``; asks the nodes."""
+        with self.translated(""):
+            policies = sorted(self.nodes.topology.eviction_policies())
+        if policies:
+            reason = f"maxmemory-policy is {policies[0]}, so a full Redis drops rows: set it to noeviction"
+            raise StoreError(STORE_NAME, "", reason)
 
     def erase(self, table: str) -> None:
         """See ``Store.erase``; every process that shares the table loses it."""

@@ -13,7 +13,18 @@ from serving.storage.redis.commands import RedisNodeError
 from serving.storage.redis.filling import Filling
 from serving.storage.redis.states import Status
 from serving.storage.redis.table_commands import TableCommands
-from serving.storage.store import Batches, Keys, LastingTable, Mask, TableSpec, Truth, Vectors
+from serving.storage.store import (
+    Batches,
+    Change,
+    Keys,
+    LastingTable,
+    Mask,
+    Reached,
+    StoreTable,
+    TableSpec,
+    Truth,
+    Vectors,
+)
 
 if TYPE_CHECKING:
     from serving.storage.redis.store import RedisStore
@@ -160,6 +171,22 @@ class RedisTable(LastingTable):
         if starting:
             self._redis.log_spread(self)
         return was_written
+
+    def reached(self) -> Mapping[str, str]:
+        """See ``LastingTable.reached``."""
+        self._require_open()
+        with self._translated():
+            return self._commands.logs.reached()
+
+    def write_from_log(self, change: Change[StoreTable], reached: Reached) -> None:
+        """See ``Store.write``; a key that does not fit the table cannot be removed."""
+        self._require_open()
+        if change.rows is not None:
+            self._check_rows(change.keys, change.rows)
+        elif (fits := storable(change.keys, self.spec.key_bytes)) is not None:
+            change = change._replace(keys=change.keys[fits])
+        with self._translated():
+            self._commands.logs.write(change, reached)
 
     @property
     def is_truth(self) -> bool:

@@ -13,6 +13,7 @@ from serving.errors import without_frames
 from serving.storage.hps_layout import key_list
 from serving.storage.redis import marker as scripts
 from serving.storage.redis.commands import Command, Partition, RedisNodeError, encoded_fields, hdel, header, plain
+from serving.storage.redis.logs import Logs
 from serving.storage.redis.nodes import RedisNodes, value_of
 from serving.storage.redis.overflow import Overflow
 from serving.storage.redis.rows import Group, Partitions, RedisRows, identity_of
@@ -37,6 +38,7 @@ class TableCommands:
         spec: the table.
         partitions: its partitions.
         states: what this process knows of them.
+        logs: how far they have come in logs of changes.
         rows: how its rows are encoded.
         overflow: the overflow policy, if there is one.
         identity: see ``LastingStore.identity``.
@@ -50,6 +52,7 @@ class TableCommands:
         self.partitions = Partitions(spec.name, config.num_partitions)
         self.rows = RedisRows(spec, config.row_dtype, config.max_batch_size)
         self.states = PartitionStates(nodes, self.partitions, self.rows)
+        self.logs = Logs(nodes, self.partitions, self.states, self.rows)
         self.overflow = Overflow(nodes, config.overflow) if config.overflow else None
         self.evicted_rows = 0
         self.unreleased: list[Command] = []

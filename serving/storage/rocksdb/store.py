@@ -114,7 +114,9 @@ class RocksDbStore(LastingStore):
         with self.using(first if all(change.table.spec.name == first for change in changes) else "") as database:
             if self._read_only:
                 self._check_writable(first)
-            encoded = [table.encoded(keys, rows) for table, keys, rows, _ in changes if isinstance(table, RocksDbTable)]
+            encoded = [
+                table.encoded(keys, rows) for table, keys, rows, *_ in changes if isinstance(table, RocksDbTable)
+            ]
             database.write(encoded, self._batch_rows, reached)
 
     def sync(self) -> None:

@@ -191,7 +191,7 @@ class RocksDbTable(LastingTable):
         if isinstance(view, FamilyRows) and is_reached(view.reached):
             self._shown.forget(change.keys)
             return None
-        _, keys, rows, adds = change
+        _, keys, rows, adds, _ = change
         if adds and rows is not None:
             deltas, (keys, places) = rows, np.unique(keys, return_inverse=True)
             rows, found = np.empty((keys.size, self.spec.dim), dtype=np.float32), np.zeros(keys.size, dtype=np.bool_)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from serving.stream import Record, UpdateMessage
+from serving.stream.message import UpdateMessage
+from serving.stream.source import Record
 
 # Publishers whose last sequence number is remembered, for each partition.
 MOST_PUBLISHERS = 256
