@@ -53,10 +53,13 @@ def test_killed_processes_lose_no_acknowledged_change_and_give_no_wrong_answer(
 
 
 @pytest.mark.slow  # processes start again after each kill
-@pytest.mark.parametrize(("count", "seed"), [(1, 7), *(long(250, seed) for seed in range(4))])
-def test_killed_processes_apply_each_update_exactly_once(record, tmp_path, quick_folder, count, seed):
+@pytest.mark.parametrize(
+    ("truth", "count", "seed"),
+    [("RocksDB", 1, 7), *(long(truth, 125, seed) for truth in update_kills.TRUTHS for seed in range(4))],
+)
+def test_killed_processes_apply_each_update_exactly_once(record, tmp_path, quick_folder, truth, count, seed):
     folder = tmp_path / quick_folder
-    figures = record(update_kills.run(count, seed=seed, folder=folder, redis_folder=folder / "redis"))
+    figures = record(update_kills.run(count, seed=seed, folder=folder, redis_folder=folder / "redis", truth=truth))
 
     assert not figures["faults"], "\n".join(figures["faults"])
     assert (figures["tracebacks"], figures["exit_code"]) == (0, 0)

@@ -26,6 +26,8 @@ from tests.tools.redis_servers import RedisServer
 
 KEYS, DIM, DEFAULT = 300, 4, 0.5
 MODEL, TABLES = "live", ("items", "users")
+#: The last tiers.
+TRUTHS = ("RocksDB", "Redis")
 #: Each new connection goes to any of the workers, so this many have met both.
 CONNECTIONS = 12
 
@@ -186,10 +188,8 @@ def tiers(truth, port):
     redis = {"type": "redis_cluster", "address": f"127.0.0.1:{port}", "cache_missed_embeddings": True}
     slowest = {"type": "rocks_db", "path": "rows"} if truth == "RocksDB" else {"type": "disabled"}
     victims = ["trainer", "worker 0", "worker 0", "worker 1", "supervisor", "Redis"]
-    return {"volatile_db": [ram, redis], "persistent_db": slowest}, [
-        *victims,
-        *(["Redis, taken back"] if truth == "Redis" else []),
-    ]
+    victims += ["Redis, taken back"] if truth == "Redis" else []
+    return {"volatile_db": [ram, redis], "persistent_db": slowest}, victims
 
 
 def run(count, seed, folder, redis_folder, truth="RocksDB"):

@@ -159,16 +159,9 @@ def test_a_wrong_source_is_refused(read, source, path, reason):
     assert reason in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("tiers", "kind"),
-    [
-        pytest.param(in_shared_ram(), "multi_process_hash_map", id="shared RAM"),
-        pytest.param({"volatile_db": {"type": "redis_cluster"}, "persistent_db": ...}, "redis_cluster", id="Redis"),
-    ],
-)
-def test_a_last_tier_that_several_processes_write_is_refused(read, tiers, kind):
-    with pytest.raises(ConfigError, match=rf"update_source\.type: updates need .* one process writes, and {kind}"):
-        read(tiers | {"persistent_db": ..., "update_source": KAFKA})
+def test_a_last_tier_in_shared_ram_is_refused(read):
+    with pytest.raises(ConfigError, match=r"update_source\.type: multi_process_hash_map cannot be the last tier"):
+        read(in_shared_ram() | {"persistent_db": ..., "update_source": KAFKA})
 
 
 def test_the_filters_of_the_last_tier_decide(read):

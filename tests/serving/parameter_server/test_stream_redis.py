@@ -19,7 +19,8 @@ from serving.stream.message import Kind
 from tests.serving.parameter_server.stream import RUN, message, samples_of, send, serving, until
 from tests.serving.parameter_server.test_stream import MESSAGES, change_dict
 from tests.serving.small_server import KEYS, ROWS, held_by, model_of, write_model
-from tests.tools.redis_servers import RedisServer, server_binary, wait_until
+from tests.serving.storage.redis_stores import wait_for_master
+from tests.tools.redis_servers import RedisServer, RedisServers, server_binary, wait_until
 
 STARTED = dict(zip(KEYS, ROWS.tolist(), strict=True))
 SPEC = TableSpec("m.t", 3)
@@ -274,3 +275,29 @@ def test_a_redis_that_may_drop_rows_is_refused(tmp_path, model):
             pass
     finally:
         server.kill()
+
+
+@pytest.mark.slow  # a replica needs seconds to take over
+def test_a_replica_that_takes_over_without_the_last_writes_gets_them_from_the_log(tmp_path, model, log):
+    cluster = RedisServers(tmp_path / "cluster", masters=3, replicas=1)
+    master, replica = cluster.nodes[0], cluster.nodes[3]
+    keys = list(range(100, 160))
+    try:
+        with serving(model, tmp_path / "log", MemoryStore(), store_of(master, num_partitions=16)) as server:
+            send(log, message(Kind.ACCUMULATE, keys, np.ones((60, 3))))
+            assert until(lambda: held_by_now(server).get(keys[-1]) == [1, 1, 1])
+            cluster.wait_for_replicas()
+            replica.freeze()
+            with master.client() as client:
+                client.client_kill_filter(_type="replica")
+            send(log, message(Kind.ACCUMULATE, keys, np.ones((60, 3))))
+            expected = STARTED | {key: [2, 2, 2] for key in keys}
+            assert until(lambda: held_by_now(server) == expected)
+            master.kill()
+            replica.thaw()
+            wait_for_master(replica)
+            assert until(lambda: held_by_now(server) == expected, limit_s=30)
+            assert until(lambda: rows_of(server, [*KEYS, *keys]) == expected)
+    finally:
+        replica.thaw()
+        cluster.kill()
