@@ -89,10 +89,16 @@ class SharedTable(HostTable):
         """Whether ``mark_changed`` was called."""
         return self._shared_source()[1]
 
+    @property
+    def inode(self) -> int:
+        """Identifies the file, also after another table has replaced it."""
+        inode: int = self._shared_inode()
+        return inode
+
     def is_at(self, path: str | Path) -> bool:
         """Return whether ``path`` is this table, and not a table that has replaced it."""
         try:
-            return os.stat(path).st_ino == self._shared_inode()
+            return os.stat(path).st_ino == self.inode
         except FileNotFoundError:
             return False
 

@@ -152,16 +152,7 @@ class PsDocument(Clause):
     @model_validator(mode="after")
     def _has_every_row(self) -> Self:
         check_together(self.volatile_db, self.persistent_db)
-        if self.update_source.type != "disabled":
-            self._can_be_updated()
         return self
-
-    def _can_be_updated(self) -> None:
-        """Refuse a source of truth that cannot keep a position of the updates with its rows."""
-        kind = self.slowest_tier.type
-        if kind == "multi_process_hash_map":
-            reason = f"{kind} cannot be the last tier of a model that gets updates: add a persistent_db"
-            raise at_key("update_source.type", reason)
 
 
 #: The keys of a whole ``ps.json``; no other kind of file has one of them.

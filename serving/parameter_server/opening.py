@@ -132,7 +132,7 @@ def _volatile(config: VolatileDbConfig, headroom_ratio: float, *, is_backed: boo
     if config.lookup_threads is not None:
         set_lookup_threads(config.lookup_threads)
     if isinstance(config, SharedMemoryConfig):
-        return SharedMemoryStore(config.name, config.size_bytes, config.auto_remove)
+        return SharedMemoryStore(config.name, config.size_bytes, config.auto_remove, headroom_ratio=headroom_ratio)
     if isinstance(config, SnapshotConfig):
         return SnapshotStore(config.path, config.overlay_capacity_rows, config.warm_up, headroom_ratio)
     return MemoryStore(

@@ -119,7 +119,8 @@ def _check_room(ps: ParameterServerConfig, faults: list[HotrowError]) -> list[st
     """Find the models for which memory has too little room; return warnings about tables that get no room."""
     tier, is_alone = ps.volatile_db, len(ps.volatile_tiers) == 1 and ps.persistent_db.type == "disabled"
     if isinstance(tier, SharedMemoryConfig):
-        _check_shared_memory(ps.source, tier.size_bytes, _sources(ps.models, faults), faults)
+        sources = _sources(ps.models, faults)
+        _check_shared_memory(ps.source, tier.size_bytes, ps.headroom_ratio, sources, faults)
     if not isinstance(tier, HashMapConfig):
         return []
     budget = MemoryBudget(
@@ -150,7 +151,11 @@ def _sources(models: Sequence[ModelConfig], faults: list[HotrowError]) -> dict[s
 
 
 def _check_shared_memory(
-    config: str, size_bytes: int, sources: Mapping[str, list[TableSource]], faults: list[HotrowError]
+    config: str,
+    size_bytes: int,
+    headroom_ratio: float,
+    sources: Mapping[str, list[TableSource]],
+    faults: list[HotrowError],
 ) -> None:
     """Find the models that do not fit; tables are made in the order of loading, with all of their rows."""
     wanted: list[TableRows] = []
@@ -160,7 +165,10 @@ def _check_shared_memory(
         wanted += [(source.spec, source.model.rows) for source in tables]
         with about(model, full):
             for source in tables:
-                given.append((source.spec, shared_capacity(size_bytes, source.spec, source.model.rows, given)))
+                rows = shared_capacity(size_bytes, source.spec, source.model.rows, given, headroom_ratio)
+                given.append((source.spec, rows))
     if full:
-        reason = f"expected at least {least_shared_bytes(wanted)}, which all tables need, got {size_bytes}"
+        reason = (
+            f"expected at least {least_shared_bytes(wanted, headroom_ratio)}, which all tables need, got {size_bytes}"
+        )
         faults += [*full, ConfigError(config, "volatile_db.shared_memory_size", reason)]

@@ -2,14 +2,13 @@
 
 A trainer writes messages to a folder: upserts, deletes and additions, and some of them twice. A server of two workers
 follows the folder. Its two tables are in RAM, Redis and RocksDB, or in RAM and a Redis that may come back as it was a
-while ago. After each kill the trainer pauses. Then every worker must answer with exactly the rows of a dict that has
-applied every message of the folder once.
+while ago, or in shared RAM. After each kill the trainer pauses. Then every worker must answer with exactly the rows of
+a dict that has applied every message of the folder once.
 """
 
 import http.client
 import itertools
 import json
-import os
 import random
 import signal
 import subprocess
@@ -22,12 +21,12 @@ import numpy as np
 from serving.model.sparse_file import write_sparse_directory
 from serving.stream import Kind, UpdateMessage, decode, encode, open_sink
 from tests.proof.kills import CLOSED, DEADLINE_S, ROOT, Server
-from tests.tools.redis_servers import RedisServer
+from tests.tools.redis_servers import LastingRedis, RedisServer
 
 KEYS, DIM, DEFAULT = 300, 4, 0.5
 MODEL, TABLES = "live", ("items", "users")
 #: The last tiers.
-TRUTHS = ("RocksDB", "Redis")
+TRUTHS = ("RocksDB", "Redis", "shared RAM")
 #: Each new connection goes to any of the workers, so this many have met both.
 CONNECTIONS = 12
 
@@ -162,26 +161,6 @@ class LiveServer(Server):
         return np.array(json.loads(text)["outputs"][0]["data"], np.float32) if answer.status == 200 else None
 
 
-class LastingRedis(RedisServer):
-    """A Redis that keeps its rows, or, like a replica that takes over, those of a while ago."""
-
-    def __init__(self, folder):
-        super().__init__(folder, "--appendonly", "yes", "--auto-aof-rewrite-percentage", "0")
-        self._earlier = 0
-
-    def remember(self):
-        """Remember the rows of now."""
-        self._earlier = self._file.stat().st_size
-
-    def take_back(self):
-        """Lose the rows since ``remember``, between ``kill`` and ``start``."""
-        os.truncate(self._file, self._earlier)
-
-    @property
-    def _file(self):
-        return self.folder / "appendonly.aof"
-
-
 def tiers(truth, port):
     """The tiers of a server, and who may be killed."""
     ram = {"type": "hash_map", "capacity_rows": 60, "cache_missed_embeddings": True}
@@ -189,6 +168,9 @@ def tiers(truth, port):
     slowest = {"type": "rocks_db", "path": "rows"} if truth == "RocksDB" else {"type": "disabled"}
     victims = ["trainer", "worker 0", "worker 0", "worker 1", "supervisor", "Redis"]
     victims += ["Redis, taken back"] if truth == "Redis" else []
+    if truth == "shared RAM":
+        shared = {"type": "multi_process_hash_map", "shared_memory_name": f"kills-{port}", "shared_memory_size": 2**24}
+        return {"volatile_db": shared, "persistent_db": slowest}, victims[:-1]
     return {"volatile_db": [ram, redis], "persistent_db": slowest}, victims
 
 

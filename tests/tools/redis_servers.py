@@ -70,6 +70,26 @@ class RedisServer:
             return probe.connect_ex(self.address) == 0
 
 
+class LastingRedis(RedisServer):
+    """A Redis that keeps its rows, or, like a replica that takes over, those of a while ago."""
+
+    def __init__(self, folder):
+        super().__init__(folder, "--appendonly", "yes", "--auto-aof-rewrite-percentage", "0")
+        self._earlier = 0
+
+    def remember(self):
+        """Remember the rows of now."""
+        self._earlier = self._file.stat().st_size
+
+    def take_back(self):
+        """Lose the rows since ``remember``, between ``kill`` and ``start``."""
+        os.truncate(self._file, self._earlier)
+
+    @property
+    def _file(self):
+        return self.folder / "appendonly.aof"
+
+
 class RedisServers:
     """A cluster: ``masters`` share the slots evenly, each with ``replicas`` replicas.
 

@@ -191,7 +191,8 @@ class ModelUpdates:
         A store that other processes write too may be ahead of the caches here, which still miss the records in between.
         Or it has lost rows, and the records that brought them are read again.
         """
-        for name, kept in self._kept().items():
+        for name, table in self._tables.items():
+            kept = self._with_kept({} if table.truth.lasting is None else table.truth.lasting.reached())
             if store.has_one_writer:
                 self._reached[name] = kept
                 continue
@@ -257,7 +258,7 @@ class ModelUpdates:
         table, state = self._tables[message.table], log.after(record, message)
         change = Change(table, message.keys, message.rows, adds=message.kind is Kind.ACCUMULATE)
         try:
-            if self._truth.writes:
+            if self._truth.writes or not self._truth.tier.store.has_one_writer:
                 write([change], Reached(record.partition, state.write(), is_repeatable=not change.adds))
             else:
                 self._wait_for_writer(table)
@@ -325,15 +326,11 @@ class ModelUpdates:
         lasting.store.sync()
         if lasting.store.has_one_writer:
             return
-        for name, kept in self._kept().items():
-            if not all(kept.get(partition, LogState()).order >= log.order for partition, log in self._logs.items()):
-                reason = "it has lost rows that updates had written: the log is read again from where it is"
-                raise StoreError(lasting.store.name, self._tables[name].name, reason)
-
-    def _kept(self) -> Mapping[str, dict[str, LogState]]:
-        """By table, where it is in each partition, as its truth says now."""
-        lasting = {name: table.truth.lasting for name, table in self._tables.items()}
-        return {name: self._with_kept(stored.reached()) for name, stored in lasting.items() if stored is not None}
+        logs = dict(self._logs)
+        self._look_at_truth(lasting.store)
+        if self._logs != logs:
+            reason = "it has lost rows that updates had written: the log is read again from where it is"
+            raise StoreError(lasting.store.name, "", reason)
 
     def _wait_for_writer(self, table: Table) -> None:
         """Wait while too many changes are shown: a reader of the database is faster than the process that writes.

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from serving.errors import RequestError
 from serving.storage.hps_layout import keys_of
 from serving.storage.redis import marker as scripts
-from serving.storage.redis.nodes import RedisNodes
+from serving.storage.redis.commands import plain
+from serving.storage.redis.nodes import RedisNodes, value_of
 from serving.storage.redis.rows import MOST_FIELDS, Partitions, RedisRows
 from serving.storage.redis.states import PartitionStates
 from serving.storage.store import Change, Reached, StoreTable
@@ -37,6 +38,9 @@ class Logs:
     Every process that shares the table reads the logs and makes every change. A partition keeps its states in its
     marker, and one script writes rows and state, if the state is the one that this process knows. So each change takes
     effect once, whoever makes it first, and a partition that has lost rows has lost the states that came with them.
+
+    After a node was replaced or restarted, rows of a partition that has lost states are not read until ``reached`` was
+    called: otherwise a cache could keep them, while another process makes the lost changes again.
     """
 
     def __init__(self, nodes: RedisNodes, partitions: Partitions, states: PartitionStates, rows: RedisRows) -> None:
@@ -45,11 +49,13 @@ class Logs:
         self._partitions = partitions
         self._states = states
         self._rows = rows
-        self._kept: dict[str, list[_Kept]] = {}  # by log, of each partition
+        self._kept: dict[str, list[_Kept]] = {}  # by log, of each partition; replaced as a whole
+        states.is_behind = self._is_behind
 
     def reached(self) -> Mapping[str, str]:
         """See ``LastingTable.reached``; of each log the state of the partition that has come least far."""
-        found = self._states.reached()
+        replies = self._nodes.run_identified([plain("HGETALL", partition.marker) for partition in self._partitions])
+        found = [scripts.reached_in(value_of(reply)) for reply in replies]
         logs = {log for of_partition in found for log in of_partition}
         self._kept = {log: [_Kept.read(of_partition.get(log, "")) for of_partition in found] for log in logs}
         last = {log: min(kept, key=lambda one: one.order) for log, kept in self._kept.items()}
@@ -71,9 +77,11 @@ class Logs:
             lost = ""
             for number, reply in replies.items():
                 if isinstance(reply, bytes):
-                    known, kept[number] = kept[number], _Kept.read(reply.decode())
-                    if kept[number].order < known.order:
+                    now = _Kept.read(reply.decode())
+                    if now.order < kept[number].order:
                         lost = self._partitions[number].values.decode()
+                    else:
+                        kept[number] = now
                 elif reply:
                     del waiting[number][0]
                     faulty_key = reply[0] if isinstance(reply, list) else faulty_key
@@ -90,6 +98,9 @@ class Logs:
         if faulty_key:
             (key,) = keys_of([faulty_key], self._rows.spec.key_bytes)
             raise RequestError(f"table {self._rows.spec.name!r}: the sum of key {key} is not finite")
+
+    def _is_behind(self, number: int, reached: Mapping[str, str]) -> bool:
+        return any(_Kept.read(reached.get(log, "")).order < kept[number].order for log, kept in self._kept.items())
 
     def _send(
         self, change: Change[StoreTable], reached: Reached, waiting: Mapping[int, Sequence[NDArray[np.uint8]]]

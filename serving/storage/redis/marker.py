@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -144,6 +144,7 @@ class PartitionMarker:
         run_id: the node's identity when the partition was filled, or last found valid.
         generation: a random name of this filling.
         rows: rows at the end of the filling; ``FINISH`` counts them.
+        reached: the states of logs that the partition keeps, by the logs' names.
     """
 
     digest: str
@@ -153,6 +154,7 @@ class PartitionMarker:
     run_id: str
     generation: str
     rows: int = 0
+    reached: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, reply: Mapping[bytes, bytes]) -> Self | None:
@@ -176,6 +178,7 @@ class PartitionMarker:
             fields["run_id"],
             fields["generation"],
             int(fields["rows"]),
+            reached_in(reply),
         )
 
     def words(self) -> list[str | int]:
@@ -185,6 +188,12 @@ class PartitionMarker:
             *("partitions", self.partitions, "run_id", self.run_id, "generation", self.generation),
             *(("changed", 1) if self.changed else ()),
         ]
+
+
+def reached_in(reply: Mapping[bytes, bytes]) -> Mapping[str, str]:
+    """The states of logs in the reply of HGETALL, also if there is no whole marker."""
+    found = {name.removeprefix(REACHED): state for name, state in reply.items() if name.startswith(REACHED)}
+    return {name.decode(): state.decode() for name, state in found.items()}
 
 
 def new_token() -> str:

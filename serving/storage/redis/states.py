@@ -2,13 +2,13 @@
 
 import enum
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from serving.errors import without_frames
 from serving.storage.marker import Marker
 from serving.storage.redis.commands import RedisNodeError, plain
-from serving.storage.redis.marker import REACHED, PartitionMarker
+from serving.storage.redis.marker import PartitionMarker
 from serving.storage.redis.nodes import RedisNodes, Reply, value_of
 from serving.storage.redis.rows import Partitions, RedisRows
 from serving.storage.store import Truth
@@ -57,6 +57,8 @@ class PartitionStates:
         wanted: the marker that a load expects; None: the table was opened without a load, and is taken as it is.
         truth: the source of truth that Redis caches; None: Redis is the source of truth.
         is_written: this process has changed rows, and Redis is a cache.
+        is_behind: whether a partition of a source of truth, whose marker has these states of logs, has lost rows that
+            this process may have seen.
     """
 
     def __init__(self, nodes: RedisNodes, partitions: Partitions, rows: RedisRows) -> None:
@@ -64,6 +66,7 @@ class PartitionStates:
         self.wanted: Marker | None = None
         self.truth: Truth | None = None
         self.is_written = False
+        self.is_behind: Callable[[int, Mapping[str, str]], bool] = lambda *_: False
         self._nodes = nodes
         self._partitions = partitions
         self._rows = rows
@@ -106,26 +109,6 @@ class PartitionStates:
             self.is_written = True
             # New objects: ``change`` then ignores what other threads have judged before. A filling goes on.
             self._states = [state if state.status is Status.FILLING else replace(state) for state in self._states]
-
-    def reached(self) -> list[Mapping[str, str]]:
-        """The states of logs that each partition of a source of truth keeps, by the logs' names.
-
-        Raises:
-            StoreError: a partition is not valid.
-        """
-        numbers, known = range(len(self._partitions)), self.now()
-        replies = self._nodes.run_identified([plain("HGETALL", partition.marker) for partition in self._partitions])
-        for number, state, reply in zip(numbers, known, replies, strict=True):
-            self.judge(number, state, self._read(reply), reply.run_id)
-        self.verified(numbers)
-        return [
-            {
-                name.removeprefix(REACHED).decode(): state.decode()
-                for name, state in reply.value.items()
-                if name.startswith(REACHED)
-            }
-            for reply in replies
-        ]
 
     def markers(self, numbers: Sequence[int]) -> list[tuple[PartitionMarker | None, str]]:
         """The marker of each partition, and the identity of its node."""
@@ -241,6 +224,9 @@ class PartitionStates:
             nodes.add(known.run_id)
         if self.truth is not None and not self._has_every_write(number, loaded, nodes):
             return replace(known, status=Status.INVALID, reason=f"{name}: its node may have lost writes")
+        if self.truth is None and marker is not None and self.is_behind(number, marker.reached):
+            reason = f"{name} has lost rows that updates had written: the log is read again from where it is"
+            return replace(known, status=Status.UNKNOWN, reason=reason)
         if loaded is not None and loaded.run_id != run_id:
             self._nodes.run([plain("HSET", self._partitions[number].marker, "run_id", run_id)])
         return PartitionState(Status.VALID, marker.generation if marker else None, run_id)

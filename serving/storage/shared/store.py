@@ -4,31 +4,53 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import cast
+
+import numpy as np
 
 from kernels.errors import SharedMemoryError
 from kernels.host import HostTable
 from kernels.shared import SharedTable
 from kernels.system_memory import huge_page_advice
 from serving.errors import StoreError, StoreFullError, StoreUnreachableError
-from serving.model.capacity import rows_with_headroom
+from serving.model.capacity import HEADROOM_RATIO, rows_with_headroom
 from serving.storage.marker import Marker
 from serving.storage.memory_budget import MemoryBudget, TableRows
 from serving.storage.shared.folder import SHARED_MEMORY, SharedFolder
-from serving.storage.store import Batches, Keys, LastingStore, LastingTable, TableSpec, Truth, Vectors
+from serving.storage.shared.redo import RedoLog
+from serving.storage.store import (
+    Batches,
+    Change,
+    Keys,
+    LastingStore,
+    LastingTable,
+    Reached,
+    StoreTable,
+    TableSpec,
+    Truth,
+    Vectors,
+    sums,
+)
 from serving.storage.tables import HostRowsTable
+from serving.stream.log_state import LogState
 
 logger = logging.getLogger(__name__)
 
 STORE_NAME = "shared_memory"
 _POLL_S = 0.02
+# How long a process that only reads waits for a change of the writer, and how often it looks.
+_WRITER_S, _LOOK_S = 5.0, 0.002
 _ANY_SIZE = 1 << 50  # of the tables of workers: no configuration has set it
 
 
-def shared_capacity(size_bytes: int, spec: TableSpec, rows: int, given: Sequence[TableRows]) -> int:
+def shared_capacity(
+    size_bytes: int, spec: TableSpec, rows: int, given: Sequence[TableRows], headroom_ratio: float = HEADROOM_RATIO
+) -> int:
     """Return the capacity of a table in rows: its own rows, and headroom as far as the memory lasts.
 
     Args:
@@ -36,11 +58,13 @@ def shared_capacity(size_bytes: int, spec: TableSpec, rows: int, given: Sequence
         spec: the table.
         rows: the table's own rows.
         given: the tables that have their memory already, and their capacities.
+        headroom_ratio: the headroom as a share of the rows.
 
     Raises:
         StoreFullError: the memory does not hold the table's rows.
     """
-    capacity = MemoryBudget(capacity_bytes=size_bytes).quota(spec, rows_with_headroom(rows), given).rows
+    wanted = rows_with_headroom(rows, headroom_ratio)
+    capacity = MemoryBudget(capacity_bytes=size_bytes).quota(spec, wanted, given).rows
     if capacity < rows:
         reason = (
             f"the table has {rows:,} rows, but volatile_db.shared_memory_size, {size_bytes:,} bytes for all tables, "
@@ -50,9 +74,9 @@ def shared_capacity(size_bytes: int, spec: TableSpec, rows: int, given: Sequence
     return capacity
 
 
-def least_shared_bytes(tables: Sequence[TableRows]) -> int:
+def least_shared_bytes(tables: Sequence[TableRows], headroom_ratio: float = HEADROOM_RATIO) -> int:
     """Return the least memory for tables of so many rows, loaded in this order; the last needs no headroom."""
-    given = [(spec, rows_with_headroom(rows)) for spec, rows in tables[:-1]] + list(tables[-1:])
+    given = [(spec, rows_with_headroom(rows, headroom_ratio)) for spec, rows in tables[:-1]] + list(tables[-1:])
     return sum(HostTable.memory_bytes(spec.dim, rows, spec.row_dtype) for spec, rows in given)
 
 
@@ -76,6 +100,7 @@ class SharedMemoryStore(LastingStore):
         auto_remove: bool = True,
         wait_ms: int = 600_000,
         folder: Path = SHARED_MEMORY,
+        headroom_ratio: float = HEADROOM_RATIO,
     ) -> None:
         """Join the processes that share under this name.
 
@@ -85,6 +110,7 @@ class SharedMemoryStore(LastingStore):
             auto_remove: the last process to leave removes the tables.
             wait_ms: how long to wait for a table that another process fills.
             folder: a file system in memory, instead of /dev/shm.
+            headroom_ratio: the room for new keys in a table, as a share of its rows, as far as the memory lasts.
 
         Raises:
             StoreError: the folder belongs to another user, or cannot be created.
@@ -93,6 +119,7 @@ class SharedMemoryStore(LastingStore):
         self._capacity_bytes = capacity_bytes
         self._auto_remove = auto_remove
         self._wait_ms = wait_ms
+        self._headroom_ratio = headroom_ratio
         self._writing = threading.Lock()  # held by each write of rows: none may run when another process writes
         self._lock = threading.Lock()  # one change of the tables at a time
         self._sizes: dict[str, TableRows] = {}  # the capacities of tables that were opened and not erased since
@@ -119,6 +146,14 @@ class SharedMemoryStore(LastingStore):
     def _new_table(self, spec: TableSpec) -> "SharedMemoryTable":
         return SharedMemoryTable(self, spec)
 
+    def write(self, changes: Sequence[Change[StoreTable]], reached: Reached | None = None) -> None:
+        """See ``Store.write``; with ``reached``, a process that only reads waits for the writer's changes."""
+        if reached is None:
+            return super().write(changes)
+        for change in changes:
+            cast("SharedMemoryTable", change.table).write_from_log(change, reached)
+        return None
+
     def erase(self, table: str) -> None:
         """See ``Store.erase``; refused in a process that only reads. Processes that have the table keep it."""
         with self._lock:
@@ -127,6 +162,7 @@ class SharedMemoryStore(LastingStore):
             if not self.writes and (open_table is not None or self._folder.table_file(table).exists()):
                 raise self._refused(table)
             self._folder.table_file(table).unlink(missing_ok=True)
+            RedoLog(self._folder.table_file(table)).remove()
             self._sizes.pop(table, None)
         if open_table is not None:
             open_table.close()
@@ -152,7 +188,7 @@ class SharedMemoryStore(LastingStore):
 
     def _create(self, spec: TableSpec, rows: int, digest: str) -> SharedTable:
         given = [size for name, size in self._sizes.items() if name != spec.name]
-        capacity = shared_capacity(self._capacity_bytes, spec, rows, given)
+        capacity = shared_capacity(self._capacity_bytes, spec, rows, given, self._headroom_ratio)
         try:
             return SharedTable.create(self._folder.new_file(spec.name), spec.dim, capacity, spec.row_dtype, digest)
         except SharedMemoryError as err:
@@ -178,12 +214,19 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
         super().__init__(store, spec)
         self._shared = store
         self._found: SharedTable | None = None  # a copy that another process has filled, until the table is opened
+        self._redo = RedoLog(store._folder.table_file(spec.name))
 
     @property
     def capacity_rows(self) -> int | None:
         """See ``StoreTable.capacity_rows``; None, because a loaded table holds all of its rows."""
         self._open_rows()
         return None
+
+    @property
+    def used_ratio(self) -> float | None:
+        """See ``StoreTable.used_ratio``."""
+        copy = self._open_rows()
+        return len(copy) / copy.capacity_rows
 
     def open(self, rows: int) -> None:
         """See ``StoreTable.open``."""
@@ -228,9 +271,77 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
         return Marker(copy.source, len(copy), copy.row_dtype, copy.is_changed)
 
     def write_flags(self, *, changed: bool | None = None, current_caches: tuple[str, ...] | None = None) -> None:
-        """See ``LastingTable.write_flags``; only ``changed`` is kept, and only a load clears it."""
-        if changed:
+        """See ``LastingTable.write_flags``; only the writer keeps ``changed``, and only a load clears it."""
+        if changed and self._shared.writes:
             self._to_write().mark_changed()
+
+    def reached(self) -> Mapping[str, str]:
+        """See ``LastingTable.reached``; the writer first makes a change that a killed writer has left."""
+        with self._shared._writing, self._translated():
+            copy = self._open_rows()
+            if copy.writes:
+                with suppress(StoreError):  # the table is full: the change waits
+                    self._make_waiting(copy)
+            return self._redo.states(copy.inode)
+
+    def write_from_log(self, change: Change[StoreTable], reached: Reached) -> None:
+        """See ``SharedMemoryStore.write``.
+
+        Raises:
+            StoreError: the writer has not made the change within 5 seconds.
+        """
+        wanted = LogState.read(reached.state).order
+        if not self._shared.writes:
+            return self._wait_until_made(reached.partition, wanted)
+        with self._shared._writing, self._translated():
+            copy = self._to_write()
+            self._make_waiting(copy)
+            states = self._redo.states(copy.inode)
+            if not _is_reached(states, reached.partition, wanted):
+                keys, rows = self._resulting(copy, change)
+                copy.mark_changed()
+                self._redo.write(copy.inode, {**states, reached.partition: reached.state}, keys, rows)
+                self._make_waiting(copy)
+        return None
+
+    def _make_waiting(self, copy: SharedTable) -> None:
+        """Make the change that is written down but may not be in the table."""
+        waiting = self._redo.waiting(copy.inode)
+        if waiting is None:
+            return
+        keys, rows = waiting
+        if rows is None:
+            copy.evict(keys)
+        else:
+            self._insert_into(copy, keys, rows)
+        self._redo.made()
+
+    def _resulting(self, copy: SharedTable, change: Change[StoreTable]) -> tuple[Keys, Vectors | None]:
+        """The rows that a change results in."""
+        _, keys, rows, adds, default_value = change
+        if rows is None or not adds:
+            return keys, rows
+        unique, places = np.unique(keys, return_inverse=True)
+        base = np.empty((unique.size, self.spec.dim), dtype=np.float32)
+        found = copy.fetch(unique, base)
+        return unique, sums(self.spec.name, unique, base, found, default_value, places, rows)
+
+    def _wait_until_made(self, partition: str, wanted: tuple[int, ...]) -> None:
+        end_s = time.monotonic() + _WRITER_S
+        while True:
+            with self._translated():
+                if _is_reached(self._redo.states(self._open_rows().inode), partition, wanted):
+                    return
+            if time.monotonic() > end_s:
+                raise self._error(f"{self._shared._folder.writer()}, which writes, is behind the log of updates")
+            time.sleep(_LOOK_S)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SharedMemoryError) as err:
+            raise self._error(str(err)) from err
 
     def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
         """See ``LastingTable.load``; takes memory for ``marker.rows`` and headroom.
@@ -333,3 +444,8 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
         if not copy.writes:
             raise self._shared._refused(self.spec.name)
         return copy
+
+
+def _is_reached(states: Mapping[str, str], partition: str, wanted: tuple[int, ...]) -> bool:
+    state = states.get(partition)
+    return state is not None and LogState.read(state).order >= wanted

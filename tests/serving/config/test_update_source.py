@@ -159,9 +159,9 @@ def test_a_wrong_source_is_refused(read, source, path, reason):
     assert reason in str(error.value)
 
 
-def test_a_last_tier_in_shared_ram_is_refused(read):
-    with pytest.raises(ConfigError, match=r"update_source\.type: multi_process_hash_map cannot be the last tier"):
-        read(in_shared_ram() | {"persistent_db": ..., "update_source": KAFKA})
+@pytest.mark.parametrize("tiers", [in_shared_ram(), {"volatile_db": {"type": "redis_cluster"}}])
+def test_every_tier_may_be_the_last(read, tiers):
+    assert read(tiers | {"persistent_db": ..., "update_source": KAFKA}).update_source.type == KAFKA["type"]
 
 
 def test_the_filters_of_the_last_tier_decide(read):

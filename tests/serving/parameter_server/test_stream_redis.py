@@ -20,7 +20,7 @@ from tests.serving.parameter_server.stream import RUN, message, samples_of, send
 from tests.serving.parameter_server.test_stream import MESSAGES, change_dict
 from tests.serving.small_server import KEYS, ROWS, held_by, model_of, write_model
 from tests.serving.storage.redis_stores import wait_for_master
-from tests.tools.redis_servers import RedisServer, RedisServers, server_binary, wait_until
+from tests.tools.redis_servers import LastingRedis, RedisServer, RedisServers, server_binary, wait_until
 
 STARTED = dict(zip(KEYS, ROWS.tolist(), strict=True))
 SPEC = TableSpec("m.t", 3)
@@ -211,6 +211,36 @@ def reached_by(client):
     """The position of each partition that has one."""
     states = [client.hget(f"hps_et{{hps_et.m.t/p{number}}}.hotrow", "reached.folder") for number in range(4)]
     return [LogState.read(state.decode()).position for state in states if state is not None]
+
+
+def test_no_row_is_read_from_a_redis_that_was_taken_back_until_the_process_knows_it(tmp_path):
+    """Another process may make the lost changes again. Then a cache here would keep the row of the time in between."""
+    server = LastingRedis(tmp_path)
+    stores = [store_of(server) for _ in range(2)]
+    one, other = stores
+    try:
+        for store in stores:
+            store.table(SPEC).load(iter([(np.array(KEYS), ROWS)]), Marker("files"), keep=True)
+        add(one, [77], [[1, 1, 1]], "1")
+        server.remember()
+        for store in stores:
+            add(store, [77], [[1, 1, 1]], "2")
+        server.kill()
+        server.take_back()
+        server.start()
+        for store in stores:
+            with pytest.raises(StoreError, match="has lost rows that updates had written"):
+                rows_in(store, [77])
+        one.tables["m.t"].reached()
+        assert rows_in(one, [77])[0].tolist() == [[1, 1, 1]]
+        with pytest.raises(StoreError, match="has lost rows that updates had written"):
+            add(other, [77], [[1, 1, 1]], "3")
+        add(one, [77], [[1, 1, 1]], "2")
+        assert rows_in(other, [77])[0].tolist() == [[2, 2, 2]]
+    finally:
+        for store in stores:
+            store.close()
+        server.kill()
 
 
 def test_redis_that_is_away_loses_no_message(tmp_path, model, log):
