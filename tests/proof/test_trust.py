@@ -55,7 +55,7 @@ def test_killed_processes_lose_no_acknowledged_change_and_give_no_wrong_answer(
 @pytest.mark.slow  # processes start again after each kill
 @pytest.mark.parametrize(
     ("truth", "count", "seed"),
-    [("RocksDB", 1, 7), *(long(truth, 125, seed) for truth in update_kills.TRUTHS for seed in range(4))],
+    [("RocksDB", 1, 7), *(long(truth, 112, seed) for truth in update_kills.TRUTHS for seed in range(3))],
 )
 def test_killed_processes_apply_each_update_exactly_once(record, tmp_path, quick_folder, truth, count, seed):
     folder = tmp_path / quick_folder

@@ -132,7 +132,12 @@ class LiveServer(Server):
                 }
             ],
             **slower_tiers,
-            "update_source": {"type": "folder", "path": str(log), "poll_timeout_ms": 50},
+            "update_source": {
+                "type": "folder",
+                "path": str(log),
+                "poll_timeout_ms": 50,
+                "update_headroom_ratio": 1.0,
+            },  # every key has room
         }
         super().__init__(folder, tiers)
         write_sparse_directory(self.models / "file", keys, rows)

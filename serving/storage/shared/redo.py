@@ -25,9 +25,6 @@ class RedoLog:
         """Name the files of the table of ``table_file``; they need not exist."""
         self._redo = table_file.with_name(table_file.name + _REDO)
         self._reached = table_file.with_name(table_file.name + _REACHED)
-        self._seen = -1  # the file whose states were read last
-        self._states: Mapping[str, str] = {}
-        self._table = -1
         self._header_bytes = 0  # of the change that waits
 
     def states(self, table: int) -> Mapping[str, str]:
@@ -37,14 +34,11 @@ class RedoLog:
             OSError: the file cannot be read.
         """
         try:
-            seen = self._reached.stat().st_ino
-            if seen != self._seen:
-                with self._reached.open("rb") as file:
-                    header = json.loads(file.readline())
-                self._seen, self._table, self._states = seen, header["table"], header["states"]
+            with self._reached.open("rb") as file:
+                header = json.loads(file.readline())
         except FileNotFoundError:
             return {}
-        return self._states if self._table == table else {}
+        return header["states"] if header["table"] == table else {}
 
     def write(self, table: int, states: Mapping[str, str], keys: Keys, rows: Vectors | None) -> None:
         """Write a change that is about to be made; a killed process leaves all of it or nothing.

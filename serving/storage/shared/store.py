@@ -239,6 +239,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
                     raise store._refused(self.spec.name)
                 copy = store._create(self.spec, rows, "")
                 store._folder.publish(self.spec.name)
+                self._redo.remove()  # of an older copy
             self._check_same(copy.dim, copy.row_dtype)
             self._serve(copy)
 
@@ -374,6 +375,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
                 store._folder.new_file(spec.name).unlink()
                 raise
             store._folder.publish(spec.name)
+            self._redo.remove()  # of an older copy
             self._serve(copy)
 
     def fill(self, truth: Truth, *, starting: bool) -> bool:

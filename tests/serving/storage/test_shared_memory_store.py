@@ -102,7 +102,6 @@ def test_the_error_of_a_reader_names_the_writer(open_store):
         lambda: second.tables["m.t"].insert(np.array([1]), np.ones((1, 4), np.float32)),
         lambda: second.tables["m.t"].evict(np.array([1])),
         lambda: second.erase("m.t"),
-        lambda: second.tables["m.t"].write_flags(changed=True),
         lambda: second.table(TableSpec("m.other", 4)).open(10),
     ):
         with pytest.raises(StoreError, match=r"only reads .*shared; process [0-9]+ writes: .* next process to start"):
