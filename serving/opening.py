@@ -20,7 +20,7 @@ from serving.errors import ConfigError, StreamError, UnknownModelError
 from serving.lookup import LookupSession, check_device_name, open_devices, open_lookups, warn_of_idle_caches
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.preflight import check_hot_keys
-from serving.parameter_server.updates.log_state import behind
+from serving.stream.log_state import behind
 from serving.session import InferenceSession, LookupOnlySession, check_runtime
 from serving.storage import MemoryStore
 

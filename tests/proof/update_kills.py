@@ -10,6 +10,7 @@ import http.client
 import itertools
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from collections import Counter
 import numpy as np
 
 from serving.model.sparse_file import write_sparse_directory
+from serving.storage.shared.folder import SHARED_MEMORY
 from serving.stream import Kind, UpdateMessage, decode, encode, open_sink
 from tests.proof.kills import CLOSED, DEADLINE_S, ROOT, Server
 from tests.tools.redis_servers import LastingRedis, RedisServer
@@ -166,6 +168,11 @@ class LiveServer(Server):
         return np.array(json.loads(text)["outputs"][0]["data"], np.float32) if answer.status == 200 else None
 
 
+def shared_name(port):
+    """The folder of tables in shared RAM."""
+    return f"kills-{port}"
+
+
 def tiers(truth, port):
     """The tiers of a server, and who may be killed."""
     ram = {"type": "hash_map", "capacity_rows": 60, "cache_missed_embeddings": True}
@@ -174,7 +181,12 @@ def tiers(truth, port):
     victims = ["trainer", "worker 0", "worker 0", "worker 1", "supervisor", "Redis"]
     victims += ["Redis, taken back"] if truth == "Redis" else []
     if truth == "shared RAM":
-        shared = {"type": "multi_process_hash_map", "shared_memory_name": f"kills-{port}", "shared_memory_size": 2**24}
+        shared = {
+            "type": "multi_process_hash_map",
+            "shared_memory_name": shared_name(port),
+            "shared_memory_size": 2**24,
+            "shared_memory_auto_remove": False,
+        }
         return {"volatile_db": shared, "persistent_db": slowest}, victims[:-1]
     return {"volatile_db": [ram, redis], "persistent_db": slowest}, victims
 
@@ -223,6 +235,7 @@ def run(count, seed, folder, redis_folder, truth="RocksDB"):
         trainer.kill()
         server.kill()
         redis.kill()
+        shutil.rmtree(SHARED_MEMORY / shared_name(redis.port), ignore_errors=True)
     return {
         "kills": dict(kills), "messages": oracle.messages, "slowest_s": round(slowest_s, 2), "faults": faults,
         "tracebacks": server.log().count("Traceback"), "exit_code": code,
