@@ -20,9 +20,9 @@ from serving.errors import ConfigError, StreamError, UnknownModelError
 from serving.lookup import LookupSession, check_device_name, open_devices, open_lookups, warn_of_idle_caches
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.preflight import check_hot_keys
-from serving.stream.log_state import behind
 from serving.session import InferenceSession, LookupOnlySession, check_runtime
 from serving.storage import MemoryStore
+from serving.stream.log_state import behind
 
 Release = Callable[[], None]
 _LOOK_INTERVAL_S = 0.02
