@@ -132,7 +132,7 @@ class ServedModels:
         ]
         try:
             if self._stream is not None and isinstance(truth := self._tiers[-1].store, LastingStore):
-                truth.check_keeps_rows()
+                truth.expect_logs()
             load_tables(self._tiers, loads, progress)
         except BaseException:
             for table in served:

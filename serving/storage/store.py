@@ -491,11 +491,11 @@ class LastingStore(Store):
     def _new_table(self, spec: TableSpec) -> LastingTable:
         """See ``Store.table``."""
 
-    def check_keeps_rows(self) -> None:
-        """Refuse to be a source of truth that gets updates if the tier may drop rows by itself.
+    def expect_logs(self) -> None:
+        """Prepare for tables that get the changes of logs: see ``Reached``. Called before they are opened.
 
         Raises:
-            StoreError: it may, or the tier did not answer.
+            StoreError: the tier may drop rows by itself, or did not answer.
         """
         return
 

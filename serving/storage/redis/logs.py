@@ -39,8 +39,9 @@ class Logs:
     marker, and one script writes rows and state, if the state is the one that this process knows. So each change takes
     effect once, whoever makes it first, and a partition that has lost rows has lost the states that came with them.
 
-    After a node was replaced or restarted, rows of a partition that has lost states are not read until ``reached`` was
-    called: otherwise a cache could keep them, while another process makes the lost changes again.
+    If the process expects logs, and a node was replaced or restarted, rows of a partition that has lost states are not
+    read until ``reached`` was called. Otherwise a cache could keep them, while another process makes the lost changes
+    again.
     """
 
     def __init__(self, nodes: RedisNodes, partitions: Partitions, states: PartitionStates, rows: RedisRows) -> None:
@@ -50,7 +51,6 @@ class Logs:
         self._states = states
         self._rows = rows
         self._kept: dict[str, list[_Kept]] = {}  # by log, of each partition; replaced as a whole
-        states.is_behind = self._is_behind
 
     def reached(self) -> Mapping[str, str]:
         """See ``LastingTable.reached``; of each log the state of the partition that has come least far."""
@@ -99,7 +99,8 @@ class Logs:
             (key,) = keys_of([faulty_key], self._rows.spec.key_bytes)
             raise RequestError(f"table {self._rows.spec.name!r}: the sum of key {key} is not finite")
 
-    def _is_behind(self, number: int, reached: Mapping[str, str]) -> bool:
+    def is_behind(self, number: int, reached: Mapping[str, str]) -> bool:
+        """See ``PartitionStates.is_behind``."""
         return any(_Kept.read(reached.get(log, "")).order < kept[number].order for log, kept in self._kept.items())
 
     def _send(

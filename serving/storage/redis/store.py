@@ -36,6 +36,7 @@ class RedisStore(LastingStore):
     Attributes:
         config: the addresses and options.
         nodes: the connections.
+        expects_logs: see ``LastingStore.expect_logs``.
         touches: reports found keys to an overflow policy, in the background.
     """
 
@@ -55,7 +56,7 @@ class RedisStore(LastingStore):
         """
         super().__init__()
         self.config = config
-        self._has_asked_for_policy = False
+        self.expects_logs = self._has_asked_for_policy = False
         self._lock = threading.Lock()  # one change of the tables at a time
         try:
             self.nodes = _nodes_of(config)
@@ -94,8 +95,9 @@ class RedisStore(LastingStore):
             cast("RedisTable", change.table).write_from_log(change, reached)
         return None
 
-    def check_keeps_rows(self) -> None:
-        """See ``LastingStore.check_keeps_rows``; asks the nodes."""
+    def expect_logs(self) -> None:
+        """See ``LastingStore.expect_logs``; asks the nodes."""
+        self.expects_logs = True
         with self.translated(""):
             policies = sorted(self.nodes.topology.eviction_policies())
         if policies:

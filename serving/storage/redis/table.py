@@ -215,7 +215,7 @@ class RedisTable(LastingTable):
         return {}
 
     def _new_commands(self) -> TableCommands:
-        return TableCommands(self._nodes, self._redis.config, self.spec)
+        return TableCommands(self._nodes, self._redis.config, self.spec, expects_logs=self._redis.expects_logs)
 
     def _opened(self) -> None:
         self._redis.add(self)

@@ -46,13 +46,15 @@ class TableCommands:
         unreleased: commands that release leases of a filling that failed, because its node was silent.
     """
 
-    def __init__(self, nodes: RedisNodes, config: RedisConfig, spec: TableSpec) -> None:
+    def __init__(self, nodes: RedisNodes, config: RedisConfig, spec: TableSpec, *, expects_logs: bool = False) -> None:
         """Name the partitions; ask no node."""
         self.spec = spec
         self.partitions = Partitions(spec.name, config.num_partitions)
         self.rows = RedisRows(spec, config.row_dtype, config.max_batch_size)
         self.states = PartitionStates(nodes, self.partitions, self.rows)
         self.logs = Logs(nodes, self.partitions, self.states, self.rows)
+        if expects_logs:
+            self.states.is_behind = self.logs.is_behind
         self.overflow = Overflow(nodes, config.overflow) if config.overflow else None
         self.evicted_rows = 0
         self.unreleased: list[Command] = []
