@@ -19,6 +19,8 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 #: A column of the native transform.
 Column = tuple[Any, ...]
+#: Whose values are being read, and where those of each sample begin, for messages.
+Place = tuple[FeatureConfig, Ints | None]
 
 _LARGEST_EXACT = 2.0**53
 _TEXTS_OF_BOOLEANS = {"true": 1, "false": 0, "1": 1, "0": 0, "": 0}
@@ -65,7 +67,7 @@ def column_of(
         raise FeatureValueError(feature.name, None, f"expected {samples} samples, got {given}")
     if splits is not None and not feature.is_list:
         raise FeatureValueError(feature.name, None, "expected one value for each sample, got lists")
-    *typed, found = _TYPED[feature.value_type](_Given(feature, splits), values)
+    *typed, found = _TYPED[feature.value_type]((feature, splits), values)
     return (*typed, found if valid is None else valid if found is None else valid & found, splits)
 
 
@@ -88,30 +90,24 @@ def joined_texts(texts: Sequence[bytes]) -> Texts:
     return Texts(np.frombuffer(b"".join(texts), np.uint8), begins, ends)
 
 
-class _Given:
-    """Whose values are being read, for messages."""
-
-    def __init__(self, feature: FeatureConfig, splits: Ints | None) -> None:
-        self.feature = feature
-        self._splits = splits
-
-    def error(self, at: int, value: Any) -> FeatureValueError:
-        """Return an error about the value at a place."""
-        shown = repr(value.item() if isinstance(value, np.generic) else value)
-        shown = shown if len(shown) <= 64 else f"{shown[:61]}..."
-        reason = f"expected {_EXPECTED[self.feature.value_type]}, got {shown}"
-        if self._splits is None:
-            return FeatureValueError(self.feature.name, at, reason)
-        sample = int(np.searchsorted(self._splits, at, side="right")) - 1
-        return FeatureValueError(self.feature.name, sample, f"value {at - int(self._splits[sample])}: {reason}")
-
-
 _EXPECTED = {
     "string": "a string or an integer",
     "integer": "an integer",
     "float": "a number",
     "boolean": "true or false",
 }
+
+
+def _error(place: Place, at: int, value: Any) -> FeatureValueError:
+    """Return an error about the value at a place of a column."""
+    feature, splits = place
+    shown = repr(value.item() if isinstance(value, np.generic) else value)
+    shown = shown if len(shown) <= 64 else f"{shown[:61]}..."
+    reason = f"expected {_EXPECTED[feature.value_type]}, got {shown}"
+    if splits is None:
+        return FeatureValueError(feature.name, at, reason)
+    sample = int(np.searchsorted(splits, at, side="right")) - 1
+    return FeatureValueError(feature.name, sample, f"value {at - int(splits[sample])}: {reason}")
 
 
 def _cut(feature: FeatureConfig, texts: Texts) -> tuple[Texts, Ints]:
@@ -138,13 +134,13 @@ def _flattened(feature: FeatureConfig, values: Any) -> tuple[Any, Ints]:
     return list(chain.from_iterable(lists)), splits
 
 
-def _strings(given: _Given, values: Any) -> Column:
+def _strings(place: Place, values: Any) -> Column:
     if isinstance(values, Texts):
         return "text", *values
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
-        return "integer", *_whole(given, values)
+        return "integer", *_whole(place, values)
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OUST":
-        raise given.error(0, values[0]) if len(values) else given.error(0, values.dtype)
+        raise _error(place, 0, values[0]) if len(values) else _error(place, 0, values.dtype)
     items = values.tolist() if isinstance(values, np.ndarray) else values
     valid = np.ones(len(items), np.bool_)
     texts = []
@@ -159,59 +155,59 @@ def _strings(given: _Given, values: Any) -> Column:
             valid[at] = False
             texts.append(b"")
         else:
-            raise given.error(at, value)
+            raise _error(place, at, value)
     return "text", *joined_texts(texts)[:3], valid
 
 
-def _integers(given: _Given, values: Any) -> Column:
+def _integers(place: Place, values: Any) -> Column:
     if isinstance(values, Texts):
-        return "integer", *_parsed(given, integers_of, values)
+        return "integer", *_parsed(place, integers_of, values)
     if isinstance(values, np.ndarray) and values.dtype.kind in "iufM":
-        return "integer", *_whole(given, values)
+        return "integer", *_whole(place, values)
     if isinstance(values, np.ndarray) and values.dtype.kind == "b":
-        raise given.error(0, values[0]) if len(values) else given.error(0, values.dtype)
-    return "integer", *_numbers(given, values, np.int64, _integer)
+        raise _error(place, 0, values[0]) if len(values) else _error(place, 0, values.dtype)
+    return "integer", *_numbers(place, values, np.int64, _integer)
 
 
-def _floats(given: _Given, values: Any) -> Column:
+def _floats(place: Place, values: Any) -> Column:
     if isinstance(values, Texts):
-        return "float", *_parsed(given, floats_of, values)
+        return "float", *_parsed(place, floats_of, values)
     if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":
         with np.errstate(over="ignore"):
             return "float", np.ascontiguousarray(values, np.float32), None
     if isinstance(values, np.ndarray) and values.dtype.kind == "b":
-        raise given.error(0, values[0]) if len(values) else given.error(0, values.dtype)
-    return "float", *_numbers(given, values, np.float32, _float)
+        raise _error(place, 0, values[0]) if len(values) else _error(place, 0, values.dtype)
+    return "float", *_numbers(place, values, np.float32, _float)
 
 
-def _booleans(given: _Given, values: Any) -> Column:
+def _booleans(place: Place, values: Any) -> Column:
     if isinstance(values, Texts):
         text = values.bytes.tobytes()
         values = [text[begin:end].decode("utf-8", "replace") for begin, end in zip(*values[1:3], strict=True)]
     if isinstance(values, np.ndarray) and values.dtype.kind == "b":
         return "integer", np.ascontiguousarray(values, np.int64), None
-    return "integer", *_numbers(given, values, np.int64, _boolean)
+    return "integer", *_numbers(place, values, np.int64, _boolean)
 
 
 _TYPED = {"string": _strings, "integer": _integers, "float": _floats, "boolean": _booleans}
 
 
-def _parsed(given: _Given, parse: Any, values: Texts) -> tuple[Any, Flags]:
+def _parsed(place: Place, parse: Any, values: Texts) -> tuple[Any, Flags]:
     """Return the numbers that texts stand for, and which are not missing."""
     found = parse(*values)
     if isinstance(found, int):
         text = values.bytes[values.begins[found] : values.ends[found]].tobytes().decode("utf-8", "replace")
-        raise given.error(found, text)
+        raise _error(place, found, text)
     valid = values.ends > values.begins
     return found, valid if values.valid is None else valid & values.valid
 
 
-def _whole(given: _Given, values: NDArray[Any]) -> tuple[Ints, Flags | None]:
+def _whole(place: Place, values: NDArray[Any]) -> tuple[Ints, Flags | None]:
     """Return the integers in an array of numbers or of times, and which are not missing."""
     if values.dtype.kind == "M":
-        unit = given.feature.unit
+        unit = place[0].unit
         if unit is None:
-            raise given.error(0, values[0] if len(values) else values.dtype)
+            raise _error(place, 0, values[0] if len(values) else values.dtype)
         whole = values.astype(f"datetime64[{_UNITS[unit]}]").view(np.int64)
         return np.ascontiguousarray(whole), ~np.isnat(values)
     if values.dtype.kind == "i":
@@ -219,17 +215,17 @@ def _whole(given: _Given, values: NDArray[Any]) -> tuple[Ints, Flags | None]:
     if values.dtype.kind == "u":
         if values.size and values.max() > np.uint64(2**63 - 1):
             at = int(np.argmax(values > np.uint64(2**63 - 1)))
-            raise given.error(at, values[at])
+            raise _error(place, at, values[at])
         return np.ascontiguousarray(values, np.int64), None
     valid = ~np.isnan(values)
     is_whole = (np.floor(values) == values) & (np.abs(values) <= _LARGEST_EXACT) | ~valid
     if not is_whole.all():
         at = int(np.argmin(is_whole))
-        raise given.error(at, values[at])
+        raise _error(place, at, values[at])
     return np.where(valid, values, 0).astype(np.int64), valid
 
 
-def _numbers(given: _Given, values: Any, dtype: Any, read: Any) -> tuple[Any, Flags]:
+def _numbers(place: Place, values: Any, dtype: Any, read: Any) -> tuple[Any, Flags]:
     """Read Python's values one by one."""
     items = values.tolist() if isinstance(values, np.ndarray) else values
     numbers, valid = np.zeros(len(items), dtype), np.ones(len(items), np.bool_)
@@ -243,7 +239,7 @@ def _numbers(given: _Given, values: Any, dtype: Any, read: Any) -> tuple[Any, Fl
             try:
                 numbers[at] = read(value)
             except (TypeError, ValueError, OverflowError):
-                raise given.error(at, value) from None
+                raise _error(place, at, value) from None
     return numbers, valid
 
 

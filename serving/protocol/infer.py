@@ -92,7 +92,7 @@ class InferDecoder:
     """
 
     _MOST_HEADS = 64
-    _MOST_HEAD_BYTES = 2048
+    _MOST_HEAD_BYTES = 16_384  # a model with 40 raw features has 4 KB
 
     def __init__(
         self, signature: Signature, regions: SharedMemory | None = None, bounds: Bounds = DEFAULT_BOUNDS

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <string_view>
 #include <vector>
 
@@ -84,6 +85,11 @@ inline void cut_texts(const Column& column, char separator, TextPlaces& out) {
 inline bool is_utf8(std::string_view text) {
   const auto* at = reinterpret_cast<const unsigned char*>(text.data());
   const auto* const end = at + text.size();
+  constexpr uint64_t kNoAscii = 0x8080808080808080;
+  for (uint64_t word; end - at >= 8; at += 8) {  // most text is ASCII
+    std::memcpy(&word, at, 8);
+    if (word & kNoAscii) break;
+  }
   while (at < end) {
     const unsigned char first = *at++;
     if (first < 0x80) continue;
