@@ -53,9 +53,11 @@ void borrow_texts(Borrowed& borrowed, nb::handle bytes, nb::handle begins, nb::h
   column.begins = from->data<const int64_t>();
   column.ends = to->data<const int64_t>();
   const auto size = static_cast<int64_t>(data->size(0));
+  bool is_right = true;
   for (size_t i = 0; i < column.count; ++i)
-    if (column.begins[i] < 0 || column.begins[i] > column.ends[i] || column.ends[i] > size)
-      throw nb::value_error("begins and ends: expected places in the bytes, none of which ends before it begins");
+    is_right &= (column.begins[i] >= 0) & (column.begins[i] <= column.ends[i]) & (column.ends[i] <= size);
+  if (!is_right)
+    throw nb::value_error("begins and ends: expected places in the bytes, none of which ends before it begins");
 }
 
 ValueKind kind_of(const std::string& name) {
@@ -116,7 +118,7 @@ class PyTransform {
     const auto* const found = std::find(std::begin(names), std::end(names), hash);
     if (found == std::end(names)) throw nb::value_error(("hash: got '" + hash + "'").c_str());
     feature.hash = static_cast<Hash>(found - names);
-    feature.buckets = buckets;
+    feature.buckets = Buckets(buckets);
     feature.salt[0] = salt.first;
     feature.salt[1] = salt.second;
   }
@@ -124,7 +126,7 @@ class PyTransform {
   void add_vocabulary(size_t column, size_t slot, int64_t offset, const std::string& path, uint64_t unknown_buckets) {
     Feature& feature = add(Feature::kVocabulary, column, slot, offset);
     feature.vocabulary = open_vocabulary(path);
-    feature.unknown_buckets = unknown_buckets;
+    feature.unknown_buckets = Buckets(unknown_buckets);
   }
 
   void add_bucketize(size_t column, size_t slot, int64_t offset, std::vector<float> boundaries) {
@@ -132,7 +134,7 @@ class PyTransform {
   }
 
   void add_identity(size_t column, size_t slot, int64_t offset, uint64_t size) {
-    add(Feature::kIdentity, column, slot, offset).buckets = size;
+    add(Feature::kIdentity, column, slot, offset).buckets = Buckets(size);
   }
 
   void add_cross(const std::vector<std::pair<size_t, std::vector<float>>>& parts, size_t slot, int64_t offset,
@@ -140,7 +142,7 @@ class PyTransform {
     if (parts.empty()) throw nb::value_error("parts: expected at least one");
     for (const auto& [column, boundaries] : parts) require_column(column);
     Feature& feature = add(Feature::kCross, parts[0].first, slot, offset);
-    feature.buckets = buckets;
+    feature.buckets = Buckets(buckets);
     for (const auto& [column, boundaries] : parts) feature.parts.push_back({column, boundaries});
   }
 

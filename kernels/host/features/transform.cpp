@@ -9,6 +9,9 @@ namespace {
 
 constexpr int64_t kLargestKey = INT64_MAX - 2, kSmallestKey = INT64_MIN + 2;
 constexpr uint64_t kCrossSeed = 0xDECAFCAFFE;  // TensorFlow's
+// So many samples are transformed feature by feature, before their keys are put in the order of samples.
+constexpr size_t kBlockSamples = 256;
+constexpr const char* kTooMany = "gives more keys than 32-bit offsets reach";
 
 // A value as text. An integer is its decimal digits, as in TensorFlow and Keras.
 class Text {
@@ -38,7 +41,7 @@ uint64_t hash_of(const Feature& feature, std::string_view text) {
 
 // A hash as a key. Without buckets the key has 63 bits, and the two that are reserved become others.
 int64_t bucket_of(uint64_t hash, const Feature& feature) {
-  if (feature.buckets) return feature.offset + static_cast<int64_t>(hash % feature.buckets);
+  if (feature.buckets.count()) return feature.offset + static_cast<int64_t>(feature.buckets.remainder(hash));
   const auto key = static_cast<int64_t>(hash & INT64_MAX);
   return key > kLargestKey ? key - 2 : key;
 }
@@ -48,7 +51,18 @@ uint64_t place_among(const std::vector<float>& boundaries, const Value& value, V
   return static_cast<uint64_t>(std::upper_bound(boundaries.begin(), boundaries.end(), number) - boundaries.begin());
 }
 
-// Makes the keys or the numbers of one feature, sample by sample.
+// The keys of one feature for a block of samples.
+struct Bags {
+  std::vector<int64_t> keys;
+  std::vector<uint32_t> ends;  // of each sample's keys; empty: each sample has one key
+
+  void clear() {
+    keys.clear();
+    ends.clear();
+  }
+};
+
+// Makes the keys or the numbers of one feature.
 class FeatureValues {
  public:
   FeatureValues(size_t number, const Feature& feature, const std::vector<Column>& columns)
@@ -56,6 +70,31 @@ class FeatureValues {
 
   int64_t known() const { return known_; }
   int64_t unknown() const { return unknown_; }
+
+  // Put the keys of the samples from `begin` to `end` into `bags`.
+  void add_block(size_t begin, size_t end, Bags& bags) {
+    bags.clear();
+    size_t sample = begin;
+    if (feature_.kind == Feature::kHash && feature_.hash == Hash::kFarm && column_.kind == ValueKind::kText &&
+        !column_.splits) {
+      bags.keys.resize(end - begin);
+      for (; sample < end && !column_.is_missing(sample); ++sample) {
+        const std::string_view text(column_.text + column_.begins[sample],
+                                    static_cast<size_t>(column_.ends[sample] - column_.begins[sample]));
+        require(is_utf8(text), sample, sample, "is not UTF-8");
+        bags.keys[sample - begin] = bucket_of(fingerprint64(text), feature_);
+      }
+      bags.keys.resize(sample - begin);
+    }
+    if (sample < end) {
+      for (size_t i = 0; i < sample - begin; ++i) bags.ends.push_back(static_cast<uint32_t>(i + 1));
+      for (; sample < end; ++sample) {
+        add_keys(sample, bags.keys);
+        require(bags.keys.size() <= INT32_MAX, sample, 0, kTooMany);
+        bags.ends.push_back(static_cast<uint32_t>(bags.keys.size()));
+      }
+    }
+  }
 
   // Append the keys of a sample.
   void add_keys(size_t sample, std::vector<int64_t>& keys) {
@@ -131,18 +170,17 @@ class FeatureValues {
       default: break;
     }
     const int64_t key = value.integer;
-    if (feature_.buckets) require(static_cast<uint64_t>(key) < feature_.buckets, sample, at, "is outside of its range");
+    if (feature_.buckets.count()) require(static_cast<uint64_t>(key) < feature_.buckets.count(), sample, at, "is outside of its range");
     else require(key >= kSmallestKey && key <= kLargestKey, sample, at, "is reserved");
     keys.push_back(feature_.offset + key);
   }
 
   void add_place(std::string_view text, std::vector<int64_t>& keys) {
     const int64_t place = feature_.vocabulary->find(text);
-    const auto unknown = static_cast<int64_t>(feature_.unknown_buckets);
+    const auto unknown = static_cast<int64_t>(feature_.unknown_buckets.count());
     ++(place < 0 ? unknown_ : known_);
     if (place >= 0) keys.push_back(feature_.offset + unknown + place);
-    else if (unknown == 1) keys.push_back(feature_.offset);
-    else if (unknown) keys.push_back(feature_.offset + static_cast<int64_t>(hash_of(feature_, text) % feature_.unknown_buckets));
+    else if (unknown) keys.push_back(feature_.offset + static_cast<int64_t>(feature_.unknown_buckets.remainder(fingerprint64(text))));
   }
 
   const size_t number_;
@@ -151,6 +189,12 @@ class FeatureValues {
   const Column& column_;
   int64_t known_ = 0, unknown_ = 0;
 };
+
+// Where the keys of a sample of the block begin and end.
+std::pair<size_t, size_t> of_sample(const Bags& bags, size_t sample) {
+  if (bags.ends.empty()) return {sample, sample + 1};
+  return {sample ? bags.ends[sample - 1] : 0, bags.ends[sample]};
+}
 
 }  // namespace
 
@@ -171,13 +215,32 @@ Transformed transform(const std::vector<Feature>& features, const std::vector<Co
     if (features[i].kind == Feature::kDense)
       for (size_t sample = 0; sample < samples; ++sample)
         out.dense[sample * dense_dim + features[i].place] = values[i].number(sample);
+  std::vector<Bags> bags(slots);
   size_t bag = 0;
-  for (size_t sample = 0; sample < samples; ++sample)
+  for (size_t begin = 0; begin < samples; begin += kBlockSamples) {
+    const size_t end = std::min(samples, begin + kBlockSamples);
+    size_t keys = out.keys.size();
+    bool has_one_each = true;
     for (size_t slot = 0; slot < slots; ++slot) {
-      values[of_slot[slot]].add_keys(sample, out.keys);
-      if (out.keys.size() > INT32_MAX) throw TransformFault{of_slot[slot], sample, 0, "gives more keys than 32-bit offsets reach"};
-      out.row_ptrs[++bag] = static_cast<int32_t>(out.keys.size());
+      values[of_slot[slot]].add_block(begin, end, bags[slot]);
+      keys += bags[slot].keys.size();
+      has_one_each &= bags[slot].ends.empty();
     }
+    if (keys > INT32_MAX) throw TransformFault{of_slot[0], begin, 0, kTooMany};
+    size_t at = out.keys.size();
+    out.keys.resize(keys);
+    for (size_t slot = 0; has_one_each && slot < slots; ++slot) {
+      int64_t* key = out.keys.data() + at + slot;
+      for (const int64_t of_sample : bags[slot].keys) *key = of_sample, key += slots;
+    }
+    for (size_t sample = 0; sample < end - begin; ++sample)
+      for (size_t slot = 0; slot < slots; ++slot) {
+        const auto [first, last] = has_one_each ? std::pair(sample, sample + 1) : of_sample(bags[slot], sample);
+        if (!has_one_each) std::copy(bags[slot].keys.begin() + static_cast<int64_t>(first), bags[slot].keys.begin() + static_cast<int64_t>(last), out.keys.begin() + static_cast<int64_t>(at));
+        at += last - first;
+        out.row_ptrs[++bag] = static_cast<int32_t>(at);
+      }
+  }
   for (const FeatureValues& of_feature : values) {
     out.known.push_back(of_feature.known());
     out.unknown.push_back(of_feature.unknown());

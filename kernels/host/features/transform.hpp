@@ -19,6 +19,23 @@ struct CrossPart {
   std::vector<float> boundaries;
 };
 
+// A number of buckets, and the remainder of a hash without a division.
+class Buckets {
+ public:
+  Buckets() = default;
+  explicit Buckets(uint64_t count) : count_(count), reciprocal_(count ? UINT64_MAX / count : 0) {}
+
+  uint64_t count() const { return count_; }
+  uint64_t remainder(uint64_t hash) const {
+    const auto quotient = static_cast<uint64_t>(static_cast<unsigned __int128>(hash) * reciprocal_ >> 64);
+    const uint64_t rest = hash - quotient * count_;  // less than twice the count: the quotient is at most 1 too small
+    return rest - (rest >= count_ ? count_ : 0);
+  }
+
+ private:
+  uint64_t count_ = 0, reciprocal_ = 0;
+};
+
 // What a feature makes of a value. `place` is its slot, or of a dense feature its column.
 struct Feature {
   enum Kind { kHash, kVocabulary, kBucketize, kIdentity, kCross, kDense };
@@ -30,11 +47,11 @@ struct Feature {
   size_t place = 0;
 
   int64_t offset = 0;     // is added to each key
-  uint64_t buckets = 0;   // of a hash or a cross: how many; 0: the low 63 bits. Of an identity: keys are less; 0: any
+  Buckets buckets;        // of a hash or a cross; none: the low 63 bits. Of an identity: keys are less; none: any
   Hash hash = Hash::kFarm;
   uint64_t salt[2] = {0, 0};
   std::shared_ptr<const Vocabulary> vocabulary;
-  uint64_t unknown_buckets = 0;  // before the vocabulary; 0: an unknown value has no key
+  Buckets unknown_buckets;  // before the vocabulary; none: an unknown value has no key
   std::vector<float> boundaries;
 
   size_t most_values = SIZE_MAX;  // of one sample
