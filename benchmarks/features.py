@@ -1,11 +1,8 @@
-"""Raw features: what strings cost in a request, and the transform alone.
+"""Raw features: what strings cost in a request.
 
-``request``: a request of 64 samples with 26 strings each, over HTTP with binary tensors, one connection, against the
+A request of 64 samples with 26 strings each, over HTTP with binary tensors, one connection, against the
 same request with int64 values by name, and against the same keys as ``CATCOLUMN``. Bodies are made before the clock
 starts. The models differ in their ``features.json`` alone.
-
-``transform``: one native call for 4,096 samples of 26 strings of 8 to 16 bytes, on one thread, in nanoseconds for each
-value, against xxhash's Python-free loop in C that only hashes the same bytes.
 
 Targets: at most 1.4 times the time of the request with int64 values.
 """
@@ -61,8 +58,10 @@ def requests(folder, rounds, seconds):
                 times[name].append(1e6 / measure(client, port, 1, seconds, folder / name)["requests_per_s"])
     params = {"samples": SAMPLES, "slots": SLOTS, "dense": DENSE}
     return [
-        Record.of(f"features.{name}", params, "us", list(zip(times[name][1:], times[peer][1:], strict=True)))
-        for name, peer in (("strings", "integers"), ("strings", "catcolumn"))
+        Record.of(
+            f"features.against_{peer}", params, "us", list(zip(times["strings"][1:], times[peer][1:], strict=True))
+        )
+        for peer in ("integers", "catcolumn")
     ]
 
 

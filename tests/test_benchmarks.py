@@ -10,6 +10,7 @@ NAMES = [
     "batching",
     "cache_policy",
     "eviction",
+    "features",
     "fused_lookup",
     "host_table",
     "host_time",
@@ -35,6 +36,7 @@ NAMES = [
 LONG = {
     "batching",
     "cache_policy",
+    "features",
     "fused_lookup",
     "host_table",
     "persia",
