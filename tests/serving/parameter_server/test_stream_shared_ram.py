@@ -1,5 +1,7 @@
 """Shared RAM as the last tier of models with updates: one process writes, and a change survives its death."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -143,6 +145,14 @@ def test_a_full_table_keeps_the_change_until_there_is_room(tmp_path, writer, rea
     assert table.reached() == {"log/0": at("7")}
     assert held_by(reader) == {key: [1, 1, 1] for key in many.tolist()}
     assert table.used_ratio == 1.0
+
+
+@pytest.mark.parametrize(("ratio", "used"), [(1.0, 0.5), (0.25, 0.8)])
+def test_a_table_has_room_for_new_keys(tmp_path, ratio, used):
+    with closing(store_in(tmp_path, headroom_ratio=ratio)) as store:
+        keys = np.arange(1000)
+        store.table(SPEC).load(iter([(keys, np.zeros((1000, 3), np.float32))]), Marker("files", 1000), keep=False)
+        assert store.tables["m.t"].used_ratio == used
 
 
 def test_a_sum_that_is_infinite_changes_nothing(writer):
