@@ -45,6 +45,7 @@ class Paced:
 
     def __init__(self, port, request, interval_s):
         self.latencies = {}
+        self._fault = ""
         self._request, self._interval_s = request, interval_s
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._stop = threading.Event()
@@ -59,13 +60,17 @@ class Paced:
                 self._socket.sendall(self._request)
                 answer = b""
                 while b"OUTPUT0" not in answer or len(answer) < 4 * SAMPLES:
-                    answer += self._socket.recv(65536)
-                if not answer.startswith(b"HTTP/1.1 200 "):
-                    raise SystemExit(f"the server answered {answer[:200]!r}")
+                    part = self._socket.recv(65536)
+                    answer += part
+                    if not part or not answer.startswith(b"HTTP/1.1 200 "[: len(answer)]):
+                        self._fault = f"the server answered {answer[:500]!r}"
+                        return
                 self.latencies[due_s] = time.monotonic() - due_s
 
     def p99_us(self, begin_s, end_s):
-        """The 99th percentile of the requests that were due in a span."""
+        """The 99th percentile of the requests that were due in a span; all requests so far must have succeeded."""
+        if self._fault:
+            raise SystemExit(self._fault)
         return 1e6 * np.quantile([took for due, took in list(self.latencies.items()) if begin_s <= due < end_s], 0.99)
 
     def __enter__(self):
