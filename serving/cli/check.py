@@ -21,6 +21,7 @@ from serving.dense.calibration import Quantization
 from serving.dense.files import open_dense
 from serving.dense.network import Engine
 from serving.errors import about, told
+from serving.features import FeatureReader, open_features
 from serving.lookup import LookupSession
 from serving.lookup.cache_plan import Memory, buffers_memory, caches_memory, idle_refresh, keys_left_out, plan_caches
 from serving.model.graph import is_network_file
@@ -96,6 +97,9 @@ def _check_model(
     """Print the memory that a model takes and return its bytes, or add its faults and return 0."""
     quantization, rounding, before = None, {}, len(faults)
     caches: Memory | None = None
+    features: FeatureReader | None = None
+    with about(config.name, faults):
+        features = open_features(config)
     with about(config.name, faults):
         quantization = _check_dense(config, options)
     for table in config.tables if config.base is None else ():
@@ -106,7 +110,9 @@ def _check_model(
             caches = caches_memory(plan_caches(config))
     if len(faults) > before:
         return 0
-    needed = memory_needed(config, headroom_ratio)
+    needed = dict(memory_needed(config, headroom_ratio))
+    for name, size_bytes in features.vocabulary_bytes.items() if features is not None else ():
+        needed[f"vocabulary of {name}"] = size_bytes
     shared = "" if config.base is None else f", on the tables of version {config.base.version}"
     print(f"model {config.name} version {config.version}{shared}")
     if quantization is not None:

@@ -71,6 +71,7 @@ class FeatureReader:
     Attributes:
         definition: the features.
         ranges: the keys that each feature can give, by name.
+        vocabulary_bytes: the size of each vocabulary, by the feature's name. All processes share its memory.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class FeatureReader:
         place = {slot.name: number for number, slot in enumerate(slots)}
         self._transform = FeatureTransform(len(self._columns), len(slots), dense_dim)
         self.ranges: dict[str, KeyRange] = {}
+        self.vocabulary_bytes: dict[str, int] = {}
         for number, feature in enumerate(definition.features):
             if feature.kind == "dense":
                 continue
@@ -194,6 +196,7 @@ class FeatureReader:
         elif feature.kind == "vocabulary":
             self._vocabularies[feature.name] = self._order.index(feature)
             with compiled_vocabulary(feature, source, where) as (path, _):
+                self.vocabulary_bytes[feature.name] = path.stat().st_size
                 try:
                     native.add_vocabulary(column, slot, offset, str(path), feature.unknown_buckets)
                 except ValueError as err:

@@ -29,6 +29,31 @@ _SAMPLE_MEMBERS = frozenset({"dense", "keys"})
 _KEYS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 _KEYS_OF_SLOTS_SCHEMA: dict[str, Any] = {"type": "array", "items": _KEYS_SCHEMA}
 
+_KEYED_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["keys"],
+    "additionalProperties": False,
+    "properties": {
+        "dense": {"type": "array", "items": {"type": "number"}, "description": "F dense features"},
+        "keys": {
+            "oneOf": [
+                {**_KEYS_OF_SLOTS_SCHEMA, "description": "one list of keys per slot, slots in graph order"},
+                {
+                    "type": "object",
+                    "additionalProperties": {"oneOf": [_KEYS_SCHEMA, _KEYS_OF_SLOTS_SCHEMA]},
+                    "description": "by table name: a list of keys, or one list of keys per slot if the table has "
+                    "several slots",
+                },
+            ],
+        },
+    },
+}
+_RAW_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "raw features by name, if the model has a features.json: a value, or a list of values",
+    "additionalProperties": {"type": ["string", "number", "boolean", "null", "array"]},
+}
+
 #: JSON Schema and example of the body, shown by /docs.
 SAMPLES_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -37,25 +62,7 @@ SAMPLES_SCHEMA: dict[str, Any] = {
     "properties": {
         "samples": {
             "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["keys"],
-                "additionalProperties": False,
-                "properties": {
-                    "dense": {"type": "array", "items": {"type": "number"}, "description": "F dense features"},
-                    "keys": {
-                        "oneOf": [
-                            {**_KEYS_OF_SLOTS_SCHEMA, "description": "one list of keys per slot, slots in graph order"},
-                            {
-                                "type": "object",
-                                "additionalProperties": {"oneOf": [_KEYS_SCHEMA, _KEYS_OF_SLOTS_SCHEMA]},
-                                "description": "by table name: a list of keys, or one list of keys per slot if the "
-                                "table has several slots",
-                            },
-                        ],
-                    },
-                },
-            },
+            "items": {"oneOf": [_KEYED_SCHEMA, _RAW_SCHEMA]},
         },
         "freshness": {"type": "boolean", "description": "true: the answer says how new the model's rows are"},
     },

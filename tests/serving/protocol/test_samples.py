@@ -60,8 +60,10 @@ def test_keys_may_be_given_by_table_name_in_any_order():
 
 
 def test_the_schema_describes_both_forms_of_keys():
-    forms = SAMPLES_SCHEMA["properties"]["samples"]["items"]["properties"]["keys"]["oneOf"]
+    keyed, raw = SAMPLES_SCHEMA["properties"]["samples"]["items"]["oneOf"]
+    forms = keyed["properties"]["keys"]["oneOf"]
 
+    assert "raw features" in raw["description"]
     assert [form["type"] for form in forms] == ["array", "object"]
 
 

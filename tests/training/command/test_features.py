@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import hotrow
+from serving.cli.main import main
 from serving.config import VersionPolicy
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
@@ -81,6 +83,21 @@ def test_a_model_learns_from_raw_columns_and_answers_them(models, data):
         answers = session.predict(table.drop_columns(["clicked"]))[:, 0]
         assert answers[clicked].mean() > 0.8 > 0.2 > answers[~clicked].mean()
         assert session.predict(table.drop_columns(["clicked"]).to_pydict())[:, 0].tobytes() == answers.tobytes()
+
+
+def test_hotrow_check_reads_the_definition(models, tmp_path, capsys):
+    assert main(["check", str(models)]) == 0
+    assert "vocabulary of country" in capsys.readouterr().out
+    shutil.copytree(models / "dcn", tmp_path / "dcn")
+    version = tmp_path / "dcn" / "1"
+    (version / "manifest.json").unlink()
+    (version / "country.vocabulary").write_bytes(b"HRVOCAB1 damaged")
+    assert main(["check", str(tmp_path)]) == 1
+    assert "expected a vocabulary of Hotrow" in capsys.readouterr().err
+    text = (version / "features.json").read_text()
+    (version / "features.json").write_text(text.replace("buckets", "bukets", 1))
+    assert main(["check", str(tmp_path)]) == 1
+    assert "features[0].bukets: unknown key; did you mean 'buckets'?" in capsys.readouterr().err
 
 
 def test_csv_gives_the_same_model(models, data, tmp_path):
