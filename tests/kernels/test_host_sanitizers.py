@@ -1,4 +1,4 @@
-"""The host table, its threads and snapshots under the thread, address and undefined-behaviour sanitizers."""
+"""The host table, its threads, snapshots and features under the thread, address and undefined-behaviour sanitizers."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "kernels" / "host"
-FOLDERS = ("lookup", "memory", "rows", "snapshot", "table")  # what the stress programs use
+FOLDERS = ("features", "lookup", "memory", "rows", "snapshot", "table")  # what the stress programs use
 FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", "-fno-sanitize-recover=all", "-DHOTROW_ANY_DIM_LOOPS_ONLY"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.sanitizers]
@@ -92,3 +92,11 @@ def test_readers_of_a_truncated_snapshot_see_its_rows_or_an_error(compiler, tmp_
     assert result.returncode == 0, result.stdout + result.stderr
     assert not result.stderr
     assert result.stdout.endswith(" rows checked\n")
+
+
+def test_features_read_nothing_outside_of_their_values(compiler, tmp_path):
+    result = run(compiler.stress_program("features_stress"), "20", tmp_path / "vocabulary")
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert not result.stderr
+    assert result.stdout == "20 rounds\n"
