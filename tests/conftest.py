@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from kernels.device import open_device
 from kernels.errors import DeviceUnavailableError
 
-# The time that a machine takes for an example says nothing about the tested code.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The time that a machine takes for an example says nothing about the tested code. Each run draws other examples.
+settings.register_profile("any machine", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 # Nor may a server that a test starts refuse a request because the machine is busy.
 os.environ["HOTROW_MAX_QUEUE_WAIT_MS"] = "60000"

@@ -1,10 +1,10 @@
 """Every CPU benchmark runs on small input."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.tools import warm
 
 NAMES = [
     "batching",
@@ -57,8 +57,7 @@ LONG = {
 )
 def test_it_runs_on_small_input(name, tmp_path):
     file = tmp_path / "result.json"
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", file]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = warm.run("-m", f"benchmarks.{name}", "--quick", "--json", file)
 
     assert done.returncode == 0, done.stderr
     assert json.loads(file.read_text())["records"]

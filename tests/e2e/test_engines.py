@@ -9,9 +9,6 @@ import pytest
 from serving.cli.main import main
 from tests.tools.tiny_model import flatten
 
-pytest.importorskip("onnx")
-pytest.importorskip("ndonnx")
-
 
 def write(model, repository, samples=200):
     """Write the model with a calibration next to its graph; return the version's folder."""

@@ -73,7 +73,7 @@ def changed(changes, data):
     return bytes(data)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(changes=CHANGES, head_bytes=st.just(HEAD_BYTES) | st.integers(-1, len(BODY) + 1), end=st.integers(0, len(BODY)))
 def test_no_changed_binary_body_is_a_server_error(fuzzed, changes, head_bytes, end):
     body = changed(changes, BODY)[: end + len(BODY) // 2]
@@ -135,7 +135,7 @@ def channel(fuzzed):
         yield channel
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     data=st.binary(max_size=200)
     | st.lists(st.tuples(st.integers(0, len(MESSAGE) - 1), st.binary(max_size=2)), max_size=4).map(
@@ -149,7 +149,7 @@ def test_no_changed_protobuf_is_a_server_error(channel, data):
 
 
 @pytest.mark.parametrize("method", ["RepositoryIndex", "ModelStatistics", "TraceSetting", "LogSettings", "ModelConfig"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.binary(max_size=60))
 def test_no_protobuf_of_the_other_calls_is_a_server_error(channel, method, data):
     assert code_of(lambda: channel.unary_unary(f"{SERVICE}{method}")(data, timeout=60)) in EXPECTED

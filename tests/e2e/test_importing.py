@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint
 from torch import nn
 
 from serving.cli.main import main
@@ -66,7 +65,9 @@ def session(tmp_path_factory):
     with contextlib.chdir(folder), warnings.catch_warnings(action="ignore"):
         for block in blocks("python"):
             exec(compile(block, "importing.md", "exec"), names)
-        torch.distributed.checkpoint.save(names["model"].state_dict(), checkpoint_id="checkpoint", no_dist=True)
+        from torch.distributed import checkpoint  # takes a second
+
+        checkpoint.save(names["model"].state_dict(), checkpoint_id="checkpoint", no_dist=True)
         write_dump(names["model"], Path("dump") / "model.ebc")
     return names, folder
 
@@ -116,6 +117,8 @@ def test_every_recipe_serves_what_the_pytorch_model_answers(session, name):
     with contextlib.chdir(folder):
         for line in before(name):
             assert warm.run(*shlex.split(line)[1:], timeout=250).returncode == 0
+        if name == "from_hugectr" and not Path("models/from_numpy").exists():  # another process ran that test
+            assert main(shlex.split(recipes()["from_numpy"])[1:]) == 0
         assert main(shlex.split(recipes()[name])[1:]) == 0
 
     model = names["dlrm"] if name == "from_torchrec" else names["model"]

@@ -359,7 +359,7 @@ def test_a_killed_worker_fails_only_its_own_requests_and_is_started_again(mended
 
 
 @pytest.mark.slow
-def test_a_stopped_worker_is_replaced_and_then_all_grpc_clients_are_answered(start, folder):
+def test_a_stopped_worker_is_replaced_all_grpc_clients_are_answered_and_sigterm_ends_a_stopped_worker(start, folder):
     served = start(folder, "--workers", "2", "--grpc-port", "0", *PATIENT)
     os.kill(process_of(served, 1), signal.SIGSTOP)
 
@@ -369,10 +369,6 @@ def test_a_stopped_worker_is_replaced_and_then_all_grpc_clients_are_answered(sta
     for _ in range(10):
         with tritonclient.grpc.InferenceServerClient(grpc_address(served)) as client:
             assert client.is_server_live(client_timeout=5)
-
-
-def test_sigterm_ends_a_stopped_worker_too(start, folder):
-    served = start(folder, "--workers", "2")
     os.kill(process_of(served, 1), signal.SIGSTOP)
 
     assert served.stop() == 0

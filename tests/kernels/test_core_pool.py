@@ -74,7 +74,7 @@ def tables(tmp_path_factory):
     return made
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_a_shared_pooled_lookup_has_the_bits_of_rows_pooled_by_one_thread(tables, data):
     table, rows = tables[data.draw(st.sampled_from(["table", "snapshot"])), data.draw(st.sampled_from([5, 16]))]

@@ -109,7 +109,7 @@ def subjects(tmp_path_factory):
     ]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_every_table_is_pooled_as_numpy_pools_it(subjects, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

@@ -160,7 +160,7 @@ def test_a_dim_out_of_range_has_no_row_size(dim):
         row_bytes(dim, "int8")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data(), row_dtype=st.sampled_from(ROW_DTYPES))
 def test_all_values_that_fit_are_rounded_as_the_oracle_rounds_them(data, row_dtype):
     most = float(np.float32(MOST[row_dtype]))

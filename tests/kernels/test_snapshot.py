@@ -42,7 +42,7 @@ def fetch(snapshot, keys):
     return out, snapshot.fetch(np.array(keys, dtype=np.int64), out)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(keys=KEYS, asked=st.lists(st.integers(-30, 30), max_size=40), dim=st.sampled_from([1, 3, 8, 32, 100]))
 def test_a_snapshot_answers_as_a_dict_does(keys, asked, dim):
     rows = np.random.default_rng(len(keys)).standard_normal((len(keys), dim), dtype=np.float32)

@@ -512,7 +512,7 @@ def test_a_dense_file_swapped_with_a_single_file_table_is_refused(bare):
     assert message.endswith("found 140 bytes")
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_model_with_any_bytes_changed_is_either_opened_or_refused(tmp_path_factory, data):
     version = write_model(tmp_path_factory.mktemp("model"))

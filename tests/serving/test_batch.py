@@ -205,7 +205,7 @@ ANYTHING = (
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(CONFIGS, ANYTHING, ANYTHING, ANYTHING)
 def test_any_input_is_read_as_the_oracle_reads_it_or_is_a_request_error(config, dense, keys, row_ptrs):
     agree(config, dense, keys, row_ptrs)
@@ -250,7 +250,7 @@ def in_some_form(draw, values, dtypes):
     return [values] if draw(st.booleans()) else values
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.data(), near_requests())
 def test_almost_right_requests_are_read_as_the_oracle_reads_them(data, request_):
     config, dense, keys, row_ptrs = request_

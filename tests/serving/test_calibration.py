@@ -238,7 +238,7 @@ def test_a_calibration_of_mostly_unknown_keys_is_logged(write_version, tmp_path,
     assert (said in caplog.text) is is_told
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(position=st.integers(0, 10**6), change=st.integers(1, 255), is_compressed=st.booleans())
 def test_damage_anywhere_in_a_calibration_is_refused_or_harmless(damaged, position, change, is_compressed):
     lookup, contents, path = damaged

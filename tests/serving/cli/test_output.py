@@ -79,7 +79,16 @@ def test_a_token_that_nobody_has_seen_is_not_in_the_file(tmp_path, fault):
         assert run("token", file, name).returncode == 0  # the name is free
 
 
-@pytest.mark.slow
+def test_a_command_whose_reader_leaves_writes_its_file(repository, tmp_path):
+    file = tmp_path / "user.snapshot"
+    with left_reader() as writer:
+        done = run("snapshot", repository / "tiny" / "1" / "user", file, stdout=writer, stderr=writer)
+
+    assert done.returncode == 0
+    assert file.stat().st_size
+
+
+@pytest.mark.long
 def test_a_training_whose_reader_leaves_writes_its_model(tmp_path):
     with left_reader() as writer:
         done = run("train", "--synthetic", 300, "--model", "ncf", "--output", tmp_path, stdout=writer, stderr=writer)

@@ -322,7 +322,7 @@ ODD_VALUES = [
 ]  # fmt: skip
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(document=with_odd_value([{"layers": layers} for layers in GRAPHS.values()], ODD_VALUES))
 def test_a_graph_with_any_odd_value_is_either_read_or_refused(document):
     with suppress(ConfigError):

@@ -291,7 +291,7 @@ def test_a_request_whose_client_has_gone_makes_room_at_once(pool):
     assert asyncio.run(exchange()) == ["[4]", "[10]"]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(
     requests=st.lists(st.lists(st.integers(0, 9) | st.just("poison"), max_size=6) | st.none(), min_size=1, max_size=12),
     threads=st.integers(1, 2),

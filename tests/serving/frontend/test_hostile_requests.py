@@ -143,7 +143,7 @@ def ends_well(model, exchange):
     assert 0 < len(str(error)) < 2000
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data(), tail=st.binary(max_size=40), is_zipped=st.booleans(), cut=st.none() | st.integers(0, 400))
 def test_infer_over_http(models, data, tail, is_zipped, cut):
     name = data.draw(st.sampled_from(sorted(models)))
@@ -160,7 +160,7 @@ def test_infer_over_http(models, data, tail, is_zipped, cut):
     ends_well(models[name], exchange)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(document=SAMPLES | ODD)
 def test_samples_over_http(models, document):
     body = json.dumps(document).encode()
@@ -226,7 +226,7 @@ def messages(draw, name):
     return message
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_infer_over_grpc(models, data):
     name = data.draw(st.sampled_from(sorted(models)))

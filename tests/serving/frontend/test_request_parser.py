@@ -77,7 +77,7 @@ def requests(draw):
 
 
 @given(sent=st.lists(requests(), min_size=1, max_size=4), data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_requests_are_found_one_by_one_however_the_bytes_are_divided(sent, data):
     whole = b"".join(one for one, _ in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))

@@ -30,7 +30,7 @@ def everything(rows, batch_rows):
     return table
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     ranks=st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any),
     batch_rows=st.integers(1, 7),

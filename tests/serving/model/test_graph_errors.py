@@ -295,7 +295,7 @@ def test_data_without_other_layers_is_not_a_graph(document):
 ODD_VALUES = [None, True, 0, 1, -1, 2.5, 2**40, "", "dense", "concat1", [], {}, ["dense"], [[0, 1]], {"top": "dense"}]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=133)
 @given(data=st.data())
 def test_a_graph_with_any_odd_value_is_either_read_or_refused(base_document, data):
     document = data.draw(with_odd_value([base_document], ODD_VALUES))

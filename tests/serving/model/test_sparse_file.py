@@ -38,7 +38,7 @@ def tables(key_range):
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(table=tables((-(2**63) + 2, 2**63 - 3)), batch_rows=st.integers(1, 25))
 def test_a_directory_gives_back_what_was_written(tmp_path_factory, table, batch_rows):
     keys, vectors = table
@@ -51,7 +51,7 @@ def test_a_directory_gives_back_what_was_written(tmp_path_factory, table, batch_
     assert rows_of(model, batch_rows) == list(zip(keys.tolist(), vectors.tolist(), strict=True))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(table=tables((0, 2**32 - 1)), wide=st.booleans(), localized=st.booleans(), batch_rows=st.integers(1, 25))
 def test_a_single_file_gives_back_what_was_written(tmp_path_factory, table, wide, localized, batch_rows):
     keys, vectors = table
@@ -260,7 +260,7 @@ def test_a_repeated_key_in_a_directory_is_refused(tmp_path):
         open_sparse(tmp_path / "d", 2).batches(10)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(keys=st.lists(st.integers(0, 5), min_size=1, max_size=15), batch_rows=st.integers(1, 6))
 def test_the_first_row_of_a_repeated_key_in_a_single_file_counts(tmp_path_factory, keys, batch_rows):
     path = tmp_path_factory.mktemp("sparse") / "f"

@@ -103,7 +103,7 @@ def two_servers(request, config, tmp_path_factory):
     return [TIERS[request.param](config, folder) for _ in range(2)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     unknown_ratio=st.sampled_from([0.0, 0.05, 0.5]),

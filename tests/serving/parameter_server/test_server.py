@@ -102,7 +102,7 @@ def test_what_cannot_be_offsets_of_bags_is_refused(config, row_ptrs, came):
 BAGS = st.lists(st.lists(st.sampled_from(KEYS + UNKNOWN), max_size=6), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=66)
 @given(
     bags=BAGS,
     tier_of_key=st.lists(st.integers(0, 3), min_size=len(KEYS), max_size=len(KEYS)),
@@ -136,7 +136,7 @@ def test_no_bit_of_an_answer_depends_on_which_tier_holds_a_row(
     assert found.tolist() == expected_found.tolist() == [key in known for key in keys.tolist()]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(keys=st.lists(st.sampled_from(KEYS + UNKNOWN), max_size=12), fast=st.sets(st.sampled_from(KEYS)))
 def test_rows_come_from_whichever_tier_has_them_and_unknown_keys_are_the_default(config, keys, fast):
     server = serve(model_of(config.tables[0].file.parent, -1.5), MemoryStore(), DictStore())

@@ -419,7 +419,7 @@ def test_a_cache_that_keeps_what_it_has_is_bypassed_where_it_may_have_missed_a_c
         assert looked_up(server, 1) == {1: NEW[0].tolist()}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     operations=st.lists(
         st.tuples(
@@ -467,7 +467,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(operations=OPERATIONS, capacity_rows=st.sampled_from([1, 4, 12, 14]), policy=st.sampled_from(POLICIES))
 def test_lookups_agree_with_a_dict_whatever_is_changed_promoted_or_evicted(config, operations, capacity_rows, policy):
     expected = dict(zip(KEYS, ROWS.tolist(), strict=True))

@@ -126,7 +126,7 @@ class TestPlan:
 
 
 class TestBudget:
-    @settings(deadline=None, max_examples=40)
+    @settings(deadline=None, max_examples=25)
     @given(
         traces=st.lists(st.lists(st.integers(0, 5), max_size=30), min_size=1, max_size=3),
         dims=st.lists(st.sampled_from([700, 1500, 4000]), min_size=3, max_size=3),

@@ -362,7 +362,7 @@ def test_an_option_that_names_an_unknown_table_is_refused(tmp_path, models):
         read_trace([tmp_path], [models["two"]], "users")
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), form=st.sampled_from(["user.npy", "t.npz"]))
 def test_a_damaged_file_is_either_read_or_refused(tmp_path, models, data, form):
     if form == "t.npz":

@@ -129,7 +129,7 @@ def has_few_fields(data):
     return True
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(message=MESSAGES, lost_bytes=st.integers(0, 40))
 @example(message=field(5, field(5, field(8, b"") * 40)), lost_bytes=0)
 @example(message=field(5, field(1, b"") + field(1, bytes(29))), lost_bytes=31)

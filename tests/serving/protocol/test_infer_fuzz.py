@@ -57,21 +57,21 @@ def test_the_request_that_is_damaged_below_is_valid():
     assert InferDecoder(SIGNATURE).decode(BODY, str(HEAD_BYTES)).inputs["ROWINDEX"].tolist() == [0, 1, 2]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(body=st.binary(max_size=200), header_bytes=st.none() | st.text(max_size=6) | st.integers(-5, 250).map(str))
 @example(body=b"", header_bytes="0")
 def test_random_bytes(body, header_bytes):
     decodes_or_is_refused(body, header_bytes)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(length=st.integers(0, len(BODY) - 1), header_bytes=st.just(HEAD_BYTES) | st.integers(0, len(BODY) + 5))
 def test_a_truncated_request_is_refused(length, header_bytes):
     with pytest.raises(RequestError):
         InferDecoder(SIGNATURE).decode(BODY[:length], str(header_bytes))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=66)
 @given(flips=st.lists(st.tuples(st.integers(0, len(BODY) - 1), st.integers(1, 255)), min_size=1, max_size=4))
 def test_a_request_with_flipped_bits(flips):
     body = bytearray(BODY)
@@ -81,7 +81,7 @@ def test_a_request_with_flipped_bits(flips):
     decodes_or_is_refused(bytes(body), str(HEAD_BYTES))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=66)
 @given(data=st.data())
 def test_a_request_with_one_json_value_replaced(data):
     document = json.loads(BODY[:HEAD_BYTES])
@@ -97,7 +97,7 @@ def test_a_request_with_one_json_value_replaced(data):
     decodes_or_is_refused(head + BODY[HEAD_BYTES:], str(len(head)))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(
     value=JSON_VALUES,
     datatype=st.sampled_from(sorted(DTYPES)),

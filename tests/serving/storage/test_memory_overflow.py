@@ -46,7 +46,7 @@ def test_a_table_at_its_bound_evicts_down_to_the_target_and_takes_the_new_rows(p
     assert store.tables[TABLE].evicted_rows == 40
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     calls=st.lists(st.lists(st.integers(0, 400), max_size=250), max_size=12),
     policy=st.sampled_from(POLICIES),

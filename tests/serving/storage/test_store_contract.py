@@ -124,7 +124,7 @@ class StoreMachine(RuleBasedStateMachine):
 def test_a_store_holds_what_a_dict_would(kind, key_bytes, request):
     run_state_machine_as_test(
         lambda: StoreMachine(lambda folder: STORES[kind](request, folder), key_bytes),
-        settings=settings(deadline=None, max_examples=60 if kind == "memory" else 10, stateful_step_count=15),
+        settings=settings(deadline=None, max_examples=30 if kind == "memory" else 10, stateful_step_count=15),
     )
 
 

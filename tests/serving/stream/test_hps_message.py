@@ -102,7 +102,7 @@ def test_what_hps_could_not_read_is_not_encoded(keys, rows, key_bytes, reason):
     assert caught.value.reason == reason
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(
     start=st.sampled_from([b"", b"HCTR", GOLDEN[8][:8]]), rest=st.binary(max_size=80), key_bytes=st.sampled_from([4, 8])
 )

@@ -153,7 +153,7 @@ def test_the_largest_float32_survives_int8():
     np.testing.assert_allclose(found, rows, rtol=1e-6)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=300))
 @example(b"")
 @example(b"HRUP")
@@ -161,7 +161,7 @@ def test_any_bytes_are_a_message_or_a_bad_message(payload):
     refusal(payload)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(data=st.data(), message=messages(), dtype=st.sampled_from(["float32", "int8"]))
 def test_a_message_with_a_changed_byte_is_refused(data, message, dtype):
     payload = bytearray(encode(message, dtype))
@@ -178,7 +178,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.dictionaries(st.sampled_from(sorted(HEADER)), JSON | st.integers(0, 3)), st.binary(max_size=100))
 def test_any_header_with_a_right_checksum_is_read_or_refused(changes, body):
     payload = message_of(HEADER | changes, body)

@@ -55,7 +55,7 @@ ROWS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(rows=ROWS)
 def test_rows_are_encoded_like_single_values(rows):
     rows = [counts + categories for counts, categories in rows]
@@ -203,7 +203,7 @@ def test_a_missing_file_a_folder_and_a_damaged_gzip_file_are_refused(tmp_path):
         read_criteo(damaged)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=66)
 @given(
     changes=st.lists(st.tuples(st.integers(0, 2**16), st.sampled_from(b"\t\n\r,-.019afgX\0\xff\x1f\x8b")), max_size=4),
     kept=st.integers(0, 2**16),

@@ -293,7 +293,7 @@ def test_a_missing_file_is_named(tmp_path):
         read_npz(tmp_path, MMOE)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(place=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255), compressed=st.booleans())
 def test_a_changed_byte_is_refused_or_does_no_harm(tmp_path_factory, place, value, compressed):
     file = io.BytesIO()

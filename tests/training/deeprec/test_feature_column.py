@@ -104,7 +104,7 @@ def test_ftrl_moves_weights_as_tensorflow_does():
     np.testing.assert_allclose(weights.detach(), expected, rtol=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     bags=BAGS,
     combiner=st.sampled_from(["sum", "mean", "sqrtn"]),

@@ -77,7 +77,7 @@ def test_tables_learn_what_embedding_bags_of_pytorch_learn(optimizer, update_typ
         np.testing.assert_allclose(table.rows()[1], theirs[name].weight.detach(), rtol=1e-3, atol=1e-5)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(bags=BAGS, combiner=st.sampled_from(["sum", "mean", "sqrtn"]), max_norm=st.sampled_from([None, 0.08]))
 def test_weights_get_the_gradient_of_plain_pytorch(bags, combiner, max_norm):
     tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(3, combiner, max_norm=max_norm)})

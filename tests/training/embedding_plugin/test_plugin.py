@@ -86,7 +86,7 @@ def move(optimizer, table, states, gradient, step):
         table += first if optimizer == "MomentumSGD" else (1 + rest[0]) * first - rest[0] * before
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     batches=st.lists(BATCH, min_size=1, max_size=4),
     optimizer=st.sampled_from(sorted(HPARAMS)),
@@ -145,7 +145,7 @@ def test_ragged_batches_train_as_plain_pytorch_does(
     torch.testing.assert_close(found[compared], table[compared], rtol=1e-4, atol=1e-4)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(bags=BATCH, order=st.randoms(use_true_random=False))
 def test_padding_and_the_order_of_rows_do_not_matter(bags, order):
     plugin.reset()

@@ -175,7 +175,7 @@ def test_a_global_step_gives_rows_without_a_gradient_a_gradient_of_zero(rule, to
 
 
 @pytest.mark.parametrize("rule", [MomentumSgdRule(0.8), NesterovRule(0.8), MomentumSgdRule(0.0)])
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(touched=STEPS, rates=st.lists(st.floats(0.01, 1), min_size=8, max_size=8))
 def test_a_lazy_momentum_has_caught_up_with_the_global_one_when_a_row_has_a_gradient(rule, touched, rates):
     lazy, everywhere = Table(rule, "LazyGlobal"), Table(rule, "Global")
@@ -186,7 +186,7 @@ def test_a_lazy_momentum_has_caught_up_with_the_global_one_when_a_row_has_a_grad
         torch.testing.assert_close(lazy.weights[sorted(rows)], everywhere.weights[sorted(rows)])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(touched=STEPS)
 def test_a_lazy_adam_makes_up_one_move_for_each_step_since_the_last_gradient(touched):
     rule = AdamRule(0.8, 0.9, 1e-3)

@@ -46,7 +46,7 @@ def test_a_dense_layer_returns_the_vector_of_each_key(use_hashtable, dtype):
     assert variable.grad.values().shape == (len(places.unique()), 3)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     samples=st.lists(st.tuples(*[st.lists(st.integers(-3, 40), max_size=4)] * 2), max_size=4),
     combiner=st.sampled_from(["sum", "mean", "Mean", "Sum"]),
