@@ -324,14 +324,14 @@ def memory_of(pid, field):
 @pytest.mark.parametrize(
     "tiers", [None, pytest.param(RAM_AND_ROCKSDB, marks=pytest.mark.long)], ids=["RAM alone", "RAM and RocksDB"]
 )
-def test_tables_are_in_memory_once(start, tmp_path, tiers):
+def test_tables_are_in_memory_once(start_python, tmp_path, tiers):
     big = TinyModel(tables={"only": 1}, dense_dim=0, dim=32, rows=300_000)
     table_bytes = 300_000 * 32 * 4
     big.write(tmp_path / "big", "big")
     if tiers:
         (tmp_path / "big" / "ps.json").write_text(json.dumps(tiers))
 
-    served = start(tmp_path / "big", "--workers", "3", "--log-level", "warning")
+    served = start_python(tmp_path / "big", "--workers", "3", "--log-level", "warning")
 
     workers = workers_of(served)
     assert len(workers) == 3

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.tools.warm import Warm
 from tests.training.persia.batches import SLOTS, draw
 from tests.training.persia.roles import pids_of_run
 from tests.training.persia.training import plain_losses
@@ -35,18 +36,11 @@ class Started:
         for name, text in files.items():
             if not (folder / name).exists():
                 (folder / name).write_text(text)
-        command = [sys.executable, "-m", "training.persia", "run"]
+        command = ["-m", "training.persia", "run"]
         command += [f"--embedding-config={folder}/embedding.yml", f"--global-config={folder}/global.yml"]
         command += [f"--data-loader={folder}/data_loader.py", f"--nn-worker={folder}/nn_worker.py", *options]
         with (folder / "stderr").open("wb") as errors:
-            self.process = subprocess.Popen(
-                command,
-                cwd=cwd,
-                env={**os.environ, **(environment or {})},
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+            self.process = Warm(*command, cwd=cwd, env={**os.environ, **(environment or {})}, stderr=errors)
 
     def end(self):
         """Wait for the end, and return the exit code, the output and the log."""
@@ -256,6 +250,7 @@ def test_the_example_needs_no_checkpoint(start, tmp_path):
 
 
 LOAD = """
+from tests.tools.warm import Warm
 from tests.training.persia.batches import batches_of, draw
 from training.persia.ctx import init_backend
 
