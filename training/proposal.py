@@ -25,7 +25,16 @@ _BUCKETS_PER_VALUE = 5
 _LEAST_BUCKETS = 1000
 _LONG_LIST = 0.99  # of the lists are kept whole
 _SKEWED = 20.0  # times the median: numbers up to there are not spread evenly
-_ID = re.compile(r"(^|_)(id|ids|key|uid|code|hash)$", re.IGNORECASE)
+#: Names of integers that are categories, such as ``user_id``, ``movieId`` or ``zip``.
+_CATEGORY = re.compile(
+    r"((^|[_.\W])(id|ids|uid|key|code|hash)|[a-z](Id|ID|Key|Code)|(user|item|movie|product|customer|ad|advertiser|campaign"
+    r"|creative|site|app|device|category|brand|shop|store|seller|city|region|country|zip|zipcode|genre|occupation)s?)$"
+)
+_TIME = re.compile(r"(^|[_.\W])(time|timestamp|ts|date|datetime|at)$|[a-z](Time|Timestamp|Date|At)$", re.IGNORECASE)
+#: Seconds since 1970 of the years 1990 to 2100, and thousands and millions of them.
+_TIMES = [(631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 1000, 10**6, 10**9)]
+_SEPARATOR, _CUT_RATIO, _CUT_SAMPLE = "|", 0.05, 10_000
+_NO_TIME = "left out: a time of training does not come again; make a feature of it, such as the hour"
 
 
 class Proposal(NamedTuple):
@@ -169,7 +178,7 @@ def _values_of(pa: Any, array: Any) -> tuple[Any, dict[str, Any]]:
 def _why_left_out(types: Any, kind: Any) -> str:
     """Say why values of a type are no feature; empty if they may be one."""
     if types.is_timestamp(kind) or types.is_date(kind):
-        return "left out: a time of training does not come again; make a feature of it, such as the hour"
+        return _NO_TIME
     if _is_text(types, kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         return ""
     return f"left out: a feature cannot be read from {kind}"
@@ -183,14 +192,37 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
     if types.is_boolean(values.type):
         return {"kind": "identity", "type": "boolean", "size": 2}, ""
     if _is_text(types, values.type):
+        parts = None if is_list else _parts_of(compute, values)
+        if parts is not None:
+            cut, most = parts
+            category = _category(compute, cut, int(compute.count_distinct(cut).as_py()), "string")
+            return {**category, "list": {"separator": _SEPARATOR, "most": most, "keep": "first"}}, ""
         return _category(compute, values, distinct, "string"), ""
     is_whole = types.is_integer(values.type) or compute.all(compute.equal(compute.floor(values), values)).as_py()
-    if is_whole and (is_list or _ID.search(name) or distinct <= _FEW_INTEGERS):
+    lowest, highest = compute.min(values).as_py(), compute.max(values).as_py()
+    if _TIME.search(name) and any(begin <= lowest and highest <= end for begin, end in _TIMES):
+        return None, _NO_TIME
+    if is_whole and (is_list or _CATEGORY.search(name) or distinct <= _FEW_INTEGERS):
         remark = "" if types.is_integer(values.type) else "whole numbers"
         return _category(compute, values.cast(pa.int64()), distinct, "integer"), remark
     if is_list:
         return None, "left out: a list of numbers is no category"
     return _number(compute, values.cast(pa.float64())), ""
+
+
+def _parts_of(compute: Any, values: Any) -> tuple[Any, int] | None:
+    """Return the parts of texts such as ``Action|Comedy``, and the most parts of one; None if the texts are whole."""
+    some = values.slice(0, _CUT_SAMPLE)
+    has_several = compute.mean(compute.match_substring(some, _SEPARATOR)).as_py()
+    if has_several < _CUT_RATIO:
+        return None
+    lists = compute.split_pattern(values, _SEPARATOR)
+    parts = compute.list_flatten(lists)
+    if compute.count_distinct(parts).as_py() >= compute.count_distinct(values).as_py():
+        return None
+    lengths = compute.list_value_length(lists)
+    most = int(compute.quantile(lengths, _LONG_LIST, interpolation="higher")[0].as_py())
+    return parts.filter(compute.not_equal(parts, "")), most
 
 
 def _is_text(types: Any, kind: Any) -> bool:

@@ -123,9 +123,12 @@ def _flattened(feature: FeatureConfig, values: Any) -> tuple[Any, Ints]:
     if isinstance(values, np.ndarray) and values.ndim == 2:
         return values.reshape(-1), np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
     lists: list[Any] = []
+    separator = None if feature.list is None else feature.list.separator
     for sample, given in enumerate(values):
         if given is None:
             given = ()
+        elif isinstance(given, str) and separator is not None:
+            given = given.split(separator) if given else ()
         elif isinstance(given, str | bytes) or not hasattr(given, "__len__"):
             raise FeatureValueError(feature.name, sample, f"expected a list, got {given!r}")
         lists.append(given)

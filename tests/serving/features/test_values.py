@@ -120,6 +120,8 @@ def test_a_list_has_several_values(reader_of, options, expected):
     reader = reader_of({"name": "x", "kind": "identity", "list": {"separator": "|", **options}})
     values = [[1, 2, 3], [], [4, None], (5,)]
     assert bags(reader({"x": values}, 4)) == expected
+    for text in (["1|2|3", "", "4|", "5"], np.array(["1|2|3", None, "4|", "5"], object)):
+        assert bags(reader({"x": text}, 4)) == expected
     assert bags(reader({"x": texts(["1|2|3", "", "4|", "5"])}, 4)) == expected
     lists = [[1, 2], [3, 4]]
     assert bags(reader({"x": np.array(lists)}, 2)) == lists

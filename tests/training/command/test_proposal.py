@@ -90,6 +90,35 @@ def test_only_rows_of_the_training_decide(data):
     assert (user["values"], price["clip"], price["mean"]) == (["a", "b"], [1.5, 2.5], 2.0)
 
 
+def test_names_and_values_tell_categories_times_and_lists(data):
+    rng = np.random.default_rng(0)
+    genres = [
+        "|".join(rng.choice(["Action", "Comedy", "Drama"], size, replace=False)) for size in rng.integers(1, 4, 600)
+    ]
+    rows = {
+        "clicked": [0, 1] * 300,
+        "userId": rng.integers(0, 100, 600),
+        "movie": rng.integers(0, 200, 600),
+        "age": rng.integers(10, 80, 600),
+        "timestamp": rng.integers(978_300_000, 1_046_000_000, 600),
+        "genres": genres,
+    }
+    pq.write_table(pa.table(rows), "movies.parquet")
+    assert train(file="movies.parquet") == 0
+    features = json.loads((data / "movies.features.json").read_text())["features"]
+    assert [(one["name"], one["kind"]) for one in features] == [
+        ("userId", "vocabulary"),
+        ("movie", "vocabulary"),
+        ("age", "dense"),
+        ("genres", "vocabulary"),
+    ]
+    assert sorted(features[-1]["values"]) == ["Action", "Comedy", "Drama"]
+    with hotrow.load_model(data / "models" / "dcn") as session:
+        row = {"userId": [3], "movie": [5], "age": [30]}
+        answers = [session.predict({**row, "genres": genres}) for genres in (["Drama|Action"], [["Drama", "Action"]])]
+        assert answers[0] == answers[1]
+
+
 def test_many_values_are_hashed(data):
     rng = np.random.default_rng(0)
     pq.write_table(
