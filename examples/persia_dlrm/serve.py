@@ -30,7 +30,8 @@ class Served(nn.Module):
 
 
 checkpoint = newest_checkpoint(sys.argv[1])
-config = CheckpointFacts.read(checkpoint).config
+facts = CheckpointFacts.read(checkpoint)
+config = facts.config
 model = DLRM()
 model.load_state_dict(torch.load(checkpoint / "dense.pt", weights_only=True)["model"])
 
@@ -48,7 +49,7 @@ with TemporaryDirectory() as name:
             verbose=False,
         )
     plan = hotrow.plan_import(folder / "net.onnx", "sum", checkpoint=folder / "tables")
-    version = hotrow.write_model(plan, sys.argv[2], "dlrm")
+    version = hotrow.write_model(plan, sys.argv[2], "dlrm", run=facts.run, positions=facts.positions)
 
 lines = [line.rstrip("\n").split("\t") for line in Path("train.txt").read_text(encoding="utf-8").splitlines()[:3]]
 dense = np.array([[x or 0 for x in line[1:14]] for line in lines], np.float32)

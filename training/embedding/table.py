@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.host import TrainingTable
-from training.embedding.changes import TableChanges
+from training.changes import TableChanges
 from training.embedding.config import EmbeddingBagConfig
 from training.row_file import TableRows
 
@@ -242,6 +242,21 @@ class EmbeddingTable:
         )
         if self.changes is not None:
             self.changes.loaded(rows.keys)
+
+    def note_changes(self) -> TableChanges:
+        """Note changes for a publisher, until ``forget_changes``.
+
+        Raises:
+            ValueError: there is a publisher already.
+        """
+        if self.changes is not None:
+            raise ValueError(f"table {self.name!r}: expected one publisher, got a second one")
+        self.changes = TableChanges(self.native, self.config.max_rows is not None)
+        return self.changes
+
+    def forget_changes(self) -> None:
+        """Note no more changes."""
+        self.changes = None
 
     def clear(self) -> None:
         """Remove all rows. Fixed rows get their first weights again."""

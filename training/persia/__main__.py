@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kernels.errors import HotrowError
 from training.persia.config import read_embedding_config, read_global_config
-from training.persia.embedding_server import EmbeddingServer
+from training.persia.embedding_server import METHODS, EmbeddingServer
 from training.persia.embedding_worker import EmbeddingWorker
 from training.persia.run import RunOptions, run
 from training.persia.wire import Cluster, Message, Peer, RoleError, Server, peers
@@ -97,7 +97,7 @@ def _embedding_role(command: str, number: int) -> None:
     methods: dict[str, Callable[[Message], Message]]
     if command == "embedding-server":
         server = EmbeddingServer(config, read_global_config(cluster.global_config), number, len(addresses))
-        methods = {name: getattr(server, name) for name in ("configure", "look_up", "update", "dump", "load")}
+        methods = {name: getattr(server, name) for name in METHODS}
     else:
         worker = EmbeddingWorker(config, peers("embedding server", cluster.embedding_servers))
         methods = {name: getattr(worker, name) for name in ("put", "look_up", "update")}

@@ -15,7 +15,7 @@ import math
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from serving.model.sparse_writer import write_table_folders
 from serving.model.strict_json import Fields
 from training.checkpoint_file import CHECKPOINT_FILE, read_checkpoint_file, write_checkpoint_file
 from training.persia.config import EmbeddingConfig, Feature
-from training.persia.signs import prefixed_signs, servers_of
+from training.persia.signs import servers_of, signs_of_group
 from training.row_file import BLOCK_ROWS, Shape, TableRows, read_rows, shape_of, write_rows
 
 #: The states that the NN worker saves.
@@ -50,6 +50,8 @@ class CheckpointFacts:
         optimizer: its facts.
         config: the features.
         servers: how many servers have written rows; None: a checkpoint of an earlier version does not say it.
+        run: the training run that publishes updates of the rows; empty if it publishes none.
+        positions: for each partition of the log of updates, the position that the rows include.
     """
 
     batches: int
@@ -57,6 +59,8 @@ class CheckpointFacts:
     optimizer: dict[str, Any]
     config: EmbeddingConfig
     servers: int | None
+    run: str = ""
+    positions: dict[str, str] = field(default_factory=dict)
 
     def shape(self, dim: int) -> Shape:
         """Return the shape of the rows of a table."""
@@ -65,13 +69,15 @@ class CheckpointFacts:
 
     def write(self, folder: Path) -> None:
         """Write ``checkpoint.json``, after all other files."""
-        document = {
+        document: dict[str, Any] = {
             "batches": self.batches,
             "step": self.step,
             "optimizer": self.optimizer,
             "features": [asdict(feature) for feature in self.config.features.values()],
             "servers": self.servers,
         }
+        if self.run:
+            document["updates"] = {"run": self.run, "positions": self.positions}
         write_checkpoint_file(folder, document, [DENSE_FILE] if (folder / DENSE_FILE).exists() else [])
 
     @classmethod
@@ -82,7 +88,7 @@ class CheckpointFacts:
             ConfigError: there is no such file, or it is not JSON.
             ModelFileError: the file or ``dense.pt`` is damaged.
         """
-        document = read_checkpoint_file(folder, ("batches", "step", "optimizer", "features", "servers"))
+        document = read_checkpoint_file(folder, ("batches", "step", "optimizer", "features", "servers", "updates"))
         features = [_read_feature(one) for one in document.objects("features")]
         config = EmbeddingConfig({feature.name: feature for feature in features})
         batches, step = (document.integer(name, minimum=0, maximum=2**62) for name in ("batches", "step"))
@@ -90,17 +96,23 @@ class CheckpointFacts:
         for name in ("rule", "initial_states"):
             optimizer.value(name)
         servers = document.integer("servers", minimum=1) if "servers" in document else None
-        return cls(batches, step, {name: optimizer.value(name) for name in optimizer}, config, servers)
+        run, positions = "", {}
+        if "updates" in document:
+            updates = document.object("updates", ("run", "positions"))
+            of_log = updates.object("positions")
+            run, positions = updates.text("run"), {partition: of_log.text(partition) for partition in of_log}
+        of_optimizer = {name: optimizer.value(name) for name in optimizer}
+        return cls(batches, step, of_optimizer, config, servers, run, positions)
 
 
 def _read_feature(members: Fields) -> Feature:
-    members.allow(field.name for field in fields(Feature))
+    members.allow(one.name for one in fields(Feature))
     read: dict[Any, Any] = {
         str: members.text,
         bool: members.boolean,
         int: lambda key: members.integer(key, minimum=0, maximum=2**64),
     }
-    return Feature(**{field.name: read[field.type](field.name) for field in fields(Feature)})
+    return Feature(**{one.name: read[one.type](one.name) for one in fields(Feature)})
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
@@ -257,9 +269,8 @@ def _rows_of(
     checkpoint: Path, facts: CheckpointFacts, feature: Feature
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
     for _, rows in _all_rows(checkpoint, facts, [feature.dim]):
-        signs = prefixed_signs(rows.keys) - np.uint64(feature.prefix)
-        is_of_group = signs < np.uint64(feature.spacing)  # a smaller sign has wrapped around
-        yield signs[is_of_group].view(np.int64), rows.vectors[is_of_group]
+        is_of_group, signs = signs_of_group(feature, rows.keys)
+        yield signs.view(np.int64), rows.vectors[is_of_group]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """An embedding server: a shard of the rows, with one table for each D. A lock lets only one call run at a time."""
 
+from collections.abc import Iterator
 from threading import Lock
 from typing import Any
 
@@ -7,13 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.host import TrainingTable, keys_by_owner, look_up_bags, update_tables
+from training.changes import TableChanges
 from training.errors import DataError, SessionError
 from training.persia.checkpoint import dump_rows, load_rows
 from training.persia.config import EmbeddingConfig
 from training.persia.signs import Keys
 from training.persia.wire import NOTHING, Message
+from training.row_file import BLOCK_ROWS
 
 Floats = NDArray[np.float32]
+#: What other roles may call.
+METHODS = ("configure", "look_up", "update", "dump", "load", "note_changes", "changed", "commit", "present")
 
 
 class EmbeddingServer:
@@ -33,6 +38,8 @@ class EmbeddingServer:
         self._lock = Lock()
         self._tables: dict[int, TrainingTable] = {}
         self._settings: dict[str, Any] = {}
+        self._changes: dict[int, TableChanges] = {}
+        self._parts: Iterator[Message] = iter(())
         self._step = 0
         self._draw = np.random.default_rng(number)
 
@@ -132,7 +139,54 @@ class EmbeddingServer:
             self._step = message.facts["step"]
             for dim, rows in load_rows(message.facts["folder"], self.number, self.servers, self._capacity):
                 self._table(dim).write(rows.keys, rows.vectors, rows.states, rows.last_steps, rows.slot_ids)
+                if self._changes:
+                    self._changes[dim].loaded(rows.keys)
         return NOTHING
+
+    def note_changes(self, _message: Message) -> Message:
+        """Note changes for a publisher. At first, every row is one."""
+        with self._lock:
+            self._changes = {dim: TableChanges(table, has_max_rows=True) for dim, table in self._tables.items()}
+        return NOTHING
+
+    def changed(self, message: Message) -> Message:
+        """Return the next of the changes, or the first if the fact ``begin`` is true, or nothing after the last.
+
+        The answer has ``keys`` int64[N] and ``vectors`` float32[N, D], or no vectors if the keys have no row any more.
+        Facts: ``dim`` and ``step``. Until the last, no row may change.
+        """
+        with self._lock:
+            if message.facts["begin"]:
+                self._parts = self._changed_parts()
+            return next(self._parts, NOTHING)
+
+    def _changed_parts(self) -> Iterator[Message]:
+        for dim, changes in self._changes.items():
+            facts = {"dim": dim, "step": self._step}
+            deleted, parts = changes.collect()
+            for first in range(0, len(deleted), BLOCK_ROWS):
+                yield Message({"keys": deleted[first : first + BLOCK_ROWS]}, facts)
+            for part in parts:
+                yield Message({"keys": part.keys, "vectors": part.vectors}, facts)
+
+    def commit(self, message: Message) -> Message:
+        """Note that the changes are published, or with the fact ``all``, that all present rows are."""
+        with self._lock:
+            for changes in self._changes.values():
+                if message.facts["all"]:
+                    changes.commit_all()
+                else:
+                    changes.commit()
+        return NOTHING
+
+    def present(self, message: Message) -> Message:
+        """Return the rows of those ``keys`` that have one; see ``changed``. Fact: ``dim``."""
+        with self._lock:
+            dim = message.facts["dim"]
+            table = self._table(dim)
+            rows = table.find(message.arrays["keys"])
+            keys, vectors, *_ = table.read(rows[rows >= 0])
+            return Message({"keys": keys, "vectors": vectors}, {"dim": dim, "step": self._step})
 
     def _table(self, dim: int) -> TrainingTable:
         if not self._tables:

@@ -3,12 +3,14 @@
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import RLock, Thread
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -23,6 +25,9 @@ from training.persia.config import read_embedding_config
 from training.persia.ctx import Feed
 from training.persia.sparse.optim import Optimizer
 from training.persia.wire import Answer, Cluster, Message, Peer, Server, peers
+
+if TYPE_CHECKING:
+    from training.publishing import Publisher
 
 _log = logging.getLogger("hotrow.persia")
 Features = tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -95,6 +100,7 @@ class TrainCtx:
 
     Attributes:
         batches: how many batches were trained, with those of the loaded checkpoint.
+        publisher: what ``publish_to`` has returned; None: nothing is published.
         checkpoint_folder: of the run's ``--checkpoint``; None: there is none.
     """
 
@@ -155,6 +161,9 @@ class TrainCtx:
         self._has_warned = False
         self._is_entered = False
         self._known_checkpoint: Path | None = None  # that was loaded or written
+        self._lookups: WeakSet[Answer] = WeakSet()
+        self._may_look_up = RLock()  # of the main thread, or of a lookup that begins
+        self.publisher: Publisher | None = None
         self.batches = 0
         self.checkpoint_folder = None if self._cluster.checkpoint is None else Path(self._cluster.checkpoint)
 
@@ -186,6 +195,8 @@ class TrainCtx:
             if error is None:
                 self._staleness.wait()
         finally:
+            if self.publisher is not None:
+                self.publisher.__exit__(kind, error, traceback)
             self._feed.close()
             self._staleness.end()
             for peer in (*self._servers, *self._workers):
@@ -207,6 +218,7 @@ class TrainCtx:
             self._require_known(self.checkpoint_folder)
         if self._looking_ahead is not None:
             raise SessionError("TrainCtx: expected one call of data_loader, got another")
+        self._begin_to_publish()
         self._looking_ahead = Thread(target=self._look_ahead, name="look ahead", daemon=True)
         self._looking_ahead.start()
         self._feed.open(self.batches)
@@ -227,7 +239,10 @@ class TrainCtx:
         while (rest := self._feed.take()) is not None:
             self._staleness.enter()
             number = rest.facts["number"]
-            self._ready.put(TrainingBatch(rest, self._worker(number).start("look_up", number=number)))
+            with self._may_look_up:
+                vectors = self._worker(number).start("look_up", number=number)
+                self._lookups.add(vectors)
+            self._ready.put(TrainingBatch(rest, vectors))
         self._ready.put(None)
 
     def _worker(self, number: int) -> Peer:
@@ -322,15 +337,74 @@ class TrainCtx:
         """
         folder = self._checkpoint("dump_checkpoint")
         self._require_known(folder)
-        self._staleness.wait()
-        with new_checkpoint(folder, self.batches) as path:
+        with ExitStack() as stack:
+            stack.enter_context(self._quiet())
+            run, positions = "", {}
+            if self.publisher is not None:
+                stack.enter_context(self.publisher.checkpoint(self.batches))
+                run, positions = self.publisher.run, self.publisher.flush()
+            path = stack.enter_context(new_checkpoint(folder, self.batches))
             answers = [server.start("dump", folder=str(path)) for server in self._servers]
             steps = [answer.result().facts["step"] for answer in answers]
             states = {name: one.state_dict() for name, one in self._stateful(model, dense_optimizer).items()}
             torch.save(states, path / DENSE_FILE)
-            CheckpointFacts(self.batches, max(steps), self._optimizer, self._config, len(answers)).write(path)
+            facts = CheckpointFacts(
+                self.batches, max(steps), self._optimizer, self._config, len(answers), run, positions
+            )
+            facts.write(path)
         self._known_checkpoint = folder / f"batch-{self.batches}"
         return self._known_checkpoint
+
+    def publish_to(self, url: str, model: str, **options: Any) -> "Publisher":
+        """Publish changed rows to servers that follow. Call it before data_loader, and ``publish`` in the loop.
+
+        ``dump_checkpoint`` publishes too. A training that goes on from a checkpoint publishes the present value of
+        every key that was published after it. The outbox is in the folder of checkpoints.
+
+        Args:
+            url: the log of updates.
+            model: the model's name in the repository. A table has the name of its feature group.
+            options: ``message_format``, ``rows``, ``key_bytes``, ``most_outbox_bytes`` and ``settings`` of
+                ``training.publishing.Publisher``.
+
+        Returns:
+            the publisher, which ends with the ``with`` block.
+
+        Raises:
+            SessionError: the run has no ``--checkpoint``, batches were asked for already, or it is another call.
+            ConfigError: an argument cannot be used, or a feature group cannot be the name of a table.
+            OutputError: the outbox cannot be used.
+            MissingExtraError: the log needs a library that is not installed.
+        """
+        outbox = self._checkpoint("publish_to") / "outbox"
+        if self.publisher is not None or self._looking_ahead is not None:
+            raise SessionError("publish_to: expected one call, before data_loader")
+        # for those who publish only, because the import takes long
+        from training.persia.publishing import ServerRows
+        from training.publishing import Publisher
+
+        rows = ServerRows(self._config, self._servers, self._quiet)
+        self.publisher = Publisher(url, model, rows, outbox, **options)
+        return self.publisher
+
+    def _begin_to_publish(self) -> None:
+        """Make the servers that follow agree with the rows of the loaded checkpoint, or with no rows."""
+        if self.publisher is None:
+            return
+        if self.publisher.is_new:
+            with self.publisher.checkpoint(self.batches):
+                pass
+        else:
+            self.publisher.resume(self.batches)
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Wait for all gradients and lookups. Inside the block, no lookup begins, so no row changes."""
+        self._staleness.wait()
+        with self._may_look_up:
+            for vectors in list(self._lookups):
+                vectors.wait()
+            yield
 
     def load_checkpoint(self, model: Any = None, dense_optimizer: Any = None) -> int:
         """Go on from the newest checkpoint of the run's ``--checkpoint``, if there is one. Call it before data_loader.

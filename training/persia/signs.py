@@ -47,7 +47,19 @@ def row_signs(feature: Feature, signs: Signs) -> Signs:
 
 def table_keys(feature: Feature, signs: Signs) -> Keys:
     """Return the keys of those rows in a server's tables, where features with different prefixes never share a row."""
-    return ((row_signs(feature, signs) + np.uint64(feature.prefix)) ^ _SHIFT).view(np.int64)
+    return keys_of_group(feature, row_signs(feature, signs))
+
+
+def keys_of_group(feature: Feature, signs: Signs) -> Keys:
+    """Return the keys of the rows of a feature's group, from their signs without prefix."""
+    return ((signs + np.uint64(feature.prefix)) ^ _SHIFT).view(np.int64)
+
+
+def signs_of_group(feature: Feature, keys: Keys) -> tuple[NDArray[np.bool_], Signs]:
+    """Return which keys are of a feature's group, and the signs without prefix of those that are."""
+    signs = prefixed_signs(keys) - np.uint64(feature.prefix)
+    is_of_group = signs < np.uint64(feature.spacing)  # a smaller sign has wrapped around
+    return is_of_group, signs[is_of_group]
 
 
 def prefixed_signs(keys: Keys) -> Signs:

@@ -30,7 +30,7 @@ from serving.model.atomic import atomic_write, remove_killed_writes
 from serving.model.regular_file import open_regular
 from serving.model.strict_json import Fields, read_json
 from serving.stream import Encoded
-from training.embedding.changes import sorted_keys
+from training.changes import sorted_keys
 
 Keys = NDArray[np.int64]
 _STATE_FILE = "outbox.json"

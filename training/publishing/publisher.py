@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, get_args
+from typing import Any, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,35 +16,18 @@ from kernels.errors import HotrowError
 from serving.errors import ConfigError, OutputError
 from serving.model.names import MODEL_NAME, NAME_EXPECTED, TABLE_NAME
 from serving.stream import Encoded, MessageEncoder, MessageFormat, WireDtype
-from training.embedding.changes import TableChanges
 from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.parameter import TableParameter
 from training.embedding.table import EmbeddingTable
 from training.model.ctr_model import CtrModel
 from training.processes import Processes
 from training.publishing.outbox import Outbox
+from training.publishing.rows import Part, PublishedRows, TrainedTables
 from training.publishing.sender import Sender
 
 #: By default, deltas of at most this size wait for a log that is away.
 MOST_OUTBOX_BYTES = 8 << 30
-_PART_KEYS = 65_536
 _log = logging.getLogger(__name__)
-
-
-class _Part(NamedTuple):
-    """Changes of one table.
-
-    Attributes:
-        table: its name.
-        keys: int64[N].
-        rows: float32[N, D]; None: the keys have no row any more.
-        step: the last step of the table.
-    """
-
-    table: str
-    keys: NDArray[np.int64]
-    rows: NDArray[np.float32] | None
-    step: int
 
 
 class Publisher:
@@ -66,7 +49,7 @@ class Publisher:
         self,
         url: str,
         model: str,
-        tables: CtrModel | EmbeddingBagCollection | Mapping[str, EmbeddingTable | TableParameter],
+        tables: PublishedRows | CtrModel | EmbeddingBagCollection | Mapping[str, EmbeddingTable | TableParameter],
         outbox: str | Path,
         *,
         message_format: MessageFormat = "hotrow",
@@ -82,7 +65,7 @@ class Publisher:
             model: the model's name in the repository.
             tables: what is published: a model, a collection, or tables by their served names. A table of several
                 processes is given as its parameter, such as a ``DynamicVariable`` of ``training.sok``. Only one
-                publisher can have a table.
+                publisher can have a table. Rows of other processes are ``PublishedRows``.
             outbox: a folder for this publisher alone. One outbox belongs to one log.
             message_format: ``"hotrow"`` or ``"hps"``, whose messages cannot delete.
             rows: the type of the rows in the messages. HPS's have float32.
@@ -96,19 +79,17 @@ class Publisher:
             MissingExtraError: the log needs a library that is not installed.
             ValueError: a table has a publisher.
         """
-        named, self._processes = _tables_of(tables)
-        _check_arguments(model, named, message_format, rows, key_bytes)
+        _check_arguments(model, message_format, rows, key_bytes)
+        self._rows = _rows_of(tables)
+        self._processes = self._rows.processes
         self.unsent_deletes: Counter[str] = Counter()
-        self._tables = named
         self._format = message_format
         self._outbox: Outbox | None = None
         self._encoder: MessageEncoder | None = None
         self._sender: Sender | None = None
         with ExitStack() as stack:
-            self._changes = {}
-            for name, table in named.items():
-                self._changes[name] = TableChanges(table)
-                stack.callback(self._changes[name].close)
+            stack.callback(self._rows.close)
+            _check_names(self._rows.names)
             if self._processes.is_first:
                 self._outbox = Outbox(outbox, model, most_outbox_bytes)
                 stack.callback(self._outbox.close)
@@ -139,9 +120,8 @@ class Publisher:
             BadMessageError: a row has a value that the messages cannot hold.
             ModelFileError: a file of the outbox is damaged.
         """
-        counts = self._write("changed rows", self._changed_parts())
-        for changes in self._changes.values():
-            changes.commit()
+        counts = self._write("changed rows", self._rows.changed())
+        self._rows.commit()
         return counts
 
     def resume(self, step: int) -> dict[str, int]:
@@ -166,10 +146,9 @@ class Publisher:
         keys, text = self._processes.from_first("the published keys", (keys, str(refusal) if refusal else ""))
         if text:
             raise refusal or OutputError(text)
-        keys = {table: of_table for table, of_table in keys.items() if table in self._tables}
-        counts = self._write("rows of published keys", self._present_parts(keys), keys)
-        for changes in self._changes.values():
-            changes.commit_all()
+        keys = {table: of_table for table, of_table in keys.items() if table in self._rows.names}
+        counts = self._write("rows of published keys", self._rows.present(keys), keys)
+        self._rows.commit_all()
         return counts
 
     @contextmanager
@@ -199,8 +178,7 @@ class Publisher:
         """
         self.publish()
         yield
-        for changes in self._changes.values():
-            changes.commit_all()
+        self._rows.commit_all()
 
     def flush(self) -> dict[str, str]:
         """Wait until the log has everything that was published. Do not wait for a log that is away.
@@ -237,24 +215,8 @@ class Publisher:
         else:
             self._close()
 
-    def _changed_parts(self) -> Iterator[_Part]:
-        for name, changes in self._changes.items():
-            table = self._tables[name]
-            deleted, parts = changes.collect()
-            for first in range(0, deleted.size, _PART_KEYS):
-                yield _Part(name, deleted[first : first + _PART_KEYS], None, table.step)
-            for part in parts:
-                yield _Part(name, part.keys, table.as_served(part.vectors), table.step)
-
-    def _present_parts(self, keys: Mapping[str, NDArray[np.int64]]) -> Iterator[_Part]:
-        for name, of_table in keys.items():
-            table = self._tables[name]
-            for first in range(0, of_table.size, _PART_KEYS):
-                rows = table.select(of_table[first : first + _PART_KEYS])
-                yield _Part(name, rows.keys, table.as_served(rows.vectors), table.step)
-
     def _write(
-        self, title: str, parts: Iterator[_Part], expected: Mapping[str, NDArray[np.int64]] | None = None
+        self, title: str, parts: Iterator[Part], expected: Mapping[str, NDArray[np.int64]] | None = None
     ) -> dict[str, int]:
         """Write a delta with the parts of all processes. Of the expected keys, those without a row are deleted."""
         stream = self._processes.to_first(title, parts)
@@ -268,7 +230,7 @@ class Publisher:
                 messages = self._messages(stream, keys, expected or {})
                 self._outbox.write(messages, keys, self._next_sequence)
                 self._sender.wake()
-                counts = {name: sum(part.size for part in keys[name]) for name in self._tables}
+                counts = {name: sum(part.size for part in keys[name]) for name in self._rows.names}
             except HotrowError as err:
                 refusal = err
         for _ in stream:  # the others send their rows, and the first process takes the rows that it did not write
@@ -280,7 +242,7 @@ class Publisher:
 
     def _messages(
         self,
-        parts: Iterator[_Part],
+        parts: Iterator[Part],
         keys: dict[str, list[NDArray[np.int64]]],
         expected: Mapping[str, NDArray[np.int64]],
     ) -> Iterator[Encoded]:
@@ -323,6 +285,15 @@ class Publisher:
         return self._encoder.sequence
 
 
+def _rows_of(tables: Any) -> PublishedRows:
+    """Return what is published of a model, a collection or tables.
+
+    Raises:
+        ValueError: a table has a publisher.
+    """
+    return tables if isinstance(tables, PublishedRows) else TrainedTables(*_tables_of(tables))
+
+
 def _tables_of(tables: Any) -> tuple[dict[str, EmbeddingTable], Processes]:
     """Return the tables by their served names, and the processes that have their rows."""
     if isinstance(tables, CtrModel):
@@ -338,15 +309,16 @@ def _tables_of(tables: Any) -> tuple[dict[str, EmbeddingTable], Processes]:
     return named, processes
 
 
-def _check_arguments(
-    model: str, tables: Mapping[str, EmbeddingTable], message_format: str, rows: str, key_bytes: int
-) -> None:
-    if not MODEL_NAME.fullmatch(model):
-        raise ConfigError("Publisher", "model", f"{NAME_EXPECTED}, got {model!r}")
+def _check_names(tables: Iterable[str]) -> None:
     for name in tables:
         if not TABLE_NAME.fullmatch(name):
             expected = "names that begin with a letter, a digit or '_', and also have '.' and '-'"
             raise ConfigError("Publisher", "tables", f"expected {expected}, got {name!r}")
+
+
+def _check_arguments(model: str, message_format: str, rows: str, key_bytes: int) -> None:
+    if not MODEL_NAME.fullmatch(model):
+        raise ConfigError("Publisher", "model", f"{NAME_EXPECTED}, got {model!r}")
     choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
         ("message_format", message_format, get_args(MessageFormat)),
         ("rows", rows, ("float32",) if message_format == "hps" else get_args(WireDtype)),

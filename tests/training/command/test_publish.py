@@ -11,12 +11,11 @@ import pytest
 from serving import ParameterServer
 from serving.config import read_repository
 from serving.model.manifest import read_manifest
-from serving.model.sparse_file import open_sparse
 from serving.stream import open_sink
 from tests.serving.ps_files import write_ps
 from tests.training.command.running import hotrow_train
 from tests.training.command.test_checkpoint import tiny
-from tests.training.publishing.following import Follower, messages
+from tests.training.publishing.following import Follower, messages, rows_in
 from training.publishing.outbox import Outbox
 
 
@@ -24,20 +23,6 @@ def arguments(folder, epochs, *more, publish=True):
     """Train the tiny graph, with steps of 10 samples."""
     options = ["--publish", str(folder / "log"), "--publish-steps", "2"] if publish else []
     return tiny(folder, epochs, "--checkpoint", str(folder / "checkpoints"), *options, *more)
-
-
-def rows_in(version):
-    """The rows of each table of a version, as a follower has them."""
-    tables = {}
-    for path in sorted(version.glob("*/emb_vector")):
-        dim = 2 * path.stat().st_size // (path.parent / "key").stat().st_size
-        batches = list(open_sparse(path.parent, dim).batches(1000))
-        tables[path.parent.name] = {
-            key: np.ascontiguousarray(row).tobytes()
-            for keys, rows in batches
-            for key, row in zip(keys.tolist(), rows, strict=True)
-        }
-    return tables
 
 
 def files_in(log):

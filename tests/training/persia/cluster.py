@@ -15,7 +15,7 @@ import torch
 
 from training.persia.config import EmbeddingConfig, Feature, read_embedding_config
 from training.persia.ctx import Backend
-from training.persia.embedding_server import EmbeddingServer
+from training.persia.embedding_server import METHODS, EmbeddingServer
 from training.persia.embedding_worker import EmbeddingWorker
 from training.persia.signs import farmhash64
 from training.persia.wire import Cluster, Message, Peer, RoleError, Server, decode, encode, peers
@@ -153,7 +153,7 @@ def served(folder, slots, workers=1, servers=1, groups=None, capacity=10**6, che
         roles = []
         for number, address in enumerate(at_servers):
             roles.append(EmbeddingServer(features, capacity, number, servers))
-            methods = {name: getattr(roles[-1], name) for name in ("configure", "look_up", "update", "dump", "load")}
+            methods = {name: getattr(roles[-1], name) for name in METHODS}
             held.callback(Server(address, methods).stop)
         for address in at_workers:
             to_servers = peers("embedding server", at_servers)

@@ -1,6 +1,7 @@
 """What was trained is served with the predictions of the NN worker."""
 
 import json
+import time
 import warnings
 from itertools import pairwise
 
@@ -10,13 +11,17 @@ import torch
 from torch import nn
 
 from kernels.host import TrainingTable
+from serving import ParameterServer
+from serving.config import read_repository
 from serving.errors import ConfigError, OutputError
 from serving.importers import plan_import, write_model
 from serving.model.pooling import Pooling
 from serving.opening import load_model
+from tests.serving.ps_files import write_ps
 from tests.training.persia.batches import batch_of
 from tests.training.persia.cluster import served
 from tests.training.persia.training import enter
+from tests.training.publishing.following import rows_in
 from training.persia.checkpoint import CheckpointFacts, dump_rows, load_rows, write_tables
 from training.persia.config import read_embedding_config
 from training.persia.signs import request_keys, table_keys
@@ -74,7 +79,7 @@ def request(batch, features):
     return np.concatenate(in_order), np.cumsum([0, *map(len, in_order)])
 
 
-def export(net, folder):
+def export(net, folder, facts):
     shapes = ((2,), (2, 4), (3,), (3,), (3, 2))
     with warnings.catch_warnings(action="ignore"):  # the exporter's own libraries are deprecated
         torch.onnx.export(
@@ -87,7 +92,7 @@ def export(net, folder):
         )
     combiners = {"tags": "sqrtn", "ads": "sqrtn"}
     plan = plan_import(folder / "net.onnx", "sum", checkpoint=folder / "tables", combiners=combiners, logits=True)
-    return write_model(plan, folder / "models", "ctr")
+    return write_model(plan, folder / "models", "ctr", run=facts.run, positions=facts.positions)
 
 
 def test_a_model_that_was_trained_is_served_with_its_predictions(tmp_path):
@@ -110,11 +115,11 @@ def test_a_model_that_was_trained_is_served_with_its_predictions(tmp_path):
         checkpoint = context.dump_checkpoint(net)
 
     write_tables(checkpoint, tmp_path / "tables")
-    path = export(net, tmp_path)
+    facts = CheckpointFacts.read(checkpoint)
+    path = export(net, tmp_path, facts)
 
     assert sorted(one.name for one in (tmp_path / "tables").iterdir()) == sorted(TABLES)
-    features = CheckpointFacts.read(checkpoint).config.features
-    keys, row_ptrs = request(batches[-1], features)
+    keys, row_ptrs = request(batches[-1], facts.config.features)
     with load_model(path) as session:
         answer = session.predict(batches[-1].dense[0], keys, row_ptrs)
     assert np.ptp(answer) > 0.1  # equal answers would prove nothing
@@ -122,6 +127,48 @@ def test_a_model_that_was_trained_is_served_with_its_predictions(tmp_path):
     assert sum((tmp_path / "tables" / name / "key").stat().st_size // 8 for name in TABLES) == sum(
         len(rows.keys) for _, rows in load_rows(checkpoint)
     )
+
+
+def test_a_server_with_an_early_export_follows_the_training_to_the_rows_of_a_late_one(tmp_path):
+    net, rng = Dense(), np.random.default_rng(0)
+    (tmp_path / "saved").mkdir()
+    roles = served(tmp_path, SLOTS, 2, 2, GROUPS, checkpoint=tmp_path / "saved")
+    batches = [draw(rng, samples) for samples in (2, 4, 32, 32)]
+    with roles as roles, roles.loading(batches), enter(optimizer=Adagrad(0.5)) as context:
+        publisher = context.publish_to(str(tmp_path / "log"), "ctr")
+        for number, data in enumerate(context.data_loader()):
+            output, target = predict(context, data, net)
+            nn.functional.binary_cross_entropy_with_logits(output, target).backward()
+            context.on_after_backward(1.0, number)
+            publisher.publish()
+            if number == 1:
+                early = context.dump_checkpoint(net)
+                write_tables(early, tmp_path / "tables")
+                facts = CheckpointFacts.read(early)
+        write_tables(context.dump_checkpoint(net), tmp_path / "late")
+    before, expected = rows_in(tmp_path / "tables"), rows_in(tmp_path / "late")
+    export(net, tmp_path, facts)
+    write_ps(
+        tmp_path / "models", update_source={"type": "folder", "path": str(tmp_path / "log"), "poll_timeout_ms": 20}
+    )
+
+    assert before != expected
+    with ParameterServer.from_config(read_repository(tmp_path / "models")) as server:
+        until = time.monotonic() + 30
+        while (found := served_rows(server, expected)) != expected:
+            assert time.monotonic() < until, found
+            time.sleep(0.02)
+
+
+def served_rows(server, tables):
+    """The rows of these keys in a server."""
+    found = {}
+    for name, rows in tables.items():
+        vectors, is_known = server.lookup(f"ctr@1.{name}", np.array(list(rows)))
+        found[name] = {
+            key: vector.tobytes() for key, vector, known in zip(rows, vectors, is_known, strict=True) if known
+        }
+    return found
 
 
 @pytest.mark.parametrize(

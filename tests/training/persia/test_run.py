@@ -17,7 +17,9 @@ from tests.tools.warm import Warm
 from tests.training.persia.batches import SLOTS, draw
 from tests.training.persia.roles import pids_of_run
 from tests.training.persia.training import plain_losses
+from tests.training.publishing.following import Follower, rows_in
 from training.persia.__main__ import main
+from training.persia.checkpoint import CheckpointFacts, write_tables
 from training.persia.config import read_embedding_config
 
 ROOT = Path(__file__).parents[3]
@@ -269,14 +271,18 @@ from training.persia.sparse.optim import Adagrad
 net, dense_optimizer = a_net()
 context = TrainCtx(None, Adagrad(0.1), int(os.environ["TRAINER_PORT"]), 2, embedding_staleness=1)
 with context:
+    publisher = context.publish_to({log!r}, "ctr")
     loaded = context.load_checkpoint(net, dense_optimizer)
     for number, data in enumerate(context.data_loader()):
         print(context.batches, step(context, data, net, dense_optimizer, number), flush=True)
         if context.batches % 2 == 0:
             context.dump_checkpoint(net, dense_optimizer)
+        else:
+            publisher.publish()
         victim = {kills}.get(loaded)
         if number == 2 and victim is not None:
             kill(victim)
+    context.dump_checkpoint(net, dense_optimizer)
 """
 #: Whom the NN worker kills in its third batch, by the batches of the checkpoint that it has loaded.
 KILLS = {0: "emb-worker-1", 2: "emb-server-0", 4: "emb-worker-0", 6: "data-loader", 8: "nn-worker", 10: "emb-server-1"}
@@ -289,7 +295,11 @@ def test_a_training_goes_on_from_its_last_checkpoint_after_every_role_was_killed
     (tmp_path / "embedding.yml").write_text(json.dumps({"slots_config": SLOTS}))
     options = ["--embedding-workers=2", "--embedding-servers=2", f"--checkpoint={tmp_path}/saved"]
 
-    run = start(TRAIN.format(kills=KILLS), LOAD.format(batches=count), [*options, f"--max-restarts={kills}"])
+    run = start(
+        TRAIN.format(kills=KILLS, log=str(tmp_path / "log")),
+        LOAD.format(batches=count),
+        [*options, f"--max-restarts={kills}"],
+    )
     code, output, log = run.end()
 
     assert code == 0, log
@@ -301,4 +311,8 @@ def test_a_training_goes_on_from_its_last_checkpoint_after_every_role_was_killed
     by_batch = {int(batch): float(loss) for batch, loss in lines}  # the last time that a batch was trained
     expected = plain_losses(draw(count), read_embedding_config(tmp_path / "embedding.yml"))
     np.testing.assert_allclose([by_batch[number] for number in range(count)], expected, rtol=1e-4)
-    assert [path.name for path in (tmp_path / "saved").iterdir()] == [f"batch-{count - 1}"]
+    checkpoint = tmp_path / "saved" / f"batch-{count}"
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {checkpoint.name, "outbox"}
+    write_tables(checkpoint, tmp_path / "tables")
+    follower = Follower().follow(tmp_path / "log", CheckpointFacts.read(checkpoint).run)
+    assert follower.tables == rows_in(tmp_path / "tables")

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from serving.model.sparse_file import open_sparse
 from serving.stream import decode, decode_hps, open_source
 
 
@@ -56,4 +57,18 @@ def rows_of(table):
     }
 
 
-__all__ = ["Follower", "decode_hps", "messages", "rows_of"]
+def rows_in(version):
+    """The rows of each table of a version, as a follower has them."""
+    tables = {}
+    for path in sorted(version.glob("*/emb_vector")):
+        dim = 2 * path.stat().st_size // (path.parent / "key").stat().st_size
+        batches = list(open_sparse(path.parent, dim).batches(1000))
+        tables[path.parent.name] = {
+            key: np.ascontiguousarray(row).tobytes()
+            for keys, rows in batches
+            for key, row in zip(keys.tolist(), rows, strict=True)
+        }
+    return tables
+
+
+__all__ = ["Follower", "decode_hps", "messages", "rows_in", "rows_of"]

@@ -1,15 +1,12 @@
 """What changed in a table since it was published last: rows that a step or a load wrote, and keys that have no row."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.host import TrainingTable
 from training.row_file import TableRows
-
-if TYPE_CHECKING:
-    from training.embedding.table import EmbeddingTable
 
 Ints = NDArray[np.int64]
 _PART_ROWS = 65_536
@@ -32,16 +29,10 @@ class TableChanges:
     removed, and with ``max_rows`` the keys that were published, because a new row may replace any of them.
     """
 
-    def __init__(self, table: "EmbeddingTable") -> None:
-        """Begin to note changes.
-
-        Raises:
-            ValueError: something else notes them already.
-        """
-        if table.changes is not None:
-            raise ValueError(f"table {table.name!r}: expected one publisher, got a second one")
-        table.changes = self
+    def __init__(self, table: TrainingTable, has_max_rows: bool) -> None:
+        """Begin to note changes."""
         self._table = table
+        self._has_max_rows = has_max_rows
         self._forget()
         self._next = (self._since, self._unstepped, self._published)
         self._loaded_before, self._removed_before = 0, 0
@@ -59,8 +50,9 @@ class TableChanges:
 
     def clearing(self) -> None:
         """Note that all rows are about to be removed."""
-        removed = [part.keys for part in self._table.dump()]
-        removed += [*self._removed, self._published]
+        rows = self._table.changed_rows()
+        parts = (rows[first : first + _PART_ROWS] for first in range(0, len(rows), _PART_ROWS))
+        removed = [*(self._table.read(part)[0] for part in parts), *self._removed, self._published]
         self._forget()
         self._removed = [sorted_keys(removed)]
 
@@ -69,42 +61,42 @@ class TableChanges:
 
         Training must not go on before the last part. ``commit`` says that they are published.
         """
-        native = self._table.native
+        table = self._table
         deleted, moved, replaced = self._replaced()
-        is_unstepped = np.zeros(len(native), np.bool_)
-        is_unstepped[native.changed_rows(_EVERY_STEP)] = True
-        is_changed = np.zeros(len(native), np.bool_)
-        is_changed[native.changed_rows(self._since)] = True
+        is_unstepped = np.zeros(len(table), np.bool_)
+        is_unstepped[table.changed_rows(_EVERY_STEP)] = True
+        is_changed = np.zeros(len(table), np.bool_)
+        is_changed[table.changed_rows(self._since)] = True
         was_published = self._unstepped.copy()
         was_published[replaced] = False
         is_changed[: was_published.size] &= ~(was_published & is_unstepped[: was_published.size])
-        written = native.find(np.concatenate([_NOTHING, *self._loaded]))
+        written = table.find(np.concatenate([_NOTHING, *self._loaded]))
         is_changed[written[written >= 0]] = True
         is_changed[moved] = True
-        self._next = native.step, is_unstepped, _NOTHING
+        self._next = table.step, is_unstepped, _NOTHING
         self._loaded_before, self._removed_before = len(self._loaded), len(self._removed)
         return deleted, self._parts(np.flatnonzero(is_changed))
 
     def _replaced(self) -> tuple[Ints, Ints, Ints]:
         """Return keys without a row, new numbers of rows that moved, and numbers at which other rows may be now."""
-        rows = self._table.native.find(self._published)
+        rows = self._table.find(self._published)
         places = np.arange(self._published.size)
         is_elsewhere = rows != places
         removed = [self._published[rows < 0]]
         for keys in self._removed:
-            removed.append(keys[self._table.native.find(keys) < 0])
+            removed.append(keys[self._table.find(keys) < 0])
         return sorted_keys(removed), rows[is_elsewhere & (rows >= 0)], places[is_elsewhere]
 
     def _parts(self, changed: Ints) -> Iterator[TableRows]:
         table = self._table
         published = None
-        if table.config.max_rows is not None:
+        if self._has_max_rows:
             published = np.empty(len(table), np.int64)
-            rows = table.native.find(self._published)
+            rows = table.find(self._published)
             published[rows[rows >= 0]] = self._published[rows >= 0]
         for first in range(0, changed.size, _PART_ROWS):
             numbers = changed[first : first + _PART_ROWS]
-            part = TableRows(*table.native.read(numbers))
+            part = TableRows(*table.read(numbers))
             if published is not None:
                 published[numbers] = part.keys
             yield part
@@ -121,11 +113,7 @@ class TableChanges:
         """Note that the present rows are what was published."""
         self._forget()
         _, parts = self.collect()
-        if self._table.config.max_rows is not None:
+        if self._has_max_rows:
             for _ in parts:
                 pass
         self.commit()
-
-    def close(self) -> None:
-        """Note no more changes."""
-        self._table.changes = None
