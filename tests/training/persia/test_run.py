@@ -24,7 +24,7 @@ from training.persia.config import read_embedding_config
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "persia_dlrm"
-DEADLINE_S = 120
+DEADLINE_S = 240
 PAUSE = "import signal\nsignal.pause()\n"
 
 
