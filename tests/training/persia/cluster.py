@@ -18,7 +18,7 @@ from training.persia.ctx import Backend
 from training.persia.embedding_server import METHODS, EmbeddingServer
 from training.persia.embedding_worker import EmbeddingWorker
 from training.persia.signs import farmhash64
-from training.persia.wire import Cluster, Message, Peer, RoleError, Server, decode, encode, peers
+from training.persia.wire import Cluster, Message, RoleError, Server, decode, encode, peers
 
 SGD = {"rule": "sgd", "initial_states": [], "parameters": [0.0, 0.0, 0.0], "learning_rate": 0.5, "weight_decay": 0.0}
 
@@ -186,7 +186,7 @@ class Served(NamedTuple):
                 backend = Backend(self.cluster)
                 for batch in batches:
                     backend.send_data(batch)
-                Peer("NN worker", self.cluster.nn_worker).call("finish")
+                backend._nn_worker.call("finish")
             except RoleError as err:
                 errors.put(err)
 
