@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,10 @@ from training.data.checks import ColumnMap, checked
 from training.data.csv_faults import NULL, OPEN_QUOTE, EndedStream, first_fault, header_of, with_line
 from training.data.file_list import read_file_list
 from training.errors import DataError
-from training.features import FeatureFile
 from training.samples import Bags, Samples
+
+if TYPE_CHECKING:
+    from training.features import FeatureFile  # which needs PyTorch
 
 _READ_ROWS = 65_536  # pyarrow is slow with small batches
 _READ_AHEAD = 2  # batches
@@ -46,7 +48,7 @@ CSV_SUFFIXES = (".csv", *(f".csv{packed}" for packed in (".gz", ".zst", ".bz2", 
 _log = logging.getLogger(__name__)
 Number = TypeVar("Number", np.int64, np.float32)
 #: Which columns of a file are read: numbers and keys, or raw features.
-Columns = ColumnMap | FeatureFile
+Columns: TypeAlias = "ColumnMap | FeatureFile"
 
 
 def read_parquet(
@@ -268,11 +270,11 @@ def _read_csv_file(
 ) -> Iterator[Samples]:
     pa = import_pyarrow()
     _check_regular(path)
-    if isinstance(columns, FeatureFile):
-        types = dict.fromkeys(columns.reader.names, pa.string()) | dict.fromkeys(columns.labels, pa.float32())
-    else:
+    if isinstance(columns, ColumnMap):
         types = {name: pa.float32() for name in (*columns.labels, *columns.dense)}
         types |= {name: pa.int64() for name in columns.slots}
+    else:
+        types = dict.fromkeys(columns.reader.names, pa.string()) | dict.fromkeys(columns.labels, pa.float32())
     read = pa.csv.ReadOptions(block_size=_READ_BYTES)
     parse = pa.csv.ParseOptions(newlines_in_values=True)  # otherwise pyarrow may cut a field at the end of a block
     options = pa.csv.ConvertOptions(column_types=types, include_columns=_distinct(columns))
@@ -382,16 +384,16 @@ class _Converter:
 
     def __call__(self, batch: Any) -> Samples:
         labels = self._numbers(batch, self._columns.labels)
-        if isinstance(self._columns, FeatureFile):
-            samples = self._raw(self._columns, labels, batch)
-        else:
+        if isinstance(self._columns, ColumnMap):
             samples = Samples(labels, self._numbers(batch, self._columns.dense), self._bags(batch))
+        else:
+            samples = self._raw(self._columns, labels, batch)
         first, self._first_row = self._first_row, self._first_row + len(samples)
         columns = self._columns
         names = ColumnMap(columns.labels, columns.dense, columns.slots)
         return checked(samples, self._path, first, columns=names, slot_sizes=self._slot_sizes)
 
-    def _raw(self, features: FeatureFile, labels: NDArray[np.float32], batch: Any) -> Samples:
+    def _raw(self, features: "FeatureFile", labels: NDArray[np.float32], batch: Any) -> Samples:
         try:
             return features.samples(labels, {name: batch.column(name) for name in features.reader.names})
         except FeatureValueError as err:
