@@ -7,6 +7,7 @@ into an export.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +97,12 @@ class FeatureFile:
     @property
     def settings(self) -> dict[str, Any]:
         """What a resumed training must not change."""
-        return {"labels": list(self.labels), **self.definition.model_dump(mode="json", exclude_defaults=True)}
+        vocabularies = {one.name: one.vocabulary for one in self.definition.slots if one.vocabulary is not None}
+        return {
+            "labels": list(self.labels),
+            **self.definition.model_dump(mode="json", exclude_defaults=True),
+            "crc32_of_vocabularies": {name: crc32(path.read_bytes()) for name, path in vocabularies.items()},
+        }
 
     def samples(self, labels: NDArray[np.float32], arrays: Mapping[str, Any]) -> Samples:
         """Return the samples of Arrow arrays by feature, and of labels float32[B, L].

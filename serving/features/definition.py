@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from serving.config.clause import AS_TUPLE, Clause, Count, FilePath, Float32, Text, Whole, at_key, read_clause
 from serving.errors import ConfigError, did_you_mean
 from serving.model.sparse_rows import LARGEST_KEY
-from serving.model.strict_json import read_json
+from serving.model.strict_json import LARGEST_FLOAT32, read_json
 
 FEATURES_FILE = "features.json"
 Kind = Literal["hash", "vocabulary", "bucketize", "identity", "cross", "dense"]
@@ -154,6 +154,14 @@ class FeatureConfig(Clause):
         return self
 
     @model_validator(mode="after")
+    def _has_an_end(self) -> Self:
+        end = {"hash": self.buckets, "cross": self.buckets, "identity": self.size}
+        if self.offset and end.get(self.kind, 0) is None:
+            key = "size" if self.kind == "identity" else "buckets"
+            raise at_key("offset", f"needs {key}, because the keys have no end without it")
+        return self
+
+    @model_validator(mode="after")
     def _belongs_to_kind(self) -> Self:
         if self.name in _NOT_NAMES or self.name.endswith(OFFSETS):
             raise at_key("name", f"a feature cannot be called {self.name!r}, because requests have this name for more")
@@ -185,7 +193,7 @@ class FeatureConfig(Clause):
         is_right = {
             "string": isinstance(value, str) and value != "",
             "integer": isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63,
-            "float": isinstance(value, int | float) and not isinstance(value, bool),
+            "float": isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT32,
             "boolean": isinstance(value, bool),
         }[kind]
         if not is_right:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from serving.features.definition import OFFSETS, FeatureDefinition
 from serving.features.reader import compiled_vocabulary
-from serving.model.names import TABLE_NAME
 
 _TRITON_TYPES = {"string": "TYPE_STRING", "integer": "TYPE_INT64", "float": "TYPE_FP32", "boolean": "TYPE_BOOL"}
 
@@ -29,12 +28,15 @@ def write_definition(definition: FeatureDefinition, path: Path) -> None:
         OSError: the file system refuses.
     """
     document = definition.model_dump(mode="json", exclude_defaults=True)
+    names = [feature.name for feature in definition.features]
     for number, (feature, entry) in enumerate(zip(definition.features, document["features"], strict=True)):
         if feature.kind != "vocabulary":
             continue
         entry.pop("values", None)
-        name = feature.name if TABLE_NAME.fullmatch(feature.name) else f"feature{number}"
-        entry["vocabulary"] = f"{name}.vocabulary"
+        owner = number if feature.shares is None else names.index(feature.shares)
+        entry["vocabulary"] = f"feature{owner}.vocabulary"
+        if owner != number:
+            continue
         with compiled_vocabulary(feature, str(path), f"features[{number}]") as (compiled, _):
             shutil.copyfile(compiled, path.with_name(entry["vocabulary"]))
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

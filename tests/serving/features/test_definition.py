@@ -5,7 +5,7 @@ import re
 import pytest
 
 from serving.errors import ConfigError
-from serving.features import read_definition
+from serving.features import FeatureReader, SlotOfTable, read_definition, write_definition
 
 HASH = {"name": "x", "kind": "hash", "buckets": 10}
 
@@ -26,6 +26,12 @@ HASH = {"name": "x", "kind": "hash", "buckets": 10}
         ([{**HASH, "salt": -1}], "features[0].salt"),
         ([{**HASH, "missing": ""}], "features[0].missing: expected a value of the type string, got ''"),
         ([{**HASH, "missing": 5}], "features[0].missing: expected a value of the type string, got 5"),
+        (
+            [{"name": "x", "kind": "hash", "offset": 5}],
+            "features[0].offset: needs buckets, because the keys have",
+        ),
+        ([{"name": "x", "kind": "identity", "offset": 5}], "features[0].offset: needs size, because the keys have no"),
+        ([{"name": "x", "kind": "dense", "missing": 1e39}], "features[0].missing: expected a value of the type float"),
         ([{**HASH, "list": {"keep": "last"}}], "features[0].list.keep: most is required"),
         ([{**HASH, "list": {"separator": "ü"}}], "features[0].list.separator: expected one ASCII character"),
         ([{**HASH, "list": {"separator": "||"}}], "features[0].list.separator: expected one ASCII character"),
@@ -123,3 +129,21 @@ def test_a_wrong_vocabulary_is_refused(reader_of, tmp_path, content, text):
         (tmp_path / "v").write_bytes(content)
     with pytest.raises(ConfigError, match=re.escape(text)):
         reader_of({"name": "x", "kind": "vocabulary", "vocabulary": "v"})
+
+
+def test_a_written_definition_gives_the_same_keys(reader_of, tmp_path):
+    item = {"name": "item", "kind": "vocabulary", "values": ["a", "b"], "slot": "t[0]"}
+    seen = {**item, "name": "seen", "slot": "t[1]", "shares": "item", "list": {}}
+    of_other_name = {"name": "feature0", "kind": "vocabulary", "vocabulary": "windows.txt"}
+    (tmp_path / "windows.txt").write_bytes(b"x\r\na b\r\n\xc3\xbc")
+    tables = {"t[0]": "t", "t[1]": "t"}
+    reader = reader_of(item, seen, of_other_name, tables=tables)
+    write_definition(reader.definition, tmp_path / "written.json")
+    again = FeatureReader(
+        read_definition(tmp_path / "written.json"),
+        [SlotOfTable(name, tables.get(name, name)) for name in ("t[0]", "t[1]", "feature0")],
+        0,
+        "written.json",
+    )
+    rows = {"item": ["a", "b", "c"], "seen": [["b"], [], ["a"]], "feature0": ["x", "ü", "a b"]}
+    assert reader(rows, 3).keys.tolist() == again(rows, 3).keys.tolist() == [1, 2, 1, 2, 3, 0, 1, 2]

@@ -13,6 +13,7 @@ import pytest
 import hotrow
 from serving.cli.main import main
 from serving.config import VersionPolicy
+from serving.errors import RequestError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
@@ -91,7 +92,7 @@ def test_hotrow_check_reads_the_definition(models, tmp_path, capsys):
     shutil.copytree(models / "dcn", tmp_path / "dcn")
     version = tmp_path / "dcn" / "1"
     (version / "manifest.json").unlink()
-    (version / "country.vocabulary").write_bytes(b"HRVOCAB1 damaged")
+    (version / "feature1.vocabulary").write_bytes(b"HRVOCAB1 damaged")
     assert main(["check", str(tmp_path)]) == 1
     assert "expected a vocabulary of Hotrow" in capsys.readouterr().err
     text = (version / "features.json").read_text()
@@ -118,6 +119,8 @@ def test_requests_have_raw_values_or_keys(models, data):
         keys, row_ptrs = batch.joined.keys, batch.joined.row_ptrs
         bags = [bag.tolist() for bag in np.split(keys, row_ptrs[1:-1])]
         samples = [{"dense": batch.dense[at].tolist(), "keys": bags[5 * at : 5 * at + 5]} for at in range(3)]
+        with pytest.raises(RequestError, match="a request has keys or raw features"):
+            session.predict({"user": ["u1"]}, keys)
         by_key = client.post("/predict/dcn", json={"samples": samples}).json()
         assert by_key["predictions"] == answer["predictions"]
         mixed = client.post("/predict/dcn", json={"samples": [rows[0], samples[1]]})
@@ -189,6 +192,11 @@ def test_training_goes_on_with_the_same_features_only(data, tmp_path, capsys):
     capsys.readouterr()
     assert train(data, tmp_path / "models", *options, "--resume", "--epochs", "3", features="changed.json") == 1
     assert "features" in capsys.readouterr().err
+    values = (data / "country.txt").read_text(encoding="utf-8")
+    (data / "country.txt").write_text("日本\nde\n", encoding="utf-8")
+    assert train(data, tmp_path / "models", *options, "--resume", "--epochs", "3") == 1
+    (data / "country.txt").write_text(values, encoding="utf-8")
+    assert "crc32_of_vocabularies" in capsys.readouterr().err
 
 
 def changed_row(data, name, value):
