@@ -1,7 +1,7 @@
 """``FeatureReader``: raw features of samples in, keys and dense numbers of a model out."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -93,8 +93,8 @@ class FeatureReader:
         self._columns = definition.columns
         self._names = {feature.name: number for number, feature in enumerate(self._columns)}
         self._vocabularies: dict[str, int] = {}
-        self._lock = Lock()  # guards the two counters
-        self._known, self._unknown = Counter[str](), Counter[str]()
+        self._lock = Lock()  # guards the counters
+        self._known, self._unknown, self._ignored = Counter[str](), Counter[str](), 0
         self._order = [*definition.slots, *definition.dense]
         place = {slot.name: number for number, slot in enumerate(slots)}
         self._transform = FeatureTransform(len(self._columns), len(slots), dense_dim)
@@ -138,8 +138,8 @@ class FeatureReader:
             for feature in self._columns
         ]
 
-    def check_names(self, names: Any) -> int:
-        """Return how many names are not those of features.
+    def check_names(self, names: Iterable[str]) -> None:
+        """Count the names of a request that are not those of features.
 
         Raises:
             FeatureValueError: there is one, and the definition does not ignore it.
@@ -147,7 +147,9 @@ class FeatureReader:
         unknown = [name for name in names if name not in self._names]
         if unknown and self.definition.unknown_features == "error":
             raise FeatureValueError(unknown[0], None, f"is not a feature{did_you_mean(unknown[0], self.names)}")
-        return len(unknown)
+        if unknown:
+            with self._lock:
+                self._ignored += len(unknown)
 
     def transform(self, columns: Sequence[Column], samples: int) -> Transformed:
         """Return the keys and the dense numbers of ``columns``, in one native call.
@@ -178,9 +180,13 @@ class FeatureReader:
                 self._unknown.update(found.unknown)
 
     def readings(self, labels: tuple[tuple[str, str], ...]) -> Iterator[MetricSample]:
-        """Return the counts of values, with the labels of the model."""
+        """Return the counts of values and of ignored features, with the labels of the model."""
         with self._lock:
             counts = [("known", self._known.copy()), ("unknown", self._unknown.copy())]
+            ignored = self._ignored
+        if self.definition.unknown_features == "ignore":
+            help_text = "Features of requests that are not defined, and were ignored."
+            yield MetricSample("hotrow_ignored_features", help_text, labels, ignored)
         for name in self._vocabularies:
             for state, of_state in counts:
                 help_text = "Values of requests that a feature's vocabulary has, and that it does not have."

@@ -101,7 +101,7 @@ def _raw_batch(config: ModelConfig, inputs: dict[str, Any], reader: FeatureReade
             if offsets is not None:
                 raise RequestError(f"inputs: {feature.name}{OFFSETS} came without {feature.name}")
             continue
-        values, splits, count = _values(feature, inputs[feature.name], offsets)
+        values, splits, count = _values(feature, inputs[feature.name], offsets, config.max_batchsize)
         given[feature.name] = feature, values, splits
         samples = count if samples is None else samples
     if samples is None:
@@ -115,8 +115,11 @@ def _raw_batch(config: ModelConfig, inputs: dict[str, Any], reader: FeatureReade
     return read_features(config, reader, columns, samples)
 
 
-def _values(feature: FeatureConfig, tensor: Any, offsets: Any) -> tuple[Any, Any, int]:
-    """Return the values of a tensor, where the values of each sample begin, and the number of samples."""
+def _values(feature: FeatureConfig, tensor: Any, offsets: Any, most: int) -> tuple[Any, Any, int]:
+    """Return the values of a tensor, where the values of each sample begin, and the number of samples.
+
+    ``most`` is the largest number of samples: a tensor of empty lists has any number in a few bytes.
+    """
     shape = tensor.shape
     values = tensor.texts if isinstance(tensor, TextTensor) else tensor.reshape(-1)
     if offsets is not None:
@@ -128,6 +131,8 @@ def _values(feature: FeatureConfig, tensor: Any, offsets: Any) -> tuple[Any, Any
     if len(shape) != 2:
         expected = f"expected the shape [B, n], or {feature.name}{OFFSETS}"
         raise RequestError(f"{feature.name}: {expected}, because it is a list; got {list(shape)}")
+    if shape[0] > most:
+        raise RequestError(f"{feature.name}: {shape[0]:,} samples, but the model takes at most {most:,}")
     return values, np.arange(shape[0] + 1, dtype=np.int64) * shape[1], shape[0]
 
 
@@ -137,7 +142,7 @@ def check_splits(name: str, splits: NDArray[np.int64], values: int) -> None:
     Raises:
         RequestError: the message begins with ``name``.
     """
-    if splits.size < 2 or splits[0] != 0 or splits[-1] != values or (np.diff(splits) < 0).any():
+    if splits.size < 2 or splits[0] != 0 or splits[-1] != values or (splits[1:] < splits[:-1]).any():
         raise RequestError(f"{name}: expected offsets from 0 to {values} that never fall, one more than samples")
 
 

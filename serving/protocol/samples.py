@@ -8,7 +8,6 @@ has one list per slot.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import accumulate, chain, islice
 from typing import Any
 
@@ -157,24 +156,15 @@ def _read_features(samples: list[Any], config: ModelConfig, features: FeatureRea
     """Return the batch of samples that are objects of raw features."""
     for index, sample in enumerate(samples):
         checked(sample, dict, f"samples[{index}]")
-        with _located(index):
-            features.check_names(sample)
-    with _located(None):
-        columns = features.columns(
-            {name: [sample.get(name) for sample in samples] for name in features.names}, len(samples)
-        )
-        return read_features(config, features, columns, len(samples))
-
-
-@contextmanager
-def _located(sample: int | None) -> Iterator[None]:
-    """Give the JSON path of a feature that cannot be used."""
+    names = dict.fromkeys(chain.from_iterable(samples))
     try:
-        yield
+        columns = features.columns({name: [sample.get(name) for sample in samples] for name in names}, len(samples))
+        return read_features(config, features, columns, len(samples))
     except FeatureValueError as err:
-        at = err.sample if sample is None else sample
-        path = "samples" if at is None else f"samples[{at}]"
-        raise RequestError(f"{join(path, err.feature[:64])}: {err.reason}") from err
+        at = err.sample
+        if at is None:
+            at = next(index for index, sample in enumerate(samples) if err.feature in sample)
+        raise RequestError(f"{join(f'samples[{at}]', err.feature[:64])}: {err.reason}") from err
 
 
 def _bags(sample: dict[str, Any], tables: Sequence[TableConfig], path: str) -> list[list[Any]]:

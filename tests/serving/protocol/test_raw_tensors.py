@@ -195,6 +195,14 @@ def test_absent_features_are_missing_and_integers_may_be_text(config, reader):
             r"tags: expected the shape \[B, n\], or tags.offsets, because it is a list; got \[3\]",
         ),
         ({"tags.offsets": ("INT32", np.array([0, 2, 1, 3], np.int32))}, "tags.offsets: expected offsets from 0 to 3"),
+        (
+            {"tags.offsets": ("INT64", np.array([0, 2**63 - 1, -2, 3]))},  # their differences are not negative in int64
+            "tags.offsets: expected offsets from 0 to 3",
+        ),
+        (
+            {"tags": ("BYTES", np.empty((2**31 - 1, 0), object)), "tags.offsets": None},
+            "tags: 2,147,483,647 samples, but the model takes at most 8",
+        ),
         ({"tags.offsets": ("INT32", np.array([0, 4], np.int32))}, "tags.offsets: expected offsets from 0 to 3"),
         ({"age": ("INT64", np.array([1, 2]))}, "age: expected 3 samples, got 2"),
         ({"age": ("BYTES", np.array([b"1", b"x", b"2"], object))}, "age of sample 1: expected an integer, got 'x'"),
