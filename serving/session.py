@@ -18,7 +18,7 @@ from serving.defaults_watch import DefaultsWatch
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, RequestError
-from serving.features import FEATURES_FILE, columns_of_frame, is_frame, open_features
+from serving.features import FEATURES_FILE, columns_of_frame, count_samples, is_frame, open_features
 from serving.lookup import LookupResult, LookupSession
 from serving.metrics import MetricSample
 from serving.routes import LeastBusy, Prediction, open_routes
@@ -205,7 +205,10 @@ class InferenceSession(ModelSession):
             RequestError: the tensors are not a request for this model.
             StoreError: a tier did not answer, and no other tier holds one of the keys.
         """
-        if isinstance(dense_feature, Mapping) or (is_frame(dense_feature) and embeddingcolumns is None):
+        has_keys = embeddingcolumns is not None or row_ptrs is not None
+        if has_keys and isinstance(dense_feature, Mapping):
+            raise RequestError("raw features and keys came; a request has keys or raw features")
+        if isinstance(dense_feature, Mapping) or (is_frame(dense_feature) and not has_keys):
             return self.predict_batch(self.read(dense_feature)).probabilities
         if i64_input_key is not None and i64_input_key != (self.config.key_type == "I64"):
             raise RequestError(f"i64_input_key={i64_input_key}, but the model's keys are {self.config.key_type}")
@@ -225,7 +228,7 @@ class InferenceSession(ModelSession):
         if self.features is None:
             raise RequestError(f"model {self.config.name!r} has no {FEATURES_FILE}, so it takes keys, not raw features")
         if isinstance(features, Mapping):
-            samples = len(next(iter(features.values()), ()))
+            samples = count_samples(features)
             columns = self.features.columns(features, samples)
         else:
             columns, samples = columns_of_frame(self.features, features)

@@ -10,8 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from serving.errors import ConfigError
+from serving.features import PANDAS_INDEX
 from serving.model.atomic import atomic_write
+from serving.model.strict_json import LARGEST_FLOAT32
 from training.data.columns import column_batches, import_pyarrow
 from training.errors import DataError
 
@@ -132,11 +136,8 @@ def _batches(path: Path) -> Iterator[Any]:
 
 
 def _described(feature: dict[str, Any], why: str) -> str:
-    options = [
-        f"{key} {feature[key]:,}" if isinstance(feature[key], int) else key
-        for key in ("buckets", "log1p", "unit")
-        if key in feature
-    ]
+    options = [f"buckets {feature['buckets']:,}"] if "buckets" in feature else []
+    options += ["log1p"] if "log1p" in feature else []
     if "list" in feature:
         options.append(f"lists of at most {feature['list']['most']}")
     return f"{feature['kind']}{''.join(f', {option}' for option in options)}{f': {why}' if why else ''}"
@@ -146,7 +147,7 @@ def _proposed(pa: Any, name: str, array: Any) -> Proposal:
     """Propose a feature for a column."""
     values, lists = _values_of(pa, array)
     missing_ratio = array.null_count / len(array) if lists else 1 - len(values) / len(array)
-    feature, why, distinct = None, _why_left_out(pa.types, values.type), 0
+    feature, why, distinct = None, _why_left_out(pa.types, name, values.type), 0
     if not why:
         distinct = int(pa.compute.count_distinct(values).as_py())
         feature, why = _feature_of(pa, name, values, distinct, is_list=bool(lists))
@@ -175,8 +176,10 @@ def _values_of(pa: Any, array: Any) -> tuple[Any, dict[str, Any]]:
     return values, lists
 
 
-def _why_left_out(types: Any, kind: Any) -> str:
+def _why_left_out(types: Any, name: str, kind: Any) -> str:
     """Say why values of a type are no feature; empty if they may be one."""
+    if name.startswith(PANDAS_INDEX):
+        return "left out: the index of a pandas frame"
     if types.is_timestamp(kind) or types.is_date(kind):
         return _NO_TIME
     if _is_text(types, kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
@@ -198,16 +201,22 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
             category = _category(compute, cut, int(compute.count_distinct(cut).as_py()), "string")
             return {**category, "list": {"separator": _SEPARATOR, "most": most, "keep": "first"}}, ""
         return _category(compute, values, distinct, "string"), ""
-    is_whole = types.is_integer(values.type) or compute.all(compute.equal(compute.floor(values), values)).as_py()
     lowest, highest = compute.min(values).as_py(), compute.max(values).as_py()
+    is_integer = types.is_integer(values.type)
+    is_exact = is_integer or -(2**53) <= lowest <= highest <= 2**53
+    is_whole = is_exact and (is_integer or compute.all(compute.equal(compute.floor(values), values)).as_py())
     if _TIME.search(name) and any(begin <= lowest and highest <= end for begin, end in _TIMES):
         return None, _NO_TIME
     if is_whole and (is_list or _CATEGORY.search(name) or distinct <= _FEW_INTEGERS):
-        remark = "" if types.is_integer(values.type) else "whole numbers"
+        if highest >= 2**63:  # integer features have 64 bits with a sign
+            return _category(compute, values.cast(pa.string()), distinct, "string"), ""
+        remark = "" if is_integer else "whole numbers"
         return _category(compute, values.cast(pa.int64()), distinct, "integer"), remark
     if is_list:
         return None, "left out: a list of numbers is no category"
-    return _number(compute, values.cast(pa.float64())), ""
+    if not -LARGEST_FLOAT32 <= lowest <= highest <= LARGEST_FLOAT32 or np.float32(lowest) == np.float32(highest):
+        return None, "left out: float32 does not tell its numbers apart"
+    return _number(compute, values.cast(pa.float64(), safe=False)), ""
 
 
 def _parts_of(compute: Any, values: Any) -> tuple[Any, int] | None:
@@ -235,7 +244,7 @@ def _category(compute: Any, values: Any, distinct: int, value_type: str) -> dict
     counts = compute.value_counts(values)
     ordered = sorted(counts.to_pylist(), key=lambda one: (-one["counts"], str(one["values"])))
     known = [one["values"] for one in ordered]
-    if distinct <= _MOST_VALUES and not any("\n" in str(value) for value in known):
+    if distinct <= _MOST_VALUES:
         return {"kind": "vocabulary", **given, "values": known}
     buckets = max(_LEAST_BUCKETS, 2 ** math.ceil(math.log2(_BUCKETS_PER_VALUE * distinct)))
     return {"kind": "hash", **given, "buckets": buckets}

@@ -5,9 +5,9 @@ the caller's types were. ``reader`` gives the columns to one native call, ``kern
 returns the keys and the dense numbers of a model.
 """
 
-from serving.features.columns import Column, Texts, column_of, joined_texts, missing_column
+from serving.features.columns import Column, Texts, column_of, count_samples, joined_texts, missing_column
 from serving.features.definition import FEATURES_FILE, OFFSETS, FeatureConfig, FeatureDefinition, read_definition
-from serving.features.frames import columns_of_arrays, columns_of_frame, is_frame
+from serving.features.frames import PANDAS_INDEX, columns_of_arrays, columns_of_frame, is_frame
 from serving.features.opening import open_features, slots_of, slots_of_tables
 from serving.features.reader import FeatureReader, SlotOfTable, Transformed, key_count
 from serving.features.writing import triton_inputs, write_definition
@@ -15,6 +15,7 @@ from serving.features.writing import triton_inputs, write_definition
 __all__ = [
     "FEATURES_FILE",
     "OFFSETS",
+    "PANDAS_INDEX",
     "Column",
     "FeatureConfig",
     "FeatureDefinition",
@@ -25,6 +26,7 @@ __all__ = [
     "column_of",
     "columns_of_arrays",
     "columns_of_frame",
+    "count_samples",
     "is_frame",
     "joined_texts",
     "key_count",

@@ -4,8 +4,8 @@ A column of the native transform is a tuple, see ``kernels/host/bindings/feature
 null, NaN, an absent feature, and the empty text of any feature.
 """
 
-from collections.abc import Sequence
-from itertools import accumulate, chain
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,8 @@ Column = tuple[Any, ...]
 Place = tuple[FeatureConfig, Ints | None]
 
 _LARGEST_EXACT = 2.0**53
-_TEXTS_OF_BOOLEANS = {"true": 1, "false": 0, "1": 1, "0": 0, "": 0}
+_LARGEST_INTEGER = np.uint64(2**63 - 1)
+_TEXTS_OF_BOOLEANS = {"true": 1, "false": 0, "1": 1, "0": 0}
 _UNITS = {"s": "s", "ms": "ms", "us": "us", "ns": "ns", "day": "D"}
 
 
@@ -59,16 +60,26 @@ def column_of(
     Raises:
         FeatureValueError: a value is of another type, or there are not B samples.
     """
-    if splits is None and feature.is_list:
-        values, splits = _cut(feature, values) if isinstance(values, Texts) else _flattened(feature, values)
-    count = len(values.begins) if isinstance(values, Texts) else len(values)
-    given = count if splits is None else len(splits) - 1
+    given = _count(feature.name, values) if splits is None else len(splits) - 1
     if given != samples:
         raise FeatureValueError(feature.name, None, f"expected {samples} samples, got {given}")
-    if splits is not None and not feature.is_list:
+    if not feature.is_list and (splits is not None or getattr(values, "ndim", 1) > 1):
         raise FeatureValueError(feature.name, None, "expected one value for each sample, got lists")
+    if splits is None and feature.is_list:
+        values, splits = _cut(feature, values) if isinstance(values, Texts) else _flattened(feature, values)
+    if not _count(feature.name, values):
+        values = []  # an empty array has no type to check
     *typed, found = _TYPED[feature.value_type]((feature, splits), values)
     return (*typed, found if valid is None else valid if found is None else valid & found, splits)
+
+
+def count_samples(given: Mapping[str, Any]) -> int:
+    """Return how many samples named values have: as many as the first name has values.
+
+    Raises:
+        FeatureValueError: it has one value in place of a list.
+    """
+    return next((_count(name, values) for name, values in given.items()), 0)
 
 
 def missing_column(feature: FeatureConfig, samples: int) -> Column:
@@ -98,12 +109,32 @@ _EXPECTED = {
 }
 
 
+def _count(name: str, values: Any) -> int:
+    """Return the number of values."""
+    if isinstance(values, Texts):
+        return len(values.begins)
+    if not _is_list(values):
+        raise FeatureValueError(name, None, f"expected a list with a value for each sample, got {_shown(values)}")
+    return len(values)
+
+
+def _is_list(value: Any) -> bool:
+    """Whether a value is a sequence or an array of values; a text is one value."""
+    return hasattr(value, "__len__") and not isinstance(value, str | bytes | Mapping) and getattr(value, "ndim", 1) > 0
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message."""
+    if isinstance(value, np.datetime64):
+        return str(value)
+    shown = repr(value.item() if isinstance(value, np.generic) else value)
+    return shown if len(shown) <= 64 else f"{shown[:61]}..."
+
+
 def _error(place: Place, at: int, value: Any) -> FeatureValueError:
     """Return an error about the value at a place of a column."""
     feature, splits = place
-    shown = repr(value.item() if isinstance(value, np.generic) else value)
-    shown = shown if len(shown) <= 64 else f"{shown[:61]}..."
-    reason = f"expected {_EXPECTED[feature.value_type]}, got {shown}"
+    reason = f"expected {_EXPECTED[feature.value_type]}, got {_shown(value)}"
     if splits is None:
         return FeatureValueError(feature.name, at, reason)
     sample = int(np.searchsorted(splits, at, side="right")) - 1
@@ -125,26 +156,33 @@ def _flattened(feature: FeatureConfig, values: Any) -> tuple[Any, Ints]:
     lists: list[Any] = []
     separator = None if feature.list is None else feature.list.separator
     for sample, given in enumerate(values):
-        if given is None:
+        if _is_missing(given):
             given = ()
         elif isinstance(given, str) and separator is not None:
-            given = given.split(separator) if given else ()
-        elif isinstance(given, str | bytes) or not hasattr(given, "__len__"):
-            raise FeatureValueError(feature.name, sample, f"expected a list, got {given!r}")
+            given = given.split(separator)
+        elif not _is_list(given):
+            raise FeatureValueError(feature.name, sample, f"expected a list, got {_shown(given)}")
         lists.append(given)
     splits = np.zeros(len(lists) + 1, np.int64)
     np.cumsum([len(given) for given in lists], out=splits[1:])
     return list(chain.from_iterable(lists)), splits
 
 
+def _items(place: Place, values: Any, kinds: str = "OUST") -> Any:
+    """Return values as Python's values. The dtype of an array must be of one of the kinds."""
+    if not isinstance(values, np.ndarray):
+        return values
+    if values.dtype.kind not in kinds:
+        raise _error(place, 0, values[0])
+    return values.tolist()
+
+
 def _strings(place: Place, values: Any) -> Column:
     if isinstance(values, Texts):
         return "text", *values
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and (values <= _LARGEST_INTEGER).all():
         return "integer", *_whole(place, values)
-    if isinstance(values, np.ndarray) and values.dtype.kind not in "OUST":
-        raise _error(place, 0, values[0]) if len(values) else _error(place, 0, values.dtype)
-    items = values.tolist() if isinstance(values, np.ndarray) else values
+    items = _items(place, values, "OUSTuf")
     valid = np.ones(len(items), np.bool_)
     texts = []
     for at, value in enumerate(items):
@@ -167,29 +205,28 @@ def _integers(place: Place, values: Any) -> Column:
         return "integer", *_parsed(place, integers_of, values)
     if isinstance(values, np.ndarray) and values.dtype.kind in "iufM":
         return "integer", *_whole(place, values)
-    if isinstance(values, np.ndarray) and values.dtype.kind == "b":
-        raise _error(place, 0, values[0]) if len(values) else _error(place, 0, values.dtype)
-    return "integer", *_numbers(place, values, np.int64, _integer)
+    return "integer", *_numbers(place, _items(place, values), np.int64, _integer)
 
 
 def _floats(place: Place, values: Any) -> Column:
     if isinstance(values, Texts):
         return "float", *_parsed(place, floats_of, values)
     if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":
+        if values.dtype.kind != "f":
+            values = values.astype(np.float64)  # as Python's integers and text, which are rounded twice
         with np.errstate(over="ignore"):
             return "float", np.ascontiguousarray(values, np.float32), None
-    if isinstance(values, np.ndarray) and values.dtype.kind == "b":
-        raise _error(place, 0, values[0]) if len(values) else _error(place, 0, values.dtype)
-    return "float", *_numbers(place, values, np.float32, _float)
+    return "float", *_numbers(place, _items(place, values), np.float32, _float)
 
 
 def _booleans(place: Place, values: Any) -> Column:
     if isinstance(values, Texts):
-        text = values.bytes.tobytes()
-        values = [text[begin:end].decode("utf-8", "replace") for begin, end in zip(*values[1:3], strict=True)]
+        content, valid = values.bytes.tobytes(), repeat(True) if values.valid is None else values.valid
+        places = zip(values.begins, values.ends, valid, strict=False)
+        values = [content[begin:end].decode("utf-8", "replace") if there else None for begin, end, there in places]
     if isinstance(values, np.ndarray) and values.dtype.kind == "b":
         return "integer", np.ascontiguousarray(values, np.int64), None
-    return "integer", *_numbers(place, values, np.int64, _boolean)
+    return "integer", *_numbers(place, _items(place, values, "OUSTiuf"), np.int64, _boolean)
 
 
 _TYPED = {"string": _strings, "integer": _integers, "float": _floats, "boolean": _booleans}
@@ -210,15 +247,18 @@ def _whole(place: Place, values: NDArray[Any]) -> tuple[Ints, Flags | None]:
     if values.dtype.kind == "M":
         unit = place[0].unit
         if unit is None:
-            raise _error(place, 0, values[0] if len(values) else values.dtype)
-        whole = values.astype(f"datetime64[{_UNITS[unit]}]").view(np.int64)
-        return np.ascontiguousarray(whole), ~np.isnat(values)
+            raise _error(place, 0, values[0])
+        whole, valid = values.astype(f"datetime64[{_UNITS[unit]}]"), ~np.isnat(values)
+        fits = (whole.astype("datetime64[D]") == values.astype("datetime64[D]")) | ~valid
+        if not fits.all():  # NumPy lets a time overflow, such as the year 9999 in nanoseconds
+            raise _error(place, int(np.argmin(fits)), values[np.argmin(fits)])
+        return np.ascontiguousarray(whole.view(np.int64)), valid
     if values.dtype.kind == "i":
         return np.ascontiguousarray(values, np.int64), None
     if values.dtype.kind == "u":
-        if values.size and values.max() > np.uint64(2**63 - 1):
-            at = int(np.argmax(values > np.uint64(2**63 - 1)))
-            raise _error(place, at, values[at])
+        fits = values <= _LARGEST_INTEGER
+        if not fits.all():
+            raise _error(place, int(np.argmin(fits)), values[np.argmin(fits)])
         return np.ascontiguousarray(values, np.int64), None
     valid = ~np.isnan(values)
     is_whole = (np.floor(values) == values) & (np.abs(values) <= _LARGEST_EXACT) | ~valid
@@ -228,9 +268,8 @@ def _whole(place: Place, values: NDArray[Any]) -> tuple[Ints, Flags | None]:
     return np.where(valid, values, 0).astype(np.int64), valid
 
 
-def _numbers(place: Place, values: Any, dtype: Any, read: Any) -> tuple[Any, Flags]:
+def _numbers(place: Place, items: Any, dtype: Any, read: Any) -> tuple[Any, Flags]:
     """Read Python's values one by one."""
-    items = values.tolist() if isinstance(values, np.ndarray) else values
     numbers, valid = np.zeros(len(items), dtype), np.ones(len(items), np.bool_)
     with np.errstate(over="ignore"):
         for at, value in enumerate(items):
@@ -247,7 +286,9 @@ def _numbers(place: Place, values: Any, dtype: Any, read: Any) -> tuple[Any, Fla
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or value == "" or (isinstance(value, float | np.floating) and value != value)
+    if isinstance(value, str | bytes):
+        return not value
+    return value is None or (isinstance(value, float | np.floating) and bool(value != value))
 
 
 def _integer(value: Any) -> int:
@@ -256,7 +297,7 @@ def _integer(value: Any) -> int:
         if isinstance(found, int):
             raise ValueError
         return int(found[0])
-    if isinstance(value, bool) or int(value) != value:
+    if isinstance(value, bool | np.bool_) or int(value) != value:
         raise ValueError
     if isinstance(value, float) and abs(value) > _LARGEST_EXACT:
         raise ValueError
@@ -275,8 +316,7 @@ def _float(value: Any) -> float:
 
 
 def _boolean(value: Any) -> int:
-    if isinstance(value, str):
-        return _TEXTS_OF_BOOLEANS[value.lower()] if value.lower() in _TEXTS_OF_BOOLEANS else int("x")
-    if value not in (0, 1):
+    number = _TEXTS_OF_BOOLEANS.get(value.lower()) if isinstance(value, str) else value
+    if number not in (0, 1):
         raise ValueError
-    return int(value)
+    return int(number)

@@ -1,5 +1,6 @@
 """Data frames and Arrow tables as columns of features. It needs pyarrow."""
 
+from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -10,6 +11,9 @@ from serving.errors import FeatureValueError, MissingExtraError
 from serving.features.columns import Column, Texts, column_of, missing_column
 from serving.features.definition import FeatureConfig
 from serving.features.reader import FeatureReader
+
+#: How the name of a column begins that has the index of a pandas frame, such as one of which rows were taken.
+PANDAS_INDEX = "__index_level_"
 
 
 def is_frame(given: Any) -> bool:
@@ -26,7 +30,11 @@ def columns_of_frame(reader: FeatureReader, frame: Any) -> tuple[list[Column], i
     """
     pa = _import_pyarrow()
     table = frame if isinstance(frame, pa.Table) else pa.table(frame)
-    arrays = {name: table.column(number).combine_chunks() for number, name in enumerate(table.column_names)}
+    names = [name for name in table.column_names if not name.startswith(PANDAS_INDEX)]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise FeatureValueError(name, None, f"is in the frame {count} times")
+    arrays = {name: table.column(name).combine_chunks() for name in names}
     return columns_of_arrays(reader, arrays, table.num_rows), table.num_rows
 
 
@@ -76,7 +84,8 @@ def _values_of(pa: Any, feature: FeatureConfig, array: Any) -> tuple[Any, Any]:
     if types.is_decimal(kind):
         array = array.cast(pa.string())
         kind = array.type
-    if any(is_one(kind) for is_one in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)):
+    texts = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+    if any(getattr(types, f"is_{text}")(kind) for text in texts):
         return _texts_of(pa, array, valid), None
     if types.is_boolean(kind):
         return array.fill_null(False).to_numpy(zero_copy_only=False), valid

@@ -55,6 +55,8 @@ def bits(found):
             "tags": TEXT["tags"].cast(pa.large_list(pa.large_string())),
             "clicks": TEXT["clicks"].cast(pa.list_(pa.int8())),
         },
+        {"user": TEXT["user"].cast(pa.string_view()), "tags": TEXT["tags"].cast(pa.list_(pa.string_view()))},
+        {"__index_level_0__": pa.array([5, 7, 1])},
         {"tags": pa.array(["a|b", "", None]), "clicks": pa.array(["1 -2", None, ""])},
         {"day": pa.array(DAYS), "price": TEXT["price"].cast(pa.float32())},
         {"day": pa.array(DAYS).cast(pa.timestamp("us", "UTC"))},
@@ -90,6 +92,12 @@ def test_a_column_without_values_is_missing(reader):
     table = pa.table({**TEXT, "user": pa.nulls(3), "tags": pa.array([None, [], [None]])})
     columns, count = columns_of_frame(reader, table)
     assert bits(reader.transform(columns, count)) == bits(reader(rows, 3))
+
+
+def test_a_column_that_is_twice_in_a_frame_is_named(reader):
+    table = pa.table([TEXT["user"], TEXT["user"]], names=["user", "user"])
+    with pytest.raises(FeatureValueError, match="user: is in the frame 2 times"):
+        columns_of_frame(reader, table)
 
 
 @pytest.mark.parametrize(

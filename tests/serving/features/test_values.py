@@ -67,6 +67,30 @@ def test_an_integer_of_a_string_feature_is_its_digits(reader_of):
         assert reader({"x": form}, 2).keys.tolist() == expected
 
 
+def test_numbers_of_64_bits_give_the_same_key_or_float_in_every_form(reader_of):
+    reader = reader_of({"name": "x", "kind": "hash"}, {"name": "d", "kind": "dense"})
+    large, even = 2**64 - 1, 2**60 + 2**36 + 1  # float64 rounds the second number to a tie of float32
+    forms = [[large], [str(large)], np.array([large], np.uint64), texts([large])]
+    dense = [[even], [str(even)], np.array([even]), texts([even])]
+    found = [reader({"x": form, "d": number}, 1) for form, number in zip(forms, dense, strict=True)]
+    assert all(bags(one) == bags(found[0]) for one in found)
+    assert all(one.dense.tolist() == found[0].dense.tolist() for one in found)
+
+
+@pytest.mark.parametrize(
+    ("feature", "values"),
+    [
+        ({"kind": "hash"}, np.array([np.nan, np.nan])),
+        ({"kind": "hash"}, np.array(["", ""])),
+        ({"kind": "hash", "list": {}}, [math.nan, ""]),
+        ({"kind": "hash", "list": {}}, np.empty((2, 0))),
+        ({"kind": "identity", "type": "boolean"}, Texts(*texts(["true", "yes"])[:3], np.zeros(2, bool))),
+    ],
+)
+def test_missing_values_of_every_form_have_no_key(reader_of, feature, values):
+    assert bags(reader_of({"name": "x", **feature})({"x": values}, 2)) == [[], []]
+
+
 def test_booleans_are_zero_and_one(reader_of):
     reader = reader_of({"name": "x", "kind": "identity", "type": "boolean"})
     forms = ([True, False], np.array([True, False]), [1, 0], ["true", "False"], texts(["TRUE", "0"]))
@@ -141,8 +165,8 @@ def test_an_unknown_feature_is_an_error_or_ignored(reader_of):
     with pytest.raises(FeatureValueError, match=r"user_idd: is not a feature; did you mean 'user_id'\?"):
         reader_of(feature)({"user_idd": ["a"]}, 1)
     reader = reader_of(feature, unknown_features="ignore")
-    assert reader.check_names(["user_idd", "user_id"]) == 1
     assert reader({"user_idd": ["a"], "user_id": ["b"]}, 1).keys.size == 1
+    assert [(sample.name, sample.value) for sample in reader.readings(())] == [("hotrow_ignored_features", 1)]
 
 
 @pytest.mark.parametrize(
@@ -179,6 +203,17 @@ def test_an_unknown_feature_is_an_error_or_ignored(reader_of):
         ({"kind": "hash", "list": {}}, [["a"], ["b", b"\xff"]], "x of sample 1: value 1: expected text in UTF-8"),
         ({"kind": "hash", "list": {"most": 1}}, [["a"], ["b", "c"]], "x of sample 1: value 0: has more values than"),
         ({"kind": "hash", "list": {}}, joined_texts([b"a"]), "x: expected lists; text needs the list's separator"),
+        ({"kind": "hash", "list": {}}, [{"a": 1}], "x of sample 0: expected a list, got {'a': 1}"),
+        ({"kind": "hash"}, np.array([["a"]]), "x: expected one value for each sample, got lists"),
+        ({"kind": "hash"}, "u1", "x: expected a list with a value for each sample, got 'u1'"),
+        ({"kind": "hash"}, {"a": 1}, "x: expected a list with a value for each sample, got {'a': 1}"),
+        ({"kind": "dense"}, np.array([1], "M8[ns]"), "x of sample 0: expected a number, got 1970-01-01T"),
+        ({"kind": "identity"}, np.array([1], "m8[ns]"), "x of sample 0: expected an integer, got 1"),
+        (
+            {"kind": "identity", "unit": "ns"},
+            np.array(["2024-01-01", "9999-12-31"], "M8[s]"),
+            "x of sample 1: expected an integer, got 9999-12-31",
+        ),
         ({"kind": "hash"}, ["a", "b", "c"], "x: expected 2 samples, got 3"),
     ],
 )

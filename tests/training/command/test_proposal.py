@@ -34,6 +34,10 @@ def columns():
         "constant": np.ones(ROWS),
         "nothing": pa.nulls(ROWS),
         "nested": [{"a": 1}] * ROWS,
+        "cookie_hash": pa.array([2**63 + int(user) for user in users], pa.uint64()),
+        "big": rng.integers(2**53, 2**60, ROWS),
+        "close": 1_600_000_000 + rng.permutation(ROWS) % 50,
+        "__index_level_0__": rng.permutation(ROWS),
     }
 
 
@@ -64,19 +68,25 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
         "is_new": ("identity", "boolean"),
         "price": ("dense", None),
         "income": ("dense", None),
+        "cookie_hash": ("vocabulary", None),
+        "big": ("dense", None),
     }
     assert features["tags"]["list"] == {"most": 3, "keep": "first"}
     assert features["income"]["log1p"]
     assert "log1p" not in features["price"]
     for column, reason in {
-        "at": "a time of training does not come again",
-        "constant": "it has no two values",
-        "nothing": "a feature cannot be read from null",
-        "nested": "a feature cannot be read from struct",
+        "income": "dense, log1p\n",
+        "at": "left out: a time of training does not come again",
+        "constant": "left out: it has no two values",
+        "nothing": "left out: a feature cannot be read from null",
+        "nested": "left out: a feature cannot be read from struct",
+        "close": "left out: float32 does not tell its numbers apart",
+        "__index_level_0__": "left out: the index of a pandas frame",
     }.items():
-        assert any(line.startswith(column) and f"left out: {reason}" in line for line in printed.splitlines())
+        assert any(line.startswith(column) and f"  {reason}" in line for line in printed.splitlines(keepends=True))
     with hotrow.load_model(data / "models" / "dcn") as session:
-        table = pq.read_table("clicks.parquet").drop_columns(["clicked", "at", "constant", "nothing", "nested"])
+        table = pq.read_table("clicks.parquet")
+        table = table.drop_columns(["clicked", "at", "constant", "nothing", "nested", "close"])
         assert session.predict(table.slice(0, 64)).shape == (64, 1)
 
 
@@ -130,7 +140,7 @@ def test_many_values_are_hashed(data):
 
 
 def test_csv_gets_the_same_features(data):
-    table = pa.table(columns()).drop_columns(["tags", "seen", "nested", "nothing", "at"])
+    table = pa.table(columns()).drop_columns(["tags", "seen", "nested", "nothing", "at", "cookie_hash"])
     pq.write_table(table, "flat.parquet")
     pa_csv.write_csv(table, "other.csv")
     assert train(file="flat.parquet") == 0
