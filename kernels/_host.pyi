@@ -658,8 +658,8 @@ def use_avx2(enabled: bool) -> bool: ...
 class FeatureTransform:
     """Raw features to keys and dense numbers, in one call; see ``kernels/host/features/transform.hpp``.
 
-    First ``add_*`` is called once for each slot and each dense column, and then ``limit`` and ``fill`` for the feature
-    that was added last. ``run`` may then be called from any thread.
+    First ``add_*`` is called once for each slot and each dense column, each followed by ``limit`` if the feature is a
+    list. ``run`` may then be called from any thread.
     """
 
     def __init__(self, columns: int, slots: int, dense_dim: int) -> None:
@@ -677,8 +677,13 @@ class FeatureTransform:
     def add_identity(self, column: int, slot: int, offset: int, size: int) -> None:
         """Add ``offset`` to the value, which must be less than ``size``; 0: any key."""
 
-    def add_cross(self, parts: Sequence[tuple[int, Sequence[float]]], slot: int, offset: int, buckets: int) -> None:
-        """Hash the values of several columns together; a column with boundaries gives its bucket."""
+    def add_cross(
+        self, parts: Sequence[tuple[int, Sequence[float], bool]], slot: int, offset: int, buckets: int
+    ) -> None:
+        """Hash the values of several columns together: a text, an integer, or the bucket of a number with boundaries.
+
+        The third item of a part says that the values are text. An integer is then its decimal digits.
+        """
 
     def add_dense(
         self, column: int, place: int, lowest: float, highest: float, takes_log: bool, mean: float, scale: float
@@ -688,8 +693,8 @@ class FeatureTransform:
     def limit(self, most_values: int, keep: str) -> None:
         """Take at most so many values of a sample: the ``"first"`` or the ``"last"``; else more are a fault."""
 
-    def fill(self, kind: str, text: str, integer: int, number: float) -> None:
-        """Use a value of the kind ``"text"``, ``"integer"`` or ``"float"`` in place of a missing value."""
+    def fill(self, column: int, kind: str, text: str, integer: int, number: float) -> None:
+        """Use a value of the kind ``"text"``, ``"integer"`` or ``"float"`` in place of a column's missing values."""
 
     def run(self, columns: Sequence[tuple[object, ...]], samples: int) -> tuple[Any, ...]:
         """Transform the samples.

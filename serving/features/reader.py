@@ -213,7 +213,10 @@ class FeatureReader:
             native.add_identity(column, slot, offset, feature.size or 0)
         else:
             by_name = {other.name: other for other in self._columns}
-            parts = [(self._names[name], list(by_name[name].boundaries or ())) for name in feature.of or ()]
+            parts = [
+                (self._names[name], list(by_name[name].boundaries or ()), by_name[name].value_type == "string")
+                for name in feature.of or ()
+            ]
             native.add_cross(parts, slot, offset, feature.buckets or 0)
 
     def _add_options(self, feature: FeatureConfig) -> None:
@@ -223,7 +226,8 @@ class FeatureReader:
         if value is not None:
             kind = _NATIVE[feature.value_type]
             text, number = (value, 0) if isinstance(value, str) else ("", value)
-            self._transform.fill(kind, text, int(number) if kind == "integer" else 0, float(number))
+            integer = int(number) if kind == "integer" else 0
+            self._transform.fill(self._names[feature.name], kind, text, integer, float(number))
 
 
 def key_count(feature: FeatureConfig, source: str, where: str) -> int | None:

@@ -125,6 +125,8 @@ void transform_in_threads(std::mt19937_64& random, const std::string& path) {
   columns[1].splits = splits.data();
   columns[2] = {ValueKind::kInteger, samples, nullptr, nullptr, nullptr, integers.data(), nullptr, valid.data(), nullptr};
   columns[3] = {ValueKind::kFloat, samples, nullptr, nullptr, nullptr, nullptr, floats.data(), valid.data(), nullptr};
+  const Fill fill = {ValueKind::kFloat, "", 0, 15};
+  columns[3].fill = &fill;
   std::vector<Feature> features(6);
   features[0].kind = Feature::kHash;
   features[0].buckets = Buckets(1 + random() % 100000);
@@ -143,11 +145,9 @@ void transform_in_threads(std::mt19937_64& random, const std::string& path) {
   features[3].boundaries = {10, 20, 50};
   features[4].kind = Feature::kCross;
   features[4].place = 4;
-  features[4].parts = {{0, {}}, {2, {}}, {3, {10, 20}}};
+  features[4].parts = {{0, {}, true}, {2, {}, random() % 2 == 0}, {3, {10, 20}, false}};
   features[5].kind = Feature::kDense;
   features[5].column = 3;
-  features[5].fills = true;
-  features[5].fill_kind = ValueKind::kFloat;
   const Transformed expected = transform(features, columns, samples, 5, 1);
   require(expected.row_ptrs.back() == static_cast<int32_t>(expected.keys.size()), "row_ptrs");
   std::vector<std::thread> threads;

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "bindings/arguments.hpp"
@@ -109,7 +111,7 @@ std::shared_ptr<const Vocabulary> open_vocabulary(const std::string& path) {
 class PyTransform {
  public:
   PyTransform(size_t columns, size_t slots, size_t dense_dim)
-      : kinds_(columns), slots_(slots), dense_dim_(dense_dim) {}
+      : fills_(columns), slots_(slots), dense_dim_(dense_dim) {}
 
   void add_hash(size_t column, size_t slot, int64_t offset, uint64_t buckets, const std::string& hash,
                 std::pair<uint64_t, uint64_t> salt) {
@@ -137,13 +139,13 @@ class PyTransform {
     add(Feature::kIdentity, column, slot, offset).buckets = Buckets(size);
   }
 
-  void add_cross(const std::vector<std::pair<size_t, std::vector<float>>>& parts, size_t slot, int64_t offset,
+  void add_cross(const std::vector<std::tuple<size_t, std::vector<float>, bool>>& parts, size_t slot, int64_t offset,
                  uint64_t buckets) {
     if (parts.empty()) throw nb::value_error("parts: expected at least one");
-    for (const auto& [column, boundaries] : parts) require_column(column);
-    Feature& feature = add(Feature::kCross, parts[0].first, slot, offset);
+    for (const auto& part : parts) require_column(std::get<0>(part));
+    Feature& feature = add(Feature::kCross, std::get<0>(parts[0]), slot, offset);
     feature.buckets = Buckets(buckets);
-    for (const auto& [column, boundaries] : parts) feature.parts.push_back({column, boundaries});
+    for (const auto& [column, boundaries, is_text] : parts) feature.parts.push_back({column, boundaries, is_text});
   }
 
   void add_dense(size_t column, size_t place, float lowest, float highest, bool takes_log, double mean, double scale) {
@@ -161,20 +163,18 @@ class PyTransform {
     features_.push_back(std::move(feature));
   }
 
-  // What the feature that was added last does with many values, and with none.
+  // What the feature that was added last does with many values.
   void limit(size_t most_values, const std::string& keep) {
-    Feature& feature = last();
+    if (features_.empty()) throw nb::value_error("there is no feature yet");
+    Feature& feature = features_.back();
     feature.most_values = most_values;
     feature.keep = keep == "first" ? Feature::kFirst : keep == "last" ? Feature::kLast : Feature::kAll;
   }
 
-  void fill(const std::string& kind, const std::string& text, int64_t integer, float number) {
-    Feature& feature = last();
-    feature.fills = true;
-    feature.fill_kind = kind_of(kind);
-    feature.fill_text = text;
-    feature.fill_integer = integer;
-    feature.fill_number = number;
+  // What stands for the missing values of a column, in each feature that reads it.
+  void fill(size_t column, const std::string& kind, const std::string& text, int64_t integer, float number) {
+    require_column(column);
+    fills_[column] = Fill{kind_of(kind), text, integer, number};
   }
 
   // (keys, row_ptrs, dense, known, unknown), or (feature, sample, value, why) of the first fault.
@@ -183,6 +183,7 @@ class PyTransform {
     std::vector<Column> columns;
     for (const nb::handle column : given) columns.push_back(column_of(borrowed, nb::cast<nb::tuple>(column), samples));
     check(columns);
+    for (size_t i = 0; i < columns.size(); ++i) columns[i].fill = fills_[i] ? &*fills_[i] : nullptr;
     Transformed out;
     std::optional<TransformFault> fault;
     std::optional<GilRelease> release;
@@ -201,7 +202,7 @@ class PyTransform {
 
  private:
   void require_column(size_t column) const {
-    if (column >= kinds_) throw nb::value_error("column: there are fewer columns");
+    if (column >= fills_.size()) throw nb::value_error("column: there are fewer columns");
   }
 
   Feature& add(Feature::Kind kind, size_t column, size_t slot, int64_t offset) {
@@ -216,14 +217,9 @@ class PyTransform {
     return features_.back();
   }
 
-  Feature& last() {
-    if (features_.empty()) throw nb::value_error("there is no feature yet");
-    return features_.back();
-  }
-
   // Text has no number, and a float no key: the caller has given each column the type of its features.
   void check(const std::vector<Column>& columns) const {
-    if (columns.size() != kinds_) throw nb::value_error("columns: expected as many as the transform has");
+    if (columns.size() != fills_.size()) throw nb::value_error("columns: expected as many as the transform has");
     std::vector<size_t> of_slots(slots_), of_dense(dense_dim_);
     for (const Feature& feature : features_) {
       ++(feature.kind == Feature::kDense ? of_dense : of_slots)[feature.place];
@@ -234,7 +230,8 @@ class PyTransform {
       if (feature.kind == Feature::kIdentity) is_right = kind == ValueKind::kInteger;
       for (const CrossPart& part : feature.parts) {
         const Column& column = columns[part.column];
-        is_right &= !column.splits && (column.kind == ValueKind::kFloat) <= !part.boundaries.empty();
+        is_right &= !column.splits && (column.kind == ValueKind::kFloat) <= !part.boundaries.empty() &&
+                    (column.kind == ValueKind::kText) <= part.is_text;
       }
       if (!is_right) throw nb::value_error("columns: a feature cannot read a column of this kind");
     }
@@ -243,7 +240,8 @@ class PyTransform {
       throw nb::value_error("expected one feature for each slot and for each dense column");
   }
 
-  const size_t kinds_, slots_, dense_dim_;
+  std::vector<std::optional<Fill>> fills_;  // of each column
+  const size_t slots_, dense_dim_;
   std::vector<Feature> features_;
 };
 
@@ -288,7 +286,7 @@ bool parse(std::string_view text, T& out) {
   const auto is_space = [](char letter) { return letter == ' ' || letter == '\t'; };
   while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
   while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
-  if (!text.empty() && text[0] == '+') text.remove_prefix(1);
+  if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
   return error == std::errc() && end == text.data() + text.size();
 }
@@ -371,7 +369,7 @@ void bind_features(nb::module_& module) {
       .def("add_dense", &PyTransform::add_dense, nb::arg("column"), nb::arg("place"), nb::arg("lowest"),
            nb::arg("highest"), nb::arg("takes_log"), nb::arg("mean"), nb::arg("scale"))
       .def("limit", &PyTransform::limit, nb::arg("most_values"), nb::arg("keep"))
-      .def("fill", &PyTransform::fill, nb::arg("kind"), nb::arg("text"), nb::arg("integer"),
+      .def("fill", &PyTransform::fill, nb::arg("column"), nb::arg("kind"), nb::arg("text"), nb::arg("integer"),
            nb::arg("number"))
       .def("run", &PyTransform::run, nb::arg("columns"), nb::arg("samples"));
   module.def("find_texts", &find, nb::arg("bytes"), nb::arg("count"));

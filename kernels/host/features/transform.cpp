@@ -26,7 +26,7 @@ class Text {
   std::string_view view() const { return text_; }
 
  private:
-  char digits_[24];
+  char digits_[24] = {};
   std::string_view text_;
 };
 
@@ -100,19 +100,20 @@ class FeatureValues {
   void add_keys(size_t sample, std::vector<int64_t>& keys) {
     if (feature_.kind == Feature::kCross) return add_cross(sample, keys);
     const auto [begin, end] = values_of(sample);
-    if (begin == end && feature_.fills) return add_key(sample, begin, fill(), feature_.fill_kind, keys);
+    const Fill* const fill = column_.fill;
+    if (begin == end && fill) return add_key(sample, begin, fill->value(), fill->kind, keys);
     for (size_t at = begin; at < end; ++at) {
       if (!column_.is_missing(at)) add_key(sample, at, column_.value(at), column_.kind, keys);
-      else if (feature_.fills) add_key(sample, at, fill(), feature_.fill_kind, keys);
+      else if (fill) add_key(sample, at, fill->value(), fill->kind, keys);
     }
   }
 
   float number(size_t sample) {
     const auto [begin, end] = values_of(sample);
     const bool is_missing = begin == end || column_.is_missing(begin);
-    require(!is_missing || feature_.fills, sample, begin, "is missing");
-    const Value value = is_missing ? fill() : column_.value(begin);
-    const ValueKind kind = is_missing ? feature_.fill_kind : column_.kind;
+    require(!is_missing || column_.fill, sample, begin, "is missing");
+    const Value value = is_missing ? column_.fill->value() : column_.value(begin);
+    const ValueKind kind = is_missing ? column_.fill->kind : column_.kind;
     float single = kind == ValueKind::kInteger ? static_cast<float>(value.integer) : value.number;
     require(std::isfinite(single), sample, begin, "is infinite");
     if (feature_.lowest < feature_.highest) single = std::min(std::max(single, feature_.lowest), feature_.highest);
@@ -127,8 +128,6 @@ class FeatureValues {
   }
 
  private:
-  Value fill() const { return {feature_.fill_text, feature_.fill_integer, feature_.fill_number}; }
-
   void require(bool is_right, size_t sample, size_t at, const char* why) const {
     if (!is_right) throw TransformFault{number_, sample, at, why};
   }
@@ -149,12 +148,14 @@ class FeatureValues {
     uint64_t hash = kCrossSeed;
     for (const CrossPart& part : feature_.parts) {
       const Column& column = columns_[part.column];
-      if (column.is_missing(sample)) return;
-      const Value value = column.value(sample);
-      if (column.kind == ValueKind::kText) require(is_utf8(value.text), sample, sample, "is not UTF-8");
-      hash = cross(hash, column.kind == ValueKind::kText  ? fingerprint64(value.text)
-                         : part.boundaries.empty()        ? static_cast<uint64_t>(value.integer)
-                                                          : place_among(part.boundaries, value, column.kind));
+      const bool is_missing = column.is_missing(sample);
+      if (is_missing && !column.fill) return;
+      const Value value = is_missing ? column.fill->value() : column.value(sample);
+      const ValueKind kind = is_missing ? column.fill->kind : column.kind;
+      if (kind == ValueKind::kText) require(is_utf8(value.text), sample, sample, "is not UTF-8");
+      hash = cross(hash, part.is_text              ? fingerprint64(Text(value, kind).view())
+                         : part.boundaries.empty() ? static_cast<uint64_t>(value.integer)
+                                                   : place_among(part.boundaries, value, kind));
     }
     keys.push_back(bucket_of(hash, feature_));
   }
@@ -170,17 +171,19 @@ class FeatureValues {
       default: break;
     }
     const int64_t key = value.integer;
-    if (feature_.buckets.count()) require(static_cast<uint64_t>(key) < feature_.buckets.count(), sample, at, "is outside of its range");
-    else require(key >= kSmallestKey && key <= kLargestKey, sample, at, "is reserved");
+    const uint64_t size = feature_.buckets.count();
+    require(!size || static_cast<uint64_t>(key) < size, sample, at, "is outside of its range");
+    require(key >= kSmallestKey && key <= kLargestKey, sample, at, "is reserved");
     keys.push_back(feature_.offset + key);
   }
 
   void add_place(std::string_view text, std::vector<int64_t>& keys) {
     const int64_t place = feature_.vocabulary->find(text);
-    const auto unknown = static_cast<int64_t>(feature_.unknown_buckets.count());
+    const Buckets& unknown = feature_.unknown_buckets;
     ++(place < 0 ? unknown_ : known_);
-    if (place >= 0) keys.push_back(feature_.offset + unknown + place);
-    else if (unknown) keys.push_back(feature_.offset + static_cast<int64_t>(feature_.unknown_buckets.remainder(fingerprint64(text))));
+    if (place < 0 && !unknown.count()) return;
+    const uint64_t key = place < 0 ? unknown.remainder(fingerprint64(text)) : unknown.count() + static_cast<uint64_t>(place);
+    keys.push_back(feature_.offset + static_cast<int64_t>(key));
   }
 
   const size_t number_;
@@ -236,7 +239,8 @@ Transformed transform(const std::vector<Feature>& features, const std::vector<Co
     for (size_t sample = 0; sample < end - begin; ++sample)
       for (size_t slot = 0; slot < slots; ++slot) {
         const auto [first, last] = has_one_each ? std::pair(sample, sample + 1) : of_sample(bags[slot], sample);
-        if (!has_one_each) std::copy(bags[slot].keys.begin() + static_cast<int64_t>(first), bags[slot].keys.begin() + static_cast<int64_t>(last), out.keys.begin() + static_cast<int64_t>(at));
+        const int64_t* const from = bags[slot].keys.data();
+        if (!has_one_each) std::copy(from + first, from + last, out.keys.data() + at);
         at += last - first;
         out.row_ptrs[++bag] = static_cast<int32_t>(at);
       }

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "features/values.hpp"
@@ -13,10 +12,11 @@ namespace hotrow {
 
 enum class Hash { kFarm, kSip, kMurmur3, kXxh64 };
 
-// One of the values that a cross joins. A number is the number of boundaries that are at most it.
+// One of the values that a cross joins: a text, an integer, or the number of boundaries that are at most a number.
 struct CrossPart {
   size_t column;
   std::vector<float> boundaries;
+  bool is_text;  // an integer of the column is its digits
 };
 
 // A number of buckets, and the remainder of a hash without a division.
@@ -36,7 +36,8 @@ class Buckets {
   uint64_t count_ = 0, reciprocal_ = 0;
 };
 
-// What a feature makes of a value. `place` is its slot, or of a dense feature its column.
+// What a feature makes of a value. A value that stays missing has no key, and is a fault of a dense feature. `place` is
+// its slot, or of a dense feature its column.
 struct Feature {
   enum Kind { kHash, kVocabulary, kBucketize, kIdentity, kCross, kDense };
   enum Keep { kAll, kFirst, kLast };
@@ -56,12 +57,6 @@ struct Feature {
 
   size_t most_values = SIZE_MAX;  // of one sample
   Keep keep = kAll;               // of more values; kAll: more are a fault
-
-  bool fills = false;  // a missing value becomes `fill`; without it, it has no key, and in a dense feature is a fault
-  ValueKind fill_kind = ValueKind::kText;
-  std::string fill_text;
-  int64_t fill_integer = 0;
-  float fill_number = 0;
 
   float lowest = 0, highest = 0;  // of a dense feature: the value is clipped, if lowest < highest
   bool takes_log = false;         // then log(1 + value)

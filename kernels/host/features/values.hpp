@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -17,6 +18,16 @@ struct Value {
   float number = 0;
 };
 
+// What stands for the missing values of a column.
+struct Fill {
+  ValueKind kind;
+  std::string text;
+  int64_t integer;
+  float number;
+
+  Value value() const { return {text, integer, number}; }
+};
+
 // V values of B samples. A value that is not valid, NaN or the empty text is missing.
 struct Column {
   ValueKind kind = ValueKind::kText;
@@ -28,6 +39,7 @@ struct Column {
   const float* floats = nullptr;
   const uint8_t* valid = nullptr;   // [V]; null: all are valid
   const int64_t* splits = nullptr;  // [B + 1], where each sample's list begins; null: a value each
+  const Fill* fill = nullptr;       // null: a missing value stays missing
 
   bool is_missing(size_t at) const {
     if (valid && !valid[at]) return true;

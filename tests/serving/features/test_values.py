@@ -190,6 +190,7 @@ def test_an_unknown_feature_is_an_error_or_ignored(reader_of):
         ({"kind": "identity"}, np.array(["2024-01-01"], "M8[s]"), "x of sample 0: expected an integer, got"),
         ({"kind": "identity", "type": "boolean"}, [2], "x of sample 0: expected true or false, got 2"),
         ({"kind": "identity", "type": "boolean"}, ["yes"], "x of sample 0: expected true or false, got 'yes'"),
+        ({"kind": "identity"}, ["+5", "+-5"], "x of sample 1: expected an integer, got '\\+-5'"),
         ({"kind": "dense"}, ["1.5", "x"], "x of sample 1: expected a number, got 'x'"),
         ({"kind": "dense"}, [1.5, True], "x of sample 1: expected a number, got True"),
         ({"kind": "dense"}, [1.5, None], "x of sample 1: is missing, and the feature says nothing of missing values"),
@@ -223,6 +224,19 @@ def test_a_wrong_value_is_named(reader_of, feature, values, text):
     )
     with pytest.raises(FeatureValueError, match=text):
         reader_of({"name": "x", **feature})({"x": values}, samples)
+
+
+def test_a_cross_joins_the_values_that_its_features_have(reader_of):
+    features = [
+        {"name": "user", "kind": "hash", "missing": "17"},
+        {"name": "age", "kind": "bucketize", "boundaries": [18], "missing": 30},
+        {"name": "both", "kind": "cross", "of": ["user", "age"], "buckets": 10**9},
+    ]
+    reader = reader_of(*features)
+    expected = reader({"user": ["17", "17"], "age": [30.0, 30.0]}, 2).keys.tolist()
+    for users in ([17, 17], np.array([17, 17]), ["", "17"], [None, 17], texts(["17", ""])):
+        assert reader({"user": users, "age": [None, 40]}, 2).keys.tolist() == expected
+    assert reader({"age": np.array([30, 31])}, 2).keys.tolist() == expected
 
 
 def test_the_sample_of_a_wrong_crossed_value_is_named(reader_of):
