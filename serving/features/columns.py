@@ -5,6 +5,7 @@ null, NaN, an absent feature, and the empty text of any feature.
 """
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from itertools import accumulate, chain, repeat
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ Column = tuple[Any, ...]
 #: Whose values are being read, and where those of each sample begin, for messages.
 Place = tuple[FeatureConfig, Ints | None]
 
-_LARGEST_EXACT = 2.0**53
+_LARGEST_EXACT = 2.0**53 - 1  # 2^53 may be another integer, rounded
 _LARGEST_INTEGER = np.uint64(2**63 - 1)
 _TEXTS_OF_BOOLEANS = {"true": 1, "false": 0, "1": 1, "0": 0}
 _UNITS = {"s": "s", "ms": "ms", "us": "us", "ns": "ns", "day": "D"}
@@ -190,8 +191,8 @@ def _strings(place: Place, values: Any) -> Column:
             texts.append(value.encode("utf-8", "surrogatepass"))
         elif isinstance(value, bytes):
             texts.append(value)
-        elif isinstance(value, int | np.integer) and not isinstance(value, bool):
-            texts.append(str(int(value)).encode())
+        elif isinstance(value, int | np.integer | Decimal) and not isinstance(value, bool):
+            texts.append(str(value).encode())
         elif _is_missing(value):
             valid[at] = False
             texts.append(b"")
@@ -275,6 +276,8 @@ def _numbers(place: Place, items: Any, dtype: Any, read: Any) -> tuple[Any, Flag
         for at, value in enumerate(items):
             if isinstance(value, bytes):
                 value = value.decode("utf-8", "replace")
+            elif isinstance(value, Decimal):
+                value = str(value)
             if _is_missing(value):
                 valid[at] = False
                 continue

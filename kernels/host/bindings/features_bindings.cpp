@@ -281,21 +281,29 @@ nb::object cut(nb::handle bytes, nb::handle begins, nb::handle ends, nb::handle 
 }
 
 // Spaces around a number do not count.
-template <class T>
-bool parse(std::string_view text, T& out) {
+std::string_view trimmed(std::string_view text) {
   const auto is_space = [](char letter) { return letter == ' ' || letter == '\t'; };
   while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
   while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+template <class T>
+bool parse(std::string_view text, T& out) {
+  text = trimmed(text);
   if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
   return error == std::errc() && end == text.data() + text.size();
 }
 
-// An integer may be written as 17 or 17.0, but not as 17.5.
+// An integer may be written as 17, 17.0 or 1.7e1, but not as 17.5. A power of ten is exact below 2^53.
 bool parse_integer(std::string_view text, int64_t& out) {
+  text = trimmed(text);
+  const size_t point = text.find('.');
+  if (point != text.npos && text.find_first_not_of('0', point + 1) == text.npos) text = text.substr(0, point);
   if (parse(text, out)) return true;
   double number = 0;
-  if (!parse(text, number) || std::floor(number) != number || std::fabs(number) > 9007199254740992.0) return false;
+  if (!parse(text, number) || std::floor(number) != number || std::fabs(number) >= 9007199254740992.0) return false;
   out = static_cast<int64_t>(number);
   return true;
 }

@@ -82,6 +82,12 @@ def test_an_object_of_another_library_is_read_through_arrow(reader):
     assert bits(reader.transform(columns, rows)) == bits(reader(ROWS, 3))
 
 
+def test_decimals_of_python_are_their_text(reader):
+    decimals = {"user": [Decimal("1.50")], "price": [Decimal("1.50")], "day": [Decimal("3.0")]}
+    texts = {name: [str(value)] for name, [value] in decimals.items()}
+    assert bits(reader(decimals, 1)) == bits(reader(texts, 1))
+
+
 def test_json_gives_the_same_bits(reader):
     rows = orjson.loads(json.dumps(ROWS))
     assert bits(reader(rows, 3)) == bits(reader(ROWS, 3))
