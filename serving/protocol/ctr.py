@@ -64,6 +64,7 @@ def signature_of(config: ModelConfig, features: FeatureDefinition | None = None)
             *_inputs_of(features),
         ),
         outputs=(TensorSpec(PROBABILITIES, ("FP32",), (-1, config.label_dim)),),
+        allows_others=_ignores_others(features),
     )
 
 
@@ -74,12 +75,20 @@ def _inputs_of(features: FeatureDefinition | None) -> Iterator[TensorSpec]:
             yield TensorSpec(f"{feature.name}{OFFSETS}", ("INT32", "INT64"), (-1, -1), optional=True)
 
 
+def _ignores_others(features: FeatureDefinition | None) -> bool:
+    return features is not None and features.unknown_features == "ignore"
+
+
 def batch_of(config: ModelConfig, inputs: dict[str, Any], features: FeatureReader | None = None) -> Batch:
     """Return the samples in a request's tensors, which an ``InferDecoder`` for ``signature_of`` made.
 
     Raises:
         RequestError: a tensor is wrong, or the request has keys and raw features.
     """
+    if features is not None and _ignores_others(features.definition):
+        names = {DENSE, KEYS, ROW_PTRS, *(spec.name for spec in _inputs_of(features.definition))}
+        features.check_names(inputs.keys() - names)
+        inputs = {name: inputs[name] for name in inputs if name in names}
     of_keys = inputs.keys() & {DENSE, KEYS, ROW_PTRS}
     if features is None or len(of_keys) == len(inputs) > 0:
         if KEYS not in inputs:

@@ -78,13 +78,22 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The inputs and outputs of one model."""
+    """The inputs and outputs of one model.
+
+    Attributes:
+        inputs: the inputs.
+        outputs: the outputs.
+        allows_others: a request may have other inputs of any name and datatype.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    allows_others: bool = False
 
     def input(self, name: str, path: str) -> TensorSpec:
         """The input called ``name``; a RequestError at ``<path>.name`` that lists the inputs if there is none."""
+        if self.allows_others and all(spec.name != name for spec in self.inputs):
+            return TensorSpec(name, tuple(DTYPES), (-1,), optional=True)
         return _find(self.inputs, name, path, "input")
 
     def output(self, name: str, path: str) -> TensorSpec:

@@ -216,6 +216,16 @@ def test_a_wrong_tensor_is_named(config, reader, changed, text):
         decode_http(config, reader, tensors(**changed))
 
 
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_undefined_tensors_are_ignored_and_counted_if_the_definition_says_so(config, carrier):
+    ignoring = {"format": 1, "unknown_features": "ignore", "features": FEATURES}
+    config.graph_file.with_name("features.json").write_text(json.dumps(ignoring))
+    reader = open_features(config)
+    others = {"city": ("BYTES", np.array([b"x"], object)), "age.offsets": ("INT32", np.array([7], np.int32))}
+    assert bits(CARRIERS[carrier](config, reader, others | tensors())) == expected_bits(reader, VALUES)
+    assert [sample.value for sample in reader.readings(())] == [2]
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
