@@ -284,8 +284,7 @@ def _ranges(of_slots: tuple[SlotRange, ...]) -> tuple[Ints, Ints]:
 def _too_many_keys(table: TableConfig, limit: int, counts: NDArray[np.int32]) -> RequestError:
     """Return the error for the first sample with more keys than ``limit``; ``counts`` has each sample's keys."""
     at = int(np.argmax(counts > limit))
-    reason = f"sample {at} has {counts[at]} keys, but table {table.name!r} takes at most {limit} per sample"
-    return RequestError(f"{ROW_PTRS}: {reason}")
+    return RequestError(f"sample {at} has {counts[at]} keys, but table {table.name!r} takes at most {limit} per sample")
 
 
 def _check_blocks(keys: Ints, offsets: Offsets, borders: list[int]) -> None:

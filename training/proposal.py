@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serving.errors import ConfigError
-from serving.features import PANDAS_INDEX
+from serving.features import PANDAS_INDEX, is_list_type
 from serving.model.atomic import atomic_write
 from serving.model.strict_json import LARGEST_FLOAT32
 from training.data.columns import column_batches, import_pyarrow
@@ -159,7 +159,7 @@ def _proposed(pa: Any, name: str, array: Any) -> Proposal:
 def _values_of(pa: Any, array: Any) -> tuple[Any, dict[str, Any]]:
     """Return the values of a column that are not missing, and the option of a list."""
     types, compute, lists = pa.types, pa.compute, {}
-    if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
+    if is_list_type(pa, array.type):
         lengths = compute.fill_null(compute.list_value_length(array), 0)
         most = int(compute.quantile(lengths, _LONG_LIST, interpolation="higher")[0].as_py())
         lists = {"list": {"most": max(most, 1), "keep": "first"}}

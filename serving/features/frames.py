@@ -21,6 +21,11 @@ def is_frame(given: Any) -> bool:
     return hasattr(given, "__arrow_c_stream__")
 
 
+def is_list_type(pa: Any, kind: Any) -> bool:
+    """Whether an Arrow type is one of lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
 def columns_of_frame(reader: FeatureReader, frame: Any) -> tuple[list[Column], int]:
     """Return the columns of a frame's features, and the number of its rows.
 
@@ -63,7 +68,7 @@ def _column_of_array(feature: FeatureConfig, array: Any, samples: int) -> Column
     if pa.types.is_null(array.type):
         return missing_column(feature, samples)
     splits = None
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+    if is_list_type(pa, array.type):
         compute = import_module("pyarrow.compute")
         lengths = compute.fill_null(compute.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         splits = np.zeros(samples + 1, np.int64)

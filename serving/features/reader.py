@@ -1,5 +1,6 @@
 """``FeatureReader``: raw features of samples in, keys and dense numbers of a model out."""
 
+import codecs
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -279,7 +280,8 @@ def compile_vocabulary(content: bytes, source: str, where: str) -> tuple[bytes, 
     """
     if content.decode("utf-8", "replace").encode() != content:
         raise ConfigError(source, where, "expected text in UTF-8")
-    lines = [line.removesuffix(b"\r") for line in content.removesuffix(b"\n").split(b"\n")]
+    content = content.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
+    lines = [line.removesuffix(b"\r") for line in content.split(b"\n")]
     if b"" in lines:
         raise ConfigError(source, where, f"line {lines.index(b'') + 1} is empty; expected a value in each line")
     return _compiled(lines, source, where, "line")

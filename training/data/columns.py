@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import FeatureValueError, MissingExtraError, nearest
+from serving.features import is_list_type
 from serving.model.atomic import atomic_write
 from serving.model.data_files import list_data_files
 from serving.model.regular_file import check_regular, wrong_kind
@@ -406,7 +407,7 @@ class _Converter:
         A column without any value has no type in its file. Its nulls get the type int64.
         """
         column = batch.column(name)
-        is_list = _is_list(self._pa, column.type)
+        is_list = is_list_type(self._pa, column.type)
         stored = column.type.value_type if is_list else column.type
         plain = self._pa.int64() if self._pa.types.is_null(stored) else stored
         if self._pa.types.is_dictionary(stored):
@@ -439,7 +440,7 @@ class _Converter:
 
     def _slot(self, slot: int, column: Any) -> Bags:
         pa = self._pa
-        if _is_list(pa, column.type):
+        if is_list_type(pa, column.type):
             sizes = pa.compute.fill_null(pa.compute.list_value_length(column), 0).to_numpy(zero_copy_only=False)
             values = column.flatten()
         else:
@@ -464,10 +465,6 @@ class _Converter:
         shown = "null" if found[at] is None else found[at]
         reason = f"expected an integer of 64 bits, found {shown}"
         raise DataError(self._path, reason, column=name, record=self._first_row + row)
-
-
-def _is_list(pa: Any, kind: Any) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _side_by_side(columns: Sequence[NDArray[Any]], rows: int, dtype: type[Number]) -> NDArray[Number]:

@@ -135,7 +135,7 @@ def test_a_written_definition_gives_the_same_keys(reader_of, tmp_path):
     item = {"name": "item", "kind": "vocabulary", "values": ["a", "b"], "slot": "t[0]"}
     seen = {**item, "name": "seen", "slot": "t[1]", "shares": "item", "list": {}}
     of_other_name = {"name": "feature0", "kind": "vocabulary", "vocabulary": "windows.txt"}
-    (tmp_path / "windows.txt").write_bytes(b"x\r\na b\r\n\xc3\xbc")
+    (tmp_path / "windows.txt").write_bytes(b"\xef\xbb\xbfx\r\na b\r\n\xc3\xbc")
     tables = {"t[0]": "t", "t[1]": "t"}
     reader = reader_of(item, seen, of_other_name, tables=tables)
     write_definition(reader.definition, tmp_path / "written.json")
