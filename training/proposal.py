@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serving.errors import ConfigError
-from serving.features import PANDAS_INDEX, is_list_type
+from serving.features import PANDAS_INDEX, is_list_type, is_taken
 from serving.model.atomic import atomic_write
 from serving.model.strict_json import LARGEST_FLOAT32
 from training.data.columns import column_batches, import_pyarrow
@@ -178,8 +178,10 @@ def _values_of(pa: Any, array: Any) -> tuple[Any, dict[str, Any]]:
 
 def _why_left_out(types: Any, name: str, kind: Any) -> str:
     """Say why values of a type are no feature; empty if they may be one."""
-    if name.startswith(PANDAS_INDEX):
+    if not name or name.startswith(PANDAS_INDEX):
         return "left out: the index of a pandas frame"
+    if is_taken(name):
+        return "left out: requests have this name for more; rename the column"
     if types.is_timestamp(kind) or types.is_date(kind):
         return _NO_TIME
     if _is_text(types, kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):

@@ -6,7 +6,14 @@ returns the keys and the dense numbers of a model.
 """
 
 from serving.features.columns import Column, Texts, column_of, count_samples, joined_texts, missing_column
-from serving.features.definition import FEATURES_FILE, OFFSETS, FeatureConfig, FeatureDefinition, read_definition
+from serving.features.definition import (
+    FEATURES_FILE,
+    OFFSETS,
+    FeatureConfig,
+    FeatureDefinition,
+    is_taken,
+    read_definition,
+)
 from serving.features.frames import PANDAS_INDEX, columns_of_arrays, columns_of_frame, is_frame, is_list_type
 from serving.features.opening import open_features, slots_of, slots_of_tables
 from serving.features.reader import FeatureReader, SlotOfTable, Transformed, key_count
@@ -29,6 +36,7 @@ __all__ = [
     "count_samples",
     "is_frame",
     "is_list_type",
+    "is_taken",
     "joined_texts",
     "key_count",
     "missing_column",

@@ -44,6 +44,11 @@ _TYPES: dict[str, tuple[ValueType, ...]] = {
 }
 
 
+def is_taken(name: str) -> bool:
+    """Whether requests have a name for something else than a feature."""
+    return name in _NOT_NAMES or name.endswith(OFFSETS)
+
+
 class KeyRange(NamedTuple):
     """The keys that a feature can give: those from ``begin`` up to ``end``, without ``end``."""
 
@@ -163,7 +168,7 @@ class FeatureConfig(Clause):
 
     @model_validator(mode="after")
     def _belongs_to_kind(self) -> Self:
-        if self.name in _NOT_NAMES or self.name.endswith(OFFSETS):
+        if is_taken(self.name):
             raise at_key("name", f"a feature cannot be called {self.name!r}, because requests have this name for more")
         keys, required = _KEYS[self.kind]
         for key in self.model_fields_set - {"name", "kind", *keys}:

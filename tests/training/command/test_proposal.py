@@ -38,6 +38,8 @@ def columns():
         "big": rng.integers(2**53, 2**60, ROWS),
         "close": 1_600_000_000 + rng.permutation(ROWS) % 50,
         "__index_level_0__": rng.permutation(ROWS),
+        "": rng.permutation(ROWS),
+        "keys": rng.random(ROWS),
     }
 
 
@@ -82,11 +84,13 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
         "nested": "left out: a feature cannot be read from struct",
         "close": "left out: float32 does not tell its numbers apart",
         "__index_level_0__": "left out: the index of a pandas frame",
+        " ": "left out: the index of a pandas frame",
+        "keys": "left out: requests have this name for more; rename the column",
     }.items():
         assert any(line.startswith(column) and f"  {reason}" in line for line in printed.splitlines(keepends=True))
     with hotrow.load_model(data / "models" / "dcn") as session:
         table = pq.read_table("clicks.parquet")
-        table = table.drop_columns(["clicked", "at", "constant", "nothing", "nested", "close"])
+        table = table.drop_columns(["clicked", "at", "constant", "nothing", "nested", "close", "", "keys"])
         assert session.predict(table.slice(0, 64)).shape == (64, 1)
 
 
