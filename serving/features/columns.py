@@ -68,7 +68,7 @@ def column_of(
         raise FeatureValueError(feature.name, None, "expected one value for each sample, got lists")
     if splits is None and feature.is_list:
         values, splits = _cut(feature, values) if isinstance(values, Texts) else _flattened(feature, values)
-    if not _count(feature.name, values):
+    if not (given if splits is None else splits[-1]):
         values = []  # an empty array has no type to check
     *typed, found = _TYPED[feature.value_type]((feature, splits), values)
     return (*typed, found if valid is None else valid if found is None else valid & found, splits)
@@ -114,14 +114,16 @@ def _count(name: str, values: Any) -> int:
     """Return the number of values."""
     if isinstance(values, Texts):
         return len(values.begins)
-    if not _is_list(values):
+    if not isinstance(values, list) and not _is_list(values):
         raise FeatureValueError(name, None, f"expected a list with a value for each sample, got {_shown(values)}")
     return len(values)
 
 
 def _is_list(value: Any) -> bool:
     """Whether a value is a sequence or an array of values; a text is one value."""
-    return hasattr(value, "__len__") and not isinstance(value, str | bytes | Mapping) and getattr(value, "ndim", 1) > 0
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return hasattr(value, "__len__") and not isinstance(value, str | bytes | Mapping)
 
 
 def _shown(value: Any) -> str:
@@ -181,7 +183,8 @@ def _items(place: Place, values: Any, kinds: str = "OUST") -> Any:
 def _strings(place: Place, values: Any) -> Column:
     if isinstance(values, Texts):
         return "text", *values
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and (values <= _LARGEST_INTEGER).all():
+    kind = values.dtype.kind if isinstance(values, np.ndarray) else ""
+    if kind == "i" or (kind == "u" and (values <= _LARGEST_INTEGER).all()):
         return "integer", *_whole(place, values)
     items = _items(place, values, "OUSTuf")
     valid = np.ones(len(items), np.bool_)
