@@ -158,7 +158,9 @@ def _read_features(samples: list[Any], config: ModelConfig, features: FeatureRea
         checked(sample, dict, f"samples[{index}]")
     names = dict.fromkeys(chain.from_iterable(samples))
     try:
-        columns = features.columns({name: [sample.get(name) for sample in samples] for name in names}, len(samples))
+        features.check_names(names)
+        given = {name: [sample.get(name) for sample in samples] for name in features.names if name in names}
+        columns = features.columns(given, len(samples))
         return read_features(config, features, columns, len(samples))
     except FeatureValueError as err:
         at = err.sample
