@@ -20,11 +20,11 @@ from training.data.columns import column_batches, import_pyarrow
 from training.errors import DataError
 
 _MOST_ROWS = 1_000_000
-#: A column with at most so many values has a vocabulary, and a larger column is hashed.
+#: A column with more values is hashed; a column with fewer values has a vocabulary.
 _MOST_VALUES = 1000
-#: Integers with at most so many values are categories.
+#: Integers with at most this many values are categories.
 _FEW_INTEGERS = 20
-#: So many buckets for each value of a hashed column: one of six values then shares its bucket.
+#: Buckets for each value of a hashed column: about one value in six then shares its bucket.
 _BUCKETS_PER_VALUE = 5
 _LEAST_BUCKETS = 1000
 _LONG_LIST = 0.99  # of the lists are kept whole
@@ -50,7 +50,7 @@ class Proposal(NamedTuple):
         distinct: how many values it has.
         missing_ratio: the share of rows without a value.
         feature: the feature for ``features.json``; None: the column is left out.
-        why: what speaks for it.
+        why: a remark on the feature, or why the column is left out.
     """
 
     column: str
@@ -193,7 +193,7 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
     """Return a feature without its name, and a remark; None and why a column is left out."""
     types, compute = pa.types, pa.compute
     if distinct < 2:
-        return None, "left out: it has no two values"
+        return None, "left out: it has fewer than two values"
     if types.is_boolean(values.type):
         return {"kind": "identity", "type": "boolean", "size": 2}, ""
     if _is_text(types, values.type):

@@ -61,7 +61,7 @@ class ListConfig(Clause):
 
     Attributes:
         most: the most values of a sample; None: no limit.
-        keep: of more values, which are kept: the first or the last. None: more values are an error.
+        keep: which values of a longer list are kept: the first or the last. None: a longer list is an error.
         separator: cuts the text of a CSV column into values; None: the values come as lists.
     """
 
@@ -106,7 +106,7 @@ class FeatureConfig(Clause):
         values: the values themselves, in place of a file.
         unknown_buckets: how many keys unknown values have, before the keys of the vocabulary. 0: none.
         boundaries: ascending; the bucket of a number is how many of them are at most it.
-        size: keys are less; None: any key.
+        size: every key is less than it; None: any key.
         of: the features whose values are crossed.
         clip: the smallest and the largest number.
         log1p: the logarithm of 1 + the number is taken, after ``clip``.

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kLargestKey = INT64_MAX - 2, kSmallestKey = INT64_MIN + 2;
 constexpr uint64_t kCrossSeed = 0xDECAFCAFFE;  // TensorFlow's
-// So many samples are transformed feature by feature, before their keys are put in the order of samples.
+// Samples are transformed in blocks of this size: feature by feature, and then put in the order of samples.
 constexpr size_t kBlockSamples = 256;
 constexpr const char* kTooMany = "gives more keys than 32-bit offsets reach";
 

@@ -79,7 +79,7 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
     for column, reason in {
         "income": "dense, log1p\n",
         "at": "left out: a time of training does not come again",
-        "constant": "left out: it has no two values",
+        "constant": "left out: it has fewer than two values",
         "nothing": "left out: a feature cannot be read from null",
         "nested": "left out: a feature cannot be read from struct",
         "close": "left out: float32 does not tell its numbers apart",
