@@ -47,6 +47,12 @@ _PRODUCER_OWN = {
 OWN_SETTINGS = frozenset({"bootstrap.servers", *_CONSUMER_OWN})
 
 
+#: How long the end of a client may take.
+_CLOSE_S = 2.0
+#: The clients whose brokers hang while they end, by their addresses and topics.
+_ENDING: dict[tuple[str, frozenset[str]], threading.Thread] = {}
+
+
 class _Brokers:
     """The addresses and settings of a Kafka cluster.
 
@@ -123,6 +129,8 @@ class KafkaSource(UpdateSource):
         """
         self._brokers = _Brokers(brokers, settings or {}, _CONSUMER_OWN, secrets)
         self._topics = frozenset(topics)
+        self._key = self._brokers.addresses, self._topics
+        self._client: Any = None
         self._refresh_s = refresh_s
         self._closed = threading.Event()
         self._lock = threading.Lock()  # held by whoever uses the client, so ``close`` frees no client in use
@@ -135,6 +143,10 @@ class KafkaSource(UpdateSource):
 
     def start(self, positions: Mapping[str, str]) -> None:
         """See ``UpdateSource``."""
+        ending = _ENDING.get(self._key)
+        if ending is not None and ending.is_alive():  # so at most one client of a log is left behind
+            raise SourceUnreachableError(self._brokers.name, "its brokers hang, and do not let an earlier client end")
+        _ENDING.pop(self._key, None)
         chosen = {}
         for name, text in positions.items():
             if name.rpartition("/")[0] not in self._topics:
@@ -181,12 +193,19 @@ class KafkaSource(UpdateSource):
                 self._client.commit(offsets=offsets, asynchronous=True)
 
     def close(self) -> None:
-        """See ``UpdateSource``."""
+        """See ``UpdateSource``.
+
+        A client waits for the answer to its last commit. If the brokers hang, it ends later, in a thread.
+        """
         self._closed.set()
         with self._lock:
-            if self._client is not None:
-                self._client.close()
-                self._client = None
+            client, self._client = self._client, None
+        if client is not None:
+            ending = threading.Thread(target=client.close, name="hotrow-kafka-close", daemon=True)
+            ending.start()
+            ending.join(_CLOSE_S)
+            if ending.is_alive():
+                _ENDING[self._key] = ending
 
     def _poll(self, wait_s: float) -> list[Record]:
         if self._fault is not None:
