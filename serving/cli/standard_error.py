@@ -87,11 +87,14 @@ class StandardError(io.TextIOBase):
                 self._waiting.clear()
             text = begin + data
             lost = self._write_all(text)
+            lost_lines = lost.count(b"\n")
             if len(lost) < len(text):
                 begin = b"" if text[: len(text) - len(lost)].endswith(b"\n") else b"\n"
+            else:
+                lost_lines -= len(begin)  # it ends a line that was counted when it was cut
             with self._change:
                 self._waiting_bytes -= len(data)
-                self._dropped += lost.count(b"\n")
+                self._dropped += lost_lines
                 if self._dropped and not lost:
                     report = self._dropped_line(self._dropped).encode()
                     self._waiting.append(report)

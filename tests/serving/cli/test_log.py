@@ -126,11 +126,11 @@ def test_a_log_on_a_full_disk_drops_lines_and_says_so_when_there_is_room_again(f
 
     lines = file.read_text().splitlines()
     written = sum("line " in line for line in lines)
-    dropped = sum(
-        int(number.replace(",", "")) for number in re.findall(r"disk was full: ([\d,]+) lines were", str(lines))
-    )
+    reports = re.findall(r"disk was full: ([\d,]+) lines were dropped", str(lines))
+    dropped = sum(int(number.replace(",", "")) for number in reports)
+    assert reports
     assert 0 < written < 2000
-    assert written + dropped in (2000, 2001)  # the line that was cut is in the file, too
+    assert 0 <= written + dropped - 2000 <= len(reports) + 1  # a line that was cut is in the file, too
     assert sum("the end" in line for line in lines) == 1
 
 
