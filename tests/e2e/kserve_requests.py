@@ -2,7 +2,7 @@
 
 import numpy as np
 
-DATATYPES = {"float32": "FP32", "int64": "INT64", "int32": "INT32"}
+DATATYPES = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "bool": "BOOL", "object": "BYTES"}
 
 
 def request_of(model, samples, seed=3):
