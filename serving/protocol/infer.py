@@ -36,10 +36,9 @@ from serving.protocol.tensors import (
     Signature,
     Tensor,
     TensorSpec,
-    array_from_numbers,
     json_numbers,
     tensor_from_bytes,
-    texts_from_json,
+    tensor_from_json,
 )
 
 # The members in KServe v2; ``parameters`` may hold anything.
@@ -186,13 +185,10 @@ def _read_described(tensor: dict[str, Any], path: str, spec: TensorSpec) -> _Inp
             check_part_size(part, dtype, shape, path)
         return _Input(spec.name, path, dtype, shape, None, 0, part)
     if "binary_data_size" not in parameters:
-        data = _numbers_of(tensor, path)
-        numbers: Tensor
-        if dtype.kind == "O":
-            numbers = texts_from_json(data, shape, f"{path}.data")
-        else:
-            numbers = array_from_numbers(data, dtype, shape, f"{path}.data")
-        return _Input(spec.name, path, dtype, shape, numbers, 0)
+        if "data" not in tensor:
+            raise RequestError(f"{path}: expected data or parameters.binary_data_size, but neither came")
+        values = tensor_from_json(tensor["data"], dtype, shape, f"{path}.data")
+        return _Input(spec.name, path, dtype, shape, values, 0)
     if "data" in tensor:
         raise RequestError(f"{path}: expected data or parameters.binary_data_size, but both came")
     size_bytes = checked(parameters["binary_data_size"], int, f"{path}.parameters.binary_data_size")
@@ -201,12 +197,6 @@ def _read_described(tensor: dict[str, Any], path: str, spec: TensorSpec) -> _Inp
         needed = f"shape {list(shape)} of {datatype} needs {needed_bytes:,} bytes"
         raise RequestError(f"{path}.parameters.binary_data_size: {needed}, but {size_bytes:,} are announced")
     return _Input(spec.name, path, dtype, shape, None, size_bytes)
-
-
-def _numbers_of(tensor: dict[str, Any], path: str) -> Any:
-    if "data" not in tensor:
-        raise RequestError(f"{path}: expected data or parameters.binary_data_size, but neither came")
-    return tensor["data"]
 
 
 def _arrays(head: _Head, body: bytes, offset: int, regions: SharedMemory) -> dict[str, Tensor]:

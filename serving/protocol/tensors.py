@@ -155,7 +155,12 @@ def array_from_numbers(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], 
     return array.reshape(shape)
 
 
-def texts_from_json(data: Any, shape: tuple[int, ...], path: str) -> TextTensor:
+def tensor_from_json(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> Tensor:
+    """Turn the JSON of a tensor, one flat list or nested like ``shape``, into the tensor; else a RequestError."""
+    return _texts_from_json(data, shape, path) if dtype.kind == "O" else array_from_numbers(data, dtype, shape, path)
+
+
+def _texts_from_json(data: Any, shape: tuple[int, ...], path: str) -> TextTensor:
     """Turn JSON strings, as one flat list or nested like ``shape``, into a tensor; anything else is a RequestError."""
     items = _flatten(data, shape, path)
     if len(items) != math.prod(shape):
@@ -166,7 +171,7 @@ def texts_from_json(data: Any, shape: tuple[int, ...], path: str) -> TextTensor:
     return TextTensor(joined_texts([item.encode() for item in items]), shape)
 
 
-def texts_from_bytes(data: Any, shape: tuple[int, ...], path: str) -> TextTensor:
+def _texts_from_bytes(data: Any, shape: tuple[int, ...], path: str) -> TextTensor:
     """Turn the bytes of a BYTES tensor, uint32 lengths each with its text, into a tensor, without a copy."""
     content, wanted = np.frombuffer(data, np.uint8), math.prod(shape)
     found = find_texts(content, wanted)
@@ -179,7 +184,7 @@ def texts_from_bytes(data: Any, shape: tuple[int, ...], path: str) -> TextTensor
 def tensor_from_bytes(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> Tensor:
     """Turn the bytes of a tensor, which have its size, into the tensor, without a copy if they are aligned."""
     if dtype.kind == "O":
-        return texts_from_bytes(data, shape, path)
+        return _texts_from_bytes(data, shape, path)
     if dtype.kind == "b":  # a client's byte may be neither 0 nor 1
         return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
     array = np.frombuffer(data, dtype)

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from serving.errors import RequestError
 from serving.protocol.infer import InferDecoder, InferRequest
-from serving.protocol.tensors import DTYPES, Signature, TensorSpec, array_from_numbers
+from serving.protocol.tensors import DTYPES, Signature, TensorSpec, array_from_numbers, tensor_from_json
 
 SIGNATURE = Signature(
     inputs=(
         TensorSpec("DES", ("FP32",), (-1, 2)),
         TensorSpec("CATCOLUMN", ("INT64", "UINT32"), (-1,)),
         TensorSpec("ROWINDEX", ("INT32",), (-1,)),
+        TensorSpec("TEXT", ("BYTES",), (-1,)),
     ),
     outputs=(TensorSpec("OUTPUT0", ("FP32",), (-1, 1)),),
 )
@@ -28,13 +29,14 @@ JSON_VALUES = st.recursive(
 
 
 def valid_request():
-    """A whole request: one JSON tensor and two binary ones."""
+    """A whole request: one JSON tensor of numbers, one of texts, and two binary ones."""
     tail = np.array([7, 8], np.int64).tobytes() + np.array([0, 1, 2], np.int32).tobytes()
     head = json.dumps(
         {
             "id": "1",
             "inputs": [
                 {"name": "DES", "datatype": "FP32", "shape": [1, 2], "data": [0.5, 1.5]},
+                {"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a"]},
                 {"name": "CATCOLUMN", "datatype": "INT64", "shape": [2], "parameters": {"binary_data_size": 16}},
                 {"name": "ROWINDEX", "datatype": "INT32", "shape": [3], "parameters": {"binary_data_size": 12}},
             ],
@@ -103,9 +105,11 @@ def test_a_request_with_one_json_value_replaced(data):
     datatype=st.sampled_from(sorted(DTYPES)),
     shape=st.lists(st.integers(0, 4), min_size=1, max_size=3),
 )
+@example(value=[], datatype="BYTES", shape=[0])
+@example(value=["a", 1], datatype="BYTES", shape=[2])
 def test_any_json_value_as_tensor_data(value, datatype, shape):
     with contextlib.suppress(RequestError):
-        assert array_from_numbers(value, DTYPES[datatype], tuple(shape), "data").shape == tuple(shape)
+        assert tensor_from_json(value, DTYPES[datatype], tuple(shape), "data").shape == tuple(shape)
 
 
 @settings(deadline=None)
