@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from serving.errors import ConfigError
-from training.model.document import TrainingDocument, parse_document
+from training.model.document import TrainingDocument, open_document, parse_document
 
-# The sizes in the files of the built-in networks for Criteo's columns.
+# The built-in networks that read Criteo's columns from one table, and the sizes in their files.
+_FITTING = ("dcn", "dcn_v2", "deepfm", "dlrm", "wdl")
 _SLOTS, _DENSE, _DIM = 26, 13, 16
 _SIZED = {
     *("slot_num", "max_feature_num_per_sample", "dense_dim", "leading_dim", "ranges", "weight_dims", "out_dim"),
@@ -17,9 +18,8 @@ _NEED_DENSE = ("WeightMultiply", "Interaction")
 
 
 def is_fitting(document: TrainingDocument) -> bool:
-    """Whether a network can have other sizes: it reads Criteo's columns from one table."""
-    graph = document.graph
-    return graph.dense_dim == _DENSE and [entry.slots for entry in graph.sparse] == [_SLOTS]
+    """Whether a network can have other sizes. In a graph of your own, an equal number may mean something else."""
+    return document.name in _FITTING and document.document == open_document(document.name).document
 
 
 def fitted(document: TrainingDocument, slots: int, dense: int, most_keys: int, dim: int = _DIM) -> TrainingDocument:

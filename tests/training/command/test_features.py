@@ -167,6 +167,15 @@ def test_a_graph_of_your_own_names_the_slots(data, tmp_path):
         assert answer.shape == (2, 1)
 
 
+def test_the_sizes_of_a_graph_of_your_own_stay(data, tmp_path, capsys):
+    """Also if its inputs have the sizes of a built-in network's."""
+    graph = json.loads(built_in_graphs()["dcn"].read_text())
+    graph["layers"][6]["fc_param"]["num_output"] = 416
+    (tmp_path / "dcn.json").write_text(json.dumps(graph))
+    assert train(data, tmp_path / "models", "--model", str(tmp_path / "dcn.json")) == 1
+    assert "the model has no slot 'user'" in capsys.readouterr().err
+
+
 def test_a_version_that_shares_tables_takes_raw_features(data, tmp_path):
     features = FeatureFile(data / "features.json", open_document("dcn"), ["clicked"])
     document = features.document
