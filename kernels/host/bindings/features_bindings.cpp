@@ -17,19 +17,11 @@
 #include <vector>
 
 #include "bindings/arguments.hpp"
-#include "bindings/python_names.hpp"
+#include "bindings/results.hpp"
 #include "features/transform.hpp"
 
 namespace hotrow {
 namespace {
-
-template <class T>
-nb::object as_array(const std::vector<T>& items, const nb::object& dtype) {
-  nb::object array = python().empty(items.size(), dtype);
-  const Array out(array, "out", "items[N]", Array::kWrite);
-  std::copy(items.begin(), items.end(), out.data<T>());
-  return array;
-}
 
 // Arrays borrowed for one call.
 using Borrowed = std::vector<std::unique_ptr<Array>>;
@@ -195,9 +187,8 @@ class PyTransform {
     }
     release.reset();
     if (fault) return nb::make_tuple(fault->feature, fault->sample, fault->value, fault->why);
-    nb::object dense = as_array(out.dense, python().float32).attr("reshape")(samples, dense_dim_);
-    return nb::make_tuple(as_array(out.keys, python().int64), as_array(out.row_ptrs, python().int32), dense,
-                          as_array(out.known, python().int64), as_array(out.unknown, python().int64));
+    nb::object dense = array_of(out.dense).attr("reshape")(samples, dense_dim_);
+    return nb::make_tuple(array_of(out.keys), array_of(out.row_ptrs), dense, array_of(out.known), array_of(out.unknown));
   }
 
  private:
@@ -246,9 +237,9 @@ class PyTransform {
 };
 
 nb::object places(const TextPlaces& found, bool has_splits) {
-  nb::object begins = as_array(found.begins, python().int64), ends = as_array(found.ends, python().int64);
+  nb::object begins = array_of(found.begins), ends = array_of(found.ends);
   if (!has_splits) return nb::make_tuple(begins, ends);
-  return nb::make_tuple(begins, ends, as_array(found.splits, python().int64));
+  return nb::make_tuple(begins, ends, array_of(found.splits));
 }
 
 // (begins, ends) of `count` texts after their lengths, or how many were found.
@@ -318,8 +309,8 @@ bool parse_float(std::string_view text, float& out) {
 
 // Numbers that texts stand for; the place of the first text that stands for none. The numbers of missing texts are 0.
 template <class T>
-nb::object numbers(nb::handle bytes, nb::handle begins, nb::handle ends, nb::handle valid, bool (*parse)(std::string_view, T&),
-                   const nb::object& dtype) {
+nb::object numbers(nb::handle bytes, nb::handle begins, nb::handle ends, nb::handle valid,
+                   bool (*parse)(std::string_view, T&)) {
   Borrowed borrowed;
   Column column;
   borrow_texts(borrowed, bytes, begins, ends, column);
@@ -332,15 +323,15 @@ nb::object numbers(nb::handle bytes, nb::handle begins, nb::handle ends, nb::han
     for (size_t i = 0; i < column.count && wrong == column.count; ++i)
       if (!column.is_missing(i) && !parse(column.value(i).text, out[i])) wrong = i;
   }
-  return wrong < column.count ? nb::object(nb::cast(wrong)) : as_array(out, dtype);
+  return wrong < column.count ? nb::object(nb::cast(wrong)) : array_of(out);
 }
 
 nb::object integers_of(nb::handle bytes, nb::handle begins, nb::handle ends, nb::handle valid) {
-  return numbers<int64_t>(bytes, begins, ends, valid, &parse_integer, python().int64);
+  return numbers<int64_t>(bytes, begins, ends, valid, &parse_integer);
 }
 
 nb::object floats_of(nb::handle bytes, nb::handle begins, nb::handle ends, nb::handle valid) {
-  return numbers<float>(bytes, begins, ends, valid, &parse_float, python().float32);
+  return numbers<float>(bytes, begins, ends, valid, &parse_float);
 }
 
 // The file of a vocabulary, or the places of two equal texts.

@@ -3,26 +3,17 @@
 
 #include <nanobind/nanobind.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "bindings/arguments.hpp"
 #include "bindings/gil_release.hpp"
-#include "bindings/python_names.hpp"
+#include "bindings/results.hpp"
 #include "rows/norm_records.hpp"
 
 namespace hotrow {
 namespace {
 
 constexpr size_t kMostColumns = 1 << 24;
-
-template <class T>
-nb::object as_array(const std::vector<T>& items, const nb::object& dtype) {
-  nb::object array = python().empty(items.size(), dtype);
-  const Array out(array, "out", "items[N]", Array::kWrite);
-  std::copy(items.begin(), items.end(), out.data<T>());
-  return array;
-}
 
 // Bytes cannot change, so they are read without a copy.
 nb::object decode(const nb::bytes& data, size_t offset, size_t numbers, size_t slots, bool has_wide_keys, bool has_sums,
@@ -37,9 +28,8 @@ nb::object decode(const nb::bytes& data, size_t offset, size_t numbers, size_t s
     const GilRelease release;
     return decode_norm(first, bytes, layout, most);
   }();
-  return nb::make_tuple(as_array(records.numbers, python().float32), as_array(records.row_ptrs, python().int64),
-                        as_array(records.keys, python().int64), records.consumed,
-                        records.fault ? records.fault : "");
+  return nb::make_tuple(array_of(records.numbers), array_of(records.row_ptrs), array_of(records.keys),
+                        records.consumed, records.fault ? records.fault : "");
 }
 
 }  // namespace

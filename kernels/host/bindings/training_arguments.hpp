@@ -5,10 +5,8 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "bindings/arguments.hpp"
-#include "bindings/python_names.hpp"
 #include "training/training_table.hpp"
 
 namespace hotrow {
@@ -48,12 +46,6 @@ auto naming(const std::string& name, const Work& work) {
 inline void require_norm(std::optional<float> max_norm) {
   if (max_norm && !(*max_norm > 0))
     throw nb::value_error(("max_norm: expected a number above 0, got " + std::to_string(*max_norm)).c_str());
-}
-
-inline nb::object array_of(const std::vector<int64_t>& numbers) {
-  nb::object array = python().empty(numbers.size(), python().int64);
-  std::copy(numbers.begin(), numbers.end(), Array(array, "numbers", "int64[N]", Array::kWrite).data<int64_t>());
-  return array;
 }
 
 template <size_t kCount>

@@ -20,6 +20,7 @@
 #include "bindings/gil_release.hpp"
 #include "bindings/key_arguments.hpp"
 #include "bindings/python_names.hpp"
+#include "bindings/results.hpp"
 #include "bindings/training_arguments.hpp"
 #include "bindings/training_table_bindings.hpp"
 #include "lookup/lookup_pieces.hpp"
