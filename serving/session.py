@@ -61,9 +61,14 @@ class ModelSession:
         return ["CPU" if session.device is None else session.device.name for session in failed]
 
     def readings(self) -> Iterator[MetricSample]:
-        """Return the counters of its caches for the metrics page."""
+        """Return the counters of its caches and of its requests for the metrics page."""
         for lookup in self._lookups:
             yield from lookup.readings()
+        yield from self.request_readings()
+
+    def request_readings(self) -> Iterator[MetricSample]:
+        """Return what it counts of requests, without the caches, which versions may share."""
+        yield from ()
 
     def on_close(self, release: Callable[[], None]) -> None:
         """Call ``release`` when the session is closed, after all releases that were added earlier."""
@@ -234,9 +239,8 @@ class InferenceSession(ModelSession):
             columns, samples = columns_of_frame(self.features, features)
         return read_features(self.config, self.features, columns, samples)
 
-    def readings(self) -> Iterator[MetricSample]:
-        """See ``ModelSession.readings``."""
-        yield from super().readings()
+    def request_readings(self) -> Iterator[MetricSample]:
+        """See ``ModelSession.request_readings``."""
         if self.features is not None:
             yield from self.features.readings((("model", self.config.name), ("version", str(self.config.version))))
 

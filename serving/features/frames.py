@@ -46,12 +46,10 @@ def columns_of_frame(reader: FeatureReader, frame: Any) -> tuple[list[Column], i
 def columns_of_arrays(reader: FeatureReader, arrays: Mapping[str, Any], samples: int) -> list[Column]:
     """Return the columns of Arrow arrays by name; see ``FeatureReader.columns``."""
     reader.check_names(arrays)
-    return [
-        _column_of_array(feature, arrays[feature.name], samples)
-        if feature.name in arrays
-        else missing_column(feature, samples)
-        for feature in reader.definition.columns
-    ]
+    found = (feature for feature in reader.definition.columns if feature.name in arrays)
+    return reader.ordered(
+        {feature.name: _column_of_array(feature, arrays[feature.name], samples) for feature in found}, samples
+    )
 
 
 def _import_pyarrow() -> Any:

@@ -105,12 +105,11 @@ class FeatureReader:
             if feature.kind == "dense":
                 continue
             where = f"features[{number}]"
-            size = key_count(feature, source, where)
+            size = self._add(feature, place[feature.slot_name], source, where)
             end = LARGEST_KEY + 1 if size is None else feature.offset + size
             if end > LARGEST_KEY + 1:
                 raise ConfigError(source, f"{where}.offset", f"the keys end after {LARGEST_KEY}")
             self.ranges[feature.name] = KeyRange(feature.offset, end)
-            self._add(feature, place[feature.slot_name], source, where)
             self._add_options(feature)
         for number, feature in enumerate(definition.dense):
             lowest, highest = feature.clip or (0.0, 0.0)
@@ -132,12 +131,18 @@ class FeatureReader:
             FeatureValueError: a feature is unknown, or a value is of another type.
         """
         self.check_names(given)
-        return [
-            column_of(feature, given[feature.name], samples)
-            if feature.name in given
-            else missing_column(feature, samples)
-            for feature in self._columns
-        ]
+        return self.ordered(
+            {
+                feature.name: column_of(feature, given[feature.name], samples)
+                for feature in self._columns
+                if feature.name in given
+            },
+            samples,
+        )
+
+    def ordered(self, columns: Mapping[str, Column], samples: int) -> list[Column]:
+        """Return the columns of features for ``transform``. A feature without a column is missing in each sample."""
+        return [columns.get(feature.name) or missing_column(feature, samples) for feature in self._columns]
 
     def check_names(self, names: Iterable[str]) -> None:
         """Count the names of a request that are not those of features.
@@ -194,20 +199,21 @@ class FeatureReader:
                 where = (*labels, ("feature", name), ("state", state))
                 yield MetricSample("hotrow_vocabulary_values", help_text, where, of_state[name])
 
-    def _add(self, feature: FeatureConfig, slot: int, source: str, where: str) -> None:
-        """Add a feature to the transform."""
+    def _add(self, feature: FeatureConfig, slot: int, source: str, where: str) -> int | None:
+        """Add a feature to the transform, and return how many keys it can give; see ``key_count``."""
         column, offset, native = self._names.get(feature.name, 0), feature.offset, self._transform
         if feature.kind == "hash":
             name, salt = ("siphash", feature.salt) if feature.salt is not None else (feature.hash, (0, 0))
             native.add_hash(column, slot, offset, feature.buckets or 0, name, salt)
         elif feature.kind == "vocabulary":
             self._vocabularies[feature.name] = self._order.index(feature)
-            with compiled_vocabulary(feature, source, where) as (path, _):
+            with compiled_vocabulary(feature, source, where) as (path, values):
                 self.vocabulary_bytes[feature.name] = path.stat().st_size
                 try:
                     native.add_vocabulary(column, slot, offset, str(path), feature.unknown_buckets)
                 except ValueError as err:
                     raise ConfigError(source, f"{where}.vocabulary", str(err)) from err
+            return feature.unknown_buckets + values
         elif feature.kind == "bucketize":
             native.add_bucketize(column, slot, offset, list(feature.boundaries or ()))
         elif feature.kind == "identity":
@@ -219,6 +225,7 @@ class FeatureReader:
                 for name in feature.of or ()
             ]
             native.add_cross(parts, slot, offset, feature.buckets or 0)
+        return key_count(feature, source, where)
 
     def _add_options(self, feature: FeatureConfig) -> None:
         if feature.list is not None and feature.list.most is not None:
@@ -263,7 +270,7 @@ def compiled_vocabulary(feature: FeatureConfig, source: str, where: str) -> Iter
             if head.startswith(_MAGIC):
                 yield path, int(np.frombuffer(head[8:16].ljust(8, b"\0"), "<u8")[0])
                 return
-            compiled, values = compile_vocabulary(read_regular(path, _MOST_VOCABULARY_BYTES), source, where)
+            compiled, values = _compiled_lines(read_regular(path, _MOST_VOCABULARY_BYTES), source, where)
         with NamedTemporaryFile(prefix="hotrow-vocabulary-") as made:
             made.write(compiled)
             made.flush()
@@ -272,7 +279,7 @@ def compiled_vocabulary(feature: FeatureConfig, source: str, where: str) -> Iter
         raise ConfigError(source, where, f"{path}: {(err.strerror or str(err)).lower()}") from err
 
 
-def compile_vocabulary(content: bytes, source: str, where: str) -> tuple[bytes, int]:
+def _compiled_lines(content: bytes, source: str, where: str) -> tuple[bytes, int]:
     """Return the bytes of a compiled vocabulary of the lines of a text file, and how many values it has.
 
     Raises:

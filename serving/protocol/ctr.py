@@ -28,7 +28,6 @@ from serving.features import (
     FeatureDefinition,
     FeatureReader,
     column_of,
-    missing_column,
     slots_of,
 )
 from serving.features.definition import ValueType
@@ -46,15 +45,16 @@ _DATATYPES: Mapping[ValueType, tuple[str, ...]] = {
 }
 
 
-def signature_of(config: ModelConfig, features: FeatureDefinition | None = None) -> Signature:
+def signature_of(config: ModelConfig, reader: FeatureReader | None = None) -> Signature:
     """Return a model's inputs and outputs; of several datatypes of an input, the declared datatype comes first.
 
     All have two free dimensions, as in Triton with an export's ``config.pbtxt``: HugeCTR's clients send ``[1, N]``.
 
     Args:
         config: the model.
-        features: its raw features; None: it has none. With raw features every input is optional.
+        reader: reads its raw features; None: it has none. With raw features every input is optional.
     """
+    features = None if reader is None else reader.definition
     has_features = features is not None
     return Signature(
         inputs=(
@@ -115,13 +115,8 @@ def _raw_batch(config: ModelConfig, inputs: dict[str, Any], reader: FeatureReade
         samples = count if samples is None else samples
     if samples is None:
         raise RequestError(f"inputs: expected {KEYS} or raw features: {', '.join(reader.names)}")
-    columns = [
-        column_of(*given[feature.name][:2], samples, given[feature.name][2])
-        if feature.name in given
-        else missing_column(feature, samples)
-        for feature in reader.definition.columns
-    ]
-    return read_features(config, reader, columns, samples)
+    columns = {name: column_of(feature, values, samples, splits) for name, (feature, values, splits) in given.items()}
+    return read_features(config, reader, reader.ordered(columns, samples), samples)
 
 
 def _values(feature: FeatureConfig, tensor: Any, offsets: Any, most: int) -> tuple[Any, Any, int]:
@@ -160,7 +155,7 @@ def slot_names(config: ModelConfig) -> list[str]:
     return [slot.name for slot in slots_of(config)]
 
 
-def triton_config(name: str, config: ModelConfig, features: FeatureDefinition | None = None) -> dict[str, Any]:
+def triton_config(name: str, config: ModelConfig, reader: FeatureReader | None = None) -> dict[str, Any]:
     """Return the model's configuration as Triton's ``ModelConfig``."""
     parameters = {
         "max_batchsize": str(config.max_batchsize),
@@ -169,4 +164,4 @@ def triton_config(name: str, config: ModelConfig, features: FeatureDefinition | 
     }
     if config.slot_keys != "stored":
         parameters["keys"] = config.slot_keys
-    return config_document(name, signature_of(config, features), parameters)
+    return config_document(name, signature_of(config, reader), parameters)

@@ -171,9 +171,7 @@ class ServedNetwork(ServedModel):
 
     def __init__(self, session: InferenceSession) -> None:
         """Serve ``session``."""
-        self._features = session.features
-        definition = None if session.features is None else session.features.definition
-        super().__init__(session, ctr.signature_of(session.config, definition))
+        super().__init__(session, ctr.signature_of(session.config, session.features))
         self.can_merge = not session.graph.mixes_samples
 
     def warm_up(self) -> None:
@@ -185,7 +183,7 @@ class ServedNetwork(ServedModel):
 
     def read(self, inputs: dict[str, Any]) -> Batch:
         """See ``ServedModel.read``."""
-        return ctr.batch_of(self.config, inputs, self._features)
+        return ctr.batch_of(self.config, inputs, self.session.features)
 
     def samples(self, question: Batch) -> int:
         """See ``ServedModel.samples``."""
@@ -210,8 +208,7 @@ class ServedNetwork(ServedModel):
 
     def triton_config(self) -> dict[str, Any]:
         """See ``ServedModel.triton_config``."""
-        definition = None if self._features is None else self._features.definition
-        return ctr.triton_config(self.name, self.config, definition)
+        return ctr.triton_config(self.name, self.config, self.session.features)
 
 
 class ServedTables(ServedModel):

@@ -101,7 +101,7 @@ def raw_bytes(datatype, array):
 
 
 def decode_http(config, reader, given, binary=True):
-    decoder = InferDecoder(signature_of(config, reader.definition))
+    decoder = InferDecoder(signature_of(config, reader))
     return batch_of(config, decoder.decode(*in_http(given, binary)).inputs, reader)
 
 
@@ -114,7 +114,7 @@ def decode_grpc(config, reader, given, raw):
             message.raw_input_contents.append(raw_bytes(datatype, array))
         else:
             getattr(tensor.contents, f"{fields[datatype]}_contents").extend(array.reshape(-1).tolist())
-    request = decode_message(message, signature_of(config, reader.definition), SharedMemory())
+    request = decode_message(message, signature_of(config, reader), SharedMemory())
     return batch_of(config, request.inputs, reader)
 
 
@@ -157,7 +157,7 @@ def test_a_tensor_in_shared_memory_gives_the_same_bits(config, reader, shared_te
         if name != "tags.offsets"
     ]
     user = {"name": "user", "datatype": "BYTES", "shape": [3], "parameters": parameters}
-    decoder = InferDecoder(signature_of(config, reader.definition), regions)
+    decoder = InferDecoder(signature_of(config, reader), regions)
     request = decoder.decode(json.dumps({"inputs": [user, *others]}).encode(), None)
     values = {**VALUES, "tags": [[]] * 3, "price": [None] * 3}
     assert bits(batch_of(config, request.inputs, reader)) == expected_bits(reader, values)
@@ -238,7 +238,7 @@ def test_undefined_tensors_are_ignored_and_counted_if_the_definition_says_so(con
 def test_bytes_that_are_no_strings_are_refused(config, reader, data, text):
     head = {"name": "user", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(data)}}
     head = json.dumps({"inputs": [head]}).encode()
-    decoder = InferDecoder(signature_of(config, reader.definition))
+    decoder = InferDecoder(signature_of(config, reader))
     with pytest.raises(RequestError, match=f"user .inputs.0..: .*{text}"):
         decoder.decode(head + data, str(len(head)))
 
@@ -248,7 +248,7 @@ def test_json_that_is_no_strings_is_refused(config, reader, data):
     shape = [len(data) if isinstance(data, list) else 1]
     body = json.dumps({"inputs": [{"name": "user", "datatype": "BYTES", "shape": shape, "data": data}]}).encode()
     with pytest.raises(RequestError, match=r"user .inputs"):
-        InferDecoder(signature_of(config, reader.definition)).decode(body, None)
+        InferDecoder(signature_of(config, reader)).decode(body, None)
 
 
 def test_a_request_without_tensors_is_refused(config, reader):
