@@ -2,13 +2,12 @@
 
 import pytest
 
-from serving.config.models import StreamStart
 from serving.parameter_server import health
 from serving.parameter_server.updates import reader
 from serving.storage import MemoryStore
 from serving.stream.folder import FolderSink
-from tests.serving.parameter_server.stream import RUN
-from tests.serving.small_server import DictStore, model_of, serve, write_model
+from tests.serving.parameter_server.stream import write_streamed_model
+from tests.serving.small_server import DictStore, serve, write_model
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +39,7 @@ def short_pauses(monkeypatch):
 def model(tmp_path):
     """The model of ``small_server``, whose manifest names a training run."""
     (tmp_path / "model").mkdir()
-    write_model(tmp_path / "model")
-    return model_of(tmp_path / "model").model_copy(update={"stream": StreamStart(run=RUN)})
+    return write_streamed_model(tmp_path / "model")
 
 
 @pytest.fixture

@@ -19,13 +19,22 @@ from serving.parameter_server.updates.rejected import RejectedMessages
 from serving.storage import MemoryStore, RocksDbStore, SnapshotStore
 from serving.stream.folder import FolderSink
 from serving.stream.message import Kind, UpdateMessage, encode
-from tests.serving.parameter_server.stream import RUN, after, message, samples_of, send, serving, until
+from tests.serving.parameter_server.stream import (
+    MESSAGES,
+    RUN,
+    STARTED,
+    after,
+    message,
+    messages_of,
+    samples_of,
+    send,
+    serving,
+    until,
+    write_streamed_model,
+)
 from tests.serving.ps_files import write_ps
-from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, model_of, write_model
+from tests.serving.small_server import KEYS, ROWS, DictStore, held_by
 from tests.tools.tiny_model import TinyModel
-
-STARTED = dict(zip(KEYS, ROWS.tolist(), strict=True))
-
 
 TRUTHS = {
     "RAM": lambda folder: [MemoryStore()],
@@ -54,37 +63,20 @@ def test_messages_change_every_tier(tmp_path, model, log, stores):
         assert server.lookup("m.t", keys)[0].tolist() == [expected.get(key, [0, 0, 0]) for key in keys.tolist()]
 
 
-MESSAGES = st.lists(
-    st.tuples(
-        st.sampled_from([Kind.UPSERT, Kind.DELETE, Kind.ACCUMULATE]),
-        st.lists(st.sampled_from([1, 2, 77, 78]), min_size=1, max_size=3),
-        st.integers(-9, 9),
-    ),
-    min_size=1,
-    max_size=8,
-)
-
-
 @settings(deadline=None, max_examples=8)
 @given(MESSAGES, st.integers(1, 8), st.booleans())
 def test_a_restart_goes_on_where_the_rows_are(tmp_path_factory, drawn, stop, repeats):
     """Also if the publisher sends everything again, because it does not know what arrived."""
     folder = tmp_path_factory.mktemp("stream")
-    write_model(folder)
+    model = write_streamed_model(folder)
     (folder / "log").mkdir()
-    model = model_of(folder).model_copy(update={"stream": StreamStart(run=RUN)})
-    log, expected = FolderSink(folder / "log"), {key: np.array(row) for key, row in STARTED.items()}
-    sent = []
-    for number, (kind, keys, value) in enumerate(drawn):
-        rows = None if kind is Kind.DELETE else np.full((len(keys), 3), value, np.float32)
-        sent.append(message(kind, keys, rows, publisher="p", sequence=number))
-        change_dict(expected, kind, keys, value)
+    log, (sent, expected) = FolderSink(folder / "log"), messages_of(drawn)
     send(log, *sent[:stop])
     with serving(model, folder / "log", RocksDbStore(folder / "db", num_threads=1)) as server:
         after(server, model, folder / "log")
     send(log, *(sent if repeats else sent[stop:]))
     with serving(model, folder / "log", RocksDbStore(folder / "db", num_threads=1)) as server:
-        assert after(server, model, folder / "log") == {key: row.tolist() for key, row in expected.items()}
+        assert after(server, model, folder / "log") == expected
 
 
 @settings(deadline=None, max_examples=6)
@@ -92,19 +84,16 @@ def test_a_restart_goes_on_where_the_rows_are(tmp_path_factory, drawn, stop, rep
 def test_a_process_that_only_reads_the_database_has_every_row_at_once(tmp_path_factory, drawn, looks):
     """Whenever its view of the database is renewed, and whether the writer is ahead of it or behind."""
     folder = tmp_path_factory.mktemp("follow")
-    write_model(folder)
+    model = write_streamed_model(folder)
     (folder / "log").mkdir()
-    model = model_of(folder).model_copy(update={"stream": StreamStart(run=RUN)})
-    log, expected = FolderSink(folder / "log"), {key: np.array(row) for key, row in STARTED.items()}
+    log, (sent, expected) = FolderSink(folder / "log"), messages_of(drawn)
     keys = np.array([*KEYS, 77, 78])
     with (
         serving(model, folder / "log", RocksDbStore(folder / "db", num_threads=1)) as writer,
         serving(model, folder / "log", MemoryStore(), RocksDbStore(folder / "db", read_only=True)) as reader,
     ):
-        for number, (kind, changed, value) in enumerate(drawn):
-            rows = None if kind is Kind.DELETE else np.full((len(changed), 3), value, np.float32)
-            send(log, message(kind, changed, rows))
-            change_dict(expected, kind, changed, value)
+        for number, each in enumerate(sent):
+            send(log, each)
             if number in looks:
                 reader.stores[-1].catch_up()
         last = {"folder": str(len(drawn))}
@@ -112,17 +101,8 @@ def test_a_process_that_only_reads_the_database_has_every_row_at_once(tmp_path_f
         for server in (writer, reader):
             rows, found = server.lookup("m.t", keys)
             held = {key: row for key, row, is_held in zip(keys.tolist(), rows.tolist(), found, strict=True) if is_held}
-            assert held == {key: row.tolist() for key, row in expected.items()}
+            assert held == expected
         assert held_by(reader.stores[0]).items() <= held.items()
-
-
-def change_dict(expected, kind, keys, value):
-    for key in keys:
-        if kind is Kind.DELETE:
-            expected.pop(key, None)
-        else:
-            before = expected.get(key, np.zeros(3)) if kind is Kind.ACCUMULATE else 0
-            expected[key] = (np.float32(before) + np.float32(value)) * np.ones(3, np.float32)
 
 
 def test_shown_changes_are_forgotten_once_the_view_has_them(tmp_path, model, log, monkeypatch):

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serving.config import RedisConfig
-from serving.config.models import StreamStart
 from serving.errors import RequestError, StoreError
 from serving.storage import MemoryStore, RedisStore
 from serving.storage.marker import Marker
@@ -16,13 +15,21 @@ from serving.storage.store import Change, Reached, TableSpec
 from serving.stream.folder import FolderSink
 from serving.stream.log_state import LogState
 from serving.stream.message import Kind
-from tests.serving.parameter_server.stream import RUN, message, samples_of, send, serving, until
-from tests.serving.parameter_server.test_stream import MESSAGES, change_dict
-from tests.serving.small_server import KEYS, ROWS, held_by, model_of, write_model
+from tests.serving.parameter_server.stream import (
+    MESSAGES,
+    STARTED,
+    message,
+    messages_of,
+    samples_of,
+    send,
+    serving,
+    until,
+    write_streamed_model,
+)
+from tests.serving.small_server import KEYS, ROWS, held_by
 from tests.serving.storage.redis_stores import wait_for_master
 from tests.tools.redis_servers import LastingRedis, RedisServer, RedisServers, server_binary, wait_until
 
-STARTED = dict(zip(KEYS, ROWS.tolist(), strict=True))
 SPEC = TableSpec("m.t", 3)
 
 
@@ -63,15 +70,9 @@ def test_several_processes_apply_each_message_once(tmp_path_factory, redis, clie
     """Also if one of them starts later, and if the publisher sends everything again."""
     client.flushall()
     folder = tmp_path_factory.mktemp("stream")
-    write_model(folder)
+    model = write_streamed_model(folder)
     (folder / "log").mkdir()
-    model = model_of(folder).model_copy(update={"stream": StreamStart(run=RUN)})
-    log, expected = FolderSink(folder / "log"), {key: np.array(row) for key, row in STARTED.items()}
-    sent = []
-    for number, (kind, keys, value) in enumerate(drawn):
-        rows = None if kind is Kind.DELETE else np.full((len(keys), 3), value, np.float32)
-        sent.append(message(kind, keys, rows, publisher="p", sequence=number))
-        change_dict(expected, kind, keys, value)
+    log, (sent, expected) = FolderSink(folder / "log"), messages_of(drawn)
     with ExitStack() as opened:
         servers = [
             opened.enter_context(serving(model, folder / "log", MemoryStore(), store_of(redis))) for _ in range(2)
@@ -82,7 +83,6 @@ def test_several_processes_apply_each_message_once(tmp_path_factory, redis, clie
         last = {"folder": str(len(list((folder / "log").iterdir())))}
         for server in servers:
             assert until(lambda server=server: server.updates(model).positions == last)
-        expected = {key: row.tolist() for key, row in expected.items()}
         assert [rows_of(server) for server in servers] == [expected] * 3
         assert held_by(servers[0].stores[-1]) == expected
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.config.models import StreamStart
 from serving.errors import RequestError, StoreError, StoreFullError
 from serving.storage import SharedMemoryStore
 from serving.storage.marker import Marker
@@ -17,11 +16,19 @@ from serving.storage.store import Change, Reached, TableSpec
 from serving.stream.folder import FolderSink
 from serving.stream.log_state import LogState
 from serving.stream.message import Kind
-from tests.serving.parameter_server.stream import RUN, message, send, serving, until
-from tests.serving.parameter_server.test_stream import MESSAGES, change_dict
-from tests.serving.small_server import KEYS, ROWS, held_by, model_of, write_model
+from tests.serving.parameter_server.stream import (
+    MESSAGES,
+    STARTED,
+    change_dict,
+    message,
+    messages_of,
+    send,
+    serving,
+    until,
+    write_streamed_model,
+)
+from tests.serving.small_server import KEYS, ROWS, held_by
 
-STARTED = dict(zip(KEYS, ROWS.tolist(), strict=True))
 SPEC = TableSpec("m.t", 3)
 
 
@@ -37,16 +44,9 @@ def at(position):
 @given(MESSAGES, st.integers(1, 8), st.booleans())
 def test_all_processes_have_the_rows_and_the_next_writer_goes_on(tmp_path_factory, drawn, stop, repeats):
     folder = tmp_path_factory.mktemp("stream")
-    write_model(folder)
+    model = write_streamed_model(folder)
     (folder / "log").mkdir()
-    model = model_of(folder).model_copy(update={"stream": StreamStart(run=RUN)})
-    log, expected = FolderSink(folder / "log"), {key: np.array(row) for key, row in STARTED.items()}
-    sent = []
-    for number, (kind, keys, value) in enumerate(drawn):
-        rows = None if kind is Kind.DELETE else np.full((len(keys), 3), value, np.float32)
-        sent.append(message(kind, keys, rows, publisher="p", sequence=number))
-        change_dict(expected, kind, keys, value)
-    expected = {key: row.tolist() for key, row in expected.items()}
+    log, (sent, expected) = FolderSink(folder / "log"), messages_of(drawn)
 
     def is_at_the_end(server):
         last = len(list((folder / "log").iterdir()))
