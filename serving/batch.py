@@ -55,6 +55,18 @@ class JoinedKeys(NamedTuple):
     row_ptrs: NDArray[np.int32]
     lengths: Sequence[int]
 
+    @property
+    def tables(self) -> tuple[TableKeys, ...]:
+        """One entry per table."""
+        keys, row_ptrs, lengths = self
+        tables = []
+        for length in lengths:
+            of_table, row_ptrs = row_ptrs[:length], row_ptrs[length:]
+            count = int(of_table[-1])
+            tables.append(TableKeys(keys[:count], of_table))
+            keys = keys[count:]
+        return tuple(tables)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -63,10 +75,13 @@ class Batch:
     Attributes:
         dense: float32[B, F], all finite.
         given: the keys in one of two forms: one entry per embedding table, in graph order, or joined.
+        sent: what the request had, for the request log: columns of raw features, or the keys of all tables before those
+            of each slot are shifted. None: unknown.
     """
 
     dense: NDArray[np.float32]
     given: Sequence[TableKeys] | JoinedKeys
+    sent: Sequence[Column] | JoinedKeys | None = None
 
     @property
     def samples(self) -> int:
@@ -76,16 +91,7 @@ class Batch:
     @cached_property
     def tables(self) -> tuple[TableKeys, ...]:
         """One entry per embedding table, in graph order."""
-        if not isinstance(self.given, JoinedKeys):
-            return tuple(self.given)
-        keys, row_ptrs, lengths = self.given
-        tables = []
-        for length in lengths:
-            of_table, row_ptrs = row_ptrs[:length], row_ptrs[length:]
-            count = int(of_table[-1])
-            tables.append(TableKeys(keys[:count], of_table))
-            keys = keys[count:]
-        return tuple(tables)
+        return self.given.tables if isinstance(self.given, JoinedKeys) else tuple(self.given)
 
     @cached_property
     def joined(self) -> JoinedKeys:
@@ -122,12 +128,11 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     flat_keys = given_keys.reshape(-1)
     offsets = _one_key_per_slot(config, given_keys) if row_ptrs is None else flat_offsets(row_ptrs, ROW_PTRS)
     check_keys(flat_keys, config.key_type, KEYS)
-    samples, joined = _by_table(config, flat_keys, offsets)
-    if config.slot_keys == "unshifted":
-        joined = _shifted(config, joined)
+    samples, sent = _by_table(config, flat_keys, offsets)
+    joined = _shifted(config, sent) if config.slot_keys == "unshifted" else sent
     if given_keys.ndim == 2 and len(given_keys) != 1:
         _check_rows(config, given_keys.shape, samples)
-    return Batch(_read_dense(dense, samples, config.dense_dim), joined)
+    return Batch(_read_dense(dense, samples, config.dense_dim), joined, sent)
 
 
 def read_features(config: ModelConfig, reader: FeatureReader, columns: Sequence[Column], samples: int) -> Batch:
@@ -147,7 +152,7 @@ def read_features(config: ModelConfig, reader: FeatureReader, columns: Sequence[
     found = reader.transform(columns, samples)
     batch = read_batch(config, found.dense, found.keys, found.row_ptrs)
     reader.count(found)
-    return batch
+    return Batch(batch.dense, batch.given, columns)
 
 
 def check_batch(batch: Any) -> None:

@@ -18,7 +18,7 @@ from kernels.system_cores import usable_cores
 from serving.cli.client import TOKEN_VARIABLE
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, logging_to_standard_error
-from serving.cli.numbers import VariableText, is_on, names_variable, number, one_of, ratio, whole_number
+from serving.cli.numbers import VariableText, is_on, memory_size, names_variable, number, one_of, ratio, whole_number
 from serving.cli.outcome import outcome
 from serving.cli.progress import load_progress
 from serving.cli.shared_folders import remove_abandoned_sockets
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from serving.frontend.recorder import Recorder
     from serving.frontend.workers import WorkerPlace
     from serving.repository import ModelRepository
+    from serving.request_log import RequestLog
 
 _log = logging.getLogger("hotrow.server")
 _PREFIX = "HOTROW_"
@@ -73,6 +74,9 @@ _OPTIONS = (
     "log_format",
     "access_log",
     "record",
+    "log_requests",
+    "log_max_bytes",
+    "log_without",
     "sample",
     "rejected",
     "max_staleness_s",
@@ -97,6 +101,8 @@ _DEFAULTS = {
     "repository_poll_secs": 15,
     "max_inflight_per_token": Limits().max_inflight_per_token,
     "sample": 0.01,
+    "log_max_bytes": 10 << 30,
+    "log_without": (),
 }
 #: How long a stop waits for clients that send requests or receive answers.
 # Container engines send SIGKILL ten seconds after SIGTERM.
@@ -282,10 +288,30 @@ def add_parser(commands: Any) -> None:
         "NAME.1.jsonl, NAME.2.jsonl and so on",
     )
     parser.add_argument(
+        "--log-requests",
+        type=Path,
+        metavar="DIR",
+        help="write the features and answers of a share of the requests to Parquet files in this folder; needs the "
+        "extra features",
+    )
+    parser.add_argument(
+        "--log-max-bytes",
+        type=memory_size,
+        metavar="SIZE",
+        help="delete the oldest files of --log-requests beyond this size (default: 10GiB)",
+    )
+    parser.add_argument(
+        "--log-without",
+        type=_names,
+        action=_Names,
+        metavar="NAME",
+        help="leave this feature out of --log-requests; repeat the option or separate names by commas",
+    )
+    parser.add_argument(
         "--sample",
         type=ratio,
         metavar="RATIO",
-        help=f"the share of the requests that --record writes (default: {_DEFAULTS['sample']})",
+        help=f"the share of the requests that --record and --log-requests write (default: {_DEFAULTS['sample']})",
     )
     parser.add_argument(
         "--rejected",
@@ -382,7 +408,9 @@ def _check_together(options: argparse.Namespace) -> None:
     has_port = options.uds is None or "HOTROW_HTTP_PORT" in os.environ  # container images set the variable
     has_host = options.uds is None or options.grpc_port is not None
     rules = {  # whether the option has an effect, and what to say if it has none
-        "sample": (options.record, "needs --record"),
+        "sample": (options.record or options.log_requests, "needs --record or --log-requests"),
+        "log_max_bytes": (options.log_requests, "needs --log-requests"),
+        "log_without": (options.log_requests, "needs --log-requests"),
         "record": (options.workers == 1, "needs --workers 1, because the workers would write the same file"),
         "load_model": (loads or not options.load_model, "needs --model-control-mode explicit"),
         "repository_poll_secs": (options.model_control_mode == "poll", "needs --model-control-mode poll"),
@@ -444,8 +472,15 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
         peers=siblings,
         update_settings=_update_settings(options),
     )
-    with _listener(options, place) as listener, _recorder(options) as recorder, repository:
+    with (
+        _listener(options, place) as listener,
+        _recorder(options) as recorder,
+        _request_log(options) as request_log,
+        repository,
+    ):
         _load(repository)
+        if request_log is not None:
+            request_log.check(repository.models().values())
         print(f"hotrow {server_version()}")
         for line in repository.describe():
             print(line)
@@ -460,7 +495,7 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
         batching = Batching(options.max_batch_size, *waits_s)
         threads = options.threads or max(1, usable_cores() // options.workers)
         settings = Settings(threads, limits, batching, options.access_log)
-        front = FrontEnd(repository, settings, recorder, siblings)
+        front = FrontEnd(repository, settings, recorder, siblings, request_log)
         grpc_port = options.grpc_port if place is None or place.grpc_port is None else place.grpc_port
         neighbours = [
             open_it(front, options.host, grpc_port, tls, shares_port=place is not None, tokens=tokens)
@@ -537,6 +572,22 @@ def _recorder(options: argparse.Namespace) -> Iterator["Recorder | None"]:
         return
     with closing(Recorder(options.record, options.sample)) as recorder:
         yield recorder
+
+
+@contextmanager
+def _request_log(options: argparse.Namespace) -> Iterator["RequestLog | None"]:
+    """Open the log of requests, before models are loaded."""
+    from serving.request_log import RequestLog
+
+    if options.log_requests is None:
+        yield None
+        return
+    with closing(
+        RequestLog(
+            options.log_requests, options.sample, options.log_max_bytes, options.log_without, workers=options.workers
+        )
+    ) as log:
+        yield log
 
 
 def _load(repository: "ModelRepository") -> None:

@@ -14,7 +14,15 @@ from serving.features.definition import (
     is_taken,
     read_definition,
 )
-from serving.features.frames import PANDAS_INDEX, columns_of_arrays, columns_of_frame, is_frame, is_list_type
+from serving.features.frames import (
+    PANDAS_INDEX,
+    array_of,
+    arrow_type,
+    columns_of_arrays,
+    columns_of_frame,
+    is_frame,
+    is_list_type,
+)
 from serving.features.opening import open_features, slots_of, slots_of_tables
 from serving.features.reader import FeatureReader, SlotOfTable, Transformed, key_count
 from serving.features.writing import triton_inputs, write_definition
@@ -30,6 +38,8 @@ __all__ = [
     "SlotOfTable",
     "Texts",
     "Transformed",
+    "array_of",
+    "arrow_type",
     "column_of",
     "columns_of_arrays",
     "columns_of_frame",

@@ -1,7 +1,7 @@
 """Data frames and Arrow tables as columns of features. It needs pyarrow."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -50,6 +50,35 @@ def columns_of_arrays(reader: FeatureReader, arrays: Mapping[str, Any], samples:
     return reader.ordered(
         {feature.name: _column_of_array(feature, arrays[feature.name], samples) for feature in found}, samples
     )
+
+
+def arrow_type(feature: FeatureConfig) -> Any:
+    """Return the Arrow type of the arrays that ``array_of`` makes."""
+    pa = _import_pyarrow()
+    of_value = {"string": pa.string(), "integer": pa.int64(), "float": pa.float32(), "boolean": pa.bool_()}
+    kind = of_value[feature.value_type]
+    return pa.list_(kind) if feature.is_list else kind
+
+
+def array_of(feature: FeatureConfig, column: Column) -> Any:
+    """Return a column as an Arrow array, from which ``columns_of_arrays`` makes the same column."""
+    pa, kind = _import_pyarrow(), arrow_type(feature)
+    form, *values, valid, splits = column
+    if feature.is_list and splits is None:  # an absent feature
+        return pa.nulls(len(valid), kind)
+    mask = None if valid is None else ~valid
+    array = _array_of_texts(pa, values, mask) if form == "text" else pa.array(values[0], mask=mask)
+    array = array.cast(kind.value_type if feature.is_list else kind)
+    return array if splits is None else pa.ListArray.from_arrays(splits.astype(np.int32), array)
+
+
+def _array_of_texts(pa: Any, texts: Sequence[Any], mask: Any) -> Any:
+    """Return texts. With what is between them, they are an array of which every second element is taken."""
+    content, begins, ends = texts
+    places = np.stack([begins, ends], axis=1).reshape(-1)
+    buffers = [None, pa.py_buffer(places), pa.py_buffer(np.ascontiguousarray(content))]
+    both = pa.Array.from_buffers(pa.large_binary(), max(places.size - 1, 0), buffers)
+    return both.take(pa.array(np.arange(0, places.size, 2), mask=mask))
 
 
 def _import_pyarrow() -> Any:

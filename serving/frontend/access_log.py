@@ -32,7 +32,12 @@ def repeated_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 def with_request_id(headers: Headers) -> Headers:
     """Return the repeated headers, with a new request id if the client sent none."""
-    return headers if any(name == REQUEST_ID for name, _ in headers) else [*headers, (REQUEST_ID, _new_id())]
+    return headers if any(name == REQUEST_ID for name, _ in headers) else [*headers, (REQUEST_ID, new_id().encode())]
+
+
+def request_id_of(headers: Headers) -> str:
+    """Return the id in what ``repeated_headers`` or ``with_request_id`` returned; "" if there is none."""
+    return dict(headers).get(REQUEST_ID, b"").decode()
 
 
 def log_request(method: str, path: str, status: int | str, began_s: float, headers: Headers, model: str) -> None:
@@ -51,7 +56,7 @@ def log_request(method: str, path: str, status: int | str, began_s: float, heade
         "path": path[:_MOST_PATH_CHARACTERS],
         "status": status,
         "milliseconds": round(1000 * (perf_counter() - began_s), 3),
-        "request_id": dict(headers)[REQUEST_ID].decode(),
+        "request_id": request_id_of(headers),
         "model": model if MODEL_NAME.fullmatch(model) else "",
     }
     form = "%(method)s %(path)s %(status)s %(milliseconds).3f ms request_id=%(request_id)s model=%(model)s"
@@ -63,5 +68,6 @@ def switch_on() -> None:
     _log.setLevel(logging.INFO)
 
 
-def _new_id() -> bytes:
-    return uuid4().hex.encode()
+def new_id() -> str:
+    """Return an id that no other request has."""
+    return uuid4().hex

@@ -11,6 +11,7 @@ from serving.frontend.recorder import Recorder
 from serving.frontend.runner import Runner
 from serving.metrics import RequestMetrics
 from serving.repository import ModelRepository, ServedModel
+from serving.request_log import RequestLog
 
 
 class PredictEndpoint:
@@ -24,14 +25,16 @@ class PredictEndpoint:
         limits: Limits,
         batching: Batching,
         recorder: Recorder | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
-        """Answer for the models of ``repository``; ``recorder`` gets the keys."""
+        """Answer for the models of ``repository``; ``recorder`` gets the keys, ``request_log`` requests and answers."""
         self._repository = repository
         self._runner = runner
         self._metrics = metrics
         self._limits = limits
         self._batching = batching
         self._record = None if recorder is None else recorder.record
+        self._log = None if request_log is None else request_log.log
         self._in_flight = 0
         self._in_flight_by_token: Counter[str] = Counter()  # only tokens that have requests
         self._batchers: dict[ServedModel, Batcher] = {}
@@ -86,7 +89,7 @@ class PredictEndpoint:
             UnknownModelError: this model or this version is not served any more.
         """
         self._check_in_flight(token)
-        exchange.record = self._record
+        exchange.record, exchange.log = self._record, self._log
         model = self._repository.begin(batcher.model, version)
         if model is not batcher.model:  # a swap while the request arrived
             batcher = self._batcher(model)

@@ -3,8 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,13 @@ from numpy.typing import NDArray
 from serving.config import ModelConfig
 from serving.errors import DeadlineError
 from serving.repository import ServedModel
+from serving.session import ModelSession
+
+if TYPE_CHECKING:
+    from serving.protocol.request import InferRequest  # which Triton does without
 
 Record = Callable[[ModelConfig, Sequence[NDArray[np.int64]]], None]
+Log = Callable[[ModelSession, Any, Any, str], None]
 
 #: Merging requests with larger answers saves no time.
 _LARGE_ANSWER_FLOATS = 1 << 18
@@ -28,6 +34,8 @@ class Exchange(ABC):
         batch_samples: the size of the batch that it was the first request of; 0 if it was not the first.
         deadline_s: when its client gives up, by ``perf_counter``; None: never.
         record: records its keys of each table; None: they are not recorded.
+        log: logs it with its answer; None: it is not logged.
+        request_id: its id; "" if it needs none.
         question: what ``read`` returned.
         written: what ``write`` returned.
         error: why ``answer_together`` could not answer it.
@@ -36,6 +44,8 @@ class Exchange(ABC):
     samples = batch_samples = 0
     deadline_s: float | None = None
     record: Record | None = None
+    log: Log | None = None
+    request_id = ""
     question: Any = None
     written: Any = None
     error: Exception | None = None
@@ -48,6 +58,13 @@ class Exchange(ABC):
     def timeout_us(self) -> int:
         """Once the request was read: how many microseconds it may wait for its turn; 0: as long as it takes."""
         return 0
+
+    def with_id(self, request: "InferRequest") -> "InferRequest":
+        """Return a request whose answer has the id of the request log: the client's if the request has one."""
+        if self.log is None:
+            return request
+        self.request_id = request.id or self.request_id
+        return replace(request, id=self.request_id)
 
     @abstractmethod
     def read(self, model: ServedModel) -> Any:
@@ -176,3 +193,5 @@ def _answer(model: ServedModel, exchange: Exchange) -> None:
 def _write(model: ServedModel, exchange: Exchange, answer: Any) -> None:
     exchange.written = exchange.write(model, answer)
     exchange.note()
+    if exchange.log is not None:
+        exchange.log(model.session, exchange.question, answer, exchange.request_id)

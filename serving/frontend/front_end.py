@@ -1,5 +1,6 @@
 """What the HTTP and the gRPC server of one process share."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from serving.frontend import access_log
@@ -11,9 +12,10 @@ from serving.frontend.recorder import Recorder
 from serving.frontend.runner import Runner
 from serving.frontend.status import Status
 from serving.frontend.workers import Siblings
-from serving.metrics import RequestMetrics
+from serving.metrics import MetricSample, RequestMetrics
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ModelRepository
+from serving.request_log import RequestLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,9 @@ class FrontEnd:
         settings: Settings | None = None,
         recorder: Recorder | None = None,
         siblings: Siblings | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
-        """Serve the models of ``repository``. The caller closes ``recorder`` after the front end.
+        """Serve the models of ``repository``. The caller closes ``recorder`` and ``request_log`` after the front end.
 
         ``siblings`` are the other workers of the same server.
         """
@@ -55,16 +58,24 @@ class FrontEnd:
         self.siblings = siblings
         self.limits = settings.limits
         self.has_access_log = settings.access_log
+        self.has_ids = self.has_access_log or request_log is not None
         if self.has_access_log:
             access_log.switch_on()
         self.metrics = RequestMetrics()
         self._runner = Runner(settings.threads)
         self._regions = SharedMemory()
         self.endpoint = PredictEndpoint(
-            repository, self._runner, self.metrics, settings.limits, settings.batching, recorder
+            repository, self._runner, self.metrics, settings.limits, settings.batching, recorder, request_log
         )
+        self._request_log = request_log
         self.control = Control(repository, self._regions, siblings)
         self.status = Status(repository, self.metrics, 0 if siblings is None else siblings.number)
+
+    def readings(self) -> Iterator[MetricSample]:
+        """Return the counters of the models, and of the request log, for the metrics page."""
+        yield from self.repository.readings()
+        if self._request_log is not None:
+            yield from self._request_log.readings()
 
     def close(self) -> None:
         """Wait for running work, and end the threads."""

@@ -23,7 +23,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from kernels.errors import HotrowError
 from serving.errors import ConfigError
 from serving.frontend.access import Access
-from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
+from serving.frontend.access_log import Headers, log_request, new_id, repeated_headers, request_id_of, with_request_id
 from serving.frontend.client_texts import message_of
 from serving.frontend.codes import ANSWERED, codes_of
 from serving.frontend.exchange import Exchange
@@ -203,21 +203,21 @@ def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Call], Any]:
     """Turn a method that returns an answer into a method of a gRPC service; its errors end the call."""
 
     @wraps(answer)
-    def without_token(self: Any, request: Any, _token: str) -> Any:
+    def of_request(self: Any, request: Any, _token: str, _request_id: str) -> Any:
         return answer(self, request)
 
-    return _call_with_token(without_token)
+    return _call_of_client(of_request)
 
 
-def _call_with_token(answer: Callable[[Any, Any, str], Any]) -> Callable[[Any, Any, Call], Any]:
-    """See ``_call``; ``answer`` also gets the name of the client's token."""
+def _call_of_client(answer: Callable[[Any, Any, str, str], Any]) -> Callable[[Any, Any, Call], Any]:
+    """See ``_call``; ``answer`` also gets the name of the client's token, and the request's id."""
 
     @wraps(answer)
     async def call(self: Any, request: Any, call: Call) -> Any:
-        ids = await _repeat_ids(call.context, self.has_access_log)
+        ids = await _repeat_ids(call.context, self.has_ids)
         began, status = perf_counter(), "CANCELLED"
         try:
-            found = answer(self, request, call.token)
+            found = answer(self, request, call.token, request_id_of(ids))
             found = await found if isawaitable(found) else found
             status = "OK"
             return found
@@ -235,11 +235,11 @@ def _call_with_token(answer: Callable[[Any, Any, str], Any]) -> Callable[[Any, A
     return call
 
 
-async def _repeat_ids(context: Any, has_access_log: bool) -> Headers:
-    """Send a request's ids back as initial metadata, and return them."""
+async def _repeat_ids(context: Any, has_ids: bool) -> Headers:
+    """Send a request's ids back as initial metadata, and return them; with ``has_ids``, every request has one."""
     given = context.invocation_metadata() or ()
     ids = repeated_headers((name.encode(), value.encode()) for name, value in given if isinstance(value, str))
-    if has_access_log:
+    if has_ids:
         ids = with_request_id(ids)
     if ids:
         await context.send_initial_metadata([(name.decode(), value.decode()) for name, value in ids])
@@ -252,19 +252,20 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     def __init__(self, front: FrontEnd) -> None:
         self._control, self._endpoint, self._metrics = front.control, front.endpoint, front.metrics
         self._bounds = front.limits.bounds
-        self.has_access_log = front.has_access_log
+        self.has_access_log, self.has_ids = front.has_access_log, front.has_ids
 
-    @_call_with_token
-    def ModelInfer(self, request: Any, token: str) -> Any:
-        return self._infer(request, token)
+    @_call_of_client
+    def ModelInfer(self, request: Any, token: str, request_id: str) -> Any:
+        return self._infer(request, token, request_id)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[Any]:
         """Answer the requests of a stream one after another; an error does not end the stream."""
-        ids = await _repeat_ids(call.context, self.has_access_log)
+        ids = await _repeat_ids(call.context, self.has_ids)
         async for request in requests:
             began, status = perf_counter(), "CANCELLED"
             try:
-                answer = service_pb2.ModelStreamInferResponse(infer_response=await self._infer(request, call.token))
+                infer = self._infer(request, call.token, new_id() if self.has_ids else "")
+                answer = service_pb2.ModelStreamInferResponse(infer_response=await infer)
                 status = "OK"
             except ANSWERED as err:
                 status = codes_of(err)[1]
@@ -277,7 +278,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             answer.infer_response.parameters["triton_final_response"].bool_param = True
             yield answer
 
-    async def _infer(self, message: Any, token: str) -> Any:
+    async def _infer(self, message: Any, token: str, request_id: str) -> Any:
         """Answer one request and count it."""
         began, model, code = perf_counter(), "", CLIENT_GONE
         self._metrics.started()
@@ -286,6 +287,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             batcher = self._endpoint.find(message.model_name, version)
             model = batcher.model.name
             exchange = _InferExchange(message, self._control.regions, self._bounds)
+            exchange.request_id = request_id
             try:
                 await self._endpoint.run(batcher, version, exchange.size_bytes, exchange, token)
             except BaseException:
@@ -424,7 +426,7 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._control = front.control
         self._watched: dict[str, _Watched] = {}
         self._is_stopping = False
-        self.has_access_log = front.has_access_log
+        self.has_access_log, self.has_ids = front.has_access_log, front.has_ids
 
     @_call
     def Check(self, request: Any) -> Any:
@@ -492,7 +494,7 @@ class _InferExchange(Exchange):
         return int(self._request.timeout_us)
 
     def read(self, model: ServedModel) -> Any:
-        self._request = decode_message(self._message, model.signature, self._regions, self._bounds)
+        self._request = self.with_id(decode_message(self._message, model.signature, self._regions, self._bounds))
         with self._request.locating_errors():
             question = model.read(self._request.inputs)
         self._request.check_answer(model.answer_floats(question), self._bounds)

@@ -285,7 +285,7 @@ class WorkerServer:
         self._work: dict[str, Callable[..., Any]] = {
             "follow": self._repository.follow,
             "renew": self._repository.renew,
-            "metrics": Metrics(front.metrics, front.repository.readings).record,
+            "metrics": Metrics(front.metrics, front.readings).record,
             "status": front.status.document,
         }
         self._quick_work: dict[str, Callable[..., Any]] = {

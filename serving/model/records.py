@@ -142,8 +142,23 @@ class Graph:
         """The weights, then the statistics."""
         return self.weights + self.statistics
 
+    @property
+    def dense_columns(self) -> tuple[str, ...]:
+        """The F columns of tables of samples that have the dense features."""
+        return numbered(self.dense_top, self.dense_dim)
+
+    @property
+    def slot_columns(self) -> tuple[str, ...]:
+        """The columns of tables of samples that have the keys, one for each slot of ``sparse``."""
+        return tuple(name for entry in self.sparse for name in numbered(entry.top, entry.slots))
+
     def too_few(self, samples: int) -> str:
         """Return a message about too few samples, or an empty text. A batch without samples is allowed."""
         if 0 < samples < self.least_samples:
             return f"expected at least {self.least_samples} samples, because the graph picks rows, got {samples}"
         return ""
+
+
+def numbered(name: str, count: int) -> tuple[str, ...]:
+    """Return the names of the columns of an input: its own, or with a number behind each if there are several."""
+    return (name,) if count == 1 else tuple(f"{name}_{index}" for index in range(count))

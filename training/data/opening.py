@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from serving.errors import ConfigError
 from serving.model.data_files import list_data_files
+from serving.model.records import numbered
 from serving.model.strict_json import Fields, read_json
 from training.data.checks import ColumnMap
 from training.data.columns import (
@@ -114,9 +115,8 @@ def read_hugectr(
 def default_columns(document: TrainingDocument) -> ColumnMap:
     """Return the columns by the names of the inputs: ``label`` if there is one, else ``label_0``, ``label_1``, ...."""
     graph = document.graph
-    labels = [_names(label.name, len(label.weights)) for label in document.labels]
-    slots = [_names(entry.top, entry.slots) for entry in graph.sparse]
-    return ColumnMap(sum(labels, ()), _names(graph.dense_top, graph.dense_dim), sum(slots, ()))
+    labels = [numbered(label.name, len(label.weights)) for label in document.labels]
+    return ColumnMap(sum(labels, ()), graph.dense_columns, graph.slot_columns)
 
 
 def read_column_map(path: Path, document: TrainingDocument) -> ColumnMap:
@@ -141,10 +141,6 @@ def read_column_map(path: Path, document: TrainingDocument) -> ColumnMap:
         return tuple(names)
 
     return ColumnMap(columns(labels), columns(dense), columns(slots))
-
-
-def _names(name: str, count: int) -> tuple[str, ...]:
-    return (name,) if count == 1 else tuple(f"{name}_{index}" for index in range(count))
 
 
 def _reader(

@@ -83,7 +83,9 @@ def create_app(front: FrontEnd, access: Access | None = None) -> ASGIApp:
         responses=an_error,  # of every route, instead of FastAPI's own 422
         version=server_version(),
         description=_DESCRIPTION,
-        middleware=[Middleware(Edge, front.metrics, front.has_access_log, access, BROWSER_HEADERS)],
+        middleware=[
+            Middleware(Edge, front.metrics, front.has_access_log, access, BROWSER_HEADERS, has_ids=front.has_ids)
+        ],
         redoc_url=None,
         redirect_slashes=False,  # a redirect would lead to the Host that the client wrote
         exception_handlers={HTTPException: http_exception},
@@ -99,7 +101,7 @@ def create_app(front: FrontEnd, access: Access | None = None) -> ASGIApp:
 
 
 def _add_metrics_route(app: FastAPI, front: FrontEnd) -> None:
-    metrics, siblings = Metrics(front.metrics, front.repository.readings), front.siblings
+    metrics, siblings = Metrics(front.metrics, front.readings), front.siblings
 
     def page() -> bytes | str:  # waits for GPUs and for the other workers
         return metrics.page() if siblings is None else merged_page(siblings.of_all("metrics", metrics.record()))

@@ -13,7 +13,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.frontend.access import Access, path_needs, shown_path
-from serving.frontend.access_log import Headers, log_request, repeated_headers, with_request_id
+from serving.frontend.access_log import Headers, log_request, repeated_headers, request_id_of, with_request_id
 from serving.frontend.client_texts import message_of
 from serving.frontend.codes import ANSWERED, RETRY_AFTER_S, codes_of
 from serving.frontend.http.body import ClientDisconnectedError
@@ -24,6 +24,8 @@ from serving.metrics import RequestMetrics
 MODEL = "hotrow.model"
 #: Key of the ASGI scope for the name of the client's token; "" if it needs none.
 TOKEN = "hotrow.token"
+#: Key of the ASGI scope for the request's id, if the answer has one.
+ID = "hotrow.request_id"
 
 #: For browsers: other sites may not frame an answer, and an answer is only read as its own type.
 BROWSER_HEADERS: Headers = [
@@ -79,10 +81,11 @@ class Edge:
         access: Access | None = None,
         headers: Headers | None = None,
         need: str = "",
+        has_ids: bool = False,
     ) -> None:
         """Guard ``app`` with ``access``, count its predict requests, and add ``headers`` to all answers.
 
-        ``need`` is what all paths of ``app`` need; "": see ``path_needs``.
+        ``need`` is what all paths of ``app`` need; "": see ``path_needs``. With ``has_ids``, every request has an id.
         """
         self._app = app
         self._metrics = metrics
@@ -90,6 +93,7 @@ class Edge:
         self._access = access
         self._headers = headers or []
         self._need = need
+        self._has_ids = has_ids or has_access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
@@ -98,8 +102,9 @@ class Edge:
             return
         began = perf_counter()
         repeated = repeated_headers(scope["headers"])
-        if self._has_access_log:
+        if self._has_ids:
             repeated = with_request_id(repeated)
+            scope[ID] = request_id_of(repeated)
         watched = _WatchedSend(send, [*self._headers, *repeated])
         try:
             await self._answer(scope, receive, watched)

@@ -26,7 +26,7 @@ from serving.frontend.http.body import (
     read_body,
 )
 from serving.frontend.http.connection import connection_of
-from serving.frontend.http.edge import MODEL, TOKEN, Edge, wrong_method
+from serving.frontend.http.edge import ID, MODEL, TOKEN, Edge, wrong_method
 from serving.frontend.http.headers import headers_of
 from serving.frontend.tokens import INFER
 from serving.metrics import RequestMetrics
@@ -138,7 +138,7 @@ class InferExchange(HttpExchange):
     def _read(self, model: ServedModel, body: bytes) -> Any:
         json_bytes = self._headers.get(_JSON_LENGTH)
         header_bytes = None if json_bytes is None else json_bytes.decode("latin-1")
-        self._request = self._decoders.of(model).decode(body, header_bytes)
+        self._request = self.with_id(self._decoders.of(model).decode(body, header_bytes))
         with self._request.locating_errors():
             question = model.read(self._request.inputs)
         self._request.check_answer(model.answer_floats(question), self._decoders.bounds)
@@ -213,6 +213,7 @@ class HttpEndpoint:
             # Counted from here on, so a client that sends slowly does not use up the limit.
             exchange = form(body, headers, self._limits.max_body_bytes, self._decoders)
             exchange.deadline_s = _deadline_of(headers)
+            exchange.request_id = scope.get(ID, "")
             await self._endpoint.run(batcher, version, exchange.size_bytes, exchange, token)
         except BaseException:
             batcher.model.statistics.failed(perf_counter_ns() - began_ns)
@@ -251,7 +252,7 @@ class InferPath:
         """Answer infer requests through ``endpoint``, and pass all others to ``app``."""
         self._app = app
         self._endpoint = endpoint
-        self._infer = Edge(self._answer, front.metrics, front.has_access_log, access, need=INFER)
+        self._infer = Edge(self._answer, front.metrics, front.has_access_log, access, need=INFER, has_ids=front.has_ids)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""

@@ -48,10 +48,10 @@ def test_grpc_without_its_extra_is_refused_before_models_are_loaded(monkeypatch,
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--sample", "0.5"], "--sample: needs --record"),
+        (["--sample", "0.5"], "--sample: needs --record or --log-requests"),
         (["--load-model", "tiny"], "--load-model: needs --model-control-mode explicit"),
         (["--http-port", "8123", "--grpc-port", "8123"], "--grpc-port: 8123 is the port of HTTP"),
-        (["--sample", "0.5", "--workers", "2"], "--sample: needs --record"),
+        (["--sample", "0.5", "--workers", "2"], "--sample: needs --record or --log-requests"),
         (["--repository-poll-secs", "15"], "--repository-poll-secs: needs --model-control-mode poll"),
         (["--max-inflight-per-token", "128"], "--max-inflight-per-token: needs --tokens"),
         (

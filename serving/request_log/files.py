@@ -1,0 +1,184 @@
+"""The files of the request log.
+
+A process writes the rows of one form to one file, an Arrow IPC stream. Another name makes it a Parquet file once it is
+large or old enough. A killed process leaves the stream, and the next that looks makes the Parquet file. The lock of a
+stream says whether its process lives.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from serving.model.atomic import atomic_write, remove_killed_writes
+
+STREAM, PARQUET = ".arrow", ".parquet"
+_NAME = r"requests-\d{8}T\d{6}Z-[0-9a-f]{8}\.(?:arrow|parquet)"
+_MODE, _FOLDER_MODE = 0o600, 0o700
+_log = logging.getLogger("hotrow.request_log")
+
+
+class LogStream:
+    """An open file of rows of one schema. Only one thread may use it.
+
+    Attributes:
+        path: the file.
+        size_bytes: its size.
+        opened_s: when it was made, by ``time.monotonic``.
+    """
+
+    def __init__(self, folder: Path, schema: Any) -> None:
+        """Make a file.
+
+        Raises:
+            OSError: the file cannot be made, or the disk is full.
+        """
+        folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
+        name = f"requests-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}{STREAM}"
+        # It gets its name when it is locked and has a schema, so nobody takes it for that of a killed process.
+        hidden = folder / f".{name}.{secrets.token_hex(4)}.tmp"
+        descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE)
+        self._file = open(descriptor, "wb", buffering=0)  # noqa: SIM115
+        self.path, self.size_bytes, self.opened_s = folder / name, 0, time.monotonic()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.append(schema.serialize())
+            hidden.rename(self.path)
+        except BaseException:
+            self._file.close()
+            hidden.unlink(missing_ok=True)
+            raise
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file still has its name."""
+        with suppress(OSError):
+            return os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno()))
+        return False
+
+    def append(self, message: Any) -> None:
+        """Write a whole message of the stream, or nothing.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        view = memoryview(message)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError:
+            self._file.truncate(self.size_bytes)
+            self._file.seek(self.size_bytes)
+            raise
+        self.size_bytes += memoryview(message).nbytes
+
+    def close(self) -> None:
+        """End the stream. ``finish_streams`` makes the Parquet file of it."""
+        self._file.close()
+
+
+class _LogFile(NamedTuple):
+    """A file of the log, its name without its folder first, so files are in the order of their time."""
+
+    name: str
+    path: Path
+    size_bytes: int
+
+
+def _files(root: Path, suffix: str = "") -> list[_LogFile]:
+    """Return the files of all models that a log has written, the oldest first."""
+    found = []
+    for folder in _folders(root):
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if re.fullmatch(_NAME, entry.name) and entry.name.endswith(suffix):
+                    with suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            found.append(_LogFile(entry.name, Path(entry.path), status.st_size))
+    return sorted(found)
+
+
+def _folders(root: Path) -> list[Path]:
+    with suppress(OSError), os.scandir(root) as entries:
+        return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []
+
+
+def make_room(root: Path, max_bytes: int, needed_bytes: int) -> None:
+    """Delete the oldest Parquet files of a log until it has room for ``needed_bytes``.
+
+    Raises:
+        OSError: the other files alone are too large, or a file cannot be deleted.
+    """
+    too_many_bytes = sum(file.size_bytes for file in _files(root)) + needed_bytes - max_bytes
+    for file in _files(root, PARQUET):
+        if too_many_bytes <= 0:
+            return
+        file.path.unlink(missing_ok=True)  # another worker may have been faster
+        too_many_bytes -= file.size_bytes
+    if too_many_bytes > 0:
+        raise OSError(errno.EDQUOT, f"{needed_bytes:,} bytes do not fit into the {max_bytes:,} bytes of the log")
+
+
+def finish_streams(root: Path, max_bytes: int) -> None:
+    """Make Parquet files of all streams that no process writes.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    for folder in _folders(root):
+        remove_killed_writes(folder, _NAME)
+    for file in _files(root, STREAM):
+        with suppress(FileNotFoundError):  # another worker was faster
+            descriptor = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if file.path.exists():  # otherwise another worker has finished it since
+                    _finish(root, max_bytes, file)
+            except BlockingIOError:
+                pass  # its process lives
+            finally:
+                os.close(descriptor)
+
+
+def _finish(root: Path, max_bytes: int, file: _LogFile) -> None:
+    pa, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    target = file.path.with_suffix(PARQUET)
+    batches = [] if target.exists() else list(_stream_batches(file.path))  # a process was killed before the unlink
+    if batches:
+        content = pa.BufferOutputStream()  # because its size is known before there is room for it
+        parquet.write_table(pa.Table.from_batches(batches), content, compression="zstd")
+        make_room(root, max_bytes, content.tell())
+        with atomic_write(target) as output:
+            os.fchmod(output.fileno(), _MODE)
+            output.write(content.getvalue())
+    elif not target.exists():
+        _log.warning("%s has no whole rows and is removed", file.path)
+    file.path.unlink()
+
+
+def _stream_batches(path: Path) -> Iterator[Any]:
+    """Yield the whole record batches of a stream. A torn end is left out."""
+    pa = import_module("pyarrow")
+    with suppress(pa.ArrowInvalid), pa.OSFile(str(path)) as source:  # not mapped: a writer may truncate it
+        try:
+            reader = pa.ipc.open_stream(source)
+            while True:
+                batch = reader.read_next_batch()
+                batch.validate(full=True)
+                yield batch
+        except StopIteration:
+            return
+        except OSError as err:
+            if err.errno:  # not an early end
+                raise

@@ -1,0 +1,215 @@
+"""Logs a sample of the requests of a server while it serves."""
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from random import random
+from tempfile import TemporaryFile
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from serving.background import PeriodicWorker
+from serving.batch import JoinedKeys
+from serving.errors import ConfigError, MissingExtraError, OutputError, did_you_mean
+from serving.metrics import MetricSample
+from serving.request_log.files import LogStream, finish_streams, make_room
+from serving.request_log.records import Entry, RecordForm
+from serving.session import InferenceSession, ModelSession
+
+_log = logging.getLogger("hotrow.request_log")
+_INTERVAL_S = 1.0
+_MOST_WAITING_BYTES = 64 << 20
+#: A stream that is larger or older becomes a Parquet file.
+_MOST_STREAM_BYTES, _MOST_STREAM_AGE_S = 64 << 20, 3600.0
+#: How long ``close`` waits for a disk that hangs.
+_CLOSE_TIMEOUT_S = 4.0
+_OPTION, _WITHOUT = "--log-requests", "--log-without"
+
+
+class RequestLog:
+    """Logs a random share of the requests to models with a dense network. Any thread may call ``log``.
+
+    A background thread writes once a second, so a slow disk delays no request. If too much data waits, or if the disk
+    is full, requests are dropped and counted.
+    """
+
+    def __init__(
+        self, folder: Path, share: float, max_bytes: int, without: Collection[str] = (), workers: int = 1
+    ) -> None:
+        """Begin to log.
+
+        Args:
+            folder: of the log; each model has a folder in it.
+            share: of the requests that are logged.
+            max_bytes: of all files of the log. The oldest are deleted first.
+            without: the features that are left out.
+            workers: how many processes write to the log.
+
+        Raises:
+            MissingExtraError: pyarrow is not installed.
+            OutputError: the folder cannot be written.
+        """
+        try:
+            import_module("pyarrow.parquet")
+        except ImportError as err:
+            raise MissingExtraError("pyarrow", "features", _OPTION) from err
+        try:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            TemporaryFile(dir=folder).close()
+        except OSError as err:
+            raise OutputError(f"{_OPTION}: {folder} cannot be written: {err.strerror}") from err
+        self._folder = folder
+        self._share = share
+        self._max_bytes = max_bytes
+        self._open_bytes = max_bytes // (2 * workers)  # the other half is for Parquet files, which can be deleted
+        self._without = frozenset(without)
+        self._forms: WeakKeyDictionary[InferenceSession, dict[bool, RecordForm]] = WeakKeyDictionary()
+        self._lock = threading.Lock()  # guards the fields below
+        self._waiting: list[Entry] = []
+        self._waiting_bytes = self._written = self._dropped = 0
+        self._writing = threading.Lock()  # held by the thread that writes, and guards the fields below
+        self._streams: dict[tuple[str, Any], LogStream] = {}  # by folder and schema
+        self._lost = 0  # requests since the last that was written
+        self._is_tidy = False
+        self._worker = PeriodicWorker("hotrow-request-log", self._run, _INTERVAL_S, first_after_s=0.0)
+
+    def check(self, sessions: Iterable[ModelSession]) -> None:
+        """Check that each feature to leave out is one of a model.
+
+        Raises:
+            ConfigError: a name is none; it may be misspelt.
+        """
+        known: dict[str, None] = {}
+        for session in sessions:
+            if isinstance(session, InferenceSession):
+                known |= dict.fromkeys(name for form in self._forms_of(session).values() for name in form.columns)
+            else:
+                _log.warning("model %s has no dense network, so its requests are not logged", session.config.name)
+        for name in sorted(self._without - known.keys()):
+            reason = f"no model that is served has the feature {name[:64]!r}{did_you_mean(name, known)}"
+            raise ConfigError(_WITHOUT, "", reason)
+
+    def log(self, session: ModelSession, question: Any, answer: Any, request_id: str) -> None:
+        """Log a request and its answer, or leave it out."""
+        if random() >= self._share or not isinstance(session, InferenceSession):
+            return
+        entry = Entry(session, question, answer, request_id, time.time_ns() // 1000)
+        size_bytes = entry.size_bytes
+        with self._lock:
+            if self._waiting_bytes + size_bytes > _MOST_WAITING_BYTES:
+                self._dropped += 1
+                return
+            self._waiting_bytes += size_bytes
+            self._waiting.append(entry)
+
+    def readings(self) -> Iterator[MetricSample]:
+        """Return how many requests were logged, and how many of the sample were dropped."""
+        with self._lock:
+            counts = {"written": self._written, "dropped": self._dropped}
+        for state, count in counts.items():
+            help_text = "Requests that the request log has, and requests of its sample that it does not have."
+            yield MetricSample("hotrow_logged_requests", help_text, (("state", state),), count)
+
+    def close(self) -> None:
+        """Write what waits, and make Parquet files of the streams."""
+        self._worker.close(_CLOSE_TIMEOUT_S)
+        finishing = threading.Thread(target=self._finish, name="hotrow-request-log", daemon=True)  # a disk may hang
+        finishing.start()
+        finishing.join(_CLOSE_TIMEOUT_S)
+        with self._lock:
+            written, dropped = self._written, self._dropped
+        left_out = f"; {dropped:,} were dropped because the disk was too slow or full" if dropped else ""
+        _log.info("%s requests were logged in %s%s", f"{written:,}", self._folder, left_out)
+
+    def _finish(self) -> None:
+        with self._writing:
+            self._write_waiting()
+            self._close_streams(list(self._streams))
+            self._tidy()
+
+    def _run(self) -> None:
+        with self._writing:
+            self._write_waiting()
+            total_bytes = sum(stream.size_bytes for stream in self._streams.values())
+            oldest_s = time.monotonic() - _MOST_STREAM_AGE_S
+            due = [
+                key
+                for key, stream in self._streams.items()
+                if total_bytes > self._open_bytes
+                or stream.size_bytes > _MOST_STREAM_BYTES
+                or stream.opened_s < oldest_s
+            ]
+            self._close_streams(due)
+            if not self._is_tidy:
+                self._tidy()
+
+    def _close_streams(self, keys: Iterable[tuple[str, Any]]) -> None:
+        for key in keys:
+            self._streams.pop(key).close()
+            self._is_tidy = False
+
+    def _tidy(self) -> None:
+        try:
+            finish_streams(self._folder, self._max_bytes)
+            self._is_tidy = True
+        except OSError as err:
+            self._fail(err, 0)
+
+    def _write_waiting(self) -> None:
+        with self._lock:
+            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        of_forms: dict[RecordForm, list[Entry]] = {}
+        for entry in waiting:
+            form = self._forms_of(entry.session)[isinstance(entry.batch.sent, JoinedKeys)]
+            of_forms.setdefault(form, []).append(entry)
+        for form, entries in of_forms.items():
+            try:
+                self._write(form, entries)
+            except Exception as err:  # noqa: BLE001  # a fault of the log must not end it
+                self._fail(err, len(entries))
+            else:
+                self._succeed(len(entries))
+
+    def _write(self, form: RecordForm, entries: list[Entry]) -> None:
+        message = form.record_batch(entries).serialize()
+        key = form.folder, form.schema
+        if key in self._streams and not self._streams[key].is_there:
+            self._streams.pop(key).close()
+        is_new = key not in self._streams
+        make_room(self._folder, self._max_bytes, message.size + is_new * form.schema.serialize().size)
+        if is_new:
+            self._streams[key] = LogStream(self._folder / form.folder, form.schema)
+        self._streams[key].append(message)
+
+    def _fail(self, error: Exception, requests: int) -> None:
+        if not self._lost:
+            reason = getattr(error, "strerror", None) or error
+            _log.error("%s cannot be written, so requests are not logged: %s", self._folder, reason)
+        self._lost += requests
+        with self._lock:
+            self._dropped += requests
+
+    def _succeed(self, requests: int) -> None:
+        with self._lock:
+            self._written += requests
+        if self._lost:
+            _log.warning("%s is written again; %s requests were dropped", self._folder, f"{self._lost:,}")
+            self._lost = 0
+
+    def _forms_of(self, session: InferenceSession) -> dict[bool, RecordForm]:
+        """Return the form of requests with raw features, if the model takes them, and that of requests with keys."""
+        forms = self._forms.get(session)
+        if forms is None:
+            kinds = (True,) if session.features is None else (False, True)
+            forms = {has_keys: RecordForm(session, has_keys, self._without) for has_keys in kinds}
+            self._forms[session] = forms
+            for name in dict.fromkeys(name for form in forms.values() for name in form.taken):
+                _log.warning(
+                    "model %s: the feature %r is not logged, because the log has another column of this name",
+                    session.config.name,
+                    name,
+                )
+        return forms

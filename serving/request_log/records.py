@@ -1,0 +1,153 @@
+"""The rows of the request log: from requests and their answers to Arrow's record batches.
+
+==================  ============  ====================================================================================
+``request_id``      string        the client's id, or the server's; the answer has it too
+``request_sample``  int32         the number of the sample in its request, from 0
+``request_time``    timestamp     when the request was answered, in UTC
+``model_version``   string        the version that answered
+``prediction``      float32       the answer; ``prediction_0``, ``prediction_1``, ... if there are several labels
+``defaulted_keys``  int64         the unknown keys of the whole request
+==================  ============  ====================================================================================
+"""
+
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serving.batch import Batch, JoinedKeys
+from serving.features import array_of, arrow_type, slots_of
+from serving.model.records import numbered
+from serving.routes import Prediction
+from serving.session import InferenceSession
+
+REQUEST_ID = "request_id"
+REQUEST_SAMPLE = "request_sample"
+REQUEST_TIME = "request_time"
+MODEL_VERSION = "model_version"
+PREDICTION = "prediction"
+DEFAULTED_KEYS = "defaulted_keys"
+#: How the folder is called that has the requests with keys to a model with raw features. No model has a dot.
+_OF_KEYS = ".keys"
+
+
+class Entry(NamedTuple):
+    """A request and its answer.
+
+    Attributes:
+        session: answered it.
+        batch: its samples.
+        prediction: the answer.
+        request_id: its id.
+        time_us: when it was answered, in microseconds since 1970.
+    """
+
+    session: InferenceSession
+    batch: Batch
+    prediction: Prediction
+    request_id: str
+    time_us: int
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory it takes."""
+        sent = self.batch.sent or ()
+        columns = (sent,) if isinstance(sent, JoinedKeys) else sent
+        arrays = [array for column in columns for array in column if isinstance(array, np.ndarray)]
+        return sum(array.nbytes for array in (*arrays, self.batch.dense, self.prediction.probabilities))
+
+
+class RecordForm:
+    """The columns of the requests of one model that have raw features, or of those that have keys.
+
+    Attributes:
+        folder: the name of the folder for their files.
+        schema: Arrow's.
+        columns: the columns that the model has, before some are left out.
+    """
+
+    def __init__(self, session: InferenceSession, has_keys: bool, without: Collection[str]) -> None:
+        """Describe the columns, except those called ``without``."""
+        pa = import_module("pyarrow")
+        config, reader = session.config, session.features
+        self._has_keys = has_keys
+        self.folder = config.name + _OF_KEYS * (has_keys and reader is not None)
+        about = [
+            pa.field(REQUEST_ID, pa.string()),
+            pa.field(REQUEST_SAMPLE, pa.int32()),
+            pa.field(REQUEST_TIME, pa.timestamp("us", tz="UTC")),
+            pa.field(MODEL_VERSION, pa.string()),
+            *(pa.field(name, pa.float32()) for name in numbered(PREDICTION, config.label_dim)),
+            pa.field(DEFAULTED_KEYS, pa.int64()),
+        ]
+        self._features = () if reader is None else reader.definition.columns
+        if has_keys:
+            keys = pa.list_(pa.int64())
+            fields = [
+                *(pa.field(name, pa.float32()) for name in session.graph.dense_columns),
+                *(pa.field(name, keys) for name in key_columns(session)),
+            ]
+        else:
+            fields = [pa.field(feature.name, arrow_type(feature)) for feature in self._features]
+        self.columns = tuple(field.name for field in fields)
+        left_out = {*without, *(field.name for field in about)}
+        self._kept = [place for place, name in enumerate(self.columns) if name not in left_out]
+        self.schema = pa.schema([*about, *(fields[place] for place in self._kept)])
+
+    @property
+    def taken(self) -> Sequence[str]:
+        """The features that are left out because the log has another column of their name."""
+        others = self.schema.names[: len(self.schema.names) - len(self._kept)]
+        return [name for name in self.columns if name in others]
+
+    def record_batch(self, entries: Sequence[Entry]) -> Any:
+        """Return the rows of requests of this form.
+
+        Raises:
+            pyarrow.ArrowInvalid: a string is not UTF-8.
+        """
+        pa = import_module("pyarrow")
+        counts = [entry.batch.samples for entry in entries]
+        of_sample = pa.array(np.repeat(np.arange(len(entries)), counts))
+        probabilities = np.concatenate([entry.prediction.probabilities for entry in entries])
+        times = [entry.time_us for entry in entries]
+        arrays = [
+            pa.array([entry.request_id for entry in entries], pa.string()).take(of_sample),
+            pa.array(np.concatenate([np.arange(count, dtype=np.int32) for count in counts])),
+            pa.array(times, pa.timestamp("us", tz="UTC")).take(of_sample),
+            pa.array([str(entry.session.config.version) for entry in entries], pa.string()).take(of_sample),
+            *map(pa.array, np.ascontiguousarray(probabilities.T)),
+            pa.array([entry.prediction.defaulted_keys for entry in entries], pa.int64()).take(of_sample),
+        ]
+        of_entries = zip(*map(self._columns_of, entries), strict=True)
+        arrays += [pa.concat_arrays(of_column) for of_column in of_entries]
+        return pa.record_batch(arrays, schema=self.schema)
+
+    def _columns_of(self, entry: Entry) -> list[Any]:
+        """Return the columns that a request has, without those that are left out."""
+        sent = entry.batch.sent
+        if isinstance(sent, JoinedKeys):
+            arrays = _arrays_of_keys(entry.batch, sent)
+            return [arrays[place] for place in self._kept]
+        assert sent is not None
+        return [array_of(self._features[place], sent[place]) for place in self._kept]
+
+
+def key_columns(session: InferenceSession) -> Sequence[str]:
+    """Return the columns of the slots, in the order of the tables: those of training data if each has its own."""
+    graph = session.graph
+    if [entry.top for entry in graph.sparse] == [embedding.bottom for embedding in graph.embeddings]:
+        return graph.slot_columns
+    return [slot.name for slot in slots_of(session.config)]
+
+
+def _arrays_of_keys(batch: Batch, sent: JoinedKeys) -> list[Any]:
+    """Return the dense features, and the keys of each slot as lists."""
+    pa = import_module("pyarrow")
+    arrays = [pa.array(column) for column in np.ascontiguousarray(batch.dense.T)]
+    for keys, row_ptrs in sent.tables:
+        bags = pa.ListArray.from_arrays(pa.array(row_ptrs), pa.array(keys))
+        slots = len(bags) // batch.samples
+        arrays += [bags.take(pa.array(np.arange(slot, len(bags), slots))) for slot in range(slots)]
+    return arrays
