@@ -13,18 +13,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from training.shared_memory import Ints, Outbox, open_outboxes
+from training.neighbours import Neighbours, open_neighbours
 
 Value = TypeVar("Value")
+Ints = NDArray[np.int64]
 
 _log = logging.getLogger(__name__)
 _groups = itertools.count()
+#: Of each process group that has exchanged something; None: its processes do not share a machine.
+_neighbours: WeakKeyDictionary[dist.ProcessGroup, Neighbours | None] = WeakKeyDictionary()
 _SIGN_S, _SILENCE_S = 1, 10
 
 
@@ -60,7 +64,6 @@ class Processes:
         self._group = None if self._is_world else group
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
-        self._outboxes: list[list[Outbox]] | None = None  # two of each process, from the first exchange
         self._number = next(_groups) if self.size > 1 else 0  # every process makes its groups in the same order
         self._titles: Counter[str] = Counter()
 
@@ -162,40 +165,35 @@ class Processes:
 
     def exchange(
         self, title: str, to_processes: Sequence[Sequence[NDArray[Any]]], received: Ints | None = None
-    ) -> tuple[NDArray[Any], Ints]:
-        """Send numbers to every process, and return the numbers from process 0, from process 1, and so on.
+    ) -> list[Sequence[NDArray[Any]]]:
+        """Send arrays to every process, and return the arrays from process 0, from process 1, and so on.
 
         A process that is silent for 10 seconds is logged.
 
         Args:
-            title: what the numbers are.
+            title: what the arrays are.
             to_processes: for each process, P one-dimensional arrays. All have one dtype.
             received: int64[processes, P], the sizes of the arrays that come; None: unknown.
 
         Returns:
-            the joined arrays from all processes, and ``received``.
+            the P arrays from each process. They may change in the next exchange but one.
 
         Raises:
-            RuntimeError: another process sends numbers with another title, has ended, or was silent for the time-out of
+            RuntimeError: another process sends arrays with another title, has ended, or was silent for the time-out of
                 the process group.
         """
         if self.size == 1:
-            return np.concatenate(to_processes[0]), np.array([[part.size for part in to_processes[0]]])
-        if self._outboxes is None:
+            return list(to_processes)
+        if self.group not in _neighbours:
             self._meet(title)
-            self._outboxes = [open_outboxes(self.rank, self.size, self._gather) for _ in range(2)]
-        # The two outboxes of a process take turns. A process reads all outboxes before it enters the next exchange.
-        # That exchange ends when all have entered it, so all have read an outbox before it is written again.
-        self._outboxes.reverse()
-        outboxes = self._outboxes[0]
-        if outboxes:
-            outboxes[self.rank].write(to_processes)
-        self._meet(title)
-        if not outboxes:
+            _neighbours[self.group] = open_neighbours(self.rank, self.size, self._gather)
+        neighbours = _neighbours[self.group]
+        if neighbours is None:
+            self._meet(title)
             return self._exchange_messages(title, to_processes, received)
-        dtype = to_processes[0][0].dtype
-        numbers, sizes = zip(*(outbox.read(self.rank, dtype) for outbox in outboxes), strict=True)
-        return np.concatenate(numbers), np.stack(sizes)
+        neighbours.write(to_processes)
+        self._meet(title)
+        return neighbours.read()
 
     def _add_up(self, title: str, tensor: torch.Tensor) -> None:
         self._meet(title)
@@ -204,10 +202,9 @@ class Processes:
     def _meet(self, title: str) -> None:
         """Wait until every process is here. Raise an error in every process if one has another title."""
         digest = hashlib.blake2b(f"{self._number} {title}".encode(), digest_size=8).digest()
-        digests = torch.empty(self.size, dtype=torch.int64)
-        mine = torch.from_numpy(np.frombuffer(digest, np.int64).copy())
-        self._finish(dist.all_gather(list(digests.split(1)), mine, group=self._group, async_op=True), title)
-        if bool((digests == mine).all()):
+        neighbours = _neighbours.get(self.group)
+        digests = self._digests(digest, title) if neighbours is None else self._swap(neighbours, digest, title)
+        if set(digests) == {digest}:
             return
         came: list[tuple[str, int]] = self._gather((title, self._number))
         other = next(rank for rank, one in enumerate(came) if one != came[0])
@@ -216,9 +213,33 @@ class Processes:
             shown[1] += ", which are tables of another collection"
         raise RuntimeError(f"expected the same lookups and steps in every process, got {shown[0]} and {shown[1]}")
 
+    def _swap(self, neighbours: Neighbours, digest: bytes, title: str) -> list[bytes]:
+        try:
+            neighbours.send(digest)
+            digests, late = neighbours.receive(_SILENCE_S)
+            if late:
+                self._warn_of_silence(title, late)
+                assert self.group is not None
+                seconds = self.group.get_group_store().timeout.total_seconds() - _SILENCE_S
+                digests, late = neighbours.receive(seconds)
+        except OSError as err:
+            raise RuntimeError(f"{title}: another process has ended: {err}") from err
+        if late:
+            raise RuntimeError(f"{title}: process {_joined(late)} did not come for {seconds + _SILENCE_S:g} s")
+        return digests
+
+    def _digests(self, digest: bytes, title: str) -> list[bytes]:
+        digests = torch.empty(self.size, dtype=torch.int64)
+        mine = torch.from_numpy(np.frombuffer(digest, np.int64).copy())
+        self._finish(dist.all_gather(list(digests.split(1)), mine, group=self._group, async_op=True), title)
+        return [one.tobytes() for one in digests.numpy()]
+
+    def _warn_of_silence(self, title: str, late: Sequence[int]) -> None:
+        _log.warning("%s: process %d has waited %d s for process %s", title, self.rank, _SILENCE_S, _joined(late))
+
     def _finish(self, sent: dist.Work, title: str) -> None:
         """Wait until every process has sent what belongs to a title. After a second, leave a sign of this process."""
-        silent = ""
+        silent: list[int] = []
         try:
             if self._is_done(sent, _SIGN_S):
                 return
@@ -229,12 +250,12 @@ class Processes:
             if self._is_done(sent, _SILENCE_S - _SIGN_S):
                 return
             came = [store.check([sign]) and store.get(sign).decode() == title for sign in signs]
-            silent = ", ".join(str(rank) for rank, has_come in enumerate(came) if not has_come)
+            silent = [rank for rank, has_come in enumerate(came) if not has_come]
             if silent:
-                _log.warning("%s: process %d has waited %d s for process %s", title, self.rank, _SILENCE_S, silent)
+                self._warn_of_silence(title, silent)
             sent.wait()
         except RuntimeError as err:  # of PyTorch, or of its store
-            missing = f"process {silent} did not come" if silent else "another process has ended"
+            missing = f"process {_joined(silent)} did not come" if silent else "another process has ended"
             raise RuntimeError(f"{title}: {missing}: {err}") from err
 
     def _is_done(self, sent: dist.Work, seconds: float) -> bool:
@@ -254,7 +275,7 @@ class Processes:
 
     def _exchange_messages(
         self, title: str, to_processes: Sequence[Sequence[NDArray[Any]]], received: Ints | None
-    ) -> tuple[NDArray[Any], Ints]:
+    ) -> list[Sequence[NDArray[Any]]]:
         sent = np.array([[part.size for part in of_process] for of_process in to_processes])
         if received is None:
             sizes = torch.empty_like(torch.from_numpy(sent))
@@ -268,7 +289,12 @@ class Processes:
         np.concatenate(parts, out=flat.numpy())
         splits = received.sum(axis=1).tolist(), sent.sum(axis=1).tolist()
         self._finish(dist.all_to_all_single(out, flat, *splits, group=self._group, async_op=True), title)
-        return out.numpy(), received
+        came = np.split(out.numpy(), received.reshape(-1).cumsum()[:-1])
+        return [came[first : first + received.shape[1]] for first in range(0, len(came), received.shape[1])]
+
+
+def _joined(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def start_processes() -> Processes:

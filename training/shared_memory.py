@@ -4,13 +4,12 @@ import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
 _TOKEN_BYTES = 16
 
 
@@ -33,6 +32,30 @@ class Outbox:
         self._access = access
         self._map()
 
+    @classmethod
+    def create(cls, processes: int) -> Self:
+        """Create an outbox of this process.
+
+        Raises:
+            OSError, AttributeError: the system has no files in memory.
+        """
+        fd = os.memfd_create("hotrow-outbox")
+        os.write(fd, secrets.token_bytes(_TOKEN_BYTES) + bytes(8))
+        return cls(fd, processes, mmap.ACCESS_WRITE)
+
+    @classmethod
+    def open(cls, name: tuple[str, bytes], processes: int) -> Self:
+        """Open an outbox of another process to read it.
+
+        Raises:
+            OSError, ValueError: that process is on another machine, where the path names another file or none.
+        """
+        path, token = name
+        outbox = cls(os.open(path, os.O_RDONLY | os.O_NONBLOCK), processes, mmap.ACCESS_READ)
+        if outbox.name[1] != token:
+            raise ValueError(f"{path}: expected the outbox of a process, got another file")
+        return outbox
+
     @property
     def name(self) -> tuple[str, bytes]:
         """Its path for other processes of this machine, and its token."""
@@ -50,52 +73,16 @@ class Outbox:
         self._memory[_TOKEN_BYTES:begin].view(np.int64)[:] = header
         np.concatenate(parts, out=self._memory[begin:end].view(parts[0].dtype))
 
-    def read(self, process: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], Ints]:
-        """Return the joined arrays for a process, and their sizes int64[P]. They change when the outbox is written."""
+    def read(self, process: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+        """Return the P arrays for a process. They change when the outbox is written."""
         if os.fstat(self._fd).st_size != self._memory.size:
             self._map()
         body = self._memory[_TOKEN_BYTES + 8 :]
         sizes_bytes = 8 * self._processes * int(self._memory[_TOKEN_BYTES:].view(np.int64)[0])
         sizes = body[:sizes_bytes].view(np.int64).reshape(self._processes, -1)
         first = sizes_bytes + int(sizes[:process].sum()) * dtype.itemsize
-        last = first + int(sizes[process].sum()) * dtype.itemsize
-        return body[first:last].view(dtype), sizes[process]
+        ends = sizes[process].cumsum()
+        return np.split(body[first : first + int(ends[-1]) * dtype.itemsize].view(dtype), ends[:-1])
 
     def _map(self) -> None:
         self._memory = np.frombuffer(mmap.mmap(self._fd, 0, access=self._access), np.uint8)
-
-
-def open_outboxes(rank: int, size: int, gather: Callable[[Any], list[Any]]) -> list[Outbox]:
-    """Open an outbox of each process. Return none if they do not share a machine. All processes call this.
-
-    Args:
-        rank: of this process.
-        size: the number of processes.
-        gather: returns what each process gives it.
-    """
-    mine = _create(size)
-    names: list[tuple[str, bytes] | None] = gather(mine and mine.name)
-    outboxes = [
-        mine if number == rank else None if name is None else _open(*name, size) for number, name in enumerate(names)
-    ]
-    found = [outbox for outbox in outboxes if outbox is not None]
-    return found if all(gather(len(found) == size)) else []
-
-
-def _create(processes: int) -> Outbox | None:
-    """Create an outbox of this process. The system may have no files in memory."""
-    try:
-        fd = os.memfd_create("hotrow-outbox")
-    except (OSError, AttributeError):
-        return None
-    os.write(fd, secrets.token_bytes(_TOKEN_BYTES) + bytes(8))
-    return Outbox(fd, processes, mmap.ACCESS_WRITE)
-
-
-def _open(path: str, token: bytes, processes: int) -> Outbox | None:
-    """Open an outbox of another process. Its machine may be another one, where the path names another file or none."""
-    try:
-        outbox = Outbox(os.open(path, os.O_RDONLY | os.O_NONBLOCK), processes, mmap.ACCESS_READ)
-    except (OSError, ValueError):
-        return None
-    return outbox if outbox.name[1] == token else None

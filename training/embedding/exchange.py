@@ -322,9 +322,7 @@ def to_owners(
                 key_parts = [part.view(np.float32) for part in np.split(one.keys, ends)]
         for parts, *of_process in zip(to_processes, key_parts, sum_parts, strict=True):
             parts += of_process
-    came, sizes = processes.exchange(title, [[*parts, flags] for parts in to_processes])
-    parts = np.split(came, sizes.reshape(-1).cumsum()[:-1])
-    of_processes = [parts[first : first + 2 * count + 1] for first in range(0, len(parts), 2 * count + 1)]
+    of_processes = processes.exchange(title, [[*parts, flags] for parts in to_processes])
     all_flags = np.stack([one[-1] for one in of_processes])
     answers: list[RowGradient | None] = []
     for number, (of, of_table) in enumerate(zip(tables, owned, strict=True)):
@@ -376,9 +374,7 @@ def _exchange(
     widths = np.array([math.prod(array.shape[1:]) for array in of_tables])
     cuts = [np.split(array, ends[:-1]) for array, ends in zip(of_tables, sent.cumsum(axis=0).T, strict=True)]
     to_processes = [[part.reshape(-1) for part in of_process] for of_process in zip(*cuts, strict=True)]
-    came, sizes = processes.exchange(title, to_processes, None if received is None else received * widths)
-    parts = np.split(came, sizes.reshape(-1).cumsum()[:-1])
-    count = len(of_tables)
-    joined = [came] if count == 1 else [np.concatenate(parts[number::count]) for number in range(count)]
+    came = processes.exchange(title, to_processes, None if received is None else received * widths)
+    joined = [np.concatenate(parts) for parts in zip(*came, strict=True)]
     arrays = [one.reshape(-1, *array.shape[1:]) for one, array in zip(joined, of_tables, strict=True)]
-    return arrays, sizes  # type: ignore[return-value]
+    return arrays, np.array([[part.size for part in parts] for parts in came])  # type: ignore[return-value]
