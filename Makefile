@@ -20,8 +20,10 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # The tests that run without PyTorch, RocksDB and the web framework.
 NUMPY1_TESTS := tests/kernels $(addprefix tests/serving/,dense model test_batch.py config/test_inference.py config/test_model_directory.py)
-# The tests of the kernels and of the GPU cache; `make test` runs them too, except those marked `kernels`.
+# The tests of the kernels and of the GPU cache. `make test` leaves them to the three `make test-kernels`, which run each
+# of them in the fixed order of threads and in drawn orders; the tests of lookups use the same kernels there.
 KERNEL_TESTS := $(wildcard tests/kernels/cuda tests/gpu_cache)
+NOT_KERNELS := $(addprefix --ignore=,$(KERNEL_TESTS))
 RACE_TESTS := $(wildcard $(addprefix tests/,$(addprefix kernels/cuda/,test_query.py test_writes.py test_team.py) \
   $(addprefix gpu_cache/,test_readers_with_writers.py test_workspace.py test_pooled_lookup.py test_key_lookup.py \
   test_insertion.py test_absent_keys.py)))
@@ -61,11 +63,11 @@ demo-updates: $(VENV)/.demo ## serve a model while it learns, and print its AUC 
 loadtest: $(VENV)/.test ## send load to a server of `make demo`'s model; SCENARIO=spike, REPO=models, ARGS="-u 16" change it
 	@$(BIN)/python -m loadtests $(REPO) --scenario $(SCENARIO) $(ARGS)
 
-test: $(VENV)/.test ## all tests for a machine without a GPU, except the sanitizers, the largest tests of kernels and the tests that take minutes
-	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not kernels and not sanitizers and not triton"
+test: $(VENV)/.test ## all tests for a machine without a GPU, except those of kernels, the sanitizers and the tests that take minutes
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not kernels and not sanitizers and not triton" $(NOT_KERNELS)
 
 test-fast: $(VENV)/.test ## the tests without the slow ones
-	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu and not kernels and not triton"
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu and not kernels and not triton" $(NOT_KERNELS)
 
 test-long: $(VENV)/.test ## the tests that take minutes each; results go to benchmarks/results/
 	@$(BIN)/python -m tests.tools.long_tests --json benchmarks/results/test_long.json
@@ -83,7 +85,7 @@ test-host-sanitizers: $(VENV)/.test ## the host table's threads and snapshots un
 check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for all architectures of sm_75 to sm_120, without a GPU; fails if registers or arrays spill to memory
 	@$(BIN)/python -m kernels.check_nvrtc kernels/cuda/*.cu benchmarks/gpu/*.cu
 
-test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in random orders of threads, one for each of SEEDS, and with late streams (`make test` has the fixed order)
+test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in random orders of threads, one for each of SEEDS, and with late streams (`make test-kernels-asan` has the fixed order)
 	@for seed in $(SEEDS); do HOTROW_RUNNER_SEED=$$seed HOTROW_RUNNER_THREADS=2 HOTROW_RUNNER_DELAY_MS=10 \
 	  $(BIN)/python -m pytest -q $(OVER_LATENESS) -m "$(ON_RUNNER)" $(DEVICE_TESTS); done
 
