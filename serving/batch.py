@@ -132,7 +132,7 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     joined = _shifted(config, sent) if config.slot_keys == "unshifted" else sent
     if given_keys.ndim == 2 and len(given_keys) != 1:
         _check_rows(config, given_keys.shape, samples)
-    return Batch(_read_dense(dense, samples, config.dense_dim), joined, sent)
+    return Batch(_read_dense(dense, samples, config), joined, sent)
 
 
 def read_features(config: ModelConfig, reader: FeatureReader, columns: Sequence[Column], samples: int) -> Batch:
@@ -299,7 +299,8 @@ def _check_blocks(keys: Ints, offsets: Offsets, borders: list[int]) -> None:
     _check_end(sum(int(offsets[end - 1]) for end in borders[1:]), keys)
 
 
-def _read_dense(value: Any, samples: int, features: int) -> NDArray[np.float32]:
+def _read_dense(value: Any, samples: int, config: ModelConfig) -> NDArray[np.float32]:
+    features = config.dense_dim
     if value is None and not features:
         return np.empty((samples, 0), dtype=np.float32)
     dense = floats(value, DENSE)
@@ -311,5 +312,6 @@ def _read_dense(value: Any, samples: int, features: int) -> NDArray[np.float32]:
     is_finite = np.isfinite(dense)
     if np.count_nonzero(is_finite) < dense.size:
         sample, feature = (int(place) for place in np.argwhere(~is_finite)[0])
-        raise RequestError(f"{DENSE}: sample {sample}, feature {feature} is {dense[sample, feature]} in float32")
+        name = repr(config.dense_names[feature]) if config.dense_names else feature
+        raise RequestError(f"{DENSE}: sample {sample}, feature {name} is {dense[sample, feature]} in float32")
     return dense

@@ -17,14 +17,12 @@ from serving.features import (
     FEATURES_FILE,
     FeatureDefinition,
     FeatureReader,
-    SlotOfTable,
     columns_of_arrays,
     key_count,
     read_definition,
-    slots_of_tables,
+    slots_of_graph,
     write_definition,
 )
-from serving.model.graph import Graph
 from training.model.document import TrainingDocument
 from training.model.fitting import fitted, is_fitting
 from training.samples import Bags, Samples
@@ -76,7 +74,7 @@ class FeatureFile:
         if [entry.top for entry in document.graph.sparse] != [of.bottom for of in embeddings]:
             reason = "expected an embedding layer for each sparse input, in their order"
             raise ConfigError(document.graph.source, "layers", f"{reason}, because features give keys to the slots")
-        self.reader = FeatureReader(definition, _slots_of(document.graph), document.graph.dense_dim, source)
+        self.reader = FeatureReader(definition, slots_of_graph(document.graph), document.graph.dense_dim, source)
 
     @property
     def names(self) -> list[str]:
@@ -91,8 +89,7 @@ class FeatureFile:
     @property
     def slots(self) -> tuple[str, ...]:
         """The features of the slots, in the order of the graph."""
-        by_slot = {feature.slot_name: feature.name for feature in self.definition.slots}
-        return tuple(by_slot[slot.name] for slot in _slots_of(self.document.graph))
+        return self.reader.of_slots
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -112,7 +109,7 @@ class FeatureFile:
         """
         columns = columns_of_arrays(self.reader, arrays, len(labels))
         found = self.reader.transform(columns, len(labels))
-        bags = Bags(found.keys, found.row_ptrs.astype(np.int64), len(self.definition.slots))
+        bags = Bags(found.keys, found.row_ptrs.astype(np.int64), len(self.slots))
         return Samples(labels, found.dense, bags)
 
     def write(self, folder: Path) -> None:
@@ -144,8 +141,3 @@ def laid_out(definition: FeatureDefinition, table: str, source: str) -> FeatureD
     }
     features = [feature.model_copy(update=places.get(feature.name, {})) for feature in definition.features]
     return definition.model_copy(update={"features": tuple(features)})
-
-
-def _slots_of(graph: Graph) -> list[SlotOfTable]:
-    """Return the slots of a graph, as serving names them."""
-    return slots_of_tables([(embedding.table, embedding.slots) for embedding in graph.embeddings])

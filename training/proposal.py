@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serving.errors import ConfigError
-from serving.features import PANDAS_INDEX, is_list_type, is_taken
+from serving.features import PANDAS_INDEX, is_list_type
 from serving.model.atomic import atomic_write
+from serving.model.names import is_taken
 from serving.model.strict_json import LARGEST_FLOAT32
 from training.data.columns import column_batches, import_pyarrow
 from training.errors import DataError

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from serving.dense.calibration import Quantization
 from serving.dense.files import open_dense
 from serving.dense.network import Engine
 from serving.errors import about, told
-from serving.features import FeatureReader, open_features
+from serving.features import FeatureReader, open_features, triton_inputs
 from serving.lookup import LookupSession
 from serving.lookup.cache_plan import Memory, buffers_memory, caches_memory, idle_refresh, keys_left_out, plan_caches
 from serving.model.graph import is_network_file
 from serving.model.snapshot_model import SnapshotModel, is_snapshot
+from serving.model.triton_config import TritonTensors, triton_faults, write_triton_files
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.preflight import check_tiers, connect_tiers
 from serving.parameter_server.table_files import memory_needed, table_source
@@ -52,6 +54,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--full", action="store_true", help="also read every byte of snapshots and every row of RocksDB"
     )
+    parser.add_argument(
+        "--write-config",
+        action="store_true",
+        help="give each config.pbtxt the inputs and outputs of the model's newest version",
+    )
     parser.add_argument("--connect", action="store_true", help="also connect to Redis, if the tiers have it")
     add_engine_options(parser, None, "also open the dense network with this engine, and print the error of int8")
     parser.set_defaults(run=check, error_code=1)
@@ -66,6 +73,8 @@ def check(options: argparse.Namespace) -> int:
     options.tolerance = checked_tolerance(options)
     refuse_shared_calibration(options.calibration, len(config.models))
     total_bytes = sum(_check_model(model, options, faults, config.headroom_ratio) for model in config.models)
+    newest = {folder: model for model in sorted(config.models, key=_version) if (folder := _folder(model)) is not None}
+    triton = [line for folder, model in newest.items() for line in _check_triton(folder, model, options, faults)]
     warnings = check_tiers(config, faults, full=options.full)
     answers = connect_tiers(config, faults) if options.connect else []
     if faults:
@@ -73,7 +82,7 @@ def check(options: argparse.Namespace) -> int:
             print(f"hotrow check: {line}", file=sys.stderr)
         return 1
     of_caches = [line for model in config.models for say in (idle_refresh, keys_left_out) if (line := say(model))]
-    for line in (*warnings, *of_caches):
+    for line in (*triton, *warnings, *of_caches):
         print(f"hotrow check: warning: {line}", file=sys.stderr)
     print(f"total {'':<28} {_mib(total_bytes):>16}")
     if options.connect:
@@ -123,6 +132,30 @@ def _check_model(
         print(_on_gpus("caches, if GPUs are used", caches))
         print(_on_gpus("caches' worker buffers", buffers_memory(config)))
     return sum(needed.values())
+
+
+def _version(config: ModelConfig) -> int:
+    return config.version
+
+
+def _folder(config: ModelConfig) -> Path | None:
+    """Return the folder of a model's versions; None if the model has no version folder."""
+    return config.graph_file.parent.parent if config.version and config.graph_file is not None else None
+
+
+def _check_triton(
+    folder: Path, config: ModelConfig, options: argparse.Namespace, faults: list[HotrowError]
+) -> Iterator[str]:
+    """Yield what Triton's configuration of a model says otherwise than its newest version, or correct it."""
+    with about(config.name, faults):
+        features = open_features(config)
+        raw_inputs = () if features is None else triton_inputs(features.definition)
+        tensors = TritonTensors(config.dense_dim, config.label_dim, raw_inputs)
+        if options.write_config:
+            for path in write_triton_files(folder, tensors):
+                print(f"{path} has the inputs and outputs of version {config.version} now")
+        else:
+            yield from (f"{line}; --write-config corrects it" for line in triton_faults(folder, tensors))
 
 
 def _on_gpus(part: str, taken: Memory) -> str:

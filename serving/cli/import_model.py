@@ -73,6 +73,9 @@ def add_parser(commands: Any) -> None:
         choices=("fp32", "fp16", "bf16"),
         help="the type of vectors in files without a header (default: fp32, unless half precision fits too)",
     )
+    parser.add_argument(
+        "--features", type=Path, metavar="FILE", help="a features.json, so that requests may have raw features"
+    )
     parser.add_argument("--logits", action="store_true", help="the network answers with logits; add a Sigmoid")
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the model repository")
     parser.add_argument("--name", required=True, help="the model's name in the repository")
@@ -119,6 +122,7 @@ def import_model(options: argparse.Namespace) -> int:
         max_batchsize=options.max_batchsize,
         dense=options.dense,
         row_dtype=options.row_dtype,
+        features=options.features,
     )
     for line in plan.describe():
         print(line, flush=True)

@@ -110,6 +110,8 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
         max_batchsize=clause.max_batchsize,
         dense_dim=graph.dense_dim,
         label_dim=graph.label_dim,
+        dense_names=graph.dense_names,
+        label_names=graph.label_names,
         gpu_cache=GpuCacheConfig(
             hit_rate_threshold=clause.hit_rate_threshold,
             fill="below_threshold",

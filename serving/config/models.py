@@ -47,6 +47,7 @@ class TableConfig(Record):
         max_keys_per_sample: over all slots of this table; None means no limit.
         row_dtype: the row type in RAM. The rows of every tier are rounded to it.
         slot_ranges: the keys of each slot, if they begin at 0 in the slots of a request; else empty.
+        slot_names: the graph's names of the slots; empty if it has none.
     """
 
     name: str
@@ -59,6 +60,7 @@ class TableConfig(Record):
     max_keys_per_sample: int | None = None
     row_dtype: RowDtype = "fp32"
     slot_ranges: tuple[SlotRange, ...] = ()
+    slot_names: tuple[str, ...] = ()
 
 
 class ModelConfig(Record):
@@ -80,6 +82,8 @@ class ModelConfig(Record):
         max_batchsize: maximum samples per request.
         dense_dim: F.
         label_dim: L; 0 if the model is only looked up.
+        dense_names: the graph's names of the dense features; empty if it has none.
+        label_names: the graph's names of the columns of answers; empty if it has none.
         gpu_cache: the settings of its embedding caches on GPUs.
         gpu_network: the settings of its dense network on GPUs.
         stream: the training run that publishes updates of the rows; None if the files come from none.
@@ -100,6 +104,8 @@ class ModelConfig(Record):
     max_batchsize: int
     dense_dim: int
     label_dim: int
+    dense_names: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
     gpu_cache: GpuCacheConfig = GpuCacheConfig()
     gpu_network: GpuNetworkConfig = GpuNetworkConfig()
     stream: StreamStart | None = None
@@ -277,7 +283,7 @@ def tables_of(
         raise ConfigError(graph.source, "layers", "expected at least one embedding layer, found none")
     if len(files) != len(graph.embeddings):
         raise at.error(key, f"expected {len(graph.embeddings)}, one per embedding layer; got {len(files)}")
-    most_keys = {sparse.top: sparse.max_keys_per_sample for sparse in graph.sparse}
+    inputs = {sparse.top: sparse for sparse in graph.sparse}
     ranges = ranges_by_input(graph) if slot_keys == "unshifted" else {}
     return tuple(
         TableConfig(
@@ -288,8 +294,9 @@ def tables_of(
             default_value=float(embedding.default_value),
             file=real_path(file),
             row_layout=embedding.row_layout,
-            max_keys_per_sample=most_keys[embedding.bottom],
+            max_keys_per_sample=inputs[embedding.bottom].max_keys_per_sample,
             slot_ranges=ranges.get(embedding.bottom, ()),
+            slot_names=inputs[embedding.bottom].names,
         )
         for embedding, file in zip(graph.embeddings, files, strict=True)
     )

@@ -289,6 +289,8 @@ def _model(clause: ModelClause, at: Location, key_type: KeyType) -> ModelConfig:
         slot_keys=slot_keys,
         dense_dim=graph.dense_dim,
         label_dim=graph.label_dim,
+        dense_names=graph.dense_names,
+        label_names=graph.label_names,
         gpu_network=clause.gpu_network,
         stream=stream_of(manifest),
         **shared,

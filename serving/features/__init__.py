@@ -6,14 +6,7 @@ returns the keys and the dense numbers of a model.
 """
 
 from serving.features.columns import Column, Texts, column_of, count_samples, joined_texts, missing_column
-from serving.features.definition import (
-    FEATURES_FILE,
-    OFFSETS,
-    FeatureConfig,
-    FeatureDefinition,
-    is_taken,
-    read_definition,
-)
+from serving.features.definition import FEATURES_FILE, FeatureConfig, FeatureDefinition, read_definition
 from serving.features.frames import (
     PANDAS_INDEX,
     array_of,
@@ -23,13 +16,12 @@ from serving.features.frames import (
     is_frame,
     is_list_type,
 )
-from serving.features.opening import open_features, slots_of, slots_of_tables
+from serving.features.opening import definition_of_names, open_features, slots_of, slots_of_graph
 from serving.features.reader import FeatureReader, SlotOfTable, Transformed, key_count
 from serving.features.writing import triton_inputs, write_definition
 
 __all__ = [
     "FEATURES_FILE",
-    "OFFSETS",
     "PANDAS_INDEX",
     "Column",
     "FeatureConfig",
@@ -44,16 +36,16 @@ __all__ = [
     "columns_of_arrays",
     "columns_of_frame",
     "count_samples",
+    "definition_of_names",
     "is_frame",
     "is_list_type",
-    "is_taken",
     "joined_texts",
     "key_count",
     "missing_column",
     "open_features",
     "read_definition",
     "slots_of",
-    "slots_of_tables",
+    "slots_of_graph",
     "triton_inputs",
     "write_definition",
 ]

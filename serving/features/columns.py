@@ -154,8 +154,8 @@ def _cut(feature: FeatureConfig, texts: Texts) -> tuple[Texts, Ints]:
 
 def _flattened(feature: FeatureConfig, values: Any) -> tuple[Any, Ints]:
     """Return the values of all samples, and where those of each sample begin."""
-    if isinstance(values, np.ndarray) and values.ndim == 2:
-        return values.reshape(-1), np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
+    if isinstance(values, np.ndarray) and (values.ndim == 2 or values.dtype.kind in "iuf"):
+        return values.reshape(-1), np.arange(len(values) + 1, dtype=np.int64) * (values.size // max(len(values), 1))
     lists: list[Any] = []
     separator = None if feature.list is None else feature.list.separator
     for sample, given in enumerate(values):
@@ -163,6 +163,8 @@ def _flattened(feature: FeatureConfig, values: Any) -> tuple[Any, Ints]:
             given = ()
         elif isinstance(given, str) and separator is not None:
             given = given.split(separator)
+        elif isinstance(given, int | float | np.number | Decimal):
+            given = (given,)  # text would need the separator
         elif not _is_list(given):
             raise FeatureValueError(feature.name, sample, f"expected a list, got {_shown(given)}")
         lists.append(given)

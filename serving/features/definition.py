@@ -12,17 +12,13 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from serving.config.clause import AS_TUPLE, Clause, Count, FilePath, Float32, Text, Whole, at_key, read_clause
 from serving.errors import ConfigError, did_you_mean
+from serving.model.names import is_taken
 from serving.model.sparse_rows import LARGEST_KEY
 from serving.model.strict_json import LARGEST_FLOAT32, read_json
 
 FEATURES_FILE = "features.json"
 Kind = Literal["hash", "vocabulary", "bucketize", "identity", "cross", "dense"]
 ValueType = Literal["string", "integer", "float", "boolean"]
-
-#: The end of the name of a list's offsets in KServe's requests.
-OFFSETS = ".offsets"
-# Names that requests without raw features have.
-_NOT_NAMES = ("dense", "keys", "DES", "CATCOLUMN", "ROWINDEX")
 _OF_SLOTS = ("slot", "offset", "type", "missing", "list", "shares")
 # The keys of each kind next to `name`; those in the second tuple are required.
 _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -42,11 +38,6 @@ _TYPES: dict[str, tuple[ValueType, ...]] = {
     "cross": ("string",),
     "dense": ("float", "integer", "boolean"),
 }
-
-
-def is_taken(name: str) -> bool:
-    """Whether requests have a name for something else than a feature."""
-    return name in _NOT_NAMES or name.endswith(OFFSETS)
 
 
 class KeyRange(NamedTuple):
@@ -283,13 +274,13 @@ def read_definition(path: str | Path) -> FeatureDefinition:
 
 
 def check_ranges(
-    definition: FeatureDefinition, table_of: dict[str, str], ranges: dict[str, KeyRange], source: str
+    definition: FeatureDefinition, tables: dict[str, set[str]], ranges: dict[str, KeyRange], source: str
 ) -> None:
     """Refuse features of one table whose keys are the same by accident.
 
     Args:
         definition: the features.
-        table_of: the table of each slot, by name.
+        tables: the tables of the slots of each feature, by the feature's name.
         ranges: the keys of each feature, by name.
         source: the file, for the message.
 
@@ -299,11 +290,11 @@ def check_ranges(
     number = {feature.name: index for index, feature in enumerate(definition.features)}
     for one, other in combinations(definition.slots, 2):
         is_shared = other.name == one.shares or one.name == other.shares or (one.shares and one.shares == other.shares)
-        if table_of[one.slot_name] != table_of[other.slot_name] or is_shared:
+        if is_shared or not tables[one.name] & tables[other.name]:
             continue
         ours, theirs = ranges[one.name], ranges[other.name]
         if ours.begin < theirs.end and theirs.begin < ours.end:
-            table = table_of[one.slot_name]
+            table = min(tables[one.name] & tables[other.name])
             shown = f"{theirs.begin} to {theirs.end - 1}, and those of {one.name!r} are {ours.begin} to {ours.end - 1}"
             reason = f"the keys of {other.name!r} are {shown}, in the same table {table!r}"
             advice = f"set offset to {ours.end} or more, or say shares: {one.name!r}"

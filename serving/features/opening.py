@@ -1,48 +1,88 @@
-"""The ``features.json`` of a model, next to its ``graph.json``."""
+"""What a model calls its inputs: the ``features.json`` next to its ``graph.json``, or the names in the graph."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from serving.config import ModelConfig
 from serving.errors import ConfigError
-from serving.features.definition import FEATURES_FILE, read_definition
+from serving.features.definition import (
+    FEATURES_FILE,
+    FeatureConfig,
+    FeatureDefinition,
+    ListConfig,
+    read_definition,
+)
 from serving.features.reader import FeatureReader, SlotOfTable
+from serving.model.records import Graph
 from serving.model.regular_file import is_absent
 
 _GRAPH_FILE = "graph.json"
 
 
 def slots_of(config: ModelConfig) -> list[SlotOfTable]:
-    """Return the slots of a model in order; see ``slots_of_tables``."""
-    return slots_of_tables([(table.name, table.slots) for table in config.tables])
+    """Return the slots of a model in order."""
+    return _slots((table.name, table.slots, table.slot_names, table.max_keys_per_sample) for table in config.tables)
 
 
-def slots_of_tables(tables: Iterable[tuple[str, int]]) -> list[SlotOfTable]:
-    """Return the slots of tables in order; each table is given with its number of slots.
+def slots_of_graph(graph: Graph) -> list[SlotOfTable]:
+    """Return the slots of a graph in order."""
+    inputs = {entry.top: entry for entry in graph.sparse}
+    return _slots(
+        (each.table, each.slots, inputs[each.bottom].names, inputs[each.bottom].max_keys_per_sample)
+        for each in graph.embeddings
+    )
 
-    HugeCTR's graphs name tables, not slots. A table's only slot has the table's name, and several slots have their
-    numbers too: ``user``, ``item[0]``, ``item[1]``. These are also paths in the keys of a ``/predict`` sample.
+
+def _slots(tables: Iterable[tuple[str, int, Sequence[str], int | None]]) -> list[SlotOfTable]:
+    """Return the slots of tables in order.
+
+    A table's only slot has the place ``user``, and several slots have their numbers: ``item[0]``, ``item[1]``. These
+    are also paths in the keys of a ``/predict`` sample.
     """
     return [
-        SlotOfTable(table if slots == 1 else f"{table}[{slot}]", table)
-        for table, slots in tables
+        SlotOfTable(
+            table if slots == 1 else f"{table}[{slot}]", table, names[slot] if names else "", most_keys == slots
+        )
+        for table, slots, names, most_keys in tables
         for slot in range(slots)
     ]
 
 
+def definition_of_names(slots: Sequence[SlotOfTable], dense: Sequence[str]) -> FeatureDefinition | None:
+    """Return the features of a graph that names its inputs: keys and numbers by name, as they are.
+
+    None if the graph has no names.
+    """
+    by_name: dict[str, bool] = {}
+    for slot in slots:
+        if not slot.own_name:
+            return None
+        by_name[slot.own_name] = by_name.get(slot.own_name, True) and slot.has_one_key
+    first = next(iter(by_name))
+    features = [FeatureConfig(name=name, kind="dense") for name in dense]
+    for name, has_one_key in by_name.items():
+        several, shares = None if has_one_key else ListConfig(), None if name == first else first
+        features.append(FeatureConfig(name=name, kind="identity", list=several, shares=shares))
+    return FeatureDefinition(format=1, features=tuple(features))
+
+
 def open_features(config: ModelConfig) -> FeatureReader | None:
-    """Return the reader of a model's raw features; None if the model takes keys alone.
+    """Return the reader of a model's raw features, or of its inputs by name; None if requests have keys alone.
 
     Raises:
         ConfigError: the definition is wrong, or does not fit the model.
     """
-    if config.graph_file is None or config.graph_file.name != _GRAPH_FILE:
+    if config.graph_file is None:
         return None
-    path = config.graph_file.parent / FEATURES_FILE
-    if is_absent(path):
-        return None
+    path, slots = config.graph_file.parent / FEATURES_FILE, slots_of(config)
+    if config.graph_file.name != _GRAPH_FILE or is_absent(path):
+        definition = definition_of_names(slots, config.dense_names)
+        if definition is None or len(config.dense_names) != config.dense_dim:  # of an older version on other tables
+            return None
+        by_name = [slot._replace(place=slot.name) for slot in slots]
+        return FeatureReader(definition, by_name, config.dense_dim, str(config.graph_file))
     if config.slot_keys == "unshifted" or config.key_type == "I32":
         reason = (
             "features give int64 keys of the tables, but the model's requests have keys that begin at 0 in each slot"
         )
         raise ConfigError(str(path), "", reason if config.key_type == "I64" else "features need a model of int64 keys")
-    return FeatureReader(read_definition(path), slots_of(config), config.dense_dim, str(path))
+    return FeatureReader(read_definition(path), slots, config.dense_dim, str(path))

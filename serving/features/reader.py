@@ -40,12 +40,21 @@ class SlotOfTable(NamedTuple):
     """A slot of a model.
 
     Attributes:
-        name: ``"user"``, or ``"item[0]"`` if its table has several slots.
+        place: ``"user"``, or ``"item[0]"`` if its table has several slots.
         table: the table's name.
+        own_name: the graph's name of the slot; empty if the graph has none.
+        has_one_key: a sample has at most one key for each slot of the table.
     """
 
-    name: str
+    place: str
     table: str
+    own_name: str = ""
+    has_one_key: bool = False
+
+    @property
+    def name(self) -> str:
+        """What requests call the slot. Slots with the same name have the same keys."""
+        return self.own_name or self.place
 
 
 class Transformed(NamedTuple):
@@ -72,6 +81,7 @@ class FeatureReader:
     Attributes:
         definition: the features.
         ranges: the keys that each feature can give, by name.
+        of_slots: the feature of each slot, in graph order.
         vocabulary_bytes: the size of each vocabulary, by the feature's name. All processes share its memory.
     """
 
@@ -90,14 +100,14 @@ class FeatureReader:
             ConfigError: the definition does not fit the model, or a vocabulary cannot be read.
         """
         self.definition = definition
-        _check_fits(definition, slots, dense_dim, source)
+        places = _places(definition, slots, dense_dim, source)
+        self.of_slots = tuple(feature for _, feature in sorted((at, name) for name in places for at in places[name]))
         self._columns = definition.columns
         self._names = {feature.name: number for number, feature in enumerate(self._columns)}
         self._vocabularies: dict[str, int] = {}
         self._lock = Lock()  # guards the counters
         self._known, self._unknown, self._ignored = Counter[str](), Counter[str](), 0
-        self._order = [*definition.slots, *definition.dense]
-        place = {slot.name: number for number, slot in enumerate(slots)}
+        self._order: list[FeatureConfig] = []
         self._transform = FeatureTransform(len(self._columns), len(slots), dense_dim)
         self.ranges: dict[str, KeyRange] = {}
         self.vocabulary_bytes: dict[str, int] = {}
@@ -105,19 +115,22 @@ class FeatureReader:
             if feature.kind == "dense":
                 continue
             where = f"features[{number}]"
-            size = self._add(feature, place[feature.slot_name], source, where)
+            for at in places[feature.name]:
+                size = self._add(feature, at, source, where)
+                self._add_options(feature)
             end = LARGEST_KEY + 1 if size is None else feature.offset + size
             if end > LARGEST_KEY + 1:
                 raise ConfigError(source, f"{where}.offset", f"the keys end after {LARGEST_KEY}")
             self.ranges[feature.name] = KeyRange(feature.offset, end)
-            self._add_options(feature)
+        self._order += definition.dense
         for number, feature in enumerate(definition.dense):
             lowest, highest = feature.clip or (0.0, 0.0)
             self._transform.add_dense(
                 self._names[feature.name], number, lowest, highest, feature.log1p, feature.mean, feature.std
             )
             self._add_options(feature)
-        check_ranges(definition, {slot.name: slot.table for slot in slots}, self.ranges, source)
+        tables = {name: {slots[at].table for at in places[name]} for name in places}
+        check_ranges(definition, tables, self.ranges, source)
 
     @property
     def names(self) -> Sequence[str]:
@@ -200,13 +213,14 @@ class FeatureReader:
                 yield MetricSample("hotrow_vocabulary_values", help_text, where, of_state[name])
 
     def _add(self, feature: FeatureConfig, slot: int, source: str, where: str) -> int | None:
-        """Add a feature to the transform, and return how many keys it can give; see ``key_count``."""
+        """Add a feature to the transform for a slot, and return how many keys it can give; see ``key_count``."""
+        self._order.append(feature)
         column, offset, native = self._names.get(feature.name, 0), feature.offset, self._transform
         if feature.kind == "hash":
             name, salt = ("siphash", feature.salt) if feature.salt is not None else (feature.hash, (0, 0))
             native.add_hash(column, slot, offset, feature.buckets or 0, name, salt)
         elif feature.kind == "vocabulary":
-            self._vocabularies[feature.name] = self._order.index(feature)
+            self._vocabularies.setdefault(feature.name, len(self._order) - 1)
             with compiled_vocabulary(feature, source, where) as (path, values):
                 self.vocabulary_bytes[feature.name] = path.stat().st_size
                 try:
@@ -303,16 +317,34 @@ def _compiled(lines: Sequence[bytes], source: str, where: str, what: str) -> tup
     return compiled, len(lines)
 
 
-def _check_fits(definition: FeatureDefinition, slots: Sequence[SlotOfTable], dense_dim: int, source: str) -> None:
-    names = [slot.name for slot in slots]
+def _places(
+    definition: FeatureDefinition, slots: Sequence[SlotOfTable], dense_dim: int, source: str
+) -> dict[str, list[int]]:
+    """Return the numbers of the slots that each feature gives keys to. A feature names a slot by its place or name.
+
+    Raises:
+        ConfigError: the definition does not fit the model.
+    """
+    found: dict[str, list[int]] = {}
+    names = list(dict.fromkeys(slot.name for slot in slots))
     for number, feature in enumerate(definition.features):
-        if feature.kind != "dense" and feature.slot_name not in names:
+        if feature.kind == "dense":
+            continue
+        of_place = [at for at, slot in enumerate(slots) if slot.place == feature.slot_name]
+        found[feature.name] = of_place or [at for at, slot in enumerate(slots) if slot.name == feature.slot_name]
+        if not found[feature.name]:
             close = did_you_mean(feature.slot_name, names)
             key = "slot" if feature.slot is not None else "name"
             reason = f"the model has no slot {feature.slot_name!r}{close}; it has {', '.join(names)}"
             raise ConfigError(source, f"features[{number}].{key}", reason)
-    for missing in sorted(set(names) - {feature.slot_name for feature in definition.slots}, key=names.index):
-        raise ConfigError(source, "features", f"no feature gives the keys of the slot {missing!r}")
+    owners = {at: name for name in found for at in found[name]}
+    for at, slot in enumerate(slots):
+        if at not in owners:
+            raise ConfigError(source, "features", f"no feature gives the keys of the slot {slot.name!r}")
+    for name, places in found.items():
+        if other := next((owners[at] for at in places if owners[at] != name), ""):
+            raise ConfigError(source, "features", f"{name!r} and {other!r} give keys to the same slot")
     if len(definition.dense) != dense_dim:
         reason = f"{len(definition.dense)} dense features, but the model has {dense_dim} dense numbers"
         raise ConfigError(source, "features", reason)
+    return found

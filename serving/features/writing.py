@@ -4,8 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-from serving.features.definition import OFFSETS, FeatureDefinition
+from serving.features.definition import FeatureDefinition
 from serving.features.reader import compiled_vocabulary
+from serving.model.names import OFFSETS
 
 _TRITON_TYPES = {"string": "TYPE_STRING", "integer": "TYPE_INT64", "float": "TYPE_FP32", "boolean": "TYPE_BOOL"}
 

@@ -23,7 +23,7 @@ from serving.frontend.workers import Siblings
 from serving.metrics import merged_statistics
 from serving.parameter_server.circuit_breaker import CallThreads
 from serving.protocol.bounds import Bounds
-from serving.protocol.ctr import slot_names
+from serving.protocol.ctr import names_of
 from serving.protocol.document import known_only, optional, parse_document
 from serving.protocol.shared_memory import SharedMemory
 from serving.protocol.tensors import PLATFORM
@@ -111,7 +111,7 @@ class Control:
             "platform": PLATFORM,
             "inputs": [spec.metadata() for spec in served.signature.inputs],
             "outputs": [spec.metadata() for spec in served.signature.outputs],
-            "slots": slot_names(served.config),
+            **names_of(served.config),
             **keys,
         }
 

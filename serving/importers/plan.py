@@ -1,18 +1,27 @@
 """The plan of an import: a network, its tables, and the ``graph.json`` that joins them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from serving.errors import ConfigError
+from serving.features import (
+    FeatureDefinition,
+    FeatureReader,
+    definition_of_names,
+    read_definition,
+    slots_of_graph,
+    triton_inputs,
+)
 from serving.importers.checkpoint import show_names
 from serving.importers.matching import Matching, hint, match_tables
 from serving.importers.network import ImportedNetwork, NetworkInput, read_network, try_network
 from serving.importers.rows import BareDtype, TableRows
-from serving.model.graph import parse_graph
-from serving.model.names import TABLE_NAME
+from serving.model.graph import name_inputs, parse_graph
+from serving.model.names import TABLE_NAME, names_of_positions
 from serving.model.records import Combiner, Graph
+from serving.model.triton_config import RawInput
 from serving.model.version_writer import ONNX_FILE, check_table_names
 
 _LARGEST = 2**31 - 1  # the most samples of a request, and the most keys of a sample
@@ -28,12 +37,16 @@ class PlannedTable:
         rows: where its rows come from.
         slots: S.
         combiner: how the rows of one slot are pooled.
+        slot_names: what requests call the slots.
+        has_one_key: a sample has at most one key in each slot.
     """
 
     name: str
     rows: TableRows
     slots: int
     combiner: Combiner
+    slot_names: tuple[str, ...]
+    has_one_key: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,8 @@ class ImportPlan:
         tables: in the order of the network's inputs, which is their order in a request.
         max_batchsize: maximum samples per request.
         unused: possible tables of the checkpoint that no input is named after.
+        dense_names: what requests call the dense features.
+        features: the raw features that requests may have; None: they have keys and numbers, by name or not.
     """
 
     network: ImportedNetwork
@@ -53,6 +68,8 @@ class ImportPlan:
     tables: tuple[PlannedTable, ...]
     max_batchsize: int
     unused: tuple[str, ...]
+    dense_names: tuple[str, ...] = ()
+    features: FeatureDefinition | None = None
 
     def document(self) -> dict[str, Any]:
         """Return ``graph.json``: a Data layer and one embedding layer per table. The network replaces the rest."""
@@ -64,7 +81,11 @@ class ImportPlan:
             "label": {"label_dim": self.network.label_dim},
             "dense": {"top": dense.name, "dense_dim": dense.sizes[0]},
             "sparse": [
-                {"top": keys[table.name], "slot_num": table.slots, "max_feature_num_per_sample": _LARGEST}
+                {
+                    "top": keys[table.name],
+                    "slot_num": table.slots,
+                    "max_feature_num_per_sample": table.slots if table.has_one_key else _LARGEST,
+                }
                 for table in self.tables
             ],
         }
@@ -74,11 +95,21 @@ class ImportPlan:
             "dense_model_file": ONNX_FILE,
             "sparse_model_file": [table.name for table in self.tables],
         }
-        return {"inference": inference, "layers": [data, *(_embedding(table, keys) for table in self.tables)]}
+        document = {"inference": inference, "layers": [data, *(_embedding(table, keys) for table in self.tables)]}
+        slots = [name for table in self.tables for name in table.slot_names]
+        return name_inputs(document, slots, self.dense_names)
 
     def graph(self) -> Graph:
         """Return ``document()`` as a ``Graph``."""
         return parse_graph(self.document(), self.network.source, inputs_only=True)
+
+    @property
+    def raw_inputs(self) -> list[RawInput]:
+        """The inputs of requests by name, for Triton."""
+        graph = self.graph()
+        by_name = definition_of_names(slots_of_graph(graph), graph.dense_names)
+        definition = self.features or by_name
+        return [] if definition is None else triton_inputs(definition)
 
     def describe(self) -> Iterator[str]:
         """Return lines for the user: what a request must contain, in order, and where the rows come from."""
@@ -104,6 +135,7 @@ def plan_import(
     max_batchsize: int = 1024,
     dense: str | None = None,
     row_dtype: BareDtype | None = None,
+    features: str | Path | None = None,
 ) -> ImportPlan:
     """Open the network and its tables, and check that they fit.
 
@@ -120,18 +152,33 @@ def plan_import(
             other input needs a table.
         row_dtype: the type of vectors in files without a header. None: float32, unless half precision fits the input
             too, which is an error.
+        features: a ``features.json``, so that requests may have raw features.
 
     Raises:
-        ConfigError: the arguments do not fit the network: a table has no input, an input has no table, or D differs.
+        ConfigError: the arguments do not fit the network: a table has no input, an input has no table, D differs, or
+            the features are not those of the slots.
         ModelFileError: a file cannot be read, or does not hold what is needed.
         MissingExtraError: a package is not installed.
     """
+    definition = None if features is None else read_definition(features)
     imported = read_network(Path(network), logits)
     matching = match_tables(imported, tables or {}, checkpoint, dense, row_dtype)
     own = combiners or {}
     for name in own.keys() - matching.rows.keys():
         raise ConfigError(str(network), "combiner", f"no table is called {name!r}{hint(name, matching.rows)}")
-    return plan_matched(imported, matching, {name: own.get(name, combiner) for name in matching.rows}, max_batchsize)
+    plan = plan_matched(imported, matching, {name: own.get(name, combiner) for name in matching.rows}, max_batchsize)
+    return plan if definition is None else with_features(plan, definition, str(features))
+
+
+def with_features(plan: ImportPlan, features: FeatureDefinition, source: str) -> ImportPlan:
+    """Return a plan whose requests may have raw features. ``source`` is the file of the definition, for messages.
+
+    Raises:
+        ConfigError: the definition does not fit the plan.
+    """
+    graph = plan.graph()
+    FeatureReader(features, slots_of_graph(graph), graph.dense_dim, source)
+    return replace(plan, features=features)
 
 
 def plan_matched(
@@ -141,8 +188,9 @@ def plan_matched(
     if not 1 <= max_batchsize <= _LARGEST:
         raise ConfigError(network.source, "max_batchsize", f"expected 1 to {_LARGEST}, got {max_batchsize!r}")
     inputs = {entry.name: entry for entry in network.inputs}
+    slots = {name: _slots(network.source, inputs[name], rows) for name, rows in matching.rows.items()}
     planned = tuple(
-        PlannedTable(name, rows, _slots(network.source, inputs[name], rows), combiners[name])
+        PlannedTable(name, rows, slots[name], combiners[name], tuple(names_of_positions(name, slots[name])))
         for name, rows in matching.rows.items()
     )
     for table in planned:
@@ -152,7 +200,9 @@ def plan_matched(
                 f"expected the combiner {trained}, with which {table.rows.source} was trained, got {table.combiner}"
             )
             raise ConfigError(network.source, f"table {table.name!r}", reason)
-    plan = ImportPlan(network, matching.dense, planned, max_batchsize, matching.unused)
+    dense = matching.dense
+    dense_names = tuple(names_of_positions(dense.name, dense.sizes[0])) if dense is not None else ()
+    plan = ImportPlan(network, dense, planned, max_batchsize, matching.unused, dense_names)
     graph = _checked_graph(plan)
     for table in planned:
         table.rows.check_keys()

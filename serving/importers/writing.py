@@ -10,6 +10,7 @@ import numpy as np
 
 from serving.config import read_inference_config
 from serving.dense.files import open_dense
+from serving.features import FEATURES_FILE, write_definition
 from serving.importers.network import answer_to, rows_tried
 from serving.importers.plan import ImportPlan, PlannedTable
 from serving.model.sparse_rows import Keys, Vectors
@@ -66,12 +67,16 @@ def write_model(
         if check is not None:
             check(folder)
 
-    return write_version(Path(repository), name, plan.graph(), write_files, version, run, positions)
+    return write_version(
+        Path(repository), name, plan.graph(), write_files, version, run, positions, raw_inputs=plan.raw_inputs
+    )
 
 
 def _write_files(folder: Path, plan: ImportPlan, name: str, progress: Progress) -> None:
     (folder / GRAPH_FILE).write_text(json.dumps(plan.document(), indent=2) + "\n", encoding="utf-8")
     (folder / ONNX_FILE).write_bytes(plan.network.content())
+    if plan.features is not None:
+        write_definition(plan.features, folder / FEATURES_FILE)
     for table in plan.tables:
         batch_rows = max(1, _BATCH_BYTES // (4 * table.rows.dim))
         write_sparse_batches(folder / table.name, _watched(table, batch_rows, progress))

@@ -7,6 +7,8 @@ training graph becomes its inference graph: a loss becomes the activation that t
 import copy
 import dataclasses
 import math
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ __all__ = [
     "WeightSpec",
     "inference_document",
     "is_network_file",
+    "name_inputs",
     "parse_graph",
     "read_graph",
     "read_model_graph",
@@ -99,6 +102,28 @@ def inference_document(document: dict[str, Any]) -> dict[str, Any]:
         if layer.path in losses
     ]
     return result
+
+
+def name_inputs(
+    document: dict[str, Any], slots: Sequence[str], dense: Sequence[str], labels: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return a graph's document whose inputs have names, so that requests may have keys and numbers by name.
+
+    Args:
+        document: the graph.
+        slots: of all sparse inputs, in order. Slots with the same name have the same keys.
+        dense: F names.
+        labels: L names; empty: the labels keep those that they have.
+    """
+    data, *layers = document["layers"]
+    left = iter(slots)
+    data = {
+        **data,
+        "dense": {**data["dense"], "names": list(dense)},
+        "sparse": [{**entry, "names": list(islice(left, entry["slot_num"]))} for entry in data["sparse"]],
+        **({"label": {**data.get("label", {"label_dim": 1}), "names": list(labels)}} if labels else {}),
+    }
+    return {**document, "layers": [data, *layers]}
 
 
 def _quoted_name(fields: Fields) -> str:

@@ -103,6 +103,8 @@ class GraphReader:
             mixes_samples=any(structure.mixes_samples for structure in self._structures),
             source=source,
             slot_sizes=self._slot_sizes(),
+            dense_names=self._data.dense_names,
+            label_names=self._data.label_names,
         )
 
     def _slot_sizes(self) -> tuple[int, ...] | None:

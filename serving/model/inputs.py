@@ -1,9 +1,10 @@
 """The first layers of a graph: Data, which names the inputs, and the embeddings, which own the tables."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from serving.model.names import TABLE_NAME
+from serving.model.names import TABLE_NAME, is_taken
 from serving.model.records import Combiner, Embedding, SparseInput
 from serving.model.sparse_rows import RowLayout
 from serving.model.strict_json import Fields
@@ -42,6 +43,13 @@ class Label:
     top: str | None
     dim: int
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its columns; empty without a top."""
+        if self.top is None:
+            return ()
+        return (self.top,) if self.dim == 1 else tuple(f"{self.top}[{column}]" for column in range(self.dim))
+
 
 @dataclass(frozen=True, slots=True)
 class Data:
@@ -51,18 +59,59 @@ class Data:
     dense_top: str
     dense_dim: int
     sparse: tuple[SparseInput, ...]
+    label_names: tuple[str, ...]
+    dense_names: tuple[str, ...]
 
 
 def read_data(fields: Fields) -> Data:
     """Read the Data layer; without a label it has one column. Raise ConfigError if a key is missing or wrong."""
     fields.allow(("name", "type", "label", "dense", "sparse", *_DATA_IGNORED))
-    dense = fields.object("dense", ("top", "dense_dim", "aligned"))  # aligned is for mixed precision training
-    return Data(
-        labels=_read_labels(fields.object("label", ("top", "label_dim"))) if "label" in fields else (Label(None, 1),),
+    # aligned is for mixed precision training; names is Hotrow's own
+    dense = fields.object("dense", ("top", "dense_dim", "aligned", "names"))
+    labels: tuple[Label, ...] = (Label(None, 1),)
+    label_names: tuple[str, ...] = ()
+    if "label" in fields:
+        of_labels = fields.object("label", ("top", "label_dim", "names"))
+        labels = _read_labels(of_labels)
+        label_names = _read_names(of_labels, sum(label.dim for label in labels))
+    data = Data(
+        labels=labels,
         dense_top=dense.text("top"),
         dense_dim=dense.integer("dense_dim", minimum=0),
         sparse=tuple(_read_sparse(entry) for entry in fields.objects("sparse")),
+        label_names=label_names or sum((label.names for label in labels), ()),
+        dense_names=_read_names(dense, dense.integer("dense_dim", minimum=0)),
     )
+    _check_names(fields, data)
+    return data
+
+
+def _read_names(fields: Fields, count: int) -> tuple[str, ...]:
+    """Read the names of positions, which are Hotrow's own. Requests may have the positions by name."""
+    if "names" not in fields or (count == 0 and fields.value("names") == []):
+        return ()
+    names = fields.texts("names")
+    if len(names) != count:
+        raise fields.error(f"expected as many names as positions, {count}, got {len(names)}", "names")
+    return names
+
+
+def _check_names(fields: Fields, data: Data) -> None:
+    """Refuse names that requests cannot have. Labels are not in requests."""
+    of_slots = [name for entry in data.sparse for name in entry.names]
+    without = [entry.top for entry in data.sparse if not entry.names]
+    if not data.dense_names and data.dense_dim:
+        without.append(data.dense_top)
+    if without and (of_slots or data.dense_names):
+        reason = f"expected names for every input or for none, but {without[0]!r} has none"
+        raise fields.error(reason)
+    for key, names in (("sparse", of_slots), ("dense", data.dense_names)):
+        for name in names:
+            if is_taken(name):
+                raise fields.error(f"nothing can be called {name!r}, because requests have this name for more", key)
+    for name, count in Counter([*data.dense_names, *set(of_slots)]).items():
+        if count > 1:
+            raise fields.error(f"{name!r} is the name of a dense feature and of another input", "dense.names")
 
 
 def _read_labels(fields: Fields) -> tuple[Label, ...]:
@@ -80,9 +129,10 @@ def _read_labels(fields: Fields) -> tuple[Label, ...]:
 def _read_sparse(fields: Fields) -> SparseInput:
     """Read one sparse input. v3.0 counts keys per sample, v3.1 and later per slot."""
     fields.allow(
-        ("top", "slot_num", "type", "max_feature_num_per_sample", "max_nnz", "nnz_per_slot", "is_fixed_length")
+        ("top", "slot_num", "type", "max_feature_num_per_sample", "max_nnz", "nnz_per_slot", "is_fixed_length", "names")
     )
     slots = fields.integer("slot_num")
+    names = _read_names(fields, slots)
     if "type" in fields:
         fields.choice("type", _SPARSE_TYPES)
     if "is_fixed_length" in fields:
@@ -92,14 +142,14 @@ def _read_sparse(fields: Fields) -> SparseInput:
     if ("nnz_per_slot" in fields) == ("max_feature_num_per_sample" in fields):
         raise fields.error("expected either max_feature_num_per_sample or nnz_per_slot")
     if "nnz_per_slot" not in fields:
-        return SparseInput(fields.text("top"), slots, fields.integer("max_feature_num_per_sample"))
+        return SparseInput(fields.text("top"), slots, fields.integer("max_feature_num_per_sample"), names)
     per_slot = fields.value("nnz_per_slot")
     if not isinstance(per_slot, list):
-        return SparseInput(fields.text("top"), slots, fields.integer("nnz_per_slot") * slots)
+        return SparseInput(fields.text("top"), slots, fields.integer("nnz_per_slot") * slots, names)
     if len(per_slot) != slots:
         raise fields.error(f"expected {slots} numbers, one per slot, got {len(per_slot)}", "nnz_per_slot")
     keys = sum(fields.check_integer(nnz, f"nnz_per_slot[{slot}]", 1) for slot, nnz in enumerate(per_slot))
-    return SparseInput(fields.text("top"), slots, keys)
+    return SparseInput(fields.text("top"), slots, keys, names)
 
 
 def read_embedding(fields: Fields, sparse: Mapping[str, SparseInput]) -> Embedding:

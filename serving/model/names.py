@@ -1,6 +1,10 @@
-"""Valid names of models and tables, which become folders, metric labels and parts of database keys."""
+"""Valid names of models and tables, which become folders, metric labels and parts of database keys.
+
+Slots and dense features may have any names except those that requests have for something else.
+"""
 
 import re
+from collections.abc import Sequence
 
 # HPS builds a table's tag from the model's name and accepts only these characters. A model called "stats" would have
 # the path of the statistics of all models: KServe has GET /v2/models/<model>, and Triton GET /v2/models/stats.
@@ -13,3 +17,19 @@ TABLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}")
 def without_version(table: str) -> str:
     """Return the full name of a table, ``<model>.<table>``, without the version of a repository's model."""
     return _VERSION.sub("", table, count=1)
+
+
+#: The end of the name of a list's offsets in KServe's requests.
+OFFSETS = ".offsets"
+# Names that requests with keys have.
+_NAMES_OF_REQUESTS = ("dense", "keys", "DES", "CATCOLUMN", "ROWINDEX")
+
+
+def is_taken(name: str) -> bool:
+    """Whether requests have a name for something else than a feature."""
+    return name in _NAMES_OF_REQUESTS or name.endswith(OFFSETS)
+
+
+def names_of_positions(name: str, count: int) -> Sequence[str]:
+    """Return the names of the positions of an input: ``ads[0]`` and ``ads[1]``, or ``ads`` if it has one position."""
+    return (name,) if count == 1 and not is_taken(name) else tuple(f"{name}[{place}]" for place in range(count))

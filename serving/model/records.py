@@ -31,11 +31,19 @@ Shape: TypeAlias = tuple[Size, ...]  # at least two dimensions; only the first m
 
 @dataclass(frozen=True, slots=True)
 class SparseInput:
-    """One sparse input of the Data layer: its top, its slots, and the most keys of a sample."""
+    """One sparse input of the Data layer.
+
+    Attributes:
+        top: its tensor.
+        slots: S.
+        max_keys_per_sample: over all slots.
+        names: what requests call each slot. Slots with the same name have the same keys. Empty: slots have no names.
+    """
 
     top: str
     slots: int
     max_keys_per_sample: int
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,8 @@ class Graph:
         source: the file the graph was read from, for messages.
         slot_sizes: how many keys each slot of ``sparse`` has, if the training data has keys that begin at 0 in each
             slot; else None.
+        dense_names: what requests call each dense feature; empty: they have no names.
+        label_names: L names; empty: the labels have no names.
     """
 
     dense_top: str
@@ -136,6 +146,8 @@ class Graph:
     mixes_samples: bool
     source: str
     slot_sizes: tuple[int, ...] | None = None
+    dense_names: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
 
     @property
     def stored(self) -> tuple[WeightSpec, ...]:

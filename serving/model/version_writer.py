@@ -19,12 +19,12 @@ from serving.model.records import Graph
 from serving.model.regular_file import is_absent
 from serving.model.slot_sizes import SlotKeys
 from serving.model.strict_json import read_json
+from serving.model.triton_config import TRITON_FILES, RawInput, TritonTensors, triton_config, triton_faults
 
 FEATURES_FILE = "features.json"
 GRAPH_FILE, DENSE_FILE, ONNX_FILE = "graph.json", "dense.model", "dense.onnx"
 CALIBRATION_FILE = "calibration.npz"  # one request, which measures the error of the engine int8
-_ENTRY_FILE, _CONFIG_FILE = "model.py", "config.pbtxt"
-_GPU_CONFIG_FILE = Path("configs", "gpu.pbtxt")  # for tritonserver --model-config-name=gpu
+_ENTRY_FILE = "model.py"
 _OWN_NAMES = {
     DENSE_FILE,
     statistics_path(DENSE_FILE).name,
@@ -43,12 +43,6 @@ TRITON_ENTRY = '''"""Triton's way into Hotrow."""
 
 from serving.frontend.triton import TritonPythonModel  # noqa: F401
 '''
-
-#: The name of a raw feature, and its datatype in ``config.pbtxt``.
-RawInput = tuple[str, str]
-_INPUTS = (("DES", "TYPE_FP32"), ("CATCOLUMN", "TYPE_INT64"), ("ROWINDEX", "TYPE_INT32"))
-_ANSWER = re.compile(r'"OUTPUT0"[^}]*?dims:\s*\[\s*(?:-1\s*,\s*)?(\d+)\s*\]')
-_MOST_REQUESTS = 64  # that Triton hands over together
 
 _TIERS_FILE = "ps.json"
 _TIERS = {"supportlonglong": True, "models": [], "volatile_db": {"type": "parallel_hash_map"}}
@@ -101,13 +95,14 @@ def write_version(
                 keys = write_files(unfinished)
                 write_manifest(unfinished, name, int(target.name), keys or "stored", run, positions, tables)
                 # last, because a file left by a failed export would describe the wrong model to Triton
-                _write_if_absent(folder / _CONFIG_FILE, triton_config(name, graph, "CPU", raw_inputs))
-                (folder / _GPU_CONFIG_FILE).parent.mkdir(exist_ok=True)
-                _write_if_absent(folder / _GPU_CONFIG_FILE, triton_config(name, graph, "GPU", raw_inputs))
+                tensors = TritonTensors(graph.dense_dim, graph.label_dim, raw_inputs)
+                for kind, file in TRITON_FILES.items():
+                    (folder / file).parent.mkdir(exist_ok=True)
+                    _write_if_absent(folder / file, triton_config(name, tensors, kind))
                 _write_if_absent(repository / _TIERS_FILE, json.dumps(_TIERS, indent=2) + "\n")
             sync(repository)
-            for file in (_CONFIG_FILE, _GPU_CONFIG_FILE):
-                _compare_with_config(folder / file, graph, raw_inputs)
+            for line in triton_faults(folder, tensors):
+                _log.warning("%s; `hotrow check %s --write-config` corrects it", line, folder)
     except OSError as err:
         raise OutputError(f"{folder}: cannot write the model: {err.strerror or err}") from err
     return target
@@ -132,7 +127,7 @@ def check_output(repository: Path, name: str, graph: Graph) -> None:
     if not os.access(repository, os.W_OK | os.X_OK):
         raise OutputError(f"{repository}: cannot be written")
     check_table_names(graph)
-    remove_killed_writes(repository / name, rf"[0-9]+|{re.escape(_CONFIG_FILE)}")
+    remove_killed_writes(repository / name, rf"[0-9]+|{re.escape(TRITON_FILES['CPU'].name)}")
 
 
 def check_target(repository: Path, name: str, version: int | None = None) -> None:
@@ -228,51 +223,3 @@ def _write_if_absent(path: Path, text: str) -> None:
     if not path.exists():
         with atomic_write(path) as file:
             file.write(text.encode())
-
-
-def _compare_with_config(path: Path, graph: Graph, raw_inputs: Sequence[RawInput]) -> None:
-    """Warn if ``config.pbtxt``, which is kept, has another L than this version, or not its raw inputs."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if missing := [name for name, _ in raw_inputs if f"name: {json.dumps(name)}" not in text]:
-        advice = "remove the file, and the next export writes it"
-        _log.warning("%s has no input %s: Triton will refuse raw features; %s", path, ", ".join(missing), advice)
-    said = _label_dim_in(text)
-    if said not in (None, graph.label_dim):
-        columns = f"that an answer has {said} columns, but this version's has {graph.label_dim}"
-        _log.warning("%s says %s: Triton will refuse it; correct the file", path, columns)
-
-
-def triton_config(name: str, graph: Graph, kind: str, raw_inputs: Sequence[RawInput] = ()) -> str:
-    """Return ``config.pbtxt`` for instances on the ``"CPU"`` or on every ``"GPU"``.
-
-    Every tensor has the form ``[1, N]``, as clients of HugeCTR's backend send it. For Triton that is a batch of one, so
-    it may hand over waiting requests of different sizes together. ``[B, S]`` keys, which need no ``ROWINDEX``, are a
-    batch of B. With raw features every input is optional.
-    """
-    inputs = []
-    for tensor, datatype in (*_INPUTS, *raw_inputs):
-        is_optional = raw_inputs or tensor == "ROWINDEX" or (tensor == "DES" and graph.dense_dim == 0)
-        options = f"allow_ragged_batch: true{' optional: true' if is_optional else ''}"
-        inputs.append(f"  {{ name: {json.dumps(tensor)} data_type: {datatype} dims: [ -1 ] {options} }}")
-    return "\n".join(
-        [
-            f'name: "{name}"',
-            'backend: "python"',
-            f"max_batch_size: {_MOST_REQUESTS}",
-            "dynamic_batching { }",
-            "input [",
-            ",\n".join(inputs),
-            "]",
-            "output [",
-            f'  {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ {graph.label_dim} ] }}',
-            "]",
-            f"instance_group [ {{ count: 1 kind: KIND_{kind} }} ]",
-            "",
-        ]
-    )
-
-
-def _label_dim_in(config: str) -> int | None:
-    """Return the L in a ``config.pbtxt``, or None if its form is not that of ``triton_config``."""
-    found = _ANSWER.search(config)
-    return int(found[1]) if found else None

@@ -22,15 +22,9 @@ from numpy.typing import NDArray
 from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch, read_features
 from serving.config import ModelConfig
 from serving.errors import RequestError
-from serving.features import (
-    OFFSETS,
-    FeatureConfig,
-    FeatureDefinition,
-    FeatureReader,
-    column_of,
-    slots_of,
-)
+from serving.features import FeatureConfig, FeatureDefinition, FeatureReader, column_of, slots_of
 from serving.features.definition import ValueType
+from serving.model.names import OFFSETS
 from serving.protocol.tensors import PLATFORM as PLATFORM
 from serving.protocol.tensors import Signature, TensorSpec, TextTensor, config_document, key_datatypes
 
@@ -132,6 +126,8 @@ def _values(feature: FeatureConfig, tensor: Any, offsets: Any, most: int) -> tup
         return values, splits, splits.size - 1
     if not feature.is_list:
         return values, None, math.prod(shape)
+    if len(shape) == 1 and not isinstance(tensor, TextTensor):
+        return values, np.arange(shape[0] + 1, dtype=np.int64), shape[0]
     if len(shape) != 2:
         expected = f"expected the shape [B, n], or {feature.name}{OFFSETS}"
         raise RequestError(f"{feature.name}: {expected}, because it is a list; got {list(shape)}")
@@ -150,9 +146,10 @@ def check_splits(name: str, splits: NDArray[np.int64], values: int) -> None:
         raise RequestError(f"{name}: expected offsets from 0 to {values} that never fall, one more than samples")
 
 
-def slot_names(config: ModelConfig) -> list[str]:
-    """Return the names of a model's slots in order."""
-    return [slot.name for slot in slots_of(config)]
+def names_of(config: ModelConfig) -> dict[str, list[str]]:
+    """Return the names of a model's slots, dense features and labels, in their order; no entry without names."""
+    names = {"dense": list(config.dense_names), "labels": list(config.label_names)}
+    return {"slots": [slot.name for slot in slots_of(config)], **{key: names[key] for key in names if names[key]}}
 
 
 def triton_config(name: str, config: ModelConfig, reader: FeatureReader | None = None) -> dict[str, Any]:

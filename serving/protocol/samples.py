@@ -17,9 +17,8 @@ import orjson
 from serving.batch import Batch, check_keys, read_batch, read_features
 from serving.config import ModelConfig, TableConfig
 from serving.errors import FeatureValueError, RequestError, did_you_mean
-from serving.features import FeatureReader
+from serving.features import FeatureReader, slots_of
 from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
-from serving.protocol.ctr import slot_names
 from serving.protocol.document import checked, join, known_only, optional, parse_document, required
 from serving.protocol.tensors import DTYPES, Array, array_from_numbers, json_kind, json_numbers
 
@@ -229,11 +228,11 @@ def _check_bags(bags: list[list[Any]], samples: list[Any], config: ModelConfig) 
 
 def _paths(samples: list[Any], config: ModelConfig) -> Iterator[str]:
     """Yield the path of each bag, sample by sample."""
-    names = slot_names(config)
+    places = [slot.place for slot in slots_of(config)]
     for index, sample in enumerate(samples):
         is_named = type(sample["keys"]) is dict
-        for slot, name in enumerate(names):
-            yield f"samples[{index}].keys" + (f".{name}" if is_named else f"[{slot}]")
+        for slot, place in enumerate(places):
+            yield f"samples[{index}].keys" + (f".{place}" if is_named else f"[{slot}]")
 
 
 def encode_predictions(

@@ -119,6 +119,12 @@ def read_hugectr_parquet(
         yield from _read_parquet_file(file, columns, slot_sizes, batch_size)
 
 
+def hugectr_columns(path: str | Path) -> ColumnMap:
+    """Return the columns of HugeCTR's Parquet data. Raise ConfigError as ``read_hugectr_parquet`` does."""
+    columns, _ = _read_metadata(read_file_list(Path(path))[0].parent / METADATA)
+    return columns
+
+
 def column_batches(path: Path) -> Iterator[Any]:
     """Yield pyarrow's record batches with every column of Parquet or CSV files, whose types are those of the file.
 

@@ -16,7 +16,7 @@ from training.samples import Samples
 _BLOCK_BYTES = 2 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
-_COLUMN_MAP = ColumnMap(COLUMNS[:1], COUNT_NAMES, CATEGORY_NAMES)
+CRITEO_COLUMNS = ColumnMap(COLUMNS[:1], COUNT_NAMES, CATEGORY_NAMES)
 
 
 def read_criteo(path: Path) -> Samples:
@@ -43,7 +43,7 @@ def read_criteo_blocks(path: Path, slot_sizes: Sequence[int] | None = None) -> I
         with open_regular(path) as file:
             first = 0
             for samples in _parse_blocks(path, _unzipped(file)):
-                yield checked(samples, path, first, columns=_COLUMN_MAP, slot_sizes=sizes)
+                yield checked(samples, path, first, columns=CRITEO_COLUMNS, slot_sizes=sizes)
                 first += len(samples)
     except (OSError, EOFError, zlib.error) as err:
         raise DataError(path, _reason(err)) from err

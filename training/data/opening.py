@@ -17,11 +17,12 @@ from training.data.columns import (
     METADATA,
     PARQUET_SUFFIXES,
     files_of,
+    hugectr_columns,
     read_csv,
     read_hugectr_parquet,
     read_parquet,
 )
-from training.data.criteo_reader import is_criteo, read_criteo_blocks
+from training.data.criteo_reader import CRITEO_COLUMNS, is_criteo, read_criteo_blocks
 from training.data.file_list import read_file_list
 from training.data.norm import is_norm, read_norm
 from training.data.npz import read_npz
@@ -155,12 +156,29 @@ def _reader(
         return partial(read_hugectr_parquet, path, slot_sizes=sizes)
     if columns is None and (document.data.format == "Raw" or is_norm(path)):
         return partial(read_hugectr, path, document, key_dtype)
+    if columns is None and _is_criteo(path):
+        return partial(read_criteo_blocks, path, sizes)
     column_map = default_columns(document) if columns is None else read_column_map(columns, document)
     if path.suffix == ".parquet" or _has_parquet(path):
         return partial(read_parquet, files_of(path, PARQUET_SUFFIXES), column_map, slot_sizes=sizes)
-    if columns is not None or path.is_dir() or (".csv" in path.suffixes and not is_criteo(path)):
-        return partial(read_csv, files_of(path, CSV_SUFFIXES), column_map, slot_sizes=sizes)
-    return partial(read_criteo_blocks, path, sizes)
+    return partial(read_csv, files_of(path, CSV_SUFFIXES), column_map, slot_sizes=sizes)
+
+
+def columns_of(path: Path, document: TrainingDocument, columns: Path | None) -> ColumnMap | None:
+    """Return the columns of data that ``open_data`` has read; None if its format has no names."""
+    if columns is not None:
+        return read_column_map(columns, document)
+    if _has_metadata(path):
+        return hugectr_columns(path)
+    if path.suffix == ".npz" or document.data.format == "Raw" or is_norm(path):
+        return None
+    return CRITEO_COLUMNS if _is_criteo(path) else default_columns(document)
+
+
+def _is_criteo(path: Path) -> bool:
+    """Return whether a file has Criteo's columns."""
+    is_other = path.suffix == ".parquet" or _has_parquet(path) or path.is_dir()
+    return not is_other and (".csv" not in path.suffixes or is_criteo(path))
 
 
 def _feature_reader(path: Path, features: FeatureFile) -> Callable[[], Iterator[Samples]]:

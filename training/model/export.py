@@ -12,14 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.dense.onnx import build_onnx
-from serving.errors import ModelFileError, OutputError
-from serving.features import FEATURES_FILE, read_definition, triton_inputs, write_definition
+from serving.errors import ConfigError, ModelFileError, OutputError
+from serving.features import (
+    FEATURES_FILE,
+    FeatureDefinition,
+    definition_of_names,
+    read_definition,
+    slots_of_graph,
+    triton_inputs,
+    write_definition,
+)
 from serving.model.dense_file import write_dense
-from serving.model.graph import Graph, inference_document, parse_graph, read_graph
+from serving.model.graph import Graph, inference_document, name_inputs, parse_graph, read_graph
 from serving.model.manifest import MANIFEST_NAME, Manifest, SharedTables, read_manifest, sha256_of
 from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
 from serving.model.sparse_writer import write_sparse_batches
 from serving.model.strict_json import read_json
+from serving.model.triton_config import RawInput
 from serving.model.version_writer import (
     CALIBRATION_FILE,
     DENSE_FILE,
@@ -34,6 +43,7 @@ from training.row_file import TableRows
 from training.samples import Bags, Samples
 
 if TYPE_CHECKING:
+    from training.data.checks import ColumnMap
     from training.features import FeatureFile
     from training.publishing import Publisher
 
@@ -52,6 +62,7 @@ def export_model(
     calibration: Samples | None = None,
     publisher: "Publisher | None" = None,
     features: "FeatureFile | None" = None,
+    names: "ColumnMap | None" = None,
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, complete or absent. Of several processes, the first writes.
 
@@ -67,6 +78,8 @@ def export_model(
         publisher: publishes what has changed, before the version is written. The manifest states its run, and the
             position up to which the version includes the updates. If the log is away, this is an earlier position.
         features: how training read raw features. The version has their definition, so requests may have them too.
+        names: the columns of the data. Requests have them as names of slots and dense features, unless the graph has
+            names. None: the inputs have no names.
 
     Returns:
         the version's folder.
@@ -81,8 +94,9 @@ def export_model(
         publisher.publish()
         run, positions = publisher.run, publisher.flush()
     if model.processes.is_first:
+        document = _named(document, names)
         write_files = partial(_write_files, model=model, document=document, calibration=calibration, features=features)
-        raw_inputs = () if features is None else triton_inputs(features.definition)
+        raw_inputs = _raw_inputs(document, None if features is None else features.definition)
         path = write_version(repository, name, model.graph, write_files, version, run, positions, raw_inputs=raw_inputs)
     else:
         model.send_rows()
@@ -132,21 +146,25 @@ def export_dense(
         check_model_name(name)
         folder = repository / name / str(base)
         manifest = _base_manifest(folder, base, run)
-        _check_inputs(model.graph, folder)
+        document = _with_names_of(document, _check_inputs(model.graph, folder))
+        definition = read_definition(folder / FEATURES_FILE) if FEATURES_FILE in manifest.files else None
+        raw_inputs = _raw_inputs(document, definition)
         tables = SharedTables(base, sha256_of(folder / MANIFEST_NAME))
 
         def write_files(unfinished: Path) -> SlotKeys:
             inference = read_json(folder / GRAPH_FILE)["inference"]
             graph = _write_network(unfinished, model, document, inference)
-            if FEATURES_FILE in manifest.files:
-                write_definition(read_definition(folder / FEATURES_FILE), unfinished / FEATURES_FILE)
+            if definition is not None:
+                write_definition(definition, unfinished / FEATURES_FILE)
             if calibration is not None:
                 _write_calibration(unfinished, model, calibration, _shifts_of(graph), manifest.keys == "unshifted")
             elif CALIBRATION_FILE in manifest.files:
                 shutil.copyfile(folder / CALIBRATION_FILE, unfinished / CALIBRATION_FILE)
             return manifest.keys
 
-        path = write_version(repository, name, model.graph, write_files, version, run, positions, tables)
+        path = write_version(
+            repository, name, model.graph, write_files, version, run, positions, tables, raw_inputs=raw_inputs
+        )
     path = model.processes.from_first("the exported version", path)
     assert path is not None
     return path
@@ -193,11 +211,39 @@ def _base_manifest(folder: Path, base: int, run: str) -> Manifest:
     return manifest
 
 
-def _check_inputs(graph: Graph, folder: Path) -> None:
-    """Refuse a network that does not fit the tables of the version in ``folder``."""
-    ours, its = _inputs(graph), _inputs(read_graph(folder / GRAPH_FILE))
+def _named(document: dict[str, Any], names: "ColumnMap | None") -> dict[str, Any]:
+    """Return a graph's document with the names of the columns, if it has no names."""
+    if names is None or parse_graph(document, "").sparse[0].names:
+        return document
+    named = name_inputs(document, names.slots, names.dense, names.labels)
+    try:
+        parse_graph(named, "")
+    except ConfigError as err:
+        _log.warning("the version does not have the names of the columns: %s", err.reason)
+        return document
+    return named
+
+
+def _with_names_of(document: dict[str, Any], base: Graph) -> dict[str, Any]:
+    """Return a graph's document with the names that the inputs of another graph have."""
+    slots = [name for entry in base.sparse for name in entry.names]
+    return name_inputs(document, slots, base.dense_names, base.label_names) if slots else document
+
+
+def _raw_inputs(document: dict[str, Any], features: FeatureDefinition | None) -> Sequence[RawInput]:
+    """Return the inputs of requests that have no keys, or keys by name."""
+    graph = parse_graph(document, "")
+    definition = features or definition_of_names(slots_of_graph(graph), graph.dense_names)
+    return () if definition is None else triton_inputs(definition)
+
+
+def _check_inputs(graph: Graph, folder: Path) -> Graph:
+    """Return the graph of the version in ``folder``. Refuse a network that does not fit its tables."""
+    base = read_graph(folder / GRAPH_FILE)
+    ours, its = _inputs(graph), _inputs(base)
     if ours != its:
         raise OutputError(f"{folder}: the network has other inputs: expected {its}, got {ours}")
+    return base
 
 
 def _inputs(graph: Graph) -> tuple[object, ...]:

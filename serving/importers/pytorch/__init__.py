@@ -21,12 +21,14 @@ class ImportedModule:
         comparison: how the version's answers compare with the module's answers to random requests.
         dense: the module's inputs that a request joins into its dense features, in this order.
         slots: the table and the module's input of each slot of a request, in order.
+        names: what requests by name call the dense features and the slots. Slots with the same name have the same keys.
     """
 
     path: Path
     comparison: Comparison
     dense: tuple[str, ...]
     slots: tuple[tuple[str, str], ...]
+    names: tuple[str, ...]
 
 
 def from_torch(
@@ -38,6 +40,7 @@ def from_torch(
     logits: bool = False,
     tolerance: float = 1e-5,
     max_batchsize: int = 1024,
+    features: str | Path | None = None,
     run: str = "",
     positions: Mapping[str, str] | None = None,
 ) -> ImportedModule:
@@ -67,11 +70,14 @@ def from_torch(
         logits: the module answers with logits, so a Sigmoid is appended.
         tolerance: the largest absolute difference between the probabilities of the module and of the version.
         max_batchsize: maximum samples per request.
+        features: a ``features.json``, so that requests may have raw features. A feature gives keys to the slot of its
+            name, see ``ImportedModule.names``, or names its ``slot``.
         run: the training run that publishes updates of the rows; empty if it publishes none.
         positions: for each partition of the log of updates, the position that the rows include.
 
     Raises:
-        ConfigError: the module or the example cannot be imported. The message names the table or the input.
+        ConfigError: the module or the example cannot be imported, or the features are not those of its slots. The
+            message names the table or the input.
         ModelFileError: an answer differs by more than ``tolerance``. No version is written.
         MissingExtraError: PyTorch, onnxscript, onnx or ONNX Runtime is not installed.
         OutputError: the name cannot be used, or the file system refuses.
@@ -85,5 +91,14 @@ def from_torch(
     from serving.importers.pytorch.conversion import convert
 
     return convert(
-        module, example, Path(repository), name, logits, tolerance, max_batchsize, run=run, positions=positions
+        module,
+        example,
+        Path(repository),
+        name,
+        logits,
+        tolerance,
+        max_batchsize,
+        features=None if features is None else Path(features),
+        run=run,
+        positions=positions,
     )

@@ -9,8 +9,9 @@
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from inspect import BoundArguments
 from itertools import chain
 from pathlib import Path
@@ -24,13 +25,14 @@ from torch.utils import _pytree as pytree
 
 from serving.batch import DENSE, KEYS, ROW_PTRS
 from serving.errors import ConfigError
+from serving.features import FeatureReader, SlotOfTable, read_definition
 from serving.importers.matching import Matching
 from serving.importers.network import check_network
 from serving.importers.plan import ImportPlan, plan_matched
 from serving.importers.pytorch import ImportedModule
 from serving.importers.pytorch.dense import export_dense
 from serving.importers.pytorch.inputs import Inputs
-from serving.importers.pytorch.runs import Runner
+from serving.importers.pytorch.runs import Runner, Sources
 from serving.importers.pytorch.tables import Tables
 from serving.importers.verifying import ANSWER, Comparison, ExpectedAnswers
 from serving.importers.writing import write_model
@@ -47,6 +49,7 @@ def convert(
     logits: bool,
     tolerance: float,
     max_batchsize: int,
+    features: Path | None,
     run: str,
     positions: Mapping[str, str] | None,
 ) -> ImportedModule:
@@ -56,6 +59,7 @@ def convert(
     if not 0 <= tolerance <= 1:
         raise ConfigError("from_torch", "tolerance", f"expected 0 to 1, got {tolerance}")
     check_target(repository, name)
+    definition = None if features is None else read_definition(features)
     module = getattr(module, "_orig_mod", module)  # of torch.compile
     source = type(module).__name__
     bound = _bound(source, module, example)
@@ -71,8 +75,12 @@ def convert(
         slots = {table: len(of_table) for table, of_table in tables.slots(lookups, inputs.samples).items()}
         runner = Runner(source, module, tables, inputs, slots)
         sources = runner.trace()
+        slots_of_tables = _named(inputs, sources)
+        if definition is not None:
+            FeatureReader(definition, slots_of_tables, inputs.width, str(features))
         expected = _expected_answers(runner, sources.keys, logits)
-        plan = _plan(runner, logits, max_batchsize)
+        plan = _plan(runner, logits, max_batchsize, slots_of_tables)
+    plan = replace(plan, features=definition)
     found: list[Comparison] = []
     path = write_model(
         plan,
@@ -83,7 +91,8 @@ def convert(
         positions=positions,
     )
     in_order = tuple((table, feature) for table, features in sources.slots.items() for feature in features)
-    return ImportedModule(path, found[0], tuple(inputs.dense), in_order)
+    names = dict.fromkeys([*inputs.dense_names, *(slot.name for slot in slots_of_tables)])
+    return ImportedModule(path, found[0], tuple(inputs.dense), in_order, tuple(names))
 
 
 def _bound(source: str, module: nn.Module, example: object) -> BoundArguments:
@@ -163,7 +172,17 @@ def _expected_answers(runner: Runner, keys: Mapping[int, NDArray[np.int64]], log
     return ExpectedAnswers(f"random requests to {runner.source}", arrays)
 
 
-def _plan(runner: Runner, logits: bool, max_batchsize: int) -> ImportPlan:
+def _named(inputs: Inputs, sources: Sources) -> list[SlotOfTable]:
+    """Return the slots of all tables with the names that requests have."""
+    names = iter(inputs.names_in_requests([slot for of_table in sources.slots.values() for slot in of_table]))
+    return [
+        SlotOfTable(f"{table}[{place}]" if len(of_table) > 1 else table, table, next(names))
+        for table, of_table in sources.slots.items()
+        for place in range(len(of_table))
+    ]
+
+
+def _plan(runner: Runner, logits: bool, max_batchsize: int, slots_of_tables: Sequence[SlotOfTable]) -> ImportPlan:
     """Export the dense network, and join it with the tables."""
     source, tables, slots = runner.source, runner.tables, runner.slots
     dense_name = "dense"
@@ -174,4 +193,10 @@ def _plan(runner: Runner, logits: bool, max_batchsize: int) -> ImportPlan:
     rows = {table: tables.rows(table) for table in slots}
     dense = next((entry for entry in network.inputs if entry.name == dense_name), None)
     combiners = {table: tables.combiner(table) for table in slots}
-    return plan_matched(network, Matching(rows, dense, ()), combiners, max_batchsize)
+    plan = plan_matched(network, Matching(rows, dense, ()), combiners, max_batchsize)
+    names = {name: tuple(slot.own_name for slot in slots_of_tables if slot.table == name) for name in slots}
+    named = (
+        replace(table, slot_names=names[table.name], has_one_key=tables.has_one_key(table.name))
+        for table in plan.tables
+    )
+    return replace(plan, tables=tuple(named), dense_names=tuple(runner.inputs.dense_names))

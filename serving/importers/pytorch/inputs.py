@@ -4,6 +4,8 @@ A feature is what has a list of keys per sample: a position of a key tensor [B, 
 a key of TorchRec's KeyedJaggedTensor.
 """
 
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from inspect import BoundArguments
 from itertools import product
@@ -16,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from serving.errors import ConfigError
 from serving.importers.pytorch.tables import Lookup
+from serving.model.names import names_of_positions
 
 _FORMS = "float32 [B, ...] for dense features, int64 or int32 [B, ...] for keys, or a KeyedJaggedTensor"
 _CONSTANTS = (type(None), bool, int, float, str)
@@ -53,6 +56,7 @@ class Inputs:
     Attributes:
         dense: names of the inputs with dense features, in order.
         width: F.
+        dense_names: what requests call the dense features, F names.
         features: in order.
         samples: B of the example.
     """
@@ -65,6 +69,7 @@ class Inputs:
         """
         self.dense: list[str] = []
         self.width = 0
+        self.dense_names: list[str] = []
         self.features: list[Feature] = []
         self._source, self._bound = source, bound
         self._samples: dict[str, int] = {}  # B by input
@@ -83,6 +88,23 @@ class Inputs:
         """Return arguments with dense features, float32[B, F], and the keys of each feature."""
         made = pytree.tree_unflatten([make(dense, keys) for make in self._makers], self._tree)
         return BoundArguments(self._bound.signature, made)
+
+    def names_in_requests(self, slots: Sequence[str]) -> list[str]:
+        """Return what requests call the slots that these inputs or features feed.
+
+        This is the argument of forward, or the last key of nested inputs: ``shown`` for ``shown[0]``, ``user`` for
+        ``features['user']``. If it is not the name of one input, the whole place stays.
+        """
+        short = {slot: self._short(slot) for slot in slots}
+        counts = Counter([*short.values(), *self.dense_names])
+        free = {slot: name if counts[name] == 1 else slot for slot, name in short.items()}
+        return [names_of_positions(free[slot], 1)[0] for slot in slots]
+
+    def _short(self, slot: str) -> str:
+        if slot in self._pairs:
+            slot = slot.removesuffix("[0]")
+        inside = re.fullmatch(r"[^']*\['([^']+)'\]", slot)
+        return inside[1] if inside else slot.replace("[:, ", "[")
 
     def _maker(self, name: str, value: Any) -> _Maker:
         if isinstance(value, _CONSTANTS):
@@ -108,6 +130,7 @@ class Inputs:
         sizes, begin = value.shape[1:], self.width
         self.dense.append(name)
         self.width = end = begin + prod(sizes)
+        self.dense_names += names_of_positions(name, end - begin)
         return lambda dense, keys: dense[:, begin:end].reshape(dense.shape[0], *sizes)
 
     def _keys(self, name: str, value: Tensor) -> _Maker:

@@ -83,6 +83,10 @@ class Tables:
         keys, vectors = (np.concatenate(parts) for parts in zip(*trained.served_rows(), strict=True))
         return TableRows(source, rows, dim, keys, lambda begin, end: vectors[begin:end], pooling=trained.config.pooling)
 
+    def has_one_key(self, table: str) -> bool:
+        """Whether each slot of a table has one key in a sample."""
+        return isinstance(self._modules.get(table), nn.Embedding)
+
     def combiner(self, table: str) -> Combiner:
         """Return how a table pools."""
         if table in self._trained:

@@ -205,7 +205,7 @@ def test_an_unknown_feature_is_an_error_or_ignored(reader_of):
         ({"kind": "dense"}, [1.5, 1e300], "x of sample 1: expected a finite number"),
         ({"kind": "dense", "log1p": True}, [-1.0], "x of sample 0: expected a number above -1"),
         ({"kind": "dense", "std": 1e-30}, [1e30], "x of sample 0: the number does not fit float32 after mean and std"),
-        ({"kind": "identity", "list": {}}, [[1], 2], "x of sample 1: expected a list, got 2"),
+        ({"kind": "identity", "list": {}}, [[1], "2"], "x of sample 1: expected a list, got '2'"),
         ({"kind": "hash", "list": {}}, [["a"], "b"], "x of sample 1: expected a list, got 'b'"),
         ({"kind": "identity", "list": {}}, [[1], [2, "b"]], "x of sample 1: value 1: expected an integer, got 'b'"),
         ({"kind": "hash", "list": {}}, [["a"], ["b", b"\xff"]], "x of sample 1: value 1: expected text in UTF-8"),

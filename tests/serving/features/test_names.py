@@ -1,0 +1,207 @@
+"""Slots and dense features by the names in the graph, without a features.json."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import hotrow
+from serving.errors import ConfigError, RequestError
+from serving.features import definition_of_names, slots_of_graph
+from serving.frontend.front_end import FrontEnd
+from serving.frontend.http.app import create_app
+from serving.model.graph import name_inputs, parse_graph
+from serving.model.manifest import write_manifest
+from serving.repository import ModelRepository
+from tests.serving.frontend.app_client import Client
+from tests.tools.tiny_model import TinyModel
+
+TABLES = {"person": 1, "thing": 2}
+SLOTS, DENSE = ("user", "item", "last"), ("age", "price")
+VALUES = {"user": [3, 4, 5], "item": [[1, 2], [], [7]], "last": [9, None, [8]], "age": [0.5, 1, 2], "price": [3, 4, 6]}
+BAGS = [[[3], [1, 2], [9]], [[4], [], []], [[5], [7], [8]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedModel(TinyModel):
+    """A tiny model whose graph names its inputs."""
+
+    names: tuple = SLOTS
+    labels: tuple = ("clicked",)
+
+    def graph(self):
+        return name_inputs(super().graph(), self.names, DENSE[: self.dense_dim], self.labels)
+
+
+MODEL = NamedModel(tables=TABLES, dense_dim=2)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models")
+    MODEL.write(path, "named")
+    return path
+
+
+@pytest.fixture(scope="module")
+def session(repository):
+    with hotrow.load_model(repository / "named") as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def client(repository):
+    with ModelRepository(repository) as models:
+        models.load()
+        yield Client(create_app(FrontEnd(models)))
+
+
+def expected():
+    return MODEL.probabilities(np.array([VALUES["age"], VALUES["price"]]).T, BAGS)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        VALUES,
+        {**VALUES, "user": np.array([3, 4, 5]), "price": np.array([3, 4.0, 6])},
+        pa.table({**VALUES, "last": [[9], None, [8]]}),
+        pa.table({**VALUES, "last": [[9], None, [8]], "user": [3.0, 4.0, 5.0], "age": ["0.5", "1", "2"]}),
+    ],
+    ids=["lists", "arrays", "a table", "a table of other types"],
+)
+def test_values_by_name_give_the_models_answer(session, given):
+    np.testing.assert_allclose(session.predict(given), expected(), atol=2e-6)
+
+
+def test_a_number_is_a_list_of_one_number(session):
+    lists = session.predict({**VALUES, "user": [[3], [4], [5]], "last": [[9], [], [8]]})
+    assert lists.tolist() == session.predict(VALUES).tolist()
+
+
+def test_requests_over_http_have_values_by_name_or_keys(client):
+    rows = [dict(zip(VALUES, row, strict=True)) for row in zip(*VALUES.values(), strict=True)]
+    dense = zip(VALUES["age"], VALUES["price"], strict=True)
+    keyed = [{"dense": numbers, "keys": bags} for numbers, bags in zip(dense, BAGS, strict=True)]
+    tensors = [
+        {"name": "user", "datatype": "INT64", "shape": [3], "data": [3, 4, 5]},
+        {"name": "item", "datatype": "INT64", "shape": [3], "data": [1, 2, 7]},
+        {"name": "item.offsets", "datatype": "INT32", "shape": [4], "data": [0, 2, 2, 3]},
+        {"name": "last", "datatype": "INT64", "shape": [2], "data": [9, 8]},
+        {"name": "last.offsets", "datatype": "INT32", "shape": [4], "data": [0, 1, 1, 2]},
+        *({"name": name, "datatype": "FP32", "shape": [3], "data": VALUES[name]} for name in DENSE),
+    ]
+    bodies = [{"samples": rows}, {"samples": keyed}]
+    answers = [client.post("/predict/named", json=body).json()["predictions"] for body in bodies]
+    answer = client.post("/v2/models/named/infer", json={"inputs": tensors}).json()["outputs"][0]["data"]
+
+    assert answers[0] == answers[1]
+    assert np.array(answers[0]).reshape(-1).tolist() == answer
+    np.testing.assert_allclose(answers[0], expected(), atol=2e-6)
+
+
+def test_the_metadata_has_the_names(client):
+    metadata = client.get("/v2/models/named").json()
+
+    assert (metadata["slots"], metadata["dense"], metadata["labels"]) == (list(SLOTS), list(DENSE), ["clicked"])
+    names = [tensor["name"] for tensor in metadata["inputs"]]
+    lists = [name for slot in SLOTS for name in (slot, f"{slot}.offsets")]
+    assert names == ["DES", "CATCOLUMN", "ROWINDEX", *DENSE, *lists]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"itm": 5}, "samples[0].itm: is not a feature; did you mean 'item'?"),
+        ({"item": "a"}, "samples[0].item: expected a list, got 'a'"),
+        ({"item": [1.5]}, "samples[0].item: value 0: expected an integer, got 1.5"),
+        ({"price": None}, "samples[0].price: is missing, and the feature says nothing of missing values"),
+        ({"user": 2**63 - 1}, "samples[0].user: value 0: the key is reserved"),
+    ],
+)
+def test_an_error_names_the_input(client, changed, message):
+    sample = {name: values[0] for name, values in VALUES.items()}
+    answer = client.post("/predict/named", json={"samples": [{**sample, **changed}]})
+
+    assert (answer.status_code, answer.json()["error"][: len(message)]) == (400, message)
+
+
+def test_a_faulty_dense_feature_of_a_request_with_keys_is_named(session):
+    with pytest.raises(RequestError, match="DES: sample 1, feature 'price' is nan in float32"):
+        session.predict([[1, 2], [3, np.nan]], [[1, 2, 3], [4, 5, 6]])
+
+
+def test_slots_with_one_name_have_the_same_keys(tmp_path):
+    model = NamedModel(tables={"deep": 2, "wide": 1}, dense_dim=0, names=("user", "item", "user"), labels=())
+    model.write(tmp_path, "both")
+    bags = [[[3], [1], [3]], [[4], [2], [4]]]
+    with hotrow.load_model(tmp_path / "both") as session:
+        answer = session.predict({"user": [3, 4], "item": [1, 2]})
+    np.testing.assert_allclose(answer, model.probabilities(np.empty((2, 0)), bags), atol=2e-6)
+
+
+def test_a_slot_for_one_key_takes_one_value():
+    document = MODEL.graph()
+    document["layers"][0]["sparse"][0]["max_feature_num_per_sample"] = 1
+    graph = parse_graph(document, "graph.json")
+    definition = definition_of_names(slots_of_graph(graph), graph.dense_names)
+
+    assert [(one.name, one.kind, one.is_list) for one in definition.features] == [
+        *((name, "dense", False) for name in DENSE),
+        *(("user", "identity", False), ("item", "identity", True), ("last", "identity", True)),
+    ]
+
+
+def test_a_graph_without_names_has_no_features():
+    graph = parse_graph(TinyModel().graph(), "graph.json")
+    assert definition_of_names(slots_of_graph(graph), graph.dense_names) is None
+
+
+def test_a_feature_may_give_keys_to_the_slots_of_a_name(tmp_path):
+    model = NamedModel(tables={"deep": 2, "wide": 1}, dense_dim=0, names=("user", "item", "user"))
+    version = model.write(tmp_path, "m")
+    features = [
+        {"name": "person", "slot": "user", "kind": "vocabulary", "values": ["a", "b"]},
+        {"name": "item", "kind": "identity", "size": 100, "offset": 10},
+    ]
+    (version / "features.json").write_text(json.dumps({"format": 1, "features": features}))
+    (version / "manifest.json").unlink()
+    write_manifest(version, "m", 1)
+    with hotrow.load_model(tmp_path / "m") as session:
+        assert session.read({"person": ["b", "x"], "item": [3, 4]}).joined.keys.tolist() == [2, 13, 0, 14, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("place", "names", "message"),
+    [
+        ("sparse", ["only"], "layers[0] data.sparse[1].names: expected as many names as positions, 2, got 1"),
+        ("sparse", None, "layers[0] data: expected names for every input or for none, but 'thing_keys' has none"),
+        ("dense", None, "layers[0] data: expected names for every input or for none, but 'dense' has none"),
+        (
+            "dense",
+            ["age", "keys"],
+            "layers[0] data.dense: nothing can be called 'keys', because requests",
+        ),
+        ("sparse", ["item", "x.offsets"], "layers[0] data.sparse: nothing can be called 'x.offsets', because requests"),
+        (
+            "dense",
+            ["age", "age"],
+            "layers[0] data.dense.names: 'age' is the name of a dense feature and of another",
+        ),
+        ("dense", ["age", "item"], "layers[0] data.dense.names: 'item' is the name of a dense feature and of another"),
+        ("dense", ["age", 5], "layers[0] data.dense.names[1]: expected a name, got 5"),
+        ("label", ["a", "b"], "layers[0] data.label.names: expected as many names as positions, 1, got 2"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(place, names, message):
+    document = MODEL.graph()
+    data = document["layers"][0]
+    entry = data["sparse"][1] if place == "sparse" else data[place]
+    entry.update(names=names)
+    if names is None:
+        del entry["names"]
+    with pytest.raises(ConfigError) as caught:
+        parse_graph(document, "graph.json")
+    assert message in str(caught.value).replace('"', "")
