@@ -23,6 +23,7 @@ from serving.features import (
     slots_of_graph,
     write_definition,
 )
+from training.data.checks import ColumnMap
 from training.model.document import TrainingDocument
 from training.model.fitting import fitted, is_fitting
 from training.samples import Bags, Samples
@@ -75,6 +76,11 @@ class FeatureFile:
             reason = "expected an embedding layer for each sparse input, in their order"
             raise ConfigError(document.graph.source, "layers", f"{reason}, because features give keys to the slots")
         self.reader = FeatureReader(definition, slots_of_graph(document.graph), document.graph.dense_dim, source)
+
+    @property
+    def columns(self) -> ColumnMap:
+        """The columns of the labels, the dense features and the slots."""
+        return ColumnMap(self.labels, self.dense, self.slots)
 
     @property
     def names(self) -> list[str]:

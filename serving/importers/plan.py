@@ -121,6 +121,8 @@ class ImportPlan:
                 f"table {table.name}: {table.slots} slot{'s' * (table.slots > 1)}, {table.combiner}; "
                 f"{table.rows.rows:,} rows of {table.rows.dim} from {table.rows.source}, {keys}"
             )
+        if self.features is not None:
+            yield f"raw features: {', '.join(feature.name for feature in self.features.columns)}"
         if self.unused:
             yield f"not used, because no input has this name: {show_names(self.unused)}"
 

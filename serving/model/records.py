@@ -157,11 +157,14 @@ class Graph:
     @property
     def dense_columns(self) -> tuple[str, ...]:
         """The F columns of tables of samples that have the dense features."""
-        return numbered(self.dense_top, self.dense_dim)
+        return self.dense_names or numbered(self.dense_top, self.dense_dim)
 
     @property
     def slot_columns(self) -> tuple[str, ...]:
         """The columns of tables of samples that have the keys, one for each slot of ``sparse``."""
+        names = tuple(name for entry in self.sparse for name in entry.names)
+        if names and len(set(names)) == len(names):
+            return names
         return tuple(name for entry in self.sparse for name in numbered(entry.top, entry.slots))
 
     def too_few(self, samples: int) -> str:

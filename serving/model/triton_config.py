@@ -71,7 +71,7 @@ def triton_config(name: str, tensors: TritonTensors, kind: str) -> str:
 def triton_faults(folder: Path, tensors: TritonTensors) -> Iterator[str]:
     """Yield a line for each file of a model in which Triton would refuse requests or answers of a version."""
     for path, text in _files(folder):
-        if found := ", ".join(_differences(text, tensors)):
+        if found := "; ".join(_differences(text, tensors)):
             yield f"{path} does not fit the version: {found}"
 
 
@@ -115,7 +115,7 @@ def _differences(text: str, tensors: TritonTensors) -> list[str]:
         return [str(err)]
     inputs, outputs = _entries(members, "input"), _entries(members, "output")
     absent = [name for name, _, _ in tensors.inputs if name not in inputs]
-    faults = [f"has no input {', '.join(absent)}"] if absent else []
+    faults = [f"no input {', '.join(absent)}"] if absent else []
     for name, datatype, is_optional in tensors.inputs:
         given = inputs.get(name)
         if given is not None and is_optional and given.get("optional") != "true":
@@ -123,7 +123,7 @@ def _differences(text: str, tensors: TritonTensors) -> list[str]:
         if given is not None and (name, datatype) in tensors.raw_inputs and given.get("data_type") != datatype:
             faults.append(f"input {name} is {given.get('data_type')}, not {datatype}")
     if _OUTPUT not in outputs:
-        return [*faults, f"has no output {_OUTPUT}"]
+        return [*faults, f"no output {_OUTPUT}"]
     columns = outputs[_OUTPUT].get("dims")
     columns = columns[-1] if isinstance(columns, list) and columns else columns
     if columns not in ("-1", str(tensors.label_dim)):

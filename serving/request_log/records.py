@@ -139,7 +139,7 @@ def key_columns(session: InferenceSession) -> Sequence[str]:
     graph = session.graph
     if [entry.top for entry in graph.sparse] == [embedding.bottom for embedding in graph.embeddings]:
         return graph.slot_columns
-    return [slot.name for slot in slots_of(session.config)]
+    return [slot.place for slot in slots_of(session.config)]
 
 
 def _arrays_of_keys(batch: Batch, sent: JoinedKeys) -> list[Any]:

@@ -19,7 +19,6 @@ from serving.stream import read_settings
 from training.command.checkpoint import Checkpoints
 from training.command.describe import describe
 from training.command.plot import draw
-from training.data.checks import ColumnMap
 from training.data.opening import columns_of, open_data
 from training.data.source import FileSource, content_of
 from training.data.streams import batches_of
@@ -96,7 +95,7 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
             calibration=calibration,
             publisher=training.publisher,
             features=features,
-            names=_names(options, document, features),
+            names=None if features or options.data is None else columns_of(options.data, document, options.columns),
         )
     yield f"model written to {path}"
     yield f"serve it: hotrow serve {options.output}"
@@ -166,13 +165,6 @@ def _open(
         window_rows=options.window,
         progress=processes.is_first,
     )
-
-
-def _names(options: argparse.Namespace, document: TrainingDocument, features: FeatureFile | None) -> ColumnMap | None:
-    """Return the columns of the data; None if they have no names."""
-    if features is not None:
-        return ColumnMap(features.labels, features.dense, features.slots)
-    return None if options.data is None else columns_of(options.data, document, options.columns)
 
 
 def _few(document: TrainingDocument, result: EpochResult, rows: int) -> Iterator[str]:

@@ -114,7 +114,10 @@ def read_hugectr(
 
 
 def default_columns(document: TrainingDocument) -> ColumnMap:
-    """Return the columns by the names of the inputs: ``label`` if there is one, else ``label_0``, ``label_1``, ...."""
+    """Return the columns by the names in the graph.
+
+    If it has none, they are those of the inputs: ``label`` if there is one, else ``label_0``, ``label_1``, ....
+    """
     graph = document.graph
     labels = [numbered(label.name, len(label.weights)) for label in document.labels]
     return ColumnMap(sum(labels, ()), graph.dense_columns, graph.slot_columns)

@@ -78,8 +78,8 @@ def export_model(
         publisher: publishes what has changed, before the version is written. The manifest states its run, and the
             position up to which the version includes the updates. If the log is away, this is an earlier position.
         features: how training read raw features. The version has their definition, so requests may have them too.
-        names: the columns of the data. Requests have them as names of slots and dense features, unless the graph has
-            names. None: the inputs have no names.
+        names: the columns of data without raw features. Requests have them as names of slots and dense features, unless
+            the graph has names. None: the inputs have no names.
 
     Returns:
         the version's folder.
@@ -94,7 +94,7 @@ def export_model(
         publisher.publish()
         run, positions = publisher.run, publisher.flush()
     if model.processes.is_first:
-        document = _named(document, names)
+        document = _named(document, names if features is None else features.columns)
         write_files = partial(_write_files, model=model, document=document, calibration=calibration, features=features)
         raw_inputs = _raw_inputs(document, None if features is None else features.definition)
         path = write_version(repository, name, model.graph, write_files, version, run, positions, raw_inputs=raw_inputs)

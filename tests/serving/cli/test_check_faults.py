@@ -101,3 +101,39 @@ def test_a_fault_that_is_found_twice_is_printed_once(tmp_path, capsys):
 
     assert (code, len(err)) == (1, 1)
     assert "key 5 is in row 5 and again in row 6" in err[0]
+
+
+def test_a_configuration_of_triton_that_lacks_an_input_of_the_newest_version_is_corrected_on_request(tmp_path, capsys):
+    TinyModel().write(tmp_path, "tiny", 1)
+    TinyModel(dense_dim=0).write(tmp_path, "tiny", 2)
+    file = tmp_path / "tiny" / "config.pbtxt"
+    kept = 'name: "tiny"\nversion_policy { all { } }\ninstance_group [ { count: 2 kind: KIND_CPU } ]\n'
+    file.write_text(kept)
+
+    code, _, err = checked(capsys, tmp_path)
+    what = f"{file} does not fit the version: no input DES, CATCOLUMN, ROWINDEX; no output OUTPUT0"
+    assert (code, err) == (0, [f"hotrow check: warning: {what}; --write-config corrects it"])
+    assert file.read_text() == kept
+
+    code, out, err = checked(capsys, tmp_path / "tiny", "--write-config")
+    assert (code, err) == (0, [])
+    assert f"{file} has the inputs and outputs of version 2 now" in out
+    assert file.read_text().startswith(kept)
+    assert '"DES" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true optional: true' in file.read_text()
+
+    assert checked(capsys, tmp_path)[2] == []
+
+
+def test_a_configuration_of_triton_that_cannot_be_rewritten_is_a_fault(tmp_path, capsys, monkeypatch):
+    TinyModel().write(tmp_path, "tiny", 1)
+    (tmp_path / "tiny" / "config.pbtxt").write_text('name: "tiny"')
+
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("serving.model.triton_config.atomic_write", full)
+    code, _, err = checked(capsys, tmp_path, "--write-config")
+
+    fault = f"{tmp_path / 'tiny' / 'config.pbtxt'}: cannot be written: No space left on device"
+    assert (code, err) == (1, [f"hotrow check: model 'tiny': {fault}"])
+    assert (tmp_path / "tiny" / "config.pbtxt").read_text() == 'name: "tiny"'

@@ -1,10 +1,12 @@
 """The `hotrow import` command."""
 
+import json
 import sys
 
 import numpy as np
 import pytest
 
+import hotrow
 from serving.cli.main import main
 
 
@@ -56,6 +58,62 @@ def test_logits_are_made_probabilities(run, sketch, network, capsys):
     assert run("--dry-run") == 1
     assert "are not probabilities; if they are logits, use --logits" in capsys.readouterr().err
     assert run("--logits") == 0
+
+
+def test_features_are_written_with_the_model_and_answer_raw_requests(run, tmp_path, capsys):
+    definition = tmp_path / "features.json"
+    features = [
+        {"name": "shown", "slot": "ads[0]", "kind": "hash", "buckets": 10},
+        {"name": "clicked", "slot": "ads[1]", "kind": "hash", "buckets": 10, "shares": "shown", "list": {}},
+        {"name": "users", "kind": "vocabulary", "values": ["a", "b"]},
+        *({"name": f"price{place}", "kind": "dense", "missing": place} for place in range(3)),
+    ]
+    definition.write_text(json.dumps({"format": 1, "features": features}))
+
+    assert run(f"--features={definition}") == 0
+
+    assert "raw features: shown, clicked, users, price0, price1, price2" in capsys.readouterr().out
+    assert '"clicked.offsets"' in (tmp_path / "models" / "ctr" / "config.pbtxt").read_text()
+    with hotrow.load_model(tmp_path / "models" / "ctr") as session:
+        raw = {"shown": ["a", ""], "clicked": [["a", "Hello"], []], "users": ["b", "c"], "price1": [4, None]}
+        batch = session.read(raw)
+        a, hello = 12917804110809363939 % 10, 15404698994557526151 % 10  # of TensorFlow
+        assert [table.keys.tolist() for table in batch.tables] == [[a, a, hello], [2, 0]]
+        assert batch.dense.tolist() == [[0, 4, 2], [0, 1, 2]]
+        assert session.predict(raw).shape == (2, 1)
+
+
+def test_keys_by_table_and_place_need_no_features(run, tmp_path):
+    assert run() == 0
+    with hotrow.load_model(tmp_path / "models" / "ctr") as session:
+        by_name = {
+            "ads[0]": [1, 2],
+            "ads[1]": [3, 4],
+            "users": [5, 6],
+            **{f"dense[{place}]": [0, 1] for place in range(3)},
+        }
+        answer = session.predict([[0] * 3, [1] * 3], [[1, 3, 5], [2, 4, 6]])
+        assert session.predict(by_name).tobytes() == answer.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (
+            [{"name": "shown", "kind": "hash"}],
+            "features[0].name: the model has no slot 'shown'; it has ads[0], ads[1], users",
+        ),
+        ([{"name": "user", "kind": "hash"}], "features[0].name: the model has no slot 'user'; did you mean 'users'?"),
+        ([{"name": "users", "kind": "hsh"}], "features[0].kind: "),
+    ],
+)
+def test_features_that_do_not_fit_are_refused_before_anything_is_written(run, tmp_path, capsys, features, message):
+    (tmp_path / "features.json").write_text(json.dumps({"format": 1, "features": features}))
+
+    assert run(f"--features={tmp_path / 'features.json'}") == 1
+
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "models").exists()
 
 
 def test_tables_are_found_in_the_checkpoint_by_name(network, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """`from_torch`: what the served version answers, next to the module itself."""
 
+import json
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from serving.errors import MissingExtraError
+from serving.errors import ConfigError, MissingExtraError
 from serving.importers import from_torch
 from serving.model.manifest import read_manifest
 from serving.opening import load_model
@@ -77,6 +78,10 @@ def test_bags_with_several_dense_inputs_are_served(tmp_path, rng):
         ("tables.ads", "batch['clicked'][0]"),
         ("tables.user_id", "batch['users'][0]"),
     )
+    assert imported.names == (
+        *("prices[0]", "prices[1]", "age", *(f"history[{place}]" for place in range(6))),
+        *("shown", "clicked", "users"),
+    )
     assert imported.comparison.samples == 64
     assert imported.comparison.difference < 1e-6
     assert imported.comparison.defaulted_keys == 0
@@ -88,8 +93,11 @@ def test_bags_with_several_dense_inputs_are_served(tmp_path, rng):
     without_padding = [[key for key in bag if key] for bag in users]
     served = answer(imported.path, dense.numpy(), *request(shown, clicked, without_padding))
     np.testing.assert_allclose(served, answers.numpy(), atol=1e-6)
+    by_name = {name: dense[:, place].tolist() for place, name in enumerate(imported.names[:9])}
     with load_model(imported.path) as session:
         assert session.config.max_batchsize == 77
+        again = session.predict({**by_name, "shown": shown, "clicked": clicked, "users": without_padding})
+        assert again.tobytes() == np.asarray(served, np.float32).tobytes()
 
 
 class Columns(nn.Module):
@@ -119,6 +127,7 @@ def test_single_keys_are_served_and_logits_become_probabilities(tmp_path, rng):
     in_training = [name for name, part in module.named_modules() if not part.training]
     assert in_training == ["sigmoid"]
     assert all("forward" not in vars(part) for part in module.modules())
+    assert imported.names == ("numbers", "ids[3]", "ids[0]", "ids[1]", "day", "ids[2] ids[3] ids[4]")
     assert imported.slots == (
         *(("sigmoid", f"ids[:, {column}]") for column in (3, 0, 1)),
         ("dense", "day"),
@@ -130,6 +139,69 @@ def test_single_keys_are_served_and_logits_become_probabilities(tmp_path, rng):
     slots = [ids[:, [column]].tolist() for column in (3, 0, 1)]
     served = answer(imported.path, numbers, *request(*slots, day[:, None].tolist(), ids[:, 2:].tolist()))
     np.testing.assert_allclose(served[:, 0], 1 / (1 + np.exp(-logits)), atol=1e-6)
+
+
+class TwoTables(nn.Module):
+    """Two tables for the same keys, as factorization machines have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.deep = (nn.Embedding(8, dim) for dim in (1, 4))
+        self.head = Head(1 + 1 + 2 * 4)
+
+    def forward(self, price, user, item):
+        wide = self.wide(user) + self.wide(item)
+        return self.head(price[:, None], wide, self.deep(user), self.deep(item)).squeeze(1)
+
+
+FINGERPRINTS = {"a": 12917804110809363939, "日本": 5676833963740711883}  # of TensorFlow
+DEFINITION = [
+    {"name": "person", "slot": "user", "kind": "vocabulary", "values": ["a", "b"], "unknown_buckets": 1},
+    {"name": "item", "kind": "hash", "buckets": 5, "offset": 3},
+    {"name": "cost", "kind": "dense", "log1p": True},
+]
+
+
+def write_definition(path, features):
+    path.write_text(json.dumps({"format": 1, "features": features}))
+    return path
+
+
+def test_features_of_a_module_are_transformed_and_feed_every_table_of_a_key(tmp_path):
+    module = TwoTables()
+    example = (torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+    definition = write_definition(tmp_path / "features.json", DEFINITION)
+
+    imported = from_torch(module, example, tmp_path / "models", "ctr", logits=True, features=definition)
+
+    assert imported.names == ("price", "user", "item")
+    keys = torch.tensor([2, 0]), torch.tensor([3 + fingerprint % 5 for fingerprint in FINGERPRINTS.values()])
+    logits = expected(module, torch.tensor(np.log1p([4.0, 0.5]), dtype=torch.float32), *keys)
+    with load_model(imported.path) as session:
+        raw = {"person": ["b", "zz"], "item": list(FINGERPRINTS), "cost": [4, 0.5]}
+        np.testing.assert_allclose(session.predict(raw)[:, 0], 1 / (1 + np.exp(-logits)), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ([{**DEFINITION[0], "slot": "usr"}, *DEFINITION[1:]], "features[0].slot: the model has no slot 'usr'; did you"),
+        (DEFINITION[1:], "features: no feature gives the keys of the slot 'user'"),
+        (DEFINITION[:2], "features: 0 dense features, but the model has 1 dense numbers"),
+        ([DEFINITION[0], {**DEFINITION[1], "offset": 2}, DEFINITION[2]], "features[1]: the keys of 'item' are 2 to 6"),
+        ([{**DEFINITION[0], "kid": 1}], "features[0].kid: unknown key; did you mean 'kind'?"),
+    ],
+)
+def test_features_that_do_not_fit_a_module_are_refused_before_it_is_exported(tmp_path, monkeypatch, features, message):
+    monkeypatch.setattr("serving.importers.pytorch.conversion.export_dense", None)
+    example = (torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+    definition = write_definition(tmp_path / "features.json", features)
+
+    with pytest.raises(ConfigError) as caught:
+        from_torch(TwoTables(), example, tmp_path / "models", "ctr", logits=True, features=definition)
+
+    assert message in str(caught.value)
+    assert not (tmp_path / "models").exists()
 
 
 def test_a_table_without_a_network_is_served_and_imports_are_repeatable(tmp_path, rng):

@@ -80,7 +80,8 @@ def test_a_version_that_contradicts_tritons_configuration_is_logged(write, caplo
     write(graph=dataclasses.replace(graph, label_dim=2))
 
     for file, message in zip((config, config.parent / "configs" / "gpu.pbtxt"), caplog.messages, strict=True):
-        assert message.startswith(f"{file} says that an answer has 1 columns, but this version's has 2: Triton will")
+        advice = f"`hotrow check {config.parent} --write-config` corrects it"
+        assert message == f"{file} does not fit the version: answers have 1 columns, not 2; {advice}"
         assert "dims: [ 1 ]" in file.read_text()
 
 
@@ -90,7 +91,7 @@ def test_tritons_configuration_of_an_earlier_export_is_compared_too(write, caplo
 
     write(graph=graph_of(TinyModel(dense_dim=13)))
 
-    assert "an answer has 2 columns" in caplog.messages[0]
+    assert "no input DES, CATCOLUMN, ROWINDEX; answers have 2 columns, not 1" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("number", [1, 0, -1])

@@ -167,6 +167,29 @@ def test_a_graph_of_your_own_names_the_slots(data, tmp_path):
         assert answer.shape == (2, 1)
 
 
+def test_the_names_of_the_columns_are_those_of_requests_with_keys(data, tmp_path, caplog):
+    rows = {"clicked": [0, 1] * 40, "viewer": [1, 2] * 40, "film": [5, 6, 7, 8] * 20}
+    pq.write_table(pa.table(rows), tmp_path / "films.parquet")
+    inputs = {"label": "clicked", "user": "viewer", "item": "film"}
+    (tmp_path / "columns.json").write_text(json.dumps(inputs))
+    options = ["--model", "ncf", "--data", str(tmp_path / "films.parquet"), "--columns", str(tmp_path / "columns.json")]
+
+    assert hotrow_train([*options, "--output", str(tmp_path / "models")]) == 0
+
+    with hotrow.load_model(tmp_path / "models" / "ncf") as session:
+        assert session.config.label_names == ("clicked",)
+        by_name = session.predict({"film": [5, 9], "viewer": [1, 2]})
+        assert by_name.tobytes() == session.predict(None, [[1, 5], [2, 9]]).tobytes()
+    assert 'name: "viewer"' in (tmp_path / "models" / "ncf" / "config.pbtxt").read_text()
+
+    (tmp_path / "columns.json").write_text(json.dumps({**inputs, "item": "keys"}))
+    pq.write_table(pa.table({**rows, "keys": rows["film"]}), tmp_path / "films.parquet")
+    assert hotrow_train([*options, "--output", str(tmp_path / "models")]) == 0
+    assert "does not have the names of the columns: nothing can be called 'keys'" in caplog.text
+    with hotrow.load_model(tmp_path / "models" / "ncf") as session:
+        assert session.features is None
+
+
 def test_the_sizes_of_a_graph_of_your_own_stay(data, tmp_path, capsys):
     """Also if its inputs have the sizes of a built-in network's."""
     graph = json.loads(built_in_graphs()["dcn"].read_text())
@@ -190,6 +213,9 @@ def test_a_version_that_shares_tables_takes_raw_features(data, tmp_path):
         repository.load_model("m", VersionPolicy.of_versions([1, 2]))
         first, second = (repository.session("m", version).predict(values) for version in ("1", "2"))
     assert first.tobytes() == second.tobytes()
+    slots = [json.loads((tmp_path / "m" / version / "graph.json").read_text())["layers"][0] for version in ("1", "2")]
+    assert [slot["sparse"][0]["names"] for slot in slots] == [["user", "country", "tags", "age", "both"]] * 2
+    assert [slot["dense"]["names"] for slot in slots] == [["price"]] * 2
 
 
 def test_training_goes_on_with_the_same_features_only(data, tmp_path, capsys):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import ConfigError
-from serving.model.graph import parse_graph
+from serving.model.graph import name_inputs, parse_graph
 from training.data import (
     ColumnMap,
     read_csv,
@@ -27,7 +27,7 @@ from training.data import (
 )
 from training.data.criteo_reader import read_criteo, read_criteo_blocks
 from training.data.npz import read_npz
-from training.data.opening import default_columns, open_data, read_column_map
+from training.data.opening import columns_of, default_columns, open_data, read_column_map
 from training.data.source import FileSource, shuffled_batches
 from training.errors import DataError
 from training.model.ctr_model import CtrModel
@@ -157,6 +157,41 @@ def test_default_columns_are_the_names_of_the_inputs(tmp_path, document):
     inputs = {"label": "label", "dense": NAMES[1:14], "wide": NAMES[14:20], "deep": NAMES[20:]}
     (tmp_path / "columns.json").write_text(json.dumps(inputs), encoding="utf-8")
     assert read_column_map(tmp_path / "columns.json", read_document(path)).names == NAMES
+
+
+def test_the_names_in_a_graph_are_its_default_columns(tmp_path, document):
+    names = [f"c{index}" for index in range(39)]
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(name_inputs(document, names[13:], names[:13])), encoding="utf-8")
+
+    assert default_columns(read_document(path)).names == ["label", *names]
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("Norm", None),
+        ("npz", None),
+        ("Parquet", ["label0", *(f"I{place}" for place in range(1, 14)), *(f"C{place}" for place in range(1, 27))]),
+        ("parquet", NAMES),
+        ("csv", NAMES),
+        ("criteo", ["label", *(f"I{place}" for place in range(1, 14)), *(f"C{place}" for place in range(1, 27))]),
+    ],
+)
+def test_the_columns_of_every_format_that_has_names(tmp_path, samples, document, form, expected):
+    path = tmp_path / f"data.{form if form in ('parquet', 'csv', 'npz') else 'txt'}"
+    if form in ("Norm", "Parquet"):
+        write_data_set(path, [samples[:90]], form)
+    elif form == "criteo":
+        path.write_text("0" + "\t1" * 13 + "\t00000001" * 26 + "\n", encoding="utf-8")
+    elif form != "npz":
+        write = pq.write_table if form == "parquet" else pa.csv.write_csv
+        write(column_table(samples[:2], NAMES), path)
+    (tmp_path / "graph.json").write_text(json.dumps(document), encoding="utf-8")
+
+    found = columns_of(path, read_document(tmp_path / "graph.json"), None)
+
+    assert (found and found.names) == expected
 
 
 def test_a_sample_that_does_not_fit_is_named_by_its_number_in_the_data(tmp_path, opened, samples):
