@@ -19,7 +19,7 @@ from serving.features import (
     FeatureReader,
     columns_of_arrays,
     key_count,
-    read_definition,
+    read_features,
     slots_of_graph,
     write_definition,
 )
@@ -57,7 +57,7 @@ class FeatureFile:
         Raises:
             ConfigError: the definition is wrong or does not fit the graph.
         """
-        source, definition = str(path), read_definition(path)
+        source, definition = str(path), read_features(path)
         if is_fitting(document) and all(feature.slot is None for feature in definition.slots):
             sizes = [1 if feature.list is None else feature.list.most or _MOST_VALUES for feature in definition.slots]
             sizing = {} if dim is None else {"dim": dim}

@@ -74,7 +74,10 @@ def add_parser(commands: Any) -> None:
         help="the type of vectors in files without a header (default: fp32, unless half precision fits too)",
     )
     parser.add_argument(
-        "--features", type=Path, metavar="FILE", help="a features.json, so that requests may have raw features"
+        "--features",
+        type=Path,
+        metavar="FILE",
+        help="a features.json, or a .keras archive with preprocessing layers, so that requests may have raw features",
     )
     parser.add_argument("--logits", action="store_true", help="the network answers with logits; add a Sigmoid")
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the model repository")

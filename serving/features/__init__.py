@@ -16,6 +16,7 @@ from serving.features.frames import (
     is_frame,
     is_list_type,
 )
+from serving.features.keras_archive import read_features
 from serving.features.opening import definition_of_names, open_features, slots_of, slots_of_graph
 from serving.features.reader import FeatureReader, SlotOfTable, Transformed, key_count
 from serving.features.writing import triton_inputs, write_definition
@@ -44,6 +45,7 @@ __all__ = [
     "missing_column",
     "open_features",
     "read_definition",
+    "read_features",
     "slots_of",
     "slots_of_graph",
     "triton_inputs",

@@ -10,7 +10,7 @@ from serving.features import (
     FeatureDefinition,
     FeatureReader,
     definition_of_names,
-    read_definition,
+    read_features,
     slots_of_graph,
     triton_inputs,
 )
@@ -162,7 +162,7 @@ def plan_import(
         ModelFileError: a file cannot be read, or does not hold what is needed.
         MissingExtraError: a package is not installed.
     """
-    definition = None if features is None else read_definition(features)
+    definition = None if features is None else read_features(features)
     imported = read_network(Path(network), logits)
     matching = match_tables(imported, tables or {}, checkpoint, dense, row_dtype)
     own = combiners or {}

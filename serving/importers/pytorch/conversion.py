@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from serving.batch import DENSE, KEYS, ROW_PTRS
 from serving.errors import ConfigError
-from serving.features import FeatureReader, SlotOfTable, read_definition
+from serving.features import FeatureReader, SlotOfTable, read_features
 from serving.importers.matching import Matching
 from serving.importers.network import check_network
 from serving.importers.plan import ImportPlan, plan_matched
@@ -59,7 +59,7 @@ def convert(
     if not 0 <= tolerance <= 1:
         raise ConfigError("from_torch", "tolerance", f"expected 0 to 1, got {tolerance}")
     check_target(repository, name)
-    definition = None if features is None else read_definition(features)
+    definition = None if features is None else read_features(features)
     module = getattr(module, "_orig_mod", module)  # of torch.compile
     source = type(module).__name__
     bound = _bound(source, module, example)

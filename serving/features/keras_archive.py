@@ -1,0 +1,261 @@
+"""Read the preprocessing layers of a ``.keras`` archive as a definition of raw features. Keras is not needed.
+
+An archive is a zip file, whose ``config.json`` has the layers. What ``adapt`` has learned is elsewhere: the values of a
+lookup are in a text file, and the statistics of a Normalization are weights. Their folders are numbered by class, in
+the order of the layers.
+"""
+
+import io
+import json
+import re
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serving.config.clause import read_clause
+from serving.errors import ConfigError, MissingExtraError, ModelFileError
+from serving.features.definition import FeatureDefinition, read_definition
+from serving.model.regular_file import check_regular
+
+ARCHIVE_SUFFIX = ".keras"
+_CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
+_MOST_ARCHIVE_BYTES, _MOST_ENTRY_BYTES = 1 << 36, 4 << 30
+_LOOKUPS = ("StringLookup", "IntegerLookup")
+# What a damaged archive, or another program's, raises.
+_FAULTS = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError),
+    *(KeyError, IndexError, ValueError, TypeError, AttributeError),
+)
+_EPSILON = np.float32(1e-7)  # Keras's least standard deviation
+
+
+class _Layer(NamedTuple):
+    """A layer: its class, its name, its options, the inputs that it reads in each call, and its folder's name."""
+
+    kind: str
+    name: str
+    options: Mapping[str, Any]
+    calls: Sequence[str]
+    folder: str
+
+
+def definition_of_archive(path: Path) -> FeatureDefinition:
+    """Return the features of a Keras model: its inputs, with the layers that turn them into keys and numbers.
+
+    An input that no preprocessing layer reads is a dense feature, or of integers the keys themselves.
+
+    Raises:
+        ModelFileError: it is not a ``.keras`` archive.
+        ConfigError: a layer has no equal among the features; the message names it.
+        MissingExtraError: the statistics of a Normalization need h5py.
+    """
+    try:
+        check_regular(path, _MOST_ARCHIVE_BYTES)
+        with zipfile.ZipFile(path) as archive:
+            return _definition(_Archive(path, archive))
+    except OSError as err:
+        raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
+    except _FAULTS as err:
+        raise ModelFileError(path, f"not a {ARCHIVE_SUFFIX} archive: {err}") from err
+
+
+def read_features(path: str | Path) -> FeatureDefinition:
+    """Read a ``features.json``, or the preprocessing layers of a ``.keras`` archive.
+
+    Raises:
+        ConfigError, ModelFileError, MissingExtraError: see ``read_definition`` and ``definition_of_archive``.
+    """
+    path = Path(path)
+    return definition_of_archive(path) if path.suffix == ARCHIVE_SUFFIX else read_definition(path)
+
+
+class _Archive:
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        self.source = str(path)
+        self._archive = archive
+        model = json.loads(self.read(_CONFIG))
+        self.config: dict[str, Any] = model["config"]
+        if "layers" not in self.config:
+            reason = f"expected a Functional or a Sequential model, got {model['class_name']!r}"
+            raise ConfigError(self.source, "", reason)
+        counts = Counter[str]()
+        self.layers: list[_Layer] = []
+        before = ""
+        for entry in self.config["layers"]:
+            kind, options = entry["class_name"], entry["config"]
+            snake = re.sub("([a-z0-9])([A-Z])", r"\1_\2", kind).lower()
+            folder = f"{snake}_{counts[snake]}" if counts[snake] else snake
+            counts[snake] += 1
+            calls = [_made_by(node) for node in entry["inbound_nodes"]] if "inbound_nodes" in entry else [before]
+            before = options["name"]
+            self.layers.append(_Layer(kind, before, options, calls, folder))
+
+    def read(self, name: str) -> bytes:
+        """Return the content of an entry. Raise KeyError if there is none."""
+        if self._archive.getinfo(name).file_size > _MOST_ENTRY_BYTES:
+            raise ConfigError(self.source, name, f"more than {_MOST_ENTRY_BYTES:,} bytes")
+        return self._archive.read(name)
+
+    def error(self, layer: _Layer, reason: str) -> ConfigError:
+        return ConfigError(self.source, f"layer {layer.name!r} ({layer.kind})", reason)
+
+
+def _made_by(node: Any) -> str:
+    """Return the layer that makes the first argument of a call."""
+    [first, *_] = node["args"]
+    history = first["config"]["keras_history"] if isinstance(first, dict) else [""]
+    return str(history[0])
+
+
+def _definition(archive: _Archive) -> FeatureDefinition:
+    inputs = {layer.name: layer for layer in archive.layers if layer.kind == "InputLayer"}
+    found: dict[str, dict[str, Any]] = {}
+    for layer in archive.layers:
+        if layer.kind not in _FEATURES:
+            continue
+        shares: dict[str, Any] = {}
+        for maker in layer.calls:
+            if maker not in inputs:
+                raise archive.error(layer, f"expected an input of the model before it, got the layer {maker!r}")
+            if maker in found:
+                raise archive.error(layer, f"another layer reads the input {maker!r} too; give each layer an input")
+            made = _FEATURES[layer.kind](archive, layer, inputs[maker])
+            found[maker] = {"name": maker, **made, **_values_of(archive, inputs[maker], made["kind"]), **shares}
+            if made["kind"] != "dense":
+                shares = {"shares": shares.get("shares", maker)}
+    in_order = [*_names_in(archive.config.get("input_layers", [])), *inputs]
+    features = [found.get(name) or _plain(archive, inputs[name]) for name in dict.fromkeys(in_order) if name in inputs]
+    return read_clause(FeatureDefinition, {"format": 1, "features": features}, Path(archive.source))
+
+
+def _names_in(inputs: Any) -> Iterator[str]:
+    """Yield the names of a model's inputs in order; each is a list of the name and two numbers."""
+    if isinstance(inputs, list) and len(inputs) == 3 and isinstance(inputs[0], str):
+        yield inputs[0]
+    elif isinstance(inputs, list | dict):
+        for one in inputs.values() if isinstance(inputs, dict) else inputs:
+            yield from _names_in(one)
+
+
+def _type_of(archive: _Archive, layer: _Layer) -> str:
+    """Return the type of an input's values."""
+    dtype = layer.options.get("dtype")
+    if isinstance(dtype, dict):
+        dtype = dtype["config"]["name"]
+    for start, kind in (("string", "string"), ("int", "integer"), ("uint", "integer"), ("float", "float")):
+        if str(dtype).startswith(start):
+            return kind
+    if dtype == "bool":
+        return "boolean"
+    raise archive.error(layer, f"expected strings, integers, floats or booleans, got {dtype!r}")
+
+
+def _values_of(archive: _Archive, layer: _Layer, kind: str) -> dict[str, Any]:
+    """Return the options of a feature that an input's shape says: one value or a list of values."""
+    shape = layer.options.get("batch_shape") or [None]
+    sizes = shape[1:]
+    if layer.options.get("sparse") or len(sizes) > 1:
+        raise archive.error(layer, f"expected the shape [B], [B, 1] or [B, n], got {shape}")
+    if sizes in ([], [1]):
+        return {}
+    if kind == "dense":
+        raise archive.error(layer, f"expected one number, got the shape {shape}; give each number an input")
+    return {"list": {} if sizes == [None] else {"most": sizes[0]}}
+
+
+def _plain(archive: _Archive, layer: _Layer) -> dict[str, Any]:
+    """Return the feature of an input that no preprocessing layer reads."""
+    kind = _type_of(archive, layer)
+    if kind == "string":
+        raise archive.error(layer, "no StringLookup or Hashing reads its strings")
+    feature = {"name": layer.name, "kind": "dense"} if kind == "float" else {"name": layer.name, "kind": "identity"}
+    return {**feature, **({"type": kind} if kind == "boolean" else {}), **_values_of(archive, layer, feature["kind"])}
+
+
+def _refuse(archive: _Archive, layer: _Layer, **expected: Any) -> None:
+    """Refuse options that have no equal among the features."""
+    for option, value in {"invert": False, "output_mode": "int", "sparse": False, **expected}.items():
+        given = layer.options.get(option, value)
+        if given != value:
+            raise archive.error(layer, f"{option}={given!r}: expected {value!r}")
+
+
+def _lookup(archive: _Archive, layer: _Layer, of_input: _Layer) -> dict[str, Any]:
+    """Return the feature of a StringLookup or an IntegerLookup."""
+    options, is_text = layer.options, layer.kind == "StringLookup"
+    _refuse(archive, layer, oov_method="floormod", salt=None, **({"encoding": "utf-8"} if is_text else {}))
+    mask, unknown = options.get("mask_token"), options.get("num_oov_indices", 1)
+    if mask not in ((None, "") if is_text else (None,)):
+        raise archive.error(layer, f"mask_token={mask!r}: expected none{' or an empty text' * is_text}")
+    if not is_text and unknown > 1:
+        raise archive.error(layer, f"num_oov_indices={unknown}: expected 0 or 1")
+    token = options.get("oov_token", "[UNK]" if is_text else -1)
+    special = [mask] * (mask is not None) + [token] * unknown
+    values = options.get("vocabulary")
+    if not isinstance(values, list):
+        try:
+            text = archive.read(f"assets/layers/{layer.folder}/vocabulary.txt").decode()
+        except KeyError as err:
+            raise archive.error(layer, "its vocabulary is not in the archive; call adapt, and save it again") from err
+        values = text.split("\n") if is_text else [int(line) for line in text.split("\n")]
+    if values[: len(special)] == special:
+        values = values[len(special) :]
+    feature = {"kind": "vocabulary", "values": values, "unknown_buckets": unknown}
+    if _type_of(archive, of_input) != "string":
+        feature["type"] = "integer"
+    if mask is not None:  # the empty text, which has no key
+        feature["offset"] = 1
+    elif is_text and unknown == 1 and token not in values and not _values_of(archive, of_input, "vocabulary"):
+        feature["missing"] = token  # Keras takes the empty text for a value that it does not know
+    return feature
+
+
+def _hashing(archive: _Archive, layer: _Layer, of_input: _Layer) -> dict[str, Any]:
+    _refuse(archive, layer, mask_value=None)
+    kind, salt = _type_of(archive, of_input), layer.options.get("salt")
+    feature = {"kind": "hash", "buckets": layer.options["num_bins"], **({} if salt is None else {"salt": salt})}
+    return {**feature, **({"type": kind} if kind != "string" else {})}
+
+
+def _discretization(archive: _Archive, layer: _Layer, of_input: _Layer) -> dict[str, Any]:
+    _refuse(archive, layer)
+    boundaries = layer.options.get("bin_boundaries")
+    if not boundaries:
+        raise archive.error(layer, "it has no boundaries; call adapt, and save it again")
+    return {"kind": "bucketize", "boundaries": boundaries}
+
+
+def _normalization(archive: _Archive, layer: _Layer, of_input: _Layer) -> dict[str, Any]:
+    _refuse(archive, layer)
+    given = [layer.options.get("mean"), layer.options.get("variance")]
+    if None in given:
+        given = _statistics(archive, layer)
+    arrays = [np.asarray(value, np.float32).reshape(-1) for value in given]
+    if any(array.size != 1 for array in arrays):
+        raise archive.error(layer, f"expected one mean, got {arrays[0].size}; give each number an input")
+    mean, variance = (array[0] for array in arrays)
+    return {"kind": "dense", "mean": float(mean), "std": float(max(np.sqrt(variance), _EPSILON))}
+
+
+def _statistics(archive: _Archive, layer: _Layer) -> list[Any]:
+    """Return the mean and the variance that ``adapt`` has found."""
+    try:
+        h5py = import_module("h5py")
+    except ImportError as err:
+        raise MissingExtraError("h5py", "keras", "reading the statistics of a Normalization") from err
+    with h5py.File(io.BytesIO(archive.read(_WEIGHTS)), "r") as file:
+        return [file[f"layers/{layer.folder}/vars/{number}"][()] for number in (0, 1)]
+
+
+_FEATURES = {
+    **dict.fromkeys(_LOOKUPS, _lookup),
+    "Hashing": _hashing,
+    "Discretization": _discretization,
+    "Normalization": _normalization,
+}
