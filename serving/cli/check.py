@@ -3,12 +3,14 @@
 import argparse
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from kernels.errors import HotrowError
 from serving.calibration import refuse_shared_calibration
 from serving.cli.engine_options import add_engine_options, checked_tolerance
+from serving.cli.numbers import column_names
 from serving.cli.snapshot import describe_snapshot
 from serving.config import (
     DisabledConfig,
@@ -21,7 +23,7 @@ from serving.config import (
 from serving.dense.calibration import Quantization
 from serving.dense.files import open_dense
 from serving.dense.network import Engine
-from serving.errors import about, told
+from serving.errors import ConfigError, about, told
 from serving.features import FeatureReader, open_features, triton_inputs
 from serving.lookup import LookupSession
 from serving.lookup.cache_plan import Memory, buffers_memory, caches_memory, idle_refresh, keys_left_out, plan_caches
@@ -59,9 +61,36 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="give each config.pbtxt the inputs and outputs of the model's newest version",
     )
+    parser.add_argument(
+        "--skew",
+        type=Path,
+        nargs=2,
+        metavar=("LOG", "DATA"),
+        help="compare the features of logged requests with those of training data, Parquet or CSV files",
+    )
+    parser.add_argument(
+        "--on",
+        type=column_names,
+        metavar="COLUMNS",
+        help="the columns that --skew joins on, separated by commas (default: request_id)",
+    )
     parser.add_argument("--connect", action="store_true", help="also connect to Redis, if the tiers have it")
     add_engine_options(parser, None, "also open the dense network with this engine, and print the error of int8")
-    parser.set_defaults(run=check, error_code=1)
+    parser.set_defaults(run=_run, error_code=1)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.skew is None and options.on is not None:
+        raise ConfigError("--on", "", "needs --skew")
+    return check(options) if options.skew is None else _compare_with_training(options)
+
+
+def _compare_with_training(options: argparse.Namespace) -> int:
+    """Print how the features of logged requests differ from those of training data."""
+    skew = import_module("hotrow.replay.skew").skew  # only commands that need it import it
+    for line in skew(options.config, *options.skew, options.on or ["request_id"]):
+        print(line)
+    return 0
 
 
 def check(options: argparse.Namespace) -> int:

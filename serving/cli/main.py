@@ -23,6 +23,7 @@ _COMMANDS = {
     "predict": "serving.cli.predict",
     "import": "serving.cli.import_model",
     "export-onnx": "serving.cli.export_onnx",
+    "replay": "hotrow.replay.command",
     "plan": "serving.cli.plan",
     "dump": "serving.cli.dump",
     "load": "serving.cli.load",
@@ -33,7 +34,7 @@ _COMMANDS = {
     "train": "training.command.cli",
 }
 #: The output of these commands is their result. Other commands have done their work even if nobody reads the output.
-_REPORTS = ("check", "plan", "predict", "stats", "token", "updates")
+_REPORTS = ("check", "plan", "predict", "replay", "stats", "token", "updates")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -101,6 +101,14 @@ def memory_size(text: str) -> int:
     return size_bytes
 
 
+def column_names(text: str) -> list[str]:
+    """Read an option that takes names of columns, separated by commas."""
+    names = [name for name in text.split(",") if name]
+    if not names:
+        raise ArgumentTypeError(f"expected names of columns, got {text[:32]!r}")
+    return names
+
+
 def cache_sizes(text: str) -> tuple[int | float, ...]:
     """Read an option that takes cache sizes: whole numbers are rows, ``5%`` is 0.05 of a table."""
     return tuple(_cache_size(part.strip()) for part in text.split(","))

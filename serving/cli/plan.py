@@ -15,6 +15,7 @@ from serving.cli.numbers import cache_sizes, memory_size, ratio
 from serving.config import ModelConfig, read_repository
 from serving.errors import ConfigError, OutputError, TraceError, did_you_mean
 from serving.model.atomic import atomic_write
+from serving.model.picture import PICTURES, check_picture
 from serving.model.regular_file import real_path
 from serving.planner import (
     OVERFLOW_POLICIES,
@@ -39,7 +40,6 @@ from serving.planner.report import (
 )
 
 _DEFAULT_SIZES = "1%,2%,5%,10%,20%,50%,100%"
-_PICTURES = (".svg", ".png")
 _NEED_A_TRACE = ("table", "hit_rate", "ram", "sample", "csv", "plot", "write_hot_keys")
 
 
@@ -75,7 +75,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--sample", type=ratio, metavar="RATIO", help="estimate lru from this fraction of the rows")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the curves as numbers into this file")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw the curves: {', '.join(_PICTURES)}")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw the curves: {', '.join(PICTURES)}")
     parser.add_argument(
         "--write-hot-keys", type=Path, metavar="DIR", help="write the keys of each table here, hottest first"
     )
@@ -91,8 +91,8 @@ def plan(options: argparse.Namespace) -> int:
             raise TraceError(f"--{given.replace('_', '-')}", "needs a trace")
         print(*describe_sizes(table_sizes(models)), sep="\n")
         return 0
-    if options.plot is not None and options.plot.suffix not in _PICTURES:
-        raise OutputError(f"--plot: expected a file that ends in {', '.join(_PICTURES)}, got {options.plot}")
+    if options.plot is not None:
+        check_picture(options.plot)
     trace = read_trace(options.trace, models, options.table)
     plans = []
     for table_plan in plan_tables(models, trace, options.sample):

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.errors import MissingExtraError, OutputError
-from serving.model.atomic import atomic_write
+from serving.model.picture import picture
 from serving.planner.plan import TablePlan
 
 _LINES, _COLUMNS = 10, 64
@@ -33,20 +32,11 @@ def draw(plans: Sequence[TablePlan], file: Path) -> None:
         MissingExtraError: matplotlib is not installed.
         OutputError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as err:
-        raise MissingExtraError("matplotlib", "plot", "--plot") from err
-    figure = Figure(figsize=(8, 3 * len(plans)), layout="constrained")
-    for plan, axes in zip(plans, np.atleast_1d(figure.subplots(len(plans))), strict=True):
-        sizes = plan.curve_rows()
-        for name, curve in plan.curves.items():
-            axes.plot(sizes, curve.hit_rate(sizes), label=name)
-        axes.set(title=plan.name, xlabel="rows", ylabel="hit rate", xscale="log", ylim=(0, 1))
-        axes.grid(visible=True, alpha=0.3)
-        axes.legend()
-    try:
-        with atomic_write(file) as written:
-            figure.savefig(written, format=file.suffix[1:])
-    except OSError as err:
-        raise OutputError(f"{file}: cannot be written: {err.strerror}") from err
+    with picture(file, (8, 3 * len(plans))) as figure:
+        for plan, axes in zip(plans, np.atleast_1d(figure.subplots(len(plans))), strict=True):
+            sizes = plan.curve_rows()
+            for name, curve in plan.curves.items():
+                axes.plot(sizes, curve.hit_rate(sizes), label=name)
+            axes.set(title=plan.name, xlabel="rows", ylabel="hit rate", xscale="log", ylim=(0, 1))
+            axes.grid(visible=True, alpha=0.3)
+            axes.legend()

@@ -6,6 +6,7 @@ and the columns of ``records``. Each model has a folder, because its rows have c
 ``log`` is what a server writes with, ``files`` are the files, ``records`` are the rows.
 """
 
+from serving.request_log.files import stream_batches
 from serving.request_log.log import RequestLog
 from serving.request_log.records import (
     DEFAULTED_KEYS,
@@ -14,6 +15,7 @@ from serving.request_log.records import (
     REQUEST_ID,
     REQUEST_SAMPLE,
     REQUEST_TIME,
+    key_columns,
 )
 
 __all__ = [
@@ -24,4 +26,6 @@ __all__ = [
     "REQUEST_SAMPLE",
     "REQUEST_TIME",
     "RequestLog",
+    "key_columns",
+    "stream_batches",
 ]

@@ -154,7 +154,7 @@ def finish_streams(root: Path, max_bytes: int) -> None:
 def _finish(root: Path, max_bytes: int, file: _LogFile) -> None:
     pa, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     target = file.path.with_suffix(PARQUET)
-    batches = [] if target.exists() else list(_stream_batches(file.path))  # a process was killed before the unlink
+    batches = [] if target.exists() else list(stream_batches(file.path))  # a process was killed before the unlink
     if batches:
         content = pa.BufferOutputStream()  # because its size is known before there is room for it
         parquet.write_table(pa.Table.from_batches(batches), content, compression="zstd")
@@ -167,8 +167,12 @@ def _finish(root: Path, max_bytes: int, file: _LogFile) -> None:
     file.path.unlink()
 
 
-def _stream_batches(path: Path) -> Iterator[Any]:
-    """Yield the whole record batches of a stream. A torn end is left out."""
+def stream_batches(path: Path) -> Iterator[Any]:
+    """Yield the whole record batches of a stream. A torn end is left out.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     pa = import_module("pyarrow")
     with suppress(pa.ArrowInvalid), pa.OSFile(str(path)) as source:  # not mapped: a writer may truncate it
         try:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import metadata
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,10 @@ class Reader:
             return demo_of_updates(self._folder)
         if command.startswith("hotrow serve "):
             _, _, repository, *options = command.replace("8001", "0").split()
-            here = [str(self._folder / one) if (self._folder / one).is_file() else one for one in options]
+            here = [
+                str(self._folder / one) if option == "--log-requests" or (self._folder / one).is_file() else one
+                for option, one in pairwise(["", *options])
+            ]
             if self._served is not None:
                 assert self._served.stop() == 0  # two servers cannot have the port
             served = self._served = self._start(self._folder / repository, *here)

@@ -229,7 +229,7 @@ def test_one_model_of_several_is_chosen_by_its_name(repository, tmp_path, capsys
         (["{models}", "--ram", "1GiB"], "--ram: needs a trace"),
         (
             ["{models}", "{trace}", "--plot", "x.txt"],
-            "--plot: expected a file that ends in .svg, .png, got x.txt",
+            "--plot: expected a file that ends in .svg, .png, .pdf, got x.txt",
         ),
         (["{models}", "{trace}", "--plot", "{none}/x.svg"], "x.svg: cannot be written: No such file"),
         (["{models}", "{trace}", "--csv", "{none}/x.csv"], "x.csv: cannot be written: No such file"),

@@ -1,0 +1,5 @@
+"""``hotrow replay`` and ``hotrow check --skew``: what can be learned from a log of requests.
+
+``tables`` reads the log and other files, and joins them. ``rows`` are the logged requests as a model reads them.
+``figures`` compares answers. It is here, because it needs the sessions of serving and the figures of training.
+"""

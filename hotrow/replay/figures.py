@@ -1,0 +1,151 @@
+"""What replayed answers say: differences, times, unknown values and, with labels, the quality of the answers."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotrow.replay.version import Replayed
+from serving.request_log import REQUEST_ID, REQUEST_SAMPLE
+from training.model.metrics import area_under_curve, calibration, log_loss
+
+_LARGEST = 10  # differences that are listed
+_BINS = 50
+_MOST_GROUPS = 50  # of a number; if there are more values, quarters take their place
+_LEAST_SAMPLES, _LEAST_SHARE = 20, 0.01  # of a group whose difference says something
+_GROUPS_OF_FEATURE = 3
+_NEAR_ONE = 1 - 1e-9
+
+Floats = NDArray[np.floating[Any]]
+
+
+def differences(table: Any, logged: Floats, predictions: Floats, features: Sequence[str]) -> dict[str, Any]:
+    """Describe how answers differ from those in the log.
+
+    Args:
+        table: the log.
+        logged: [N, L].
+        predictions: [N, L]; NaN: no answer.
+        features: the columns by which differences are grouped.
+    """
+    changes = predictions.astype(np.float64) - logged
+    answered = np.asarray(np.isfinite(changes).all(axis=1))
+    found = changes[answered]
+    sizes = np.abs(found)
+    if not found.size:
+        return {"samples": 0}
+    limit = max(float(sizes.max()), 1e-6)
+    counts, edges = np.histogram(found, bins=_BINS, range=(-limit, limit))
+    return {
+        "samples": int(answered.sum()),
+        "mean": float(found.mean()),
+        "mean_absolute": float(sizes.mean()),
+        "largest_absolute": float(sizes.max()),
+        "quantiles_absolute": {str(part): float(np.quantile(sizes, part)) for part in (0.5, 0.9, 0.99)},
+        "share_above": {str(size): float((sizes > size).mean()) for size in (0.001, 0.01, 0.1)},
+        "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
+        "largest": list(_largest(table, logged, predictions, np.where(answered[:, None], np.abs(changes), 0))),
+        "by_feature": list(_by_feature(table, np.where(answered, changes.mean(axis=1), 0), answered, features)),
+    }
+
+
+def _largest(table: Any, logged: Floats, predictions: Floats, sizes: Floats) -> Iterator[dict[str, Any]]:
+    of_rows = sizes.max(axis=1)
+    for row in np.argsort(-of_rows, kind="stable")[:_LARGEST].tolist():
+        if of_rows[row]:
+            yield {
+                REQUEST_ID: table[REQUEST_ID][row].as_py(),
+                REQUEST_SAMPLE: table[REQUEST_SAMPLE][row].as_py(),
+                "logged": logged[row].tolist(),
+                "predicted": predictions[row].tolist(),
+            }
+
+
+def _by_feature(
+    table: Any, changes: Floats, answered: NDArray[np.bool_], features: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the values of each feature whose samples differ most."""
+    least = max(_LEAST_SAMPLES, _LEAST_SHARE * answered.sum())
+    for name in features:
+        codes, rows, values = _groups(table.column(name).combine_chunks())
+        counts = np.bincount(codes, weights=answered[rows], minlength=len(values))
+        means = np.bincount(codes, weights=changes[rows], minlength=len(values)) / np.maximum(counts, 1)
+        order = np.argsort(-np.abs(np.where(counts >= least, means, 0)), kind="stable")[:_GROUPS_OF_FEATURE]
+        for place in order.tolist():
+            if counts[place] >= least and means[place]:
+                shown = {"feature": name, "value": values[place], "samples": int(counts[place])}
+                yield {**shown, "mean_difference": float(means[place])}
+
+
+def _groups(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Any]]:
+    """Return the group of each value of a column, the row of each value, and the name of each group."""
+    pa = import_module("pyarrow")
+    types = pa.types
+    rows = np.arange(len(array))
+    if types.is_list(array.type) or types.is_large_list(array.type):
+        pairs = pa.table([pa.compute.list_parent_indices(array), array.flatten()], names=["row", "value"])
+        pairs = pairs.group_by(["row", "value"]).aggregate([])  # a value that a sample has twice counts once
+        rows, array = pairs["row"].to_numpy(), pairs["value"].combine_chunks()
+    if types.is_floating(array.type):
+        array = pa.compute.if_else(pa.compute.is_nan(array), None, array)
+    coded = array.dictionary_encode(null_encoding="encode")
+    names = coded.dictionary.to_pylist()
+    is_number = types.is_floating(array.type) or types.is_integer(array.type)
+    if not is_number or len(names) <= _MOST_GROUPS:
+        return coded.indices.to_numpy().astype(np.int64), rows, names
+    numbers = array.to_numpy(zero_copy_only=False).astype(np.float64)
+    edges = np.unique(np.nanquantile(numbers, (0, 0.25, 0.5, 0.75, 1)))
+    codes = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, len(edges) - 2)
+    quarters: list[Any] = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
+    return np.where(np.isnan(numbers), len(quarters), codes), rows, [*quarters, None]
+
+
+def quality(labels: Mapping[str, Floats], predictions: Floats) -> dict[str, Any]:
+    """Compare answers [N, L] with L labels [N], NaN where there is none, and return the figures of each label."""
+    found: dict[str, Any] = {}
+    for place, (name, of_label) in enumerate(labels.items()):
+        answers = predictions[:, place].astype(np.float64)
+        there = ~np.isnan(of_label) & ~np.isnan(answers)
+        of_label, answers = of_label[there], np.clip(answers[there], 1 - _NEAR_ONE, _NEAR_ONE)
+        if not of_label.size:
+            found[name] = {"samples": 0}
+            continue
+        logits = np.log(answers) - np.log1p(-answers)
+        area = area_under_curve(of_label, answers)
+        found[name] = {
+            "samples": int(of_label.size),
+            "ones": float(of_label.mean()),
+            "auc": None if math.isnan(area) else area,
+            "log_loss": log_loss(of_label, logits),
+            "calibration": [list(group) for group in calibration(of_label, logits)],
+        }
+    return found
+
+
+def describe(replayed: Replayed, table: Any, logged: Floats, labels: Mapping[str, Floats]) -> dict[str, Any]:
+    """Return the figures of one version.
+
+    Args:
+        replayed: its answers.
+        table: the log.
+        logged: [N, L], the answers in the log.
+        labels: [N] of each label; may be empty.
+    """
+    times = np.percentile(1000 * np.array(replayed.seconds), (50, 99)) if replayed.seconds else ()
+    document: dict[str, Any] = {
+        "model": replayed.name,
+        "mean_prediction": float(np.nanmean(replayed.predictions)) if replayed.seconds else None,
+        "differences": differences(table, logged, replayed.predictions, replayed.columns),
+        "milliseconds": dict(zip(("p50", "p99"), map(float, times), strict=False)),
+        "refused": {"requests": replayed.refused, "first": replayed.first_refusal},
+        "keys": {"looked_up": replayed.keys, "defaulted": replayed.defaulted_keys},
+        "unknown_values": dict(replayed.unknown),
+        "absent_features": list(replayed.absent),
+    }
+    if labels:
+        document["quality"] = quality(labels, replayed.predictions)
+    return document

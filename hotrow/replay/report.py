@@ -1,0 +1,148 @@
+"""The figures of a replay as lines of text, and as a picture."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from serving.model.picture import picture
+from serving.request_log import REQUEST_ID, REQUEST_SAMPLE
+
+_SHOWN = 5  # of the largest differences, and of the values of features
+_LONGEST = 40
+
+Document = dict[str, Any]
+
+
+def report(document: Document) -> Iterator[str]:
+    """Yield the lines about a log and the versions that answered it again."""
+    log, models = document["log"], document["models"]
+    versions = ", ".join(f"version {version} ({count:,})" for version, count in log["versions"].items())
+    answered = f", answered by {versions}" if versions else ""
+    times = f", from {log['from']} to {log['to']}" if log["from"] else ""
+    yield f"{log['path']}: {log['requests']:,} requests with {log['samples']:,} samples{times}{answered}"
+    if "labels" in document:
+        of = document["labels"]
+        more = f"; {of['ambiguous']:,} rows of the log are not the only ones of their key" * bool(of["ambiguous"])
+        yield f"{of['path']}: labels of {of['samples']:,} samples{more}"
+    yield ""
+    yield from text_table([("", "log", *(model["model"] for model in models)), *_figures(document)])
+    for model in models:
+        yield from _notes(model)
+    for model in models:
+        yield from _details(model)
+
+
+def _figures(document: Document) -> Iterator[Sequence[str]]:
+    models: Sequence[Document] = document["models"]
+    changes = [model["differences"] for model in models]
+
+    def row(name: str, log: str, cells: Iterator[str]) -> Sequence[str]:
+        return name, log, *cells
+
+    log = document["log"]["mean_prediction"]
+    yield row("mean prediction", _number(log), (_number(model["mean_prediction"]) for model in models))
+    for name, key in (("mean difference", "mean"), ("mean size", "mean_absolute"), ("largest", "largest_absolute")):
+        yield row(name, "", (_number(one.get(key)) for one in changes))
+    for size in (0.01, 0.1):
+        shares = (share(one.get("share_above", {}).get(str(size))) for one in changes)
+        yield row(f"larger than {size}", "", shares)
+    asked = ((model["keys"]["defaulted"], model["keys"]["looked_up"]) for model in models)
+    yield row("unknown keys", "", (share(unknown / max(keys, 1)) for unknown, keys in asked))
+    for name in dict.fromkeys(name for model in models for name in model["unknown_values"]):
+        yield row(f"unknown {name}", "", (_unknown(model["unknown_values"].get(name)) for model in models))
+    for part in ("p50", "p99"):
+        yield row(f"{part} ms", "", (_number(model["milliseconds"].get(part)) for model in models))
+    for label, of_log in document.get("quality", {}).items():
+        for name, key in (("AUC", "auc"), ("log loss", "log_loss")):
+            yield row(
+                f"{name} {label}", _number(of_log.get(key)), (_number(m["quality"][label].get(key)) for m in models)
+            )
+
+
+def _unknown(counts: Mapping[str, int] | None) -> str:
+    return "" if counts is None else share(counts["unknown"] / max(sum(counts.values()), 1))
+
+
+def _notes(model: Document) -> Iterator[str]:
+    refused = model["refused"]
+    if refused["requests"]:
+        yield f"{model['model']} refused {refused['requests']:,} requests; the first is {refused['first']}"
+    if model["absent_features"]:
+        yield f"{model['model']}: the log does not have {', '.join(model['absent_features'])}, which counts as missing"
+
+
+def _details(model: Document) -> Iterator[str]:
+    found = model["differences"]
+    groups = sorted(found.get("by_feature", ()), key=lambda group: -abs(group["mean_difference"]))[:_SHOWN]
+    if groups:
+        yield f"\n{model['model']}: mean difference by feature"
+        rows = [
+            (
+                f"  {one['feature']} {_value(one['value'])}",
+                f"{one['mean_difference']:+.4f}",
+                f"{one['samples']:,} samples",
+            )
+            for one in groups
+        ]
+        yield from text_table(rows)
+    if found.get("largest"):
+        yield f"\n{model['model']}: largest differences"
+        for one in found["largest"][:_SHOWN]:
+            before, after = (", ".join(map(_number, one[key])) for key in ("logged", "predicted"))
+            yield f"  request {one[REQUEST_ID]} sample {one[REQUEST_SAMPLE]}: {before} in the log, {after} now"
+
+
+def _value(value: Any) -> str:
+    text = "missing" if value is None else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def share(value: float | None) -> str:
+    """Return a share as a percentage."""
+    return "" if value is None else f"{value:.1%}"
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows as lines, with the first column on the left and the others on the right."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for first, *others in rows:
+        cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
+        yield "  ".join([f"{first:<{widths[0]}}", *cells]).rstrip()
+
+
+def draw(document: Document, file: Path) -> None:
+    """Draw the differences, the features that they are in and, with labels, the calibration.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OutputError: the file cannot be written.
+    """
+    models, labels = document["models"], list(document.get("quality", {}))
+    with picture(file, (6.0 * (2 + bool(labels)), 4.5)) as figure:
+        histogram, features, *rest = figure.subplots(1, 2 + bool(labels))
+        for model in models:
+            counted = model["differences"].get("histogram")
+            if counted:
+                histogram.stairs(counted["counts"], counted["edges"], label=model["model"])
+            groups = model["differences"].get("by_feature", ())
+            shown = sorted(groups, key=lambda group: -abs(group["mean_difference"]))[: 2 * _SHOWN]
+            names = [f"{group['feature']} {_value(group['value'])}" for group in shown]
+            features.barh(names, [group["mean_difference"] for group in shown], alpha=0.6, label=model["model"])
+        histogram.set(title="differences of predictions", xlabel="now - log", ylabel="samples", yscale="symlog")
+        features.set(title="mean difference by feature", xlabel="now - log")
+        for calibration in rest:
+            calibration.plot([0, 1], [0, 1], color="gray", linestyle=":", label="perfect")
+            for label in labels:
+                for name, of in (("log", document), *((model["model"], model) for model in models)):
+                    groups = of["quality"][label].get("calibration")
+                    if groups:
+                        calibration.plot(*zip(*groups, strict=True), marker="o", label=f"{name}, {label}")
+            calibration.set(title="calibration", xlabel="mean prediction", ylabel="share of ones")
+        for axes in (histogram, features, *rest):
+            axes.grid(visible=True, alpha=0.3)
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend()

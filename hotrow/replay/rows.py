@@ -1,0 +1,136 @@
+"""The rows of a table as a model reads them: raw features by name, or the keys of each slot and the dense features."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from serving.batch import Batch, read_batch, read_features
+from serving.errors import FeatureValueError, TraceError
+from serving.features import columns_of_arrays
+from serving.request_log import key_columns
+from serving.session import InferenceSession
+
+
+class Rows(ABC):
+    """The rows of a table for one model.
+
+    Attributes:
+        names: the columns that the model reads and the table has.
+        absent: the columns that the model reads and the table does not have.
+    """
+
+    names: Sequence[str]
+    absent: Sequence[str]
+
+    @abstractmethod
+    def reader(self, first: int, count: int) -> Callable[[], Batch]:
+        """Return what reads some rows as the samples of one request; it does what a server does with a request.
+
+        Raises:
+            RequestError: a value cannot be used.
+        """
+
+
+class RawRows(Rows):
+    """Rows of raw features. A feature without a column is missing."""
+
+    def __init__(self, session: InferenceSession, table: Any) -> None:
+        """Take the columns of the model's features."""
+        assert session.features is not None
+        self._session, self._features = session, session.features
+        self.names = [name for name in session.features.names if name in table.column_names]
+        self._arrays = {name: table.column(name).combine_chunks() for name in self.names}
+        self.absent = [name for name in session.features.names if name not in table.column_names]
+
+    def columns(self, first: int, count: int) -> list[Any]:
+        """Return the columns of some rows; see ``FeatureReader.columns``."""
+        arrays = {name: array.slice(first, count) for name, array in self._arrays.items()}
+        return columns_of_arrays(self._features, arrays, count)
+
+    def reader(self, first: int, count: int) -> Callable[[], Batch]:
+        """See ``Rows.reader``."""
+        columns = self.columns(first, count)
+        return lambda: read_features(self._session.config, self._features, columns, count)
+
+
+class KeyRows(Rows):
+    """Rows of keys and dense features."""
+
+    absent = ()
+
+    def __init__(self, session: InferenceSession, table: Any, source: str) -> None:
+        """Take the columns of the model's inputs.
+
+        Raises:
+            TraceError: a column is missing or is not of numbers or of lists of keys.
+        """
+        pa = import_module("pyarrow")
+        self._config = session.config
+        slots, dense = key_columns(session), session.graph.dense_columns
+        self.names = [*dense, *slots]
+        missing = [name for name in self.names if name not in table.column_names]
+        if missing:
+            reason = f"has no column {missing[0]!r}, which {named(session)} reads"
+            raise TraceError(source, f"{reason}; it has {', '.join(table.column_names)}")
+        try:
+            keys = [table.column(name).cast(pa.list_(pa.int64())).combine_chunks() for name in slots]
+            numbers = [table.column(name).cast(pa.float32()).to_numpy() for name in dense]
+        except pa.ArrowException as err:
+            raise TraceError(source, f"expected numbers and lists of keys: {str(err).splitlines()[0]}") from err
+        self._slots = len(slots)
+        self._dense = np.stack(numbers, axis=1) if numbers else np.empty((table.num_rows, 0), np.float32)
+        by_sample = np.arange(self._slots * table.num_rows).reshape(self._slots, -1).T.reshape(-1)
+        bags = pa.concat_arrays(keys).take(pa.array(by_sample))
+        sizes = pa.compute.fill_null(pa.compute.list_value_length(bags), 0).to_numpy()
+        self._row_ptrs = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._keys = bags.flatten().to_numpy()
+
+    def reader(self, first: int, count: int) -> Callable[[], Batch]:
+        """See ``Rows.reader``."""
+        row_ptrs = self._row_ptrs[first * self._slots : (first + count) * self._slots + 1]
+        keys, dense = self._keys[row_ptrs[0] : row_ptrs[-1]], self._dense[first : first + count]
+        return lambda: read_batch(self._config, dense, keys, row_ptrs - row_ptrs[0])
+
+
+def named(session: InferenceSession) -> str:
+    """Return a version's name for reports."""
+    return f"{session.config.name} version {session.config.version}"
+
+
+def rows_of(session: InferenceSession, table: Any, source: str) -> Rows:
+    """Return the rows of a table for a model: raw features if the table has one of the model's, otherwise keys.
+
+    Raises:
+        TraceError: the table has neither.
+    """
+    if session.features is None:
+        return KeyRows(session, table, source)
+    rows = RawRows(session, table)
+    if rows.names:
+        return rows
+    try:
+        return KeyRows(session, table, source)
+    except TraceError:
+        reason = f"has no feature of {named(session)}: {', '.join(rows.absent)}"
+        raise TraceError(source, f"{reason}; it has {', '.join(table.column_names)}") from None
+
+
+def predictions_of(session: InferenceSession, rows: Rows, count: int) -> Any:
+    """Return float32[N, L], the answers to all rows of a table.
+
+    Raises:
+        RequestError: a value cannot be used.
+    """
+    most = session.config.max_batchsize
+    parts = []
+    for first in range(0, count, most):
+        try:
+            batch = rows.reader(first, min(most, count - first))()
+        except FeatureValueError as err:  # with the row of the table
+            row = None if err.sample is None else first + err.sample
+            raise FeatureValueError(err.feature, row, err.reason) from err
+        parts.append(session.predict_batch(batch).probabilities)
+    return np.concatenate(parts)

@@ -1,0 +1,173 @@
+"""``hotrow check --skew``: what was served, next to what the model is trained on."""
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotrow.replay.report import share, text_table
+from hotrow.replay.rows import RawRows, named, predictions_of
+from hotrow.replay.tables import import_arrow, match, read_log, read_rows
+from hotrow.replay.version import open_version
+from serving.errors import FeatureValueError, RequestError, TraceError
+from serving.features import FeatureConfig, array_of
+from serving.request_log import REQUEST_ID, REQUEST_SAMPLE
+from serving.session import InferenceSession
+
+_LONGEST = 60
+
+
+class _Side(NamedTuple):
+    """One of the two tables.
+
+    Attributes:
+        source: its path.
+        rows: its rows that have a match.
+        numbers: int64[M], where they are in its files.
+        arrays: for each feature, its values of the feature's type, null where the value is missing.
+        unknown: the share of unknown values of each vocabulary.
+    """
+
+    source: str
+    rows: RawRows
+    numbers: NDArray[np.int64]
+    arrays: dict[str, Any]
+    unknown: dict[str, float]
+
+    def located(self, error: RequestError) -> TraceError:
+        """Return an error about a value with the row of the files."""
+        return _located(self.source, self.numbers, error)
+
+
+def _located(source: str, numbers: NDArray[np.int64], error: RequestError) -> TraceError:
+    if not isinstance(error, FeatureValueError) or error.sample is None:
+        return TraceError(source, str(error))
+    return TraceError(source, f"row {numbers[error.sample]}: {error.feature}: {error.reason}")
+
+
+def skew(model: Path, log: Path, data: Path, on: Sequence[str]) -> Iterator[str]:
+    """Yield lines about the differences between logged and training rows.
+
+    Args:
+        model: the folder of a version or of a model.
+        log: the folder of a log that has one model, or a file of it.
+        data: Parquet or CSV files with the features and the columns ``on``.
+        on: the columns that belong together if they are equal.
+
+    Raises:
+        HotrowError: the model or a file cannot be used, or no rows belong together.
+    """
+    import_arrow("hotrow check --skew")
+    with open_version(model) as session:
+        if session.features is None:
+            raise TraceError(str(model), "has no features.json, and --skew compares raw features")
+        served = read_log(log)
+        trained = read_rows(data, texts=[*on, *session.features.names])
+        found = match(served, trained, on, (str(log), str(data)))
+        yield f"{len(found.ours):,} of {served.num_rows:,} samples of {log} are in {data}"
+        if found.ambiguous:
+            yield f"{found.ambiguous:,} others have a {' and '.join(on)} that is there several times"
+        served = served.take(found.ours)
+        sides = (
+            _side(session, served, str(log), found.ours),
+            _side(session, trained.take(found.theirs), str(data), found.theirs),
+        )
+        for side in sides:
+            if side.rows.absent:
+                yield f"{side.source} has no {', '.join(side.rows.absent)}, so the feature is missing there"
+        yield ""
+        yield from _features(session, sides, served)
+        yield ""
+        yield _predictions(session, sides, len(found.ours))
+
+
+def _side(session: InferenceSession, table: Any, source: str, numbers: NDArray[np.int64]) -> _Side:
+    assert session.features is not None
+    rows, count = RawRows(session, table), table.num_rows
+    try:
+        columns = rows.columns(0, count)
+    except RequestError as err:
+        raise _located(source, numbers, err) from err
+    features = session.features.definition.columns
+    arrays = {one.name: _present(array_of(one, column)) for one, column in zip(features, columns, strict=True)}
+    return _Side(source, rows, numbers, arrays, _unknown(session, features, columns, count))
+
+
+def _present(array: Any) -> Any:
+    """Return values with null in place of all other missing values."""
+    pa = import_module("pyarrow")
+    compute, kind = pa.compute, array.type
+    if pa.types.is_list(kind):
+        return compute.if_else(compute.equal(compute.list_value_length(array), 0), pa.scalar(None, kind), array)
+    if pa.types.is_string(kind):
+        return compute.if_else(compute.equal(array, ""), pa.scalar(None, kind), array)
+    if pa.types.is_floating(kind):
+        return compute.if_else(compute.is_nan(array), pa.scalar(None, kind), array)
+    return array
+
+
+def _unknown(
+    session: InferenceSession, features: Sequence[FeatureConfig], columns: Sequence[Any], count: int
+) -> dict[str, float]:
+    """Return the share of unknown values of each vocabulary; empty if a value cannot be transformed."""
+    assert session.features is not None
+    try:
+        found = session.features.transform(columns, count)
+    except RequestError:  # said with the predictions
+        return {}
+    names = [feature.name for feature in features if feature.kind == "vocabulary"]
+    return {name: found.unknown[name] / max(found.known[name] + found.unknown[name], 1) for name in names}
+
+
+def _features(session: InferenceSession, sides: tuple[_Side, _Side], served: Any) -> Iterator[str]:
+    """Yield a table of all features, and an example of each that differs."""
+    titles = "feature", "different", "missing: served", "trained", "unknown: served", "trained"
+    rows: list[Sequence[str]] = [titles]
+    examples = []
+    for name in sides[0].arrays:
+        ours, theirs = (side.arrays[name] for side in sides)
+        different = _different(ours, theirs)
+        missing = [share(array.null_count / len(array)) for array in (ours, theirs)]
+        unknown = [share(side.unknown.get(name)) for side in sides]
+        rows.append((name, share(float(different.mean())), *missing, *unknown))
+        if different.any():
+            at = int(np.argmax(different))
+            where = f"request {served[REQUEST_ID][at]} sample {served[REQUEST_SAMPLE][at]}"
+            examples.append(f"{name} of {where}: {_shown(ours[at])} served, {_shown(theirs[at])} trained")
+    yield from text_table(rows)
+    if examples:
+        yield ""
+        yield from examples
+
+
+def _different(ours: Any, theirs: Any) -> NDArray[np.bool_]:
+    compute = import_module("pyarrow.compute")
+    if import_module("pyarrow").types.is_list(ours.type):  # Arrow does not compare lists
+        pairs = zip(ours.to_pylist(), theirs.to_pylist(), strict=True)
+        return np.array([one != other for one, other in pairs])
+    differs = compute.fill_null(compute.not_equal(ours, theirs), False)
+    one_is_missing = compute.xor(ours.is_null(), theirs.is_null())
+    found: NDArray[np.bool_] = compute.or_(differs, one_is_missing).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _shown(value: Any) -> str:
+    shown = "missing" if value.as_py() is None else repr(value.as_py())
+    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 3]}..."
+
+
+def _predictions(session: InferenceSession, sides: tuple[_Side, _Side], count: int) -> str:
+    answers = []
+    for side in sides:
+        try:
+            answers.append(predictions_of(session, side.rows, count))
+        except RequestError as err:
+            return f"predictions were not compared: {side.located(err)}"
+    sizes = np.abs(answers[0].astype(np.float64) - answers[1])
+    return (
+        f"predictions of {named(session)} for both differ by {sizes.mean():.4f} on average and by {sizes.max():.4f} "
+        f"at most; {share(float((sizes > 0.01).mean()))} by more than 0.01"
+    )

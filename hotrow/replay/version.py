@@ -1,0 +1,126 @@
+"""Replays the requests of a log against one version."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotrow.replay.rows import named, rows_of
+from serving.errors import RequestError, TraceError
+from serving.metrics import Histogram
+from serving.opening import load_model
+from serving.parameter_server import ParameterServer
+from serving.request_log import PREDICTION, REQUEST_ID, REQUEST_SAMPLE
+from serving.session import InferenceSession
+from serving.storage import MemoryStore
+
+Floats = NDArray[np.float32]
+
+
+@dataclass
+class Replayed:
+    """The answers of one version to the requests of a log.
+
+    Attributes:
+        name: of the model and the version.
+        predictions: float32[N, L]; NaN for the samples of a request that was refused.
+        seconds: of each request that was answered, for the transform, the lookup and the network.
+        columns: the columns of the log that it has read.
+        absent: the features of the model that the log does not have.
+        refused: how many requests were refused.
+        first_refusal: why the first was.
+        keys: how many keys were looked up.
+        defaulted_keys: and how many of them got the default value.
+        unknown: for each feature with a vocabulary, how many values it knows and does not know.
+    """
+
+    name: str
+    predictions: Floats
+    seconds: list[float] = field(default_factory=list)
+    columns: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    refused: int = 0
+    first_refusal: str = ""
+    keys: int = 0
+    defaulted_keys: int = 0
+    unknown: Mapping[str, dict[str, int]] = field(default_factory=dict)
+
+
+@contextmanager
+def open_version(path: Path) -> Iterator[InferenceSession]:
+    """Open a version with its rows in RAM, whatever the tiers of its server are.
+
+    Raises:
+        HotrowError: see ``serving.opening.load_model``.
+        TraceError: the model has no dense network.
+    """
+    with ParameterServer([MemoryStore()]) as server, load_model(path, server) as session:
+        if not isinstance(session, InferenceSession):
+            raise TraceError(str(path), "the model has no dense network, so it makes no predictions")
+        yield session
+
+
+def requests_of(table: Any) -> NDArray[np.int64]:
+    """Return where the rows of each request begin, and the number of rows. A client may use an id several times."""
+    ids = table.column(REQUEST_ID).combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    samples = table.column(REQUEST_SAMPLE).to_numpy()
+    begins = np.flatnonzero((ids[1:] != ids[:-1]) | (samples[1:] <= samples[:-1])) + 1
+    return np.concatenate([[0], begins, [table.num_rows]])
+
+
+def logged_predictions(table: Any) -> Floats:
+    """Return float32[N, L], the answers in a log; L is 0 without them."""
+    names = [name for name in table.column_names if name == PREDICTION or name.startswith(f"{PREDICTION}_")]
+    columns = [table.column(name).to_numpy().astype(np.float32) for name in names]
+    return np.stack(columns, axis=1) if columns else np.empty((table.num_rows, 0), np.float32)
+
+
+def replay(session: InferenceSession, table: Any, source: str) -> Replayed:
+    """Answer each request of a log, with the samples that it had.
+
+    Args:
+        session: the version.
+        table: the log.
+        source: the log's path, for messages.
+
+    Raises:
+        TraceError: the log has no columns that the version reads.
+        StoreError: a tier did not answer.
+    """
+    rows = rows_of(session, table, source)
+    shape = table.num_rows, session.config.label_dim
+    found = Replayed(named(session), np.full(shape, np.nan, np.float32))
+    found.columns, found.absent = tuple(rows.names), tuple(rows.absent)
+    for begin, end in pairwise(requests_of(table).tolist()):
+        try:
+            read = rows.reader(begin, end - begin)
+            began = perf_counter()
+            batch = read()
+            answer = session.predict_batch(batch)
+        except RequestError as err:
+            found.refused += 1
+            found.first_refusal = found.first_refusal or f"request {table[REQUEST_ID][begin]}: {err}"
+            continue
+        found.seconds.append(perf_counter() - began)
+        found.predictions[begin:end] = answer.probabilities
+        found.keys += batch.joined.keys.size
+        found.defaulted_keys += answer.defaulted_keys
+    found.unknown = _unknown(session)
+    return found
+
+
+def _unknown(session: InferenceSession) -> dict[str, dict[str, int]]:
+    """Return how many values of each vocabulary were known and unknown."""
+    counts: dict[str, dict[str, int]] = {}
+    for sample in session.request_readings():
+        labels = dict(sample.labels)
+        if sample.name == "hotrow_vocabulary_values":
+            assert not isinstance(sample.value, Histogram)
+            counts.setdefault(labels["feature"], {})[labels["state"]] = int(sample.value)
+    return counts

@@ -1,0 +1,244 @@
+"""``hotrow replay``: the requests of a log, answered again."""
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+import hotrow
+from serving.batch import read_batch
+from serving.cli.main import main
+from serving.request_log import RequestLog
+from tests.tools.raw_model import write_raw_model
+from tests.tools.tiny_model import TinyModel, flatten
+
+PAIRS = "request_id,request_sample"
+
+
+def replayed(log, *models, options=(), folder):
+    """The figures of a replay."""
+    file = folder / "replay.json"
+    assert main(["replay", str(log), *map(str, models), "--json", str(file), *map(str, options)]) == 0
+    return json.loads(file.read_text())
+
+
+def test_a_version_gives_its_own_answers_again_and_another_version_differs(models, log, rows, tmp_path, capsys):
+    document = replayed(log, models / "1", models / "2", folder=tmp_path)
+    same, other = document["models"]
+
+    assert same["differences"]["largest_absolute"] == 0
+    assert same["differences"]["largest"] == []
+    with hotrow.load_model(models / "2") as session:
+        changes = session.predict(rows.select(list(session.features.names)))[:, 0] - rows["prediction"].to_numpy()
+    found = other["differences"]
+    assert found["mean"] == pytest.approx(changes.mean(), abs=1e-6)
+    assert found["largest_absolute"] == pytest.approx(np.abs(changes).max(), abs=1e-6)
+    assert found["share_above"]["0.1"] == pytest.approx((np.abs(changes) > 0.1).mean(), abs=1e-6)
+    assert sum(found["histogram"]["counts"]) == len(changes)
+    at = int(np.abs(changes).argmax())
+    assert found["largest"][0]["request_id"] == rows["request_id"][at].as_py()
+    assert found["largest"][0]["request_sample"] == rows["request_sample"][at].as_py()
+    assert document["log"] | {"path": "", "from": "", "to": "", "mean_prediction": 0} == {
+        "path": "",
+        "requests": 40,
+        "samples": 120,
+        "from": "",
+        "to": "",
+        "versions": {"1": 120},
+        "mean_prediction": 0,
+    }
+    unknown = sum(country == "xx" for country in rows["country"].to_pylist())
+    assert same["unknown_values"] == {"country": {"known": 120 - unknown, "unknown": unknown}}
+    assert 0 < same["milliseconds"]["p50"] <= same["milliseconds"]["p99"]
+    shown = capsys.readouterr().out
+    assert "40 requests with 120 samples" in shown
+    assert "raw version 1  raw version 2" in shown
+
+
+def test_differences_are_named_by_the_values_of_features(models, rows, tmp_path):
+    is_german = np.array(rows["country"].to_pylist()) == "de"
+    has_tag = np.array(["b" in tags for tags in rows["tags"].to_pylist()])
+    logged = rows["prediction"].to_numpy() - np.where(is_german, np.float32(0.2), 0) - np.where(has_tag, 0.1, 0)
+    place = rows.column_names.index("prediction")
+    pq.write_table(rows.set_column(place, "prediction", pa.array(logged, pa.float32())), tmp_path / "log.parquet")
+
+    (model,) = replayed(tmp_path / "log.parquet", models / "1", folder=tmp_path)["models"]
+
+    groups = model["differences"]["by_feature"]
+    by_value = {(one["feature"], one["value"]): one for one in groups}
+    german = by_value["country", "de"]
+    assert german["samples"] == is_german.sum()
+    assert german["mean_difference"] == pytest.approx(0.2 + 0.1 * has_tag[is_german].mean(), abs=1e-6)
+    tagged = by_value["tags", "b"]
+    assert tagged["mean_difference"] == pytest.approx(0.1 + 0.2 * is_german[has_tag].mean(), abs=1e-6)
+    assert max(groups, key=lambda one: one["mean_difference"])["value"] == "de"
+    prices = [one for one in groups if one["feature"] == "price"]
+    assert all(one["samples"] == 30 for one in prices)  # quarters
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_labels_are_joined_and_judge_the_answers(models, log, rows, tmp_path, kind):
+    rng = np.random.default_rng(1)
+    ones = rng.random(120) < rows["prediction"].to_numpy()
+    labels = rows.select(["request_id", "request_sample"]).append_column("bought", pa.array(ones.astype(int)))
+    shuffled = labels.slice(0, 100).take(pa.array(rng.permutation(100)))
+    others = pa.table({"request_id": ["none", "r0"], "request_sample": [0, 7], "bought": [1, 1]})
+    file = tmp_path / f"labels.{kind}"
+    table = pa.concat_tables([shuffled, others.cast(shuffled.schema)])
+    (pq.write_table if kind == "parquet" else pa_csv.write_csv)(table, file)
+
+    options = ("--labels", file, "--on", PAIRS, "--label", "bought")
+    document = replayed(log, models / "2", options=options, folder=tmp_path)
+
+    scores, judged = rows["prediction"].to_numpy()[:100].astype(np.float64), ones[:100]
+    pairs = scores[judged][:, None] - scores[~judged][None]
+    figures = document["quality"]["bought"]
+    assert figures["samples"] == document["labels"]["samples"] == 100
+    assert figures["auc"] == pytest.approx((pairs > 0).mean() + (pairs == 0).mean() / 2)
+    assert figures["log_loss"] == pytest.approx(-np.log(np.where(judged, scores, 1 - scores)).mean(), abs=1e-6)
+    assert len(figures["calibration"]) == 10
+    assert document["models"][0]["quality"]["bought"]["auc"] != figures["auc"]
+
+
+def test_labels_may_be_columns_of_the_log_and_null_is_no_label(models, rows, tmp_path):
+    labels = pa.array([True, False, None] * 40)
+    pq.write_table(rows.append_column("clicked", labels), tmp_path / "log.parquet")
+
+    document = replayed(tmp_path / "log.parquet", models / "1", options=("--label", "clicked"), folder=tmp_path)
+
+    assert document["quality"]["clicked"]["samples"] == 80
+    assert document["quality"]["clicked"]["ones"] == 0.5
+
+
+def test_rows_with_a_key_that_is_there_several_times_are_left_out_and_counted(models, rows, tmp_path):
+    ids = ["same", "same", *(f"r{number}" for number in range(118))]
+    table = rows.set_column(0, "request_id", pa.array(ids))
+    pq.write_table(table, tmp_path / "log.parquet")
+    labels = pa.table({"request_id": ["same", *ids[2:20], "r0"], "clicked": [1] * 20})
+    pq.write_table(labels, tmp_path / "labels.parquet")
+
+    options = ("--labels", tmp_path / "labels.parquet", "--label", "clicked")
+    document = replayed(tmp_path / "log.parquet", models / "1", options=options, folder=tmp_path)
+
+    assert document["labels"]["samples"] == 17
+    assert document["labels"]["ambiguous"] == 3
+
+
+def test_the_stream_of_a_running_server_is_part_of_the_log(models, tmp_path, monkeypatch):
+    monkeypatch.setattr("serving.request_log.log._INTERVAL_S", 0.01)
+    with hotrow.load_model(models / "1") as session, closing(RequestLog(tmp_path / "log", 1.0, 1 << 30)) as log:
+        batch = session.read({"user": ["u"]})
+        log.log(session, batch, session.predict_batch(batch), "a")
+        while not list(tmp_path.rglob("*.arrow")) or not next(iter(log.readings())).value:
+            pass
+        document = replayed(tmp_path / "log" / "raw", models / "1", folder=tmp_path)
+
+    assert document["log"]["requests"] == 1
+
+
+def test_requests_with_keys_are_replayed(tmp_path):
+    model = TinyModel()
+    folder = model.write(tmp_path / "models")
+    with hotrow.load_model(folder) as session, closing(RequestLog(tmp_path / "log", 1.0, 1 << 30)) as log:
+        for seed in range(5):
+            dense, bags = model.sample_requests(7, seed=seed)
+            batch = read_batch(session.config, dense, *flatten(bags))
+            log.log(session, batch, session.predict_batch(batch), "the same id")
+
+    document = replayed(tmp_path / "log" / "tiny", folder, folder=tmp_path)
+
+    assert document["log"]["requests"] == 5
+    assert document["models"][0]["differences"]["largest_absolute"] == 0
+
+
+def test_a_request_that_a_version_refuses_is_counted_and_the_others_are_answered(rows, tmp_path, capsys):
+    folder = write_raw_model(tmp_path / "models", max_batchsize=2)
+    table = rows.slice(0, 9).take(pa.array([0, 1, 2, 3, 4, 6, 7]))  # two requests of two samples
+    pq.write_table(table, tmp_path / "log.parquet")
+
+    (model,) = replayed(tmp_path / "log.parquet", folder, folder=tmp_path)["models"]
+
+    assert model["refused"]["requests"] == 1
+    assert model["differences"]["samples"] == 4
+    assert (
+        "refused 1 requests; the first is request r0: 3 samples, but the model takes 1 to 2" in capsys.readouterr().out
+    )
+
+
+def test_a_feature_that_the_log_does_not_have_is_missing_and_said(models, rows, tmp_path, capsys):
+    pq.write_table(rows.drop_columns(["country", "member"]), tmp_path / "log.parquet")
+
+    (model,) = replayed(tmp_path / "log.parquet", models / "1", folder=tmp_path)["models"]
+
+    assert model["absent_features"] == ["country", "member"]
+    assert model["differences"]["largest_absolute"] > 0
+    assert "the log does not have country, member, which counts as missing" in capsys.readouterr().out
+
+
+def test_a_picture_is_drawn(models, rows, tmp_path):
+    pq.write_table(rows.append_column("clicked", pa.array([0, 1] * 60)), tmp_path / "log.parquet")
+    options = ("--label", "clicked", "--plot", tmp_path / "replay.svg")
+
+    replayed(tmp_path / "log.parquet", models / "1", models / "2", options=options, folder=tmp_path)
+
+    assert (tmp_path / "replay.svg").read_bytes().startswith(b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["none", "MODEL"], "none: no such file or folder"),
+        (["EMPTY", "MODEL"], "the folder has no files *.parquet: 0 of 0 entries are data files"),
+        (["ROOT", "MODEL"], "the folder has no files *.parquet; expected the folder of one model: "),
+        (["LABELS", "MODEL"], "is not a request log: it has no column 'request_id', only id, clicked, word"),
+        (["OTHER", "MODEL"], "has no feature of raw version 1"),
+        (["DAMAGED", "MODEL"], "damaged.parquet: cannot be read: "),
+        (["LOG", "none"], "none: no such file or folder"),
+        (["LOG", "MODEL", "--on", "request_id"], "--on: needs --labels"),
+        (["LOG", "MODEL", "--labels", "LABELS"], "--labels: needs --label, the column of the label"),
+        (["LOG", "MODEL", "--label", "clicked"], "has no column 'clicked'"),
+        (["LOG", "MODEL", "--label", "country"], "country: expected 0 and 1, got string"),
+        (["LOG", "MODEL", "--label", "price"], "price: expected 0 or 1, got "),
+        (["LOG", "MODEL", "--label", "seen", "--label", "seen"], "seen: expected 0 and 1, got list"),
+        (["LOG", "MODEL", "--labels", "LABELS", "--label", "clicked"], "has no column 'request_id' to join on"),
+        (
+            ["LOG", "MODEL", "--labels", "LABELS", "--label", "clicked", "--on", "word"],
+            "has no column 'word' to join on",
+        ),
+        (["LOG", "MODEL", "--plot", "replay.gif"], "--plot: expected a file that ends in .svg, .png, .pdf"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_replayed_is_refused(models, log, rows, tmp_path, capsys, arguments, reason):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1damaged")
+    pq.write_table(pa.table({"id": ["a"], "clicked": [1], "word": ["x"]}), tmp_path / "labels.parquet")
+    pq.write_table(rows.select(["request_id", "request_sample", "prediction"]), tmp_path / "other.parquet")
+    paths = {
+        "LOG": log,
+        "ROOT": log.parent,
+        "MODEL": models / "1",
+        "EMPTY": tmp_path / "empty",
+        "LABELS": tmp_path / "labels.parquet",
+        "OTHER": tmp_path / "other.parquet",
+        "DAMAGED": tmp_path / "damaged.parquet",
+    }
+
+    assert main(["replay", *(str(paths.get(word, word)) for word in arguments)]) == 1
+    assert reason in capsys.readouterr().err
+
+
+def test_a_file_for_the_figures_that_cannot_be_written_is_refused(models, log, tmp_path, capsys):
+    assert main(["replay", str(log), str(models / "1"), "--json", str(tmp_path / "none" / "x.json")]) == 1
+    assert "x.json: cannot be written: no such file or directory" in capsys.readouterr().err
+
+
+def test_a_replay_needs_no_pytorch():
+    program = "import hotrow.replay.document, hotrow.replay.report, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
