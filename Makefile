@@ -28,6 +28,8 @@ RACE_TESTS := $(wildcard $(addprefix tests/,$(addprefix kernels/cuda/,test_query
   $(addprefix gpu_cache/,test_readers_with_writers.py test_workspace.py test_pooled_lookup.py test_key_lookup.py \
   test_insertion.py test_absent_keys.py)))
 ON_RUNNER := not gpu and not long
+# Other kinds of lines and memory have the same places where threads meet; `make test-long` races them, too.
+RACE_MARKS ?= not slow and not kernels
 # Tests of code on devices: if the code forgets to wait for a late stream, they fail.
 DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup dense/test_device_network.py))
 # Tests wait for servers a quarter of the time, so two cores have work for three processes. Each process starts its own
@@ -46,6 +48,8 @@ GPU_TESTS ?= $(if $(GPU_READY),tests,tests/kernels tests/gpu_cache tests/test_gp
 BENCHMARKS := host_table host_time snapshot swaps rocksdb_misses rocksdb_load redis_store tiers updates update_stream features eviction cache_policy scale predict batching training training_processes training_data fused_lookup sok persia
 DRAWN_FAULTS ?= 60
 SEEDS ?= 1 2 3
+# Those of sm_75 to sm_120 for which `make check-nvrtc` compiles; if empty, all.
+ARCHITECTURES ?=
 # The Python of an environment with Triton, which the benchmark of servers compares with: .venv-numpy1/bin/python, after
 # `make test-triton`.
 TRITON ?=
@@ -71,7 +75,8 @@ test-fast: $(VENV)/.test ## the tests without the slow ones
 
 test-long: $(VENV)/.test ## the tests that take minutes each; results go to benchmarks/results/
 	@$(BIN)/python -m tests.tools.long_tests --json benchmarks/results/test_long.json
-	@$(MAKE) mutants
+	@$(MAKE) check-nvrtc mutants
+	@$(MAKE) test-kernels-tsan RACE_MARKS="not slow"
 
 test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without the heavy extras
 	@$(VENV)-numpy1/bin/python -m pytest -q $(OVER_CORES) -m "not slow and not long and not gpu and not kernels" $(NUMPY1_TESTS)
@@ -82,8 +87,8 @@ test-triton: $(VENV)/.test $(VENV)-numpy1/.triton ## the client suite against `h
 test-host-sanitizers: $(VENV)/.test ## the host table's threads and snapshots under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(BIN)/python -m pytest -q $(BY_FILE) -m sanitizers tests/kernels
 
-check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for all architectures of sm_75 to sm_120, without a GPU; fails if registers or arrays spill to memory
-	@$(BIN)/python -m kernels.check_nvrtc kernels/cuda/*.cu benchmarks/gpu/*.cu
+check-nvrtc: $(VENV)/.nvrtc ## compile every kernel for ARCHITECTURES, without a GPU; fails if registers or arrays spill to memory
+	@$(BIN)/python -m kernels.check_nvrtc kernels/cuda/*.cu benchmarks/gpu/*.cu $(addprefix --architecture=,$(ARCHITECTURES))
 
 test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in random orders of threads, one for each of SEEDS, and with late streams (`make test-kernels-asan` has the fixed order)
 	@for seed in $(SEEDS); do HOTROW_RUNNER_SEED=$$seed HOTROW_RUNNER_THREADS=2 HOTROW_RUNNER_DELAY_MS=10 \
@@ -91,7 +96,7 @@ test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in random orders o
 
 test-kernels-tsan: $(VENV)/.test ## the kernels whose threads share memory, under ThreadSanitizer: a race check
 	@HOTROW_RUNNER_SANITIZER=thread HOTROW_RUNNER_SEED=1 HOTROW_RUNNER_THREADS=2 TSAN_OPTIONS="exitcode=66 suppressions=tests/kernels/cuda/race_check.supp" \
-	  LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" $(BIN)/python -m pytest -q $(OVER_CORES) -m "$(ON_RUNNER) and not slow" $(RACE_TESTS)
+	  LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" $(BIN)/python -m pytest -q $(OVER_CORES) -m "$(ON_RUNNER) and $(RACE_MARKS)" $(RACE_TESTS)
 
 test-kernels-asan: $(VENV)/.test ## all kernels in the fixed order, under AddressSanitizer and UndefinedBehaviorSanitizer
 	@HOTROW_RUNNER_SANITIZER=address ASAN_OPTIONS=detect_leaks=0 \

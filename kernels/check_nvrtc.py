@@ -78,10 +78,10 @@ def usages(log: str) -> list[Usage]:
     ]
 
 
-def compilations(file: Path) -> Iterator[Compilation]:
+def compilations(file: Path, architectures: Sequence[int] = ARCHITECTURES) -> Iterator[Compilation]:
     """Yield every compilation of one file: each specialisation for each architecture."""
     for defines in specialisations(read_source(file)):
-        for architecture in ARCHITECTURES:
+        for architecture in architectures:
             yield Compilation(file, architecture, defines)
 
 
@@ -107,10 +107,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check the files named, or all, on every core; return the process's exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="default: every file of kernels/cuda")
-    files = parser.parse_args(arguments).files or sorted(CUDA_DIRECTORY.glob("*.cu"))
+    parser.add_argument(
+        "--architecture", action="append", type=int, choices=ARCHITECTURES, help="for this one; default: for all"
+    )
+    options = parser.parse_args(arguments)
+    files = options.files or sorted(CUDA_DIRECTORY.glob("*.cu"))
+    architectures = options.architecture or ARCHITECTURES
+    compiled = [one for file in files for one in compilations(file.absolute(), architectures)]
     failed = 0
     with ProcessPoolExecutor(usable_cores()) as pool:
-        for lines in pool.map(check, [compilation for file in files for compilation in compilations(file.absolute())]):
+        for lines in pool.map(check, compiled):
             for line, wrong in lines:
                 print(line if wrong is None else f"{line}\n  FAILED: {wrong}", flush=True)
                 failed += wrong is not None

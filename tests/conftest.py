@@ -19,6 +19,8 @@ settings.load_profile("any machine")
 os.environ["HOTROW_MAX_QUEUE_WAIT_MS"] = "60000"
 # To start the threads of NumPy's BLAS takes as long as to import NumPy, in each of the processes that tests start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# PyTorch's threads spin while they wait for each other, and several are slower on tiny products. One is deterministic.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.hookimpl(wrapper=True)

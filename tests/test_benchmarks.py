@@ -41,13 +41,17 @@ LONG = {
     "host_table",
     "persia",
     "predict",
+    "redis_store",
+    "rocksdb_load",
     "scale",
     "servers",
     "sok",
     "swaps",
+    "tiers",
     "training",
     "training_processes",
     "update_stream",
+    "updates",
 }
 
 

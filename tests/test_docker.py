@@ -293,7 +293,7 @@ def broker(tmp_path):
     server.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_server_follows_the_trainer_of_the_compose_file(broker, tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "trainer").mkdir()

@@ -41,14 +41,15 @@ def openapi(fuzzed):
     return schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
 
 
-def test_no_request_of_the_openapi_document_is_a_server_error(openapi):
+@pytest.mark.parametrize("examples", [2, pytest.param(40, marks=pytest.mark.long)])
+def test_no_request_of_the_openapi_document_is_a_server_error(openapi, examples):
     checks = [not_a_server_error, status_code_conformance, response_schema_conformance]
     operations = [result.ok() for result in openapi.get_all_operations()]
     assert len(operations) > 20
 
     for operation in operations:
 
-        @settings(max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy())
         def is_answered(case):
             case.call_and_validate(checks=checks)

@@ -47,7 +47,7 @@ def test_a_scenario_runs_against_a_server_of_its_own(repository, tmp_path, scena
     assert float(unknown) == pytest.approx(25, abs=2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_load_on_a_running_server_has_keys_of_the_model_only(served, repository, tmp_path):
     address = f"{served.host}:{served.port}"
     chosen = ["--model", "small", "--address", address, "--unknown", "0", "--skew", "0", "--output", tmp_path]
@@ -77,7 +77,11 @@ def test_failed_requests_fail_the_command_and_are_in_the_report(repository, serv
     ("options", "message"),
     [
         (["--address", "192.0.2.1:8000"], "'http://192.0.2.1:8000' is not this machine; --allow-remote sends load"),
-        (["--address", "127.0.0.1:1"], "there are several models: choose one of small, tiny with --model"),
+        pytest.param(
+            ["--address", "127.0.0.1:1"],
+            "there are several models: choose one of small, tiny with --model",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             ["--address", "127.0.0.1:1", "--skew", "-1"],
             "expected a number from 0 to 4, got '-1'",
@@ -88,8 +92,12 @@ def test_failed_requests_fail_the_command_and_are_in_the_report(repository, serv
             "expected a whole number from 1 to 1048576, got '0'",
             marks=pytest.mark.long,
         ),
-        (["--address", "127.0.0.1:1", "--users", "0"], "expected at least 1 user, got --users 0"),
-        (["--scenario", "calm"], "invalid choice: 'calm'"),
+        pytest.param(
+            ["--address", "127.0.0.1:1", "--users", "0"],
+            "expected at least 1 user, got --users 0",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(["--scenario", "calm"], "invalid choice: 'calm'", marks=pytest.mark.long),
     ],
 )
 def test_a_wrong_option_is_refused_before_any_load(repository, tmp_path, options, message):

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import metadata
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -77,11 +77,17 @@ def run(command, folder):
 
 
 def run_shell(text, folder):
-    """Return the output of lines for a shell, which is needed if a line is more than words."""
-    lines = [shlex.split(line, comments=True) for line in text.splitlines()]
-    if all(line[:1] == ["hotrow"] for line in lines) and not re.search(r"[$><|\\*]", text):
-        return "".join(run([sys.executable, "-m", "serving.cli.main", *line[1:]], folder) for line in lines)
-    return run(["bash", "-e", "-c", text], folder)
+    """Return the output of lines for a shell, which is not needed for lines of Hotrow's commands and their words."""
+    printed = ""
+    for is_command, lines in groupby(
+        text.splitlines(), lambda line: bool(re.fullmatch(r"hotrow [^$><|\\*#]*(#.*)?", line))
+    ):
+        if is_command:
+            words = [shlex.split(line, comments=True)[1:] for line in lines]
+            printed += "".join(run([sys.executable, "-m", "serving.cli.main", *of_line], folder) for of_line in words)
+        else:
+            printed += run(["bash", "-e", "-c", "\n".join(lines)], folder)
+    return printed
 
 
 def run_python(code, folder):
@@ -161,25 +167,51 @@ def demo_of_updates(folder):
     return printed
 
 
+def run_warm(command, check=False):
+    """``subprocess.run`` of Python's programs."""
+    done = warm.run(*command[1:])
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    assert not (check and done.returncode), done
+    return done
+
+
+def run_demo(folder, *arguments):
+    """Run the program of `make demo` in this process, and its commands without their imports; return its output."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.ExitStack() as started,
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+    ):
+        patch.chdir(folder)
+        patch.setattr("sys.argv", ["demo.py", *arguments])
+        patch.setattr(subprocess, "run", run_warm)
+        patch.setattr(subprocess, "Popen", lambda command, **_how: started.enter_context(warm.Warm(*command[1:])))
+        try:
+            runpy.run_path(str(ROOT / "examples" / "demo.py"), run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise
+    return printed.getvalue()
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     """The folder of a smaller `make demo`, and its output."""
     folder = tmp_path_factory.mktemp("demo")
-    return folder, run([sys.executable, str(ROOT / "examples" / "demo.py"), "--rows", "20000"], folder)
+    return folder, run_demo(folder, "--rows", "20000")
 
 
 @pytest.mark.slow
-def test_a_demo_that_fails_leaves_what_is_there(demo, tmp_path, monkeypatch, capfd):
+def test_a_demo_that_fails_leaves_what_is_there(demo, tmp_path, capsys):
     shutil.copytree(demo[0] / "demo_output", tmp_path / "demo_output")
     (tmp_path / "demo_output" / "notes.txt").write_text("mine", encoding="utf-8")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["demo.py", "--data", "/absent"])
     with pytest.raises(SystemExit, match="training failed; the line above says why"):
-        runpy.run_path(str(ROOT / "examples" / "demo.py"), run_name="__main__")
+        run_demo(tmp_path, "--data", "/absent")
 
-    assert "/absent: no such file" in capfd.readouterr().err
+    assert "/absent: no such file" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

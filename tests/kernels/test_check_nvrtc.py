@@ -1,5 +1,6 @@
 """The check that compiles every kernel without a GPU refuses every faulty kernel."""
 
+import re
 import struct
 from pathlib import Path
 
@@ -25,6 +26,19 @@ def test_a_kernel_that_compiles_passes_and_its_registers_are_printed(nvrtc, caps
     assert "scale.cu sm_90" in told
     assert "scale: " in told
     assert " registers" in told
+
+
+def test_a_kernel_is_compiled_for_the_architectures_named(nvrtc, capsys):
+    assert main([str(CUDA_TESTS / "scale.cu"), "--architecture=75", "--architecture=90"]) == 0
+
+    assert re.findall(r"scale.cu sm_(\d+)", capsys.readouterr().out) == ["75", "90"]
+
+
+def test_an_unknown_architecture_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--architecture=70"])
+
+    assert "invalid choice: 70 (choose from 75, 80" in capsys.readouterr().err
 
 
 def test_machine_code_is_a_whole_elf_file(nvrtc):

@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-import torch
 
 from serving.model.graph import parse_graph
 from tests.training.publishing.memory_log import Log
@@ -56,12 +55,6 @@ TWO_TABLES = {
         {"name": "loss", "type": "BinaryCrossEntropyLoss", "bottom": ["fc2", "label"], "top": "loss"},
     ]
 }
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    """One thread is deterministic, and does not slow other tests down."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -8,13 +7,6 @@ import pytest
 
 from serving.model.dense_file import weight_key
 from serving.model.graph import parse_graph
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    """Run torch in one thread: several threads are slower on tiny products, and they spin."""
-    if importlib.util.find_spec("torch") is not None:
-        importlib.import_module("torch").set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -93,11 +93,6 @@ TABLES = {
         {"ids": torch.arange(3), "offsets": torch.tensor([0, 1, 3]), "weights": torch.ones(3)},
         "Collection: user: is called with weights, but Hotrow's keys have no weights",
     ),
-    "nested keys": (
-        Model(nn.EmbeddingBag(20, 4)),
-        (torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0, 1, 3])),),
-        "Model: example: expected keys [N] and their offsets as two inputs, or TorchRec's KeyedJaggedTensor, got",
-    ),
     "no table": (nn.Linear(1, 1), (ONE,), f"Linear: {NO_CALL}"),
     "a function": (
         Model(look_up=lambda table, ids: functional.embedding(ids, table.weight).sum(1)),
@@ -224,6 +219,14 @@ def test_it_is_refused(tmp_path, module, example, message):
     assert list(tmp_path.iterdir()) == []
     parts = module.modules() if isinstance(module, nn.Module) else ()
     assert all(part.training and "forward" not in vars(part) for part in parts)
+
+
+def test_nested_keys_are_refused(tmp_path):
+    nested = torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0, 1, 3]))  # imports for a second
+    message = "Model: example: expected keys [N] and their offsets as two inputs, or TorchRec's KeyedJaggedTensor, got"
+
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        from_torch(Model(nn.EmbeddingBag(20, 4)), (nested,), tmp_path, "ctr")
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, 1.5, float("nan")])

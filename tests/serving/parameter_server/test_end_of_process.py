@@ -32,13 +32,14 @@ with suppress(StoreError):
 """
 
 
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("timeout_ms", "promote"), [(0, "promote"), (1, "keep")], ids=["rows are promoted", "a tier is late"]
 )
-def test_a_process_that_does_not_close_its_server_ends_well(tmp_path, timeout_ms, promote):
+def test_a_process_that_does_not_close_its_server_ends_well(tmp_path, timeout_ms, promote, times):
     write_sparse_directory(tmp_path / "t", np.arange(COUNT), np.ones((COUNT, 3), np.float32))
     program = SERVE.replace("COUNT", str(COUNT))
-    for _ in range(3):
+    for _ in range(times):
         command = [sys.executable, "-c", program, tmp_path, str(timeout_ms), promote]
         ended = subprocess.run(command, capture_output=True, text=True)
 

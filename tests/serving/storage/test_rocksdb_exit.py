@@ -52,9 +52,11 @@ def in_daemon_threads(act, threads):
 """
 
 ENDS = {
-    "lookups": "in_daemon_threads(fetch, 4)",
-    "inserts": "in_daemon_threads(insert, 2)",
-    "loads": "in_daemon_threads(bulk_load, 1)",
+    "lookups, inserts and loads": """
+in_daemon_threads(fetch, 3)
+in_daemon_threads(insert, 2)
+in_daemon_threads(bulk_load, 1)
+""",
     "abandoned lookups with a time budget": """
 breaker = CircuitBreaker("rocksdb", 1)
 abandoned = 0

@@ -4,8 +4,6 @@ The processes print a line before each act and after it. What is found afterward
 """
 
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 from serving.config import MOST_ROCKSDB_BATCH_ROWS as MOST_BATCH_ROWS
 from serving.storage import Marker, RocksDbStore, TableSpec
+from tests.tools.warm import Warm
 
 SPEC = TableSpec("model.table", 16)
 # A call of insert is two whole batches and a part of one, and the log takes many writes of the system's for each.
@@ -88,7 +87,7 @@ def run_until(program, path, word, times, wait_ratio=0.0):
         the lines that it has printed, as tuples of a word and numbers.
     """
     said, came_s = [], []
-    with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+    with Warm("-c", program, path) as writer:
         while len(came_s) < times:
             said.append(writer.stdout.readline())
             assert said[-1], "the program ended by itself"

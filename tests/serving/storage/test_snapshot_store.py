@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,6 +27,7 @@ from serving.storage import (
     TableSpec,
     open_snapshot,
 )
+from tests.tools.warm import Warm
 
 DIM = 4
 TABLE = "model.table"
@@ -447,8 +449,7 @@ def test_readers_next_to_a_writer_see_each_key_as_it_was_or_is(table, folder, mo
 
 def run_at_once(script, count, *arguments):
     """Run ``script`` in processes that start together; their outputs."""
-    command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    running = [Warm("-c", textwrap.dedent(script), *arguments) for _ in range(count)]
     outputs = [one.communicate(timeout=120)[0] for one in running]
     assert [one.returncode for one in running] == [0] * count
     return outputs
@@ -572,19 +573,16 @@ def test_processes_read_one_file_while_it_is_replaced(tmp_path):
                 assert len(versions) == 1
                 seen |= versions
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(file)]
-    readers = [subprocess.Popen(command) for _ in range(4)]
-    try:
+    with ExitStack() as stack:
+        readers = [stack.enter_context(Warm("-c", textwrap.dedent(script), file)) for _ in range(3)]
+        for reader in readers:
+            stack.callback(reader.kill)
         version = 0
         while any(reader.poll() is None for reader in readers):
             version += 1
             replace(version)
-    finally:
-        for reader in readers:
-            reader.kill()
-            reader.wait()
 
-    assert [reader.returncode for reader in readers] == [0] * 4
+    assert [reader.returncode for reader in readers] == [0] * 3
 
 
 def test_the_public_reader_answers_checks_and_closes(table, tmp_path):

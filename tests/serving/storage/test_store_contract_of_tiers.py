@@ -194,7 +194,7 @@ def run(machine, examples, steps=15):
 def test_tiers_answer_as_a_dict(tiers, request):
     clauses = TIERS[tiers](request)
 
-    run(lambda: TiersMachine(clauses), examples=8 if "persistent_db" in clauses else 15)
+    run(lambda: TiersMachine(clauses), examples=8 if "persistent_db" in clauses or "cluster" in tiers else 15)
 
 
 def three_tiers(tiers, request):
