@@ -152,7 +152,7 @@ def read_features(config: ModelConfig, reader: FeatureReader, columns: Sequence[
     found = reader.transform(columns, samples)
     batch = read_batch(config, found.dense, found.keys, found.row_ptrs)
     reader.count(found)
-    return Batch(batch.dense, batch.given, columns)
+    return batch if reader.has_keys else Batch(batch.dense, batch.given, columns)
 
 
 def check_batch(batch: Any) -> None:
@@ -174,10 +174,15 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
     for batch in batches:
         check_batch(batch)
     by_table = zip(*(batch.tables for batch in batches), strict=True)
-    return Batch(np.concatenate([batch.dense for batch in batches]), [_join_keys(of_table) for of_table in by_table])
+    return Batch(np.concatenate([batch.dense for batch in batches]), [join_keys(of_table) for of_table in by_table])
 
 
-def _join_keys(parts: Sequence[TableKeys]) -> TableKeys:
+def join_keys(parts: Sequence[TableKeys]) -> TableKeys:
+    """Return the keys that several batches have of one table.
+
+    Raises:
+        RequestError: there are more keys than 32-bit offsets reach.
+    """
     starts = list(accumulate((part.keys.size for part in parts), initial=0))
     if starts[-1] > INT32_MAX:
         raise RequestError(f"{KEYS}: {starts[-1]} keys of one table, but 32-bit offsets reach {INT32_MAX}")

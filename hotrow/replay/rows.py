@@ -10,7 +10,7 @@ import numpy as np
 from serving.batch import Batch, read_batch, read_features
 from serving.errors import FeatureValueError, TraceError
 from serving.features import columns_of_arrays
-from serving.request_log import key_columns
+from serving.request_log import key_columns, takes_raw_features
 from serving.session import InferenceSession
 
 
@@ -106,7 +106,7 @@ def rows_of(session: InferenceSession, table: Any, source: str) -> Rows:
     Raises:
         TraceError: the table has neither.
     """
-    if session.features is None:
+    if not takes_raw_features(session):
         return KeyRows(session, table, source)
     rows = RawRows(session, table)
     if rows.names:

@@ -62,7 +62,7 @@ def skew(model: Path, log: Path, data: Path, on: Sequence[str]) -> Iterator[str]
     """
     import_arrow("hotrow check --skew")
     with open_version(model) as session:
-        if session.features is None:
+        if session.features is None or session.features.has_keys:
             raise TraceError(str(model), "has no features.json, and --skew compares raw features")
         served = read_log(log)
         trained = read_rows(data, texts=[*on, *session.features.names])
@@ -92,7 +92,7 @@ def _side(session: InferenceSession, table: Any, source: str, numbers: NDArray[n
     except RequestError as err:
         raise _located(source, numbers, err) from err
     features = session.features.definition.columns
-    arrays = {one.name: _present(array_of(one, column)) for one, column in zip(features, columns, strict=True)}
+    arrays = {one.name: _present(array_of(one, [column])) for one, column in zip(features, columns, strict=True)}
     return _Side(source, rows, numbers, arrays, _unknown(session, features, columns, count))
 
 

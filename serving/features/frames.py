@@ -60,16 +60,45 @@ def arrow_type(feature: FeatureConfig) -> Any:
     return pa.list_(kind) if feature.is_list else kind
 
 
-def array_of(feature: FeatureConfig, column: Column) -> Any:
-    """Return a column as an Arrow array, from which ``columns_of_arrays`` makes the same column."""
+def array_of(feature: FeatureConfig, columns: Sequence[Column]) -> Any:
+    """Return the values of columns, one after another, as one Arrow array.
+
+    ``columns_of_arrays`` makes the same columns of its parts.
+    """
     pa, kind = _import_pyarrow(), arrow_type(feature)
-    form, *values, valid, splits = column
+    if len({(column[0], column[-1] is None) for column in columns}) > 1:
+        return pa.concat_arrays([array_of(feature, [column]) for column in columns])
+    form, *values, valid, splits = columns[0] if len(columns) == 1 else _joined(columns)
     if feature.is_list and splits is None:  # an absent feature
         return pa.nulls(len(valid), kind)
     mask = None if valid is None else ~valid
     array = _array_of_texts(pa, values, mask) if form == "text" else pa.array(values[0], mask=mask)
     array = array.cast(kind.value_type if feature.is_list else kind)
     return array if splits is None else pa.ListArray.from_arrays(splits.astype(np.int32), array)
+
+
+def _joined(columns: Sequence[Column]) -> Column:
+    """Return columns of the same form as one."""
+    form, splits = columns[0][0], columns[0][-1]
+    *parts, of_valid, of_splits = list(zip(*columns, strict=True))[1:]
+    counts = [len(part) for part in parts[-1]]
+    values = [np.concatenate(part) for part in parts]
+    if form == "text":
+        before = np.repeat(_begins([len(content) for content in parts[0]]), counts)
+        values[1:] = [places + before for places in values[1:]]
+    valid = None
+    if any(one is not None for one in of_valid):
+        pairs = zip(of_valid, counts, strict=True)
+        valid = np.concatenate([np.ones(count, np.bool_) if one is None else one for one, count in pairs])
+    if splits is not None:
+        before = np.repeat(_begins(counts), [len(one) - 1 for one in of_splits])
+        splits = np.concatenate([[0], np.concatenate([one[1:] for one in of_splits]) + before])
+    return (form, *values, valid, splits)
+
+
+def _begins(counts: Sequence[int]) -> Any:
+    """Return where each of some parts begins."""
+    return np.cumsum([0, *counts[:-1]], dtype=np.int64)
 
 
 def _array_of_texts(pa: Any, texts: Sequence[Any], mask: Any) -> Any:

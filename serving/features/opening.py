@@ -79,7 +79,7 @@ def open_features(config: ModelConfig) -> FeatureReader | None:
         if definition is None or len(config.dense_names) != config.dense_dim:  # of an older version on other tables
             return None
         by_name = [slot._replace(place=slot.name) for slot in slots]
-        return FeatureReader(definition, by_name, config.dense_dim, str(config.graph_file))
+        return FeatureReader(definition, by_name, config.dense_dim, str(config.graph_file), has_keys=True)
     if config.slot_keys == "unshifted" or config.key_type == "I32":
         reason = (
             "features give int64 keys of the tables, but the model's requests have keys that begin at 0 in each slot"

@@ -83,10 +83,16 @@ class FeatureReader:
         ranges: the keys that each feature can give, by name.
         of_slots: the feature of each slot, in graph order.
         vocabulary_bytes: the size of each vocabulary, by the feature's name. All processes share its memory.
+        has_keys: the features only name the keys and dense numbers of the model.
     """
 
     def __init__(
-        self, definition: FeatureDefinition, slots: Sequence[SlotOfTable], dense_dim: int, source: str
+        self,
+        definition: FeatureDefinition,
+        slots: Sequence[SlotOfTable],
+        dense_dim: int,
+        source: str,
+        has_keys: bool = False,
     ) -> None:
         """Check that the definition fits the model, and open its vocabularies.
 
@@ -95,11 +101,13 @@ class FeatureReader:
             slots: of the model, in graph order.
             dense_dim: F.
             source: the file of the definition, for messages.
+            has_keys: the features only name the keys and dense numbers of the model.
 
         Raises:
             ConfigError: the definition does not fit the model, or a vocabulary cannot be read.
         """
         self.definition = definition
+        self.has_keys = has_keys
         places = _places(definition, slots, dense_dim, source)
         self.of_slots = tuple(feature for _, feature in sorted((at, name) for name in places for at in places[name]))
         self._columns = definition.columns

@@ -16,6 +16,7 @@ from serving.request_log.records import (
     REQUEST_SAMPLE,
     REQUEST_TIME,
     key_columns,
+    takes_raw_features,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "RequestLog",
     "key_columns",
     "stream_batches",
+    "takes_raw_features",
 ]

@@ -16,7 +16,7 @@ from serving.batch import JoinedKeys
 from serving.errors import ConfigError, MissingExtraError, OutputError, did_you_mean
 from serving.metrics import MetricSample
 from serving.request_log.files import LogStream, finish_streams, make_room
-from serving.request_log.records import Entry, RecordForm
+from serving.request_log.records import Entry, RecordForm, takes_raw_features
 from serving.session import InferenceSession, ModelSession
 
 _log = logging.getLogger("hotrow.request_log")
@@ -203,7 +203,7 @@ class RequestLog:
         """Return the form of requests with raw features, if the model takes them, and that of requests with keys."""
         forms = self._forms.get(session)
         if forms is None:
-            kinds = (True,) if session.features is None else (False, True)
+            kinds = (False, True) if takes_raw_features(session) else (True,)
             forms = {has_keys: RecordForm(session, has_keys, self._without) for has_keys in kinds}
             self._forms[session] = forms
             for name in dict.fromkeys(name for form in forms.values() for name in form.taken):

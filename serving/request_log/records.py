@@ -15,8 +15,9 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from serving.batch import Batch, JoinedKeys
+from serving.batch import Batch, JoinedKeys, TableKeys, join_keys
 from serving.features import array_of, arrow_type, slots_of
 from serving.model.records import numbered
 from serving.routes import Prediction
@@ -52,10 +53,10 @@ class Entry(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """About how much memory it takes."""
-        sent = self.batch.sent or ()
-        columns = (sent,) if isinstance(sent, JoinedKeys) else sent
-        arrays = [array for column in columns for array in column if isinstance(array, np.ndarray)]
-        return sum(array.nbytes for array in (*arrays, self.batch.dense, self.prediction.probabilities))
+        sent, keys = self.batch.sent, self.batch.joined
+        columns = () if sent is None or isinstance(sent, JoinedKeys) else sent
+        texts = sum(column[1].nbytes for column in columns if column[0] == "text")
+        return int(texts + 2 * (keys.keys.nbytes + keys.row_ptrs.nbytes) + self.batch.dense.nbytes)
 
 
 class RecordForm:
@@ -72,7 +73,7 @@ class RecordForm:
         pa = import_module("pyarrow")
         config, reader = session.config, session.features
         self._has_keys = has_keys
-        self.folder = config.name + _OF_KEYS * (has_keys and reader is not None)
+        self.folder = config.name + _OF_KEYS * (has_keys and takes_raw_features(session))
         about = [
             pa.field(REQUEST_ID, pa.string()),
             pa.field(REQUEST_SAMPLE, pa.int32()),
@@ -120,18 +121,22 @@ class RecordForm:
             *map(pa.array, np.ascontiguousarray(probabilities.T)),
             pa.array([entry.prediction.defaulted_keys for entry in entries], pa.int64()).take(of_sample),
         ]
-        of_entries = zip(*map(self._columns_of, entries), strict=True)
-        arrays += [pa.concat_arrays(of_column) for of_column in of_entries]
-        return pa.record_batch(arrays, schema=self.schema)
+        return pa.record_batch([*arrays, *self._arrays_of(entries)], schema=self.schema)
 
-    def _columns_of(self, entry: Entry) -> list[Any]:
-        """Return the columns that a request has, without those that are left out."""
-        sent = entry.batch.sent
-        if isinstance(sent, JoinedKeys):
-            arrays = _arrays_of_keys(entry.batch, sent)
-            return [arrays[place] for place in self._kept]
-        assert sent is not None
-        return [array_of(self._features[place], sent[place]) for place in self._kept]
+    def _arrays_of(self, entries: Sequence[Entry]) -> list[Any]:
+        """Return the columns of requests, without those that are left out."""
+        sent: list[Any] = [entry.batch.sent for entry in entries]
+        if not self._has_keys:
+            return [array_of(self._features[place], [columns[place] for columns in sent]) for place in self._kept]
+        dense = np.concatenate([entry.batch.dense for entry in entries])
+        tables = [join_keys(parts) for parts in zip(*(keys.tables for keys in sent), strict=True)]
+        arrays = _arrays_of_keys(dense, tables)
+        return [arrays[place] for place in self._kept]
+
+
+def takes_raw_features(session: InferenceSession) -> bool:
+    """Whether the features of a model are more than names of its keys."""
+    return session.features is not None and not session.features.has_keys
 
 
 def key_columns(session: InferenceSession) -> Sequence[str]:
@@ -142,12 +147,12 @@ def key_columns(session: InferenceSession) -> Sequence[str]:
     return [slot.place for slot in slots_of(session.config)]
 
 
-def _arrays_of_keys(batch: Batch, sent: JoinedKeys) -> list[Any]:
+def _arrays_of_keys(dense: NDArray[np.float32], tables: Sequence[TableKeys]) -> list[Any]:
     """Return the dense features, and the keys of each slot as lists."""
     pa = import_module("pyarrow")
-    arrays = [pa.array(column) for column in np.ascontiguousarray(batch.dense.T)]
-    for keys, row_ptrs in sent.tables:
+    arrays = [pa.array(column) for column in np.ascontiguousarray(dense.T)]
+    for keys, row_ptrs in tables:
         bags = pa.ListArray.from_arrays(pa.array(row_ptrs), pa.array(keys))
-        slots = len(bags) // batch.samples
+        slots = len(bags) // len(dense)
         arrays += [bags.take(pa.array(np.arange(slot, len(bags), slots))) for slot in range(slots)]
     return arrays

@@ -1,5 +1,6 @@
 """The files of `hotrow serve --log-requests`."""
 
+import json
 import resource
 import shutil
 import stat
@@ -16,6 +17,7 @@ import pytest
 import hotrow
 from serving.batch import read_batch
 from serving.errors import ConfigError, MissingExtraError, OutputError
+from serving.model.manifest import write_manifest
 from serving.request_log import RequestLog
 from tests.tools.raw_model import FEATURES, LOGGED, VALUES, write_raw_model
 from tests.tools.tiny_model import TinyModel, flatten
@@ -120,6 +122,28 @@ def test_requests_with_keys_are_training_data(keyed, tmp_path):
     (samples,) = read_parquet(tmp_path / "labelled.parquet", columns)
     assert samples.dense.tolist() == dense.tolist()
     assert [bag.tolist() for bag in np.split(samples.bags.keys, samples.bags.row_ptrs[1:-1])] == [*chain(*bags)]
+
+
+def test_keys_by_the_names_of_the_graph_and_keys_by_position_are_the_same_rows(tmp_path):
+    folder = TinyModel(dense_dim=1).write(tmp_path / "models")
+    graph = json.loads((folder / "graph.json").read_text())
+    data = graph["layers"][0]
+    data["dense"]["names"] = ["price"]
+    for sparse, names in zip(data["sparse"], (["buyer"], ["seen", "shown"]), strict=True):
+        sparse["names"] = names
+    (folder / "graph.json").write_text(json.dumps(graph))
+    (folder / "manifest.json").unlink()
+    write_manifest(folder, "tiny", 1)
+    with hotrow.load_model(folder) as session, opened(tmp_path / "log") as log:
+        ask(log, session, {"price": [0.5], "buyer": [[3]], "seen": [[4, 5]], "shown": [[]]}, "by name")
+        batch = read_batch(session.config, [[0.5]], [3, 4, 5], [0, 1, 3, 3])
+        log.log(session, batch, session.predict_batch(batch), "by position")
+
+    (file,) = files(tmp_path / "log")
+    table = pq.read_table(file)
+    assert table.column_names == [*ABOUT, "price", "buyer", "seen", "shown"]
+    expected = {"price": 0.5, "buyer": [3], "seen": [4, 5], "shown": []}
+    assert table.select(list(expected)).to_pylist() == [expected, expected]
 
 
 def test_keys_of_a_model_with_features_have_a_folder_of_their_own(raw, tmp_path):
