@@ -190,9 +190,17 @@ class SourceUnreachableError(StreamError):
 class PositionLostError(StreamError):
     """A log of updates no longer has the records after a position, so some updates can never be read."""
 
-    def __init__(self, log: str, partition: str, wanted: str, earliest: str, latest: str) -> None:
-        """Name the log and the partition, the position, and the log's first and last positions as texts."""
-        reason = f"the records after position {wanted} are gone; the log has {earliest} to {latest}"
+    def __init__(
+        self, log: str, partition: str, wanted: str, earliest: str, latest: str, *, is_another: bool = False
+    ) -> None:
+        """Name the log and the partition, the position, and the log's first and last positions as texts.
+
+        ``is_another``: the record before the position is another record than the one that was read there.
+        """
+        has = f"the log has {earliest} to {latest}"
+        reason = f"the records after position {wanted} are gone; {has}"
+        if is_another:
+            reason = f"the log was made again: another record is before position {wanted}; {has}"
         super().__init__(log, f"partition {partition}: {reason}")
         self.partition = partition
         self.wanted = wanted

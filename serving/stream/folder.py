@@ -16,7 +16,7 @@ from serving.errors import PositionLostError, SinkError, SourceUnreachableError
 from serving.model.atomic import atomic_write, remove_killed_writes
 from serving.model.regular_file import open_regular
 from serving.stream.message import MOST_MESSAGE_BYTES
-from serving.stream.source import MOST_POLL_BYTES, Record, UpdateSink, UpdateSource
+from serving.stream.source import MOST_POLL_BYTES, Record, UpdateSink, UpdateSource, check_sum
 
 PARTITION = "folder"
 _NAME = re.compile(r"([0-9]{10}|[1-9][0-9]{10,17})\.update")
@@ -41,12 +41,14 @@ class FolderSource(UpdateSource):
         self._folder = Path(folder)
         self._closed = threading.Event()
         self._position: int | None = None  # None: the earliest file
+        self._last: int | None = None  # the check sum of the file at the position, until it was compared
         self._listed_s = float("-inf")
 
-    def start(self, positions: Mapping[str, str]) -> None:
+    def start(self, positions: Mapping[str, str], last: Mapping[str, int] | None = None) -> None:
         """See ``UpdateSource``."""
         self._listed_s = float("-inf")
         self._position = None
+        self._last = (last or {}).get(PARTITION)
         if (text := positions.get(PARTITION)) is not None:
             if not (text.isascii() and text.isdigit()):
                 raise PositionLostError(str(self._folder), PARTITION, repr(text), "whole numbers", "whole numbers")
@@ -55,6 +57,7 @@ class FolderSource(UpdateSource):
     def poll(self, timeout_s: float) -> list[Record]:
         """See ``UpdateSource``."""
         deadline = monotonic() + timeout_s
+        self._compare_last()
         while not self._closed.is_set():
             records = self._read_next()
             if records:
@@ -79,6 +82,16 @@ class FolderSource(UpdateSource):
     def close(self) -> None:
         """See ``UpdateSource``."""
         self._closed.set()
+
+    def _compare_last(self) -> None:
+        """Raise PositionLostError if the file at the position has another content than the file that was read."""
+        if self._last is None or self._position is None:
+            return
+        record = self._read(self._position)
+        if record is not None and check_sum(record.payload) != self._last:
+            first, last = self._ends(self._numbers())
+            raise PositionLostError(str(self._folder), PARTITION, str(self._position), first, last, is_another=True)
+        self._last = None
 
     def _read_next(self) -> list[Record]:
         records: list[Record] = []
@@ -132,9 +145,13 @@ class FolderSource(UpdateSource):
         latest = max(numbers, default=0)
         # A later file appears after the next file, so the next file is there now if it ever was.
         if latest < position or (latest > position + 1 and self._read(position + 1) is None):
-            first, last = (file_name(end(numbers)) if numbers else "no file" for end in (min, max))
+            first, last = self._ends(numbers)
             raise PositionLostError(str(self._folder), PARTITION, str(position), first, last)
         self._listed_s = monotonic()
+
+    @staticmethod
+    def _ends(numbers: set[int]) -> tuple[str, str]:
+        return (file_name(min(numbers)), file_name(max(numbers))) if numbers else ("no file", "no file")
 
     def _numbers(self) -> set[int]:
         try:

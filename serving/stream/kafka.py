@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from serving.errors import ConfigError, MissingExtraError, PositionLostError, SinkError, SourceUnreachableError
-from serving.stream.source import MOST_POLL_BYTES, Record, UpdateSink, UpdateSource
+from serving.stream.source import MOST_POLL_BYTES, Record, UpdateSink, UpdateSource, check_sum
 
 _ABSENT_S = 1.0
 _WAIT_S = 0.1  # how long ``close`` waits for a poll at most, unless the brokers are being asked
@@ -136,12 +136,14 @@ class KafkaSource(UpdateSource):
         self._lock = threading.Lock()  # held by whoever uses the client, so ``close`` frees no client in use
         self._positions: dict[str, int] = {}
         self._assigned: set[str] = set()
+        self._last: dict[str, int] = {}  # the check sums of the records before the positions, until they were compared
+        self._made_again: set[str] = set()
         self._refresh_at_s = 0.0
         self._outage: str | None = None
         self._fault: str | None = None
         self._client = self._brokers.open("Consumer", _CONSUMER, _CONSUMER_OWN, error_cb=self._note_error)
 
-    def start(self, positions: Mapping[str, str]) -> None:
+    def start(self, positions: Mapping[str, str], last: Mapping[str, int] | None = None) -> None:
         """See ``UpdateSource``."""
         ending = _ENDING.get(self._key)
         if ending is not None and ending.is_alive():  # so at most one client of a log is left behind
@@ -158,6 +160,7 @@ class KafkaSource(UpdateSource):
             if not self._closed.is_set():
                 self._client.unassign()
             self._positions, self._assigned = chosen, set()
+            self._last, self._made_again = dict(last or {}), set()
             self._refresh_at_s = 0.0
             self._fault = None
 
@@ -232,13 +235,29 @@ class KafkaSource(UpdateSource):
                     self._note_message_error(message)
                     continue
                 record = _record(message)
-                if record.partition not in self._assigned:
+                if record.partition not in self._assigned or self._is_before_position(record):
                     continue
                 self._positions[record.partition] = int(record.position)
                 records.append(record)
                 size_bytes += len(record.payload)
             messages = self._client.consume(_MOST_AT_ONCE, 0.0) if size_bytes < MOST_POLL_BYTES else []
         return records
+
+    def _is_before_position(self, record: Record) -> bool:
+        """Whether a record is the one before the position, which was read only to compare it."""
+        name, last = record.partition, self._last.pop(record.partition, None)
+        if last is None or int(record.position) > self._positions[name]:
+            return False
+        if check_sum(record.payload) != last:
+            self._made_again.add(name)
+            self._unassign(name)
+        return True
+
+    def _unassign(self, name: str) -> None:
+        """Have the next poll compare the position of a partition with the log's."""
+        self._client.incremental_unassign([_partition(name)])
+        self._assigned.remove(name)
+        self._refresh_at_s = 0.0
 
     def _assign_new(self) -> None:
         """Assign the partitions that are not assigned yet. The position of each is checked first."""
@@ -249,10 +268,14 @@ class KafkaSource(UpdateSource):
             with self._translated():
                 low, high = self._client.get_watermark_offsets(_partition(name), timeout=self._brokers.ask_s)
             position = self._positions.get(name, low)
-            if not low <= position <= high:
-                raise PositionLostError(self._brokers.name, name, str(position), str(low), str(high))
+            is_another = name in self._made_again
+            if is_another or not low <= position <= high:
+                where = self._brokers.name, name, str(position)
+                raise PositionLostError(*where, str(low), str(high), is_another=is_another)
+            if low == position:
+                self._last.pop(name, None)
             with self._translated():
-                self._client.incremental_assign([_partition(name, position)])
+                self._client.incremental_assign([_partition(name, position - (name in self._last))])
             self._assigned.add(name)
 
     def _found_partitions(self) -> set[str]:
@@ -279,10 +302,8 @@ class KafkaSource(UpdateSource):
             self._fault = f"{message.topic()}: {self._brokers.told(Exception(error))}"
             return
         name = f"{message.topic()}/{message.partition()}"
-        if name in self._assigned:  # the next poll compares the position with the log's
-            self._client.incremental_unassign([_partition(name)])
-            self._assigned.remove(name)
-            self._refresh_at_s = 0.0
+        if name in self._assigned:
+            self._unassign(name)
 
 
 class KafkaSink(UpdateSink):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from serving.stream.message import UpdateMessage
-from serving.stream.source import Record
+from serving.stream.source import Record, check_sum
 
 # Publishers whose last sequence number is remembered, for each partition.
 MOST_PUBLISHERS = 256
@@ -19,10 +19,13 @@ class LogState:
     Attributes:
         position: where the log goes on; empty: at its beginning.
         sequences: the last sequence number of each publisher, so that a message that was published twice applies once.
+        last: the check sum of the record before the position, so that a log that was made again is noticed; None:
+            unknown.
     """
 
     position: str = ""
     sequences: Mapping[str, int] = field(default_factory=dict)
+    last: int | None = None
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -38,17 +41,17 @@ class LogState:
             others = [pair for pair in sequences.items() if pair[0] != name]
             newest = max(message.sequence, sequences.get(name, message.sequence))  # a message may come again
             sequences = dict([*others[-MOST_PUBLISHERS + 1 :], (name, newest)])
-        return type(self)(record.position, sequences)
+        return type(self)(record.position, sequences, check_sum(record.payload))
 
     def write(self) -> str:
         """Return the state as text."""
-        return json.dumps({"position": self.position, "sequences": self.sequences})
+        return json.dumps({"position": self.position, "sequences": self.sequences, "last": self.last})
 
     @classmethod
     def read(cls, text: str) -> Self:
         """Read what ``write`` returned."""
         document = json.loads(text)
-        return cls(document["position"], document["sequences"])
+        return cls(document["position"], document["sequences"], document.get("last"))
 
 
 def publisher_of(message: UpdateMessage) -> str:

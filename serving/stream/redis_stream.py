@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from serving.errors import MissingExtraError, PositionLostError, SinkError, SourceUnreachableError
-from serving.stream.source import Record, UpdateSink, UpdateSource
+from serving.stream.source import Record, UpdateSink, UpdateSource, check_sum
 
 PAYLOAD = b"payload"
 _BEFORE_ALL = "0-0"
@@ -73,12 +73,14 @@ class _Stream:
 
     Attributes:
         position: the last entry that was read; None: none was.
+        check: the check sum of that entry, until it was compared.
         first: the oldest entry.
         last: the newest entry that there ever was.
         length: number of entries; None if the stream was not asked yet.
     """
 
     position: str | None = None
+    check: int | None = None
     first: str = _BEFORE_ALL
     last: str = _BEFORE_ALL
     length: int | None = None
@@ -113,12 +115,12 @@ class RedisStreamSource(UpdateSource):
         self._lock = threading.Lock()  # held by whoever uses the client
         self._client = address.client()
 
-    def start(self, positions: Mapping[str, str]) -> None:
+    def start(self, positions: Mapping[str, str], last: Mapping[str, int] | None = None) -> None:
         """See ``UpdateSource``."""
         for key in self._streams.keys() & positions.keys():
             if not _POSITION.fullmatch(positions[key]):
                 raise PositionLostError(self._address.name, key, repr(positions[key]), "identifiers", "identifiers")
-        self._streams = {key: _Stream(positions.get(key)) for key in self._streams}
+        self._streams = {key: _Stream(positions.get(key), (last or {}).get(key)) for key in self._streams}
 
     def poll(self, timeout_s: float) -> list[Record]:
         """See ``UpdateSource``."""
@@ -182,10 +184,13 @@ class RedisStreamSource(UpdateSource):
         else:
             stream.length, stream.last = about["length"], about["last-generated-id"].decode()
             stream.first = about["first-entry"][0].decode() if about["first-entry"] else stream.last
-        if stream.position in (None, _BEFORE_ALL) or here or stream.position == stream.last:
+        is_another = bool(here) and stream.check not in (None, check_sum(_record(key, *here[0]).payload))
+        if not is_another and (stream.position in (None, _BEFORE_ALL) or here or stream.position == stream.last):
+            stream.check = None
             return
         first, last = (stream.first, stream.last) if stream.length else ("nothing", "nothing")
-        raise PositionLostError(self._address.name, key, str(stream.position), first, last)
+        where = self._address.name, key, str(stream.position)
+        raise PositionLostError(*where, first, last, is_another=is_another)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """What a log of updates must do: ``UpdateSource`` for the server's side, ``UpdateSink`` for the trainer's side."""
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -14,10 +15,16 @@ __all__ = [
     "SourceUnreachableError",
     "UpdateSink",
     "UpdateSource",
+    "check_sum",
 ]
 
 #: ``UpdateSource.poll`` stops at the first record that brings it to this many bytes.
 MOST_POLL_BYTES: Final = 8 << 20
+
+
+def check_sum(payload: bytes) -> int:
+    """Return the CRC-32 of a payload, by which a position knows the record before it."""
+    return zlib.crc32(payload)
 
 
 class Record(NamedTuple):
@@ -44,7 +51,7 @@ class UpdateSource(ABC):
     """Reads a log of updates. One thread uses it, but any thread may call ``close``."""
 
     @abstractmethod
-    def start(self, positions: Mapping[str, str]) -> None:
+    def start(self, positions: Mapping[str, str], last: Mapping[str, int] | None = None) -> None:
         """Say where ``poll`` goes on; it may be called again.
 
         A partition without a position begins at the earliest record. So does a partition that appears later. Positions
@@ -52,6 +59,8 @@ class UpdateSource(ABC):
 
         Args:
             positions: by partition, from ``Record.position`` or ``UpdateSink.flush``.
+            last: the ``check_sum`` of the record before a position, by partition. If the log has another record there,
+                ``poll`` raises PositionLostError: the log was made again.
 
         Raises:
             PositionLostError: a text is no position of this kind of log.
@@ -66,7 +75,8 @@ class UpdateSource(ABC):
 
         Raises:
             SourceUnreachableError: the log is away, or refuses.
-            PositionLostError: the records after a position are gone, or the log is shorter than the position.
+            PositionLostError: the records after a position are gone, the log is shorter than the position, or it was
+                made again.
         """
 
     @abstractmethod

@@ -163,7 +163,9 @@ class ModelUpdates:
             self._look_at_truth(lasting.store)
         with closing(self._stream.open(self._config)) as source:
             self._source = source
-            source.start({partition: state.position for partition, state in self._logs.items() if state.position})
+            logs = {partition: state for partition, state in self._logs.items() if state.position}
+            last = {partition: state.last for partition, state in logs.items() if state.last is not None}
+            source.start({partition: state.position for partition, state in logs.items()}, last)
             looked_s = float("-inf")
             while not self._closing.is_set():
                 records = source.poll(self._stream.poll_s)

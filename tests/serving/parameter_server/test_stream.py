@@ -2,6 +2,8 @@
 
 import json
 import logging
+import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -273,6 +275,21 @@ def test_a_position_that_is_gone_is_never_skipped(tmp_path, model, log, caplog):
         assert "the records after position 0 are gone" in health.readiness().reason
         assert "serve a version whose manifest states a position that the log has" in caplog.text
         assert held_by(server.stores[-1]) == STARTED
+
+
+def test_a_log_that_was_made_again_is_never_read_from_its_middle(tmp_path, model, log):
+    folder, store = tmp_path / "log", partial(RocksDbStore, tmp_path / "db", num_threads=1)
+    send(log, message(Kind.UPSERT, [1], [[1, 1, 1]]), message(Kind.UPSERT, [77], [[2, 2, 2]]))
+    with serving(model, folder, store()) as server:
+        assert until(lambda: held_by(server.stores[-1]).get(77) == [2, 2, 2])
+        rows = held_by(server.stores[-1])
+    shutil.rmtree(folder)
+    send(FolderSink(folder), *[message(Kind.UPSERT, [2], [[3, 3, 3]])] * 5)
+    with serving(model, folder, store()) as server:
+        health = server.health("m")
+        assert until(lambda: health.readiness().state == "degraded")
+        assert "the log was made again: another record is before position 2" in health.readiness().reason
+        assert held_by(server.stores[-1]) == rows
 
 
 def test_rows_that_are_too_old_make_a_model_not_ready(tmp_path, model):

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from serving.errors import PositionLostError, SourceUnreachableError
+from serving.stream.source import check_sum
 
 WAIT_S = 20.0
 
@@ -155,7 +156,15 @@ def test_a_log_that_is_shorter_than_the_position_is_an_error(log, sink, source):
         assert caught.value.wanted == log.beyond
 
 
-def test_a_log_that_was_emptied_is_an_error(log, sink, source):
+def test_reading_goes_on_after_the_record_that_was_read(log, sink, source):
+    end = send(sink, numbered(3))
+    source.start(end, {log.partition: check_sum(b"message 2")})
+    send(sink, [b"later"])
+
+    assert [record.payload for record in read(source, 1)] == [b"later"]
+
+
+def test_a_log_that_was_emptied_is_an_error_also_when_it_has_grown_again(log, sink, source):
     end = send(sink, numbered(2))
     source.close()
     log.empty()
@@ -164,6 +173,15 @@ def test_a_log_that_was_emptied_is_an_error(log, sink, source):
 
     with pytest.raises(PositionLostError, match="are gone"):
         read(source, 1)
+
+    other = log.sink()
+    send(other, numbered(4, begin=10))
+    other.close()
+    source.start(end, {log.partition: check_sum(b"message 1")})
+
+    for _ in range(2):
+        with pytest.raises(PositionLostError, match="was made again|are gone"):
+            read(source, 1)
     source.close()
 
 
