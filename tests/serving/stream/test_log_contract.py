@@ -180,7 +180,7 @@ def test_a_log_that_was_emptied_is_an_error_also_when_it_has_grown_again(log, si
     source.start(end, {log.partition: check_sum(b"message 1")})
 
     for _ in range(2):
-        with pytest.raises(PositionLostError, match="was made again|are gone"):
+        with pytest.raises(PositionLostError, match=r"was made again|are gone"):
             read(source, 1)
     source.close()
 
