@@ -4,98 +4,93 @@
 into an export.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from serving.errors import ConfigError
 from serving.features import (
     FEATURES_FILE,
     FeatureDefinition,
     FeatureReader,
-    columns_of_arrays,
+    SlotOfTable,
+    arrays_of_frame,
     key_count,
     read_features,
     slots_of_graph,
     write_definition,
 )
-from training.data.checks import ColumnMap
+from training.data.raw_columns import RawColumns
 from training.model.document import TrainingDocument
-from training.model.fitting import fitted, is_fitting
-from training.samples import Bags, Samples
+from training.model.fitting import Sizes, fitted, is_fitting
 
 #: Of a list without a limit.
 _MOST_VALUES = 100
+_LARGEST_KEY_COUNT = 1 << 62  # of a hash without buckets
+#: Keys of a vocabulary that grows. A table is a hash table, so keys that nobody uses take no memory.
+_VOCABULARY_ROOM = 1 << 32
 
 
-class FeatureFile:
+class FeatureFile(RawColumns):
     """The raw features of one graph.
 
     Attributes:
         definition: the features, each with its slot and its offset.
         document: the graph; of a built-in network, one whose inputs have the sizes of the features.
-        reader: transforms columns.
-        labels: the columns of the labels.
     """
 
     def __init__(
-        self, path: str | Path, document: TrainingDocument, labels: Sequence[str] | None = None, dim: int | None = None
+        self,
+        path: str | Path,
+        document: TrainingDocument,
+        labels: Sequence[str] | None = None,
+        dim: int | None = None,
+        hidden: Sequence[int] = (),
+        weight: str | None = None,
+        definition: FeatureDefinition | None = None,
     ) -> None:
         """Read a definition, and lay it out over the slots of a graph.
 
         Args:
             path: a ``features.json``.
-            document: the graph. A built-in network follows the features: it has a slot for each feature with keys, all
-                in one table, and a dense number for each dense feature.
+            document: the graph. A built-in network follows the features: it has a slot for each feature with keys and a
+                dense number for each dense feature.
             labels: the columns of the labels; None: their names in the graph.
             dim: D of a built-in network; None: its own.
+            hidden: the widths of the deep network of a built-in network; empty: its own.
+            weight: the column of the weights of the samples; None: all count the same.
+            definition: the features; None: those of ``path``.
 
         Raises:
             ConfigError: the definition is wrong or does not fit the graph.
         """
-        source, definition = str(path), read_features(path)
+        source, definition = str(path), definition or read_features(path)
+        labels = tuple(labels or document.label_columns)
         if is_fitting(document) and all(feature.slot is None for feature in definition.slots):
-            sizes = [1 if feature.list is None else feature.list.most or _MOST_VALUES for feature in definition.slots]
-            sizing = {} if dim is None else {"dim": dim}
-            document = fitted(document, len(sizes), len(definition.dense), sum(sizes), **sizing)
-            definition = laid_out(definition, document.graph.embeddings[0].table, source)
-        elif dim is not None:
-            raise ConfigError(document.name, "", "the embeddings of this network have their own size; leave it out")
+            most = sum(1 if feature.list is None else feature.list.most or _MOST_VALUES for feature in definition.slots)
+            sizes = Sizes(len(definition.slots), len(definition.dense), most, labels, dim, tuple(hidden))
+            document = fitted(document, sizes)
+            definition = laid_out(definition, slots_of_graph(document.graph), source)
+        elif dim is not None or hidden:
+            reason = "the network keeps its own sizes; leave out --embedding-dim and --hidden"
+            raise ConfigError(document.name, "", reason)
         self.definition = definition
         self.document = document
-        self.labels = tuple(labels or document.label_columns)
-        if len(self.labels) != document.graph.label_dim:
+        if len(labels) != document.graph.label_dim:
             expected = f"expected {document.graph.label_dim} columns of labels"
-            raise ConfigError(source, "", f"{expected}, got {', '.join(self.labels)}")
+            raise ConfigError(source, "", f"{expected}, got {', '.join(labels)}")
         embeddings = document.graph.embeddings
         if [entry.top for entry in document.graph.sparse] != [of.bottom for of in embeddings]:
             reason = "expected an embedding layer for each sparse input, in their order"
             raise ConfigError(document.graph.source, "layers", f"{reason}, because features give keys to the slots")
-        self.reader = FeatureReader(definition, slots_of_graph(document.graph), document.graph.dense_dim, source)
-
-    @property
-    def columns(self) -> ColumnMap:
-        """The columns of the labels, the dense features and the slots."""
-        return ColumnMap(self.labels, self.dense, self.slots)
-
-    @property
-    def names(self) -> list[str]:
-        """The columns of the labels and the features."""
-        return [*self.labels, *self.reader.names]
-
-    @property
-    def dense(self) -> tuple[str, ...]:
-        """The features that are dense numbers."""
-        return tuple(feature.name for feature in self.definition.dense)
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The features of the slots, in the order of the graph."""
-        return self.reader.of_slots
+        reader = FeatureReader(definition, slots_of_graph(document.graph), document.graph.dense_dim, source)
+        super().__init__(reader, labels, weight)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -103,46 +98,112 @@ class FeatureFile:
         vocabularies = {one.name: one.vocabulary for one in self.definition.slots if one.vocabulary is not None}
         return {
             "labels": list(self.labels),
+            **({} if self.weight is None else {"weight": self.weight}),
             **self.definition.model_dump(mode="json", exclude_defaults=True),
             "crc32_of_vocabularies": {name: crc32(path.read_bytes()) for name, path in vocabularies.items()},
         }
-
-    def samples(self, labels: NDArray[np.float32], arrays: Mapping[str, Any]) -> Samples:
-        """Return the samples of Arrow arrays by feature, and of labels float32[B, L].
-
-        Raises:
-            FeatureValueError: a value cannot be used.
-        """
-        columns = columns_of_arrays(self.reader, arrays, len(labels))
-        found = self.reader.transform(columns, len(labels))
-        bags = Bags(found.keys, found.row_ptrs.astype(np.int64), len(self.slots))
-        return Samples(labels, found.dense, bags)
 
     def write(self, folder: Path) -> None:
         """Write the definition and its vocabularies into a version's folder."""
         write_definition(self.definition, folder / FEATURES_FILE)
 
 
-def laid_out(definition: FeatureDefinition, table: str, source: str) -> FeatureDefinition:
-    """Give each feature with keys a slot of one table, and keys of its own there, in the order of the definition.
+class FeatureTensors(NamedTuple):
+    """B samples as tensors.
+
+    Attributes:
+        dense: float32[B, F], the dense features, in the order of the definition.
+        keys: for each feature with keys, its keys int64[N], and where those of each sample begin, int64[B + 1].
+    """
+
+    dense: torch.Tensor
+    keys: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+class RawFeatures:
+    """Raw features for any PyTorch loop. Each feature has keys of its own, so that each may have a table.
+
+    Attributes:
+        definition: the features.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Read a ``features.json``.
+
+        Args:
+            path: the file; also that of a trained version. Then the keys are those of its tables.
+
+        Raises:
+            ConfigError: the definition is wrong.
+        """
+        self.definition = read_features(path)
+        slots = [SlotOfTable(one.slot_name, one.slot_name.partition("[")[0]) for one in self.definition.slots]
+        self._columns = RawColumns(FeatureReader(self.definition, slots, len(self.definition.dense), str(path)))
+
+    def __call__(self, frame: Any) -> FeatureTensors:
+        """Transform the rows of a frame.
+
+        Args:
+            frame: of pandas, Polars or pyarrow. Columns that are no features, such as labels, are left out.
+
+        Raises:
+            FeatureValueError: a feature is missing from the frame, or a value cannot be used.
+            MissingExtraError: pyarrow is not installed.
+        """
+        arrays = arrays_of_frame(frame, self._columns.reader.names)
+        rows = len(next(iter(arrays.values())))
+        samples = self._columns.samples(np.empty((rows, 0), np.float32), arrays)
+        bags = samples.bags.split([1] * len(self._columns.slots)) if self._columns.slots else []
+        keys = {
+            name: (torch.from_numpy(one.keys), torch.from_numpy(one.row_ptrs))
+            for name, one in zip(self._columns.slots, bags, strict=True)
+        }
+        return FeatureTensors(torch.from_numpy(samples.dense), keys)
+
+
+def automatic_dim(path: str | Path) -> int:
+    """Return D for the features of a ``features.json``: a power of two of at least twice the fourth root of the keys.
+
+    The feature with the most keys decides. D is from 4 to 64.
+
+    Raises:
+        ConfigError: the definition is wrong.
+    """
+    definition = read_features(path)
+    counts = [
+        key_count(feature, str(path), f"features[{number}]") or _LARGEST_KEY_COUNT
+        for number, feature in enumerate(definition.features)
+        if feature.kind != "dense"
+    ]
+    root = 2 * max(counts, default=1) ** 0.25
+    return int(min(max(2 ** math.ceil(math.log2(root)), 4), 64))
+
+
+def laid_out(definition: FeatureDefinition, slots: Sequence[SlotOfTable], source: str) -> FeatureDefinition:
+    """Give each feature with keys a slot, in their order, and keys of its own there.
+
+    A vocabulary has room for more values, so it grows without moving the keys of the features after it.
 
     Raises:
         ConfigError: a feature's keys have no end.
     """
-    names, offsets, end = [feature.name for feature in definition.slots], dict[str, int](), 0
+    slot_of = dict(zip((feature.name for feature in definition.slots), slots, strict=True))
+    offsets, end_of = dict[str, int](), dict[str, int]()
+    tables = Counter(slot.table for slot in slots)
     for number, feature in enumerate(definition.features):
         if feature.kind == "dense" or feature.shares is not None:
             continue
+        table = slot_of[feature.name].table
         size = key_count(feature, source, f"features[{number}]")
-        if size is None and len(names) > 1:
+        if size is None and tables[table] > 1:
             key = "size" if feature.kind == "identity" else "buckets"
             reason = "required, because the features share one table"
             raise ConfigError(source, f"features[{number}].{key}", reason)
-        offsets[feature.name] = end
-        end += size or 0
-    slots = [table] if len(names) == 1 else [f"{table}[{place}]" for place in range(len(names))]
+        offsets[feature.name] = end_of.get(table, 0)
+        room = _VOCABULARY_ROOM if feature.kind == "vocabulary" else size or 0
+        end_of[table] = offsets[feature.name] + room
     places = {
-        feature.name: {"slot": slots[names.index(feature.name)], "offset": offsets[feature.shares or feature.name]}
+        feature.name: {"slot": slot_of[feature.name].place, "offset": offsets[feature.shares or feature.name]}
         for feature in definition.slots
     }
     features = [feature.model_copy(update=places.get(feature.name, {})) for feature in definition.features]

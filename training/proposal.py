@@ -17,7 +17,9 @@ from serving.features import PANDAS_INDEX, is_list_type
 from serving.model.atomic import atomic_write
 from serving.model.names import is_taken
 from serving.model.strict_json import LARGEST_FLOAT32
-from training.data.columns import column_batches, import_pyarrow
+from training.data.checks import NO_SCORE
+from training.data.columns import column_batches, has_csv, import_pyarrow, missing_from
+from training.data.csv_faults import NULLS
 from training.errors import DataError
 
 _MOST_ROWS = 1_000_000
@@ -62,12 +64,13 @@ class Proposal(NamedTuple):
     why: str
 
 
-def propose(path: Path, labels: Sequence[str], *, holds_out: bool) -> list[Proposal]:
+def propose(path: Path, labels: Sequence[str], weight: str | None = None, *, holds_out: bool) -> list[Proposal]:
     """Look at the columns of Parquet or CSV data, and propose a feature for each.
 
     Args:
         path: the file or the folder.
-        labels: the columns that are no features.
+        labels: the columns of the labels.
+        weight: the column of the weights; None: there is none.
         holds_out: the last tenth of the rows is for the evaluation, and is not looked at.
 
     Raises:
@@ -81,11 +84,17 @@ def propose(path: Path, labels: Sequence[str], *, holds_out: bool) -> list[Propo
         table = table.slice(0, table.num_rows - max(1, table.num_rows // 10))
     if not table.num_rows:
         raise DataError(path, "no samples")
+    others = [*labels, *([] if weight is None else [weight])]
+    for name in others:
+        if name not in table.column_names:
+            raise DataError(path, missing_from(table.column_names), column=name)
     for label in labels:
-        if label not in table.column_names:
-            raise DataError(path, f"missing; the file has {', '.join(table.column_names)}", column=label)
+        _check_label(pa, path, label, table.column(label))
+    read = _typed if has_csv(path) else _as_it_is
     found = [
-        _proposed(pa, name, table.column(name).combine_chunks()) for name in table.column_names if name not in labels
+        _proposed(pa, name, read(pa, table.column(name).combine_chunks()))
+        for name in table.column_names
+        if name not in others
     ]
     if not any(one.feature is not None and one.feature["kind"] != "dense" for one in found):
         reason = "no column can be a category, which an embedding needs; write a features.json, and give it --features"
@@ -144,6 +153,34 @@ def _described(feature: dict[str, Any], why: str) -> str:
     return f"{feature['kind']}{''.join(f', {option}' for option in options)}{f': {why}' if why else ''}"
 
 
+def _check_label(pa: Any, path: Path, label: str, values: Any) -> None:
+    """Refuse a rating or an amount before features are written. Reading the samples checks each value."""
+    try:
+        numbers = values.cast(pa.float32())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return
+    wrong = numbers.filter(pa.compute.invert(pa.compute.is_in(numbers, value_set=pa.array([0.0, 1.0, None]))))
+    if len(wrong):
+        raise DataError(path, f"expected 0 or 1, found {wrong[0].as_py():g}{NO_SCORE}", column=label)
+
+
+def _as_it_is(pa: Any, array: Any) -> Any:
+    return array
+
+
+def _typed(pa: Any, texts: Any) -> Any:
+    """Return a column of CSV as integers, numbers, booleans or times if each of its values is one."""
+    numbers = pa.compute.if_else(pa.compute.is_in(texts, value_set=pa.array(NULLS)), None, texts)
+    if numbers.null_count == len(numbers):
+        return pa.nulls(len(texts))
+    for kind in (pa.int64(), pa.uint64(), pa.float64(), pa.bool_(), pa.timestamp("ns")):
+        try:
+            return numbers.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return texts
+
+
 def _proposed(pa: Any, name: str, array: Any) -> Proposal:
     """Propose a feature for a column."""
     values, lists = _values_of(pa, array)
@@ -154,7 +191,8 @@ def _proposed(pa: Any, name: str, array: Any) -> Proposal:
         feature, why = _feature_of(pa, name, values, distinct, is_list=bool(lists))
     if feature is not None:
         feature = {"name": name, **feature, **lists}
-    return Proposal(name, str(array.type), distinct, missing_ratio, feature, why)
+    kind = f"categories of {values.type}" if pa.types.is_dictionary(array.type) else str(array.type)
+    return Proposal(name, kind, distinct, missing_ratio, feature, why)
 
 
 def _values_of(pa: Any, array: Any) -> tuple[Any, dict[str, Any]]:

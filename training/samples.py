@@ -136,11 +136,13 @@ class Samples:
         dense: float32[B, F].
         bags: the keys of all slots of all sparse inputs, in the order of the graph. These are also a request's keys and
             its one CSR.
+        weights: float32[B], how much each sample counts; None: all count the same.
     """
 
     labels: NDArray[np.float32]
     dense: NDArray[np.float32]
     bags: Bags
+    weights: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         """Return B."""
@@ -148,7 +150,8 @@ class Samples:
 
     def __getitem__(self, rows: slice | Ints) -> Self:
         """Select samples by slice or by int64 positions."""
-        return type(self)(self.labels[rows], self.dense[rows], self.bags[rows])
+        weights = None if self.weights is None else self.weights[rows]
+        return type(self)(self.labels[rows], self.dense[rows], self.bags[rows], weights)
 
     def parts(self) -> Iterator[Self]:
         """Yield all samples at once; see ``training.data.source.SampleSource``."""
@@ -159,10 +162,12 @@ class Samples:
         """Concatenate samples. ``parts`` has at least one item."""
         if len(parts) == 1:
             return parts[0]
+        weights = [part.weights for part in parts if part.weights is not None]
         return cls(
             labels=np.concatenate([part.labels for part in parts]),
             dense=np.concatenate([part.dense for part in parts]),
             bags=Bags.joined([part.bags for part in parts]),
+            weights=np.concatenate(weights) if weights else None,
         )
 
 
@@ -171,14 +176,16 @@ class ContentSum:
 
     def __init__(self) -> None:
         """Begin without samples."""
-        self._sums = [0, 0, 0, 0]
+        self._sums: list[int] = []
 
     def add(self, part: Samples) -> None:
         """Take the next samples."""
-        columns = (part.labels, part.dense, part.bags.keys, part.bags.sizes)
+        columns = [part.labels, part.dense, part.bags.keys, part.bags.sizes]
+        columns += [] if part.weights is None else [part.weights]
+        self._sums = self._sums or [0] * len(columns)
         for number, column in enumerate(columns):
             self._sums[number] = zlib.crc32(np.ascontiguousarray(column).data, self._sums[number])
 
     def __str__(self) -> str:
         """Return the sum as hexadecimal digits."""
-        return f"{zlib.crc32(repr(self._sums).encode()):08x}"
+        return f"{zlib.crc32(repr(self._sums or [0, 0, 0, 0]).encode()):08x}"

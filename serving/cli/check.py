@@ -18,13 +18,14 @@ from serving.config import (
     SharedMemoryConfig,
     TableConfig,
     VolatileDbConfig,
+    read_model,
     read_repository,
 )
 from serving.dense.calibration import Quantization
 from serving.dense.files import open_dense
 from serving.dense.network import Engine
 from serving.errors import ConfigError, about, told
-from serving.features import FeatureReader, open_features, triton_inputs
+from serving.features import FeatureReader, changes, open_features, triton_inputs
 from serving.lookup import LookupSession
 from serving.lookup.cache_plan import Memory, buffers_memory, caches_memory, idle_refresh, keys_left_out, plan_caches
 from serving.model.graph import is_network_file
@@ -74,6 +75,13 @@ def add_parser(commands: Any) -> None:
         metavar="COLUMNS",
         help="the columns that --skew joins on, separated by commas (default: request_id)",
     )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="OLD",
+        help="list what clients of the version OLD must change for the version CONFIG; both are folders of a "
+        "version or of a model, which means its newest version",
+    )
     parser.add_argument("--connect", action="store_true", help="also connect to Redis, if the tiers have it")
     add_engine_options(parser, None, "also open the dense network with this engine, and print the error of int8")
     parser.set_defaults(run=_run, error_code=1)
@@ -82,6 +90,8 @@ def add_parser(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.skew is None and options.on is not None:
         raise ConfigError("--on", "", "needs --skew")
+    if options.against is not None:
+        return _compare_with_old(options)
     return check(options) if options.skew is None else _compare_with_training(options)
 
 
@@ -126,6 +136,15 @@ def check(options: argparse.Namespace) -> int:
         print("every row of the database was read")
     elif path is not None:
         print("the database was not read; --full reads every row of it")
+    return 0
+
+
+def _compare_with_old(options: argparse.Namespace) -> int:
+    """Print what clients of the old version must change."""
+    new, old = read_model(options.config), read_model(options.against)
+    lines = list(changes(new, old))
+    print(f"from {old.name} version {old.version} to {new.name} version {new.version}")
+    print(*lines or ["clients need not change anything"], sep="\n")
     return 0
 
 

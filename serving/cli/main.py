@@ -32,9 +32,10 @@ _COMMANDS = {
     "snapshot": "serving.cli.snapshot",
     "token": "serving.cli.token",
     "train": "training.command.cli",
+    "compare": "training.command.compare",
 }
 #: The output of these commands is their result. Other commands have done their work even if nobody reads the output.
-_REPORTS = ("check", "plan", "predict", "replay", "stats", "token", "updates")
+_REPORTS = ("check", "compare", "plan", "predict", "replay", "stats", "token", "updates")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,10 +1,14 @@
-"""``hotrow predict``: ask a running server from the shell."""
+"""``hotrow predict``: ask a running server from the shell, or score a file offline."""
 
 import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -23,11 +27,25 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "predict",
-        help="send samples to a running server",
-        description='Send {"samples": [{"dense": [...], "keys": [[...], ...]}]} to a server and print its predictions.',
+        help="send samples to a running server, or score a file offline",
+        description='Send {"samples": [{"dense": [...], "keys": [[...], ...]}]} to a server and print its predictions. '
+        "With --data, score a file without a server.",
+        epilog="Example: hotrow predict models/clicks --data clicks.parquet --output scores.parquet",
     )
-    parser.add_argument("model", metavar="MODEL", help="the model's name")
-    parser.add_argument("file", type=_file, metavar="FILE", help="the samples, a JSON file; - reads standard input")
+    parser.add_argument("model", metavar="MODEL", help="the model's name; with --data, the folder of the model")
+    parser.add_argument(
+        "file", nargs="?", type=_file, metavar="FILE", help="the samples, a JSON file; - reads standard input"
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE", help="score all rows of Parquet or CSV files, or of a folder of them"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="with --data, the Parquet file of the predictions, in the same order",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that another program wrote")
     parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
     parser.add_argument(
         "--timeout",
@@ -37,7 +55,17 @@ def add_parser(commands: Any) -> None:
         help="longest wait (default: %(default)s)",
     )
     add_client_options(parser)
-    parser.set_defaults(run=predict, error_code=1)
+    parser.set_defaults(run=partial(_run, parser), error_code=1)
+
+
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if (options.data is None) != (options.output is None) or (options.data is None) == (options.file is None):
+        parser.error("expected FILE, the samples for a server, or --data and --output, to score a file offline")
+    if options.data is None:
+        return predict(options)
+    score: Callable[[argparse.Namespace], int] = import_module("hotrow.scoring").score  # reads data as training does
+    print(f"{score(options):,} predictions written to {options.output}")
+    return 0
 
 
 def predict(options: argparse.Namespace) -> int:

@@ -5,11 +5,21 @@ the caller's types were. ``reader`` gives the columns to one native call, ``kern
 returns the keys and the dense numbers of a model.
 """
 
-from serving.features.columns import Column, Texts, column_of, count_samples, joined_texts, missing_column
+from serving.features.changes import changes
+from serving.features.columns import (
+    MISSING_WORDS,
+    Column,
+    Texts,
+    column_of,
+    count_samples,
+    joined_texts,
+    missing_column,
+)
 from serving.features.definition import FEATURES_FILE, FeatureConfig, FeatureDefinition, read_definition
 from serving.features.frames import (
     PANDAS_INDEX,
     array_of,
+    arrays_of_frame,
     arrow_type,
     columns_of_arrays,
     columns_of_frame,
@@ -18,11 +28,12 @@ from serving.features.frames import (
 )
 from serving.features.keras_archive import read_features
 from serving.features.opening import definition_of_names, open_features, slots_of, slots_of_graph
-from serving.features.reader import FeatureReader, SlotOfTable, Transformed, key_count
+from serving.features.reader import FeatureReader, SlotOfTable, Transformed, key_count, vocabulary_values
 from serving.features.writing import triton_inputs, write_definition
 
 __all__ = [
     "FEATURES_FILE",
+    "MISSING_WORDS",
     "PANDAS_INDEX",
     "Column",
     "FeatureConfig",
@@ -32,7 +43,9 @@ __all__ = [
     "Texts",
     "Transformed",
     "array_of",
+    "arrays_of_frame",
     "arrow_type",
+    "changes",
     "column_of",
     "columns_of_arrays",
     "columns_of_frame",
@@ -49,5 +62,6 @@ __all__ = [
     "slots_of",
     "slots_of_graph",
     "triton_inputs",
+    "vocabulary_values",
     "write_definition",
 ]

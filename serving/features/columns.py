@@ -1,7 +1,7 @@
 """From the values that a caller has to columns of the type that the definition gives a feature.
 
 A column of the native transform is a tuple, see ``kernels/host/bindings/features_bindings.cpp``. Missing values are
-null, NaN, an absent feature, and the empty text of any feature.
+null, NaN, an absent feature, the empty text of any feature, and ``MISSING_WORDS`` of features that are not strings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,8 @@ from serving.features.definition import FeatureConfig
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+#: Texts that stand for a missing number or boolean, as pandas and Arrow read them. In a string feature they are text.
+MISSING_WORDS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None")
 #: A column of the native transform.
 Column = tuple[Any, ...]
 #: Whose values are being read, and where those of each sample begin, for messages.
@@ -25,6 +27,8 @@ Place = tuple[FeatureConfig, Ints | None]
 
 _LARGEST_EXACT = 2.0**53 - 1  # 2^53 may be another integer, rounded
 _LARGEST_INTEGER = np.uint64(2**63 - 1)
+_WORDS = frozenset(word.encode() for word in MISSING_WORDS)
+_LONGEST_WORD = max(map(len, _WORDS))
 _TEXTS_OF_BOOLEANS = {"true": 1, "false": 0, "1": 1, "0": 0}
 _UNITS = {"s": "s", "ms": "ms", "us": "us", "ns": "ns", "day": "D"}
 
@@ -242,10 +246,22 @@ def _parsed(place: Place, parse: Any, values: Texts) -> tuple[Any, Flags]:
     """Return the numbers that texts stand for, and which are not missing."""
     found = parse(*values)
     if isinstance(found, int):
+        values = _without_words(values)
+        found = parse(*values)
+    if isinstance(found, int):
         text = values.bytes[values.begins[found] : values.ends[found]].tobytes().decode("utf-8", "replace")
         raise _error(place, found, text)
     valid = values.ends > values.begins
     return found, valid if values.valid is None else valid & values.valid
+
+
+def _without_words(values: Texts) -> Texts:
+    """Return texts in which ``MISSING_WORDS`` are empty."""
+    content, ends = values.bytes.tobytes(), values.ends.copy()
+    for at in np.flatnonzero(ends - values.begins <= _LONGEST_WORD).tolist():
+        if content[values.begins[at] : ends[at]] in _WORDS:
+            ends[at] = values.begins[at]
+    return values._replace(ends=ends)
 
 
 def _whole(place: Place, values: NDArray[Any]) -> tuple[Ints, Flags | None]:
@@ -283,7 +299,7 @@ def _numbers(place: Place, items: Any, dtype: Any, read: Any) -> tuple[Any, Flag
                 value = value.decode("utf-8", "replace")
             elif isinstance(value, Decimal):
                 value = str(value)
-            if _is_missing(value):
+            if _is_missing(value) or (isinstance(value, str) and value in MISSING_WORDS):
                 valid[at] = False
                 continue
             try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.errors import FeatureValueError, MissingExtraError
+from serving.errors import FeatureValueError, MissingExtraError, did_you_mean
 from serving.features.columns import Column, Texts, column_of, missing_column
 from serving.features.definition import FeatureConfig
 from serving.features.reader import FeatureReader
@@ -36,11 +36,29 @@ def columns_of_frame(reader: FeatureReader, frame: Any) -> tuple[list[Column], i
     pa = _import_pyarrow()
     table = frame if isinstance(frame, pa.Table) else pa.table(frame)
     names = [name for name in table.column_names if not name.startswith(PANDAS_INDEX)]
-    for name, count in Counter(names).items():
-        if count > 1:
+    return columns_of_arrays(reader, _arrays_of(table, names), table.num_rows), table.num_rows
+
+
+def arrays_of_frame(frame: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return the Arrow arrays of these columns of a frame.
+
+    Raises:
+        FeatureValueError: a column is missing, or is there twice.
+        MissingExtraError: pyarrow is not installed.
+    """
+    pa = _import_pyarrow()
+    table = frame if isinstance(frame, pa.Table) else pa.table(frame)
+    for name in names:
+        if name not in table.column_names:
+            raise FeatureValueError(name, None, f"is not in the frame{did_you_mean(name, table.column_names)}")
+    return _arrays_of(table, names)
+
+
+def _arrays_of(table: Any, names: Sequence[str]) -> dict[str, Any]:
+    for name, count in Counter(table.column_names).items():
+        if count > 1 and name in names:
             raise FeatureValueError(name, None, f"is in the frame {count} times")
-    arrays = {name: table.column(name).combine_chunks() for name in names}
-    return columns_of_arrays(reader, arrays, table.num_rows), table.num_rows
+    return {name: table.column(name).combine_chunks() for name in names}
 
 
 def columns_of_arrays(reader: FeatureReader, arrays: Mapping[str, Any], samples: int) -> list[Column]:
@@ -117,10 +135,18 @@ def _import_pyarrow() -> Any:
         raise MissingExtraError("pyarrow", "parquet", "reading data frames") from err
 
 
+def _decoded(pa: Any, array: Any) -> Any:
+    """Return the values of categoricals. Arrow takes nothing from string views, which Polars has."""
+    values = array.dictionary
+    if pa.types.is_string_view(values.type):
+        values = values.cast(pa.large_string())
+    return values.take(array.indices)
+
+
 def _column_of_array(feature: FeatureConfig, array: Any, samples: int) -> Column:
     pa = _import_pyarrow()
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        array = _decoded(pa, array)
     if pa.types.is_null(array.type):
         return missing_column(feature, samples)
     splits = None
@@ -131,7 +157,7 @@ def _column_of_array(feature: FeatureConfig, array: Any, samples: int) -> Column
         np.cumsum(lengths, out=splits[1:])
         array = compute.list_flatten(array)
         if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+            array = _decoded(pa, array)
     if splits is not None and pa.types.is_null(array.type):
         array = array.cast(pa.string())
     values, valid = _values_of(pa, feature, array)

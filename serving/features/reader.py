@@ -4,6 +4,7 @@ import codecs
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Lock
@@ -299,6 +300,20 @@ def compiled_vocabulary(feature: FeatureConfig, source: str, where: str) -> Iter
             yield Path(made.name), values
     except OSError as err:
         raise ConfigError(source, where, f"{path}: {(err.strerror or str(err)).lower()}") from err
+
+
+def vocabulary_values(feature: FeatureConfig) -> list[str]:
+    """Return the values of a feature's vocabulary, in their order.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    with compiled_vocabulary(feature, feature.name, feature.name) as (path, count):
+        content = path.read_bytes()
+    buckets = int(np.frombuffer(content, "<u8", 1, 16)[0])
+    begins = np.frombuffer(content, "<u8", count + 1, _HEAD_BYTES)
+    texts = content[_HEAD_BYTES + begins.nbytes + 4 * buckets :]
+    return [texts[begin:end].decode() for begin, end in pairwise(begins.tolist())]
 
 
 def _compiled_lines(content: bytes, source: str, where: str) -> tuple[bytes, int]:

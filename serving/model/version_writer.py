@@ -23,6 +23,7 @@ from serving.model.triton_config import TRITON_FILES, RawInput, TritonTensors, t
 
 FEATURES_FILE = "features.json"
 GRAPH_FILE, DENSE_FILE, ONNX_FILE = "graph.json", "dense.model", "dense.onnx"
+TRAINING_FILE = "training.json"  # how `hotrow train` made the version
 CALIBRATION_FILE = "calibration.npz"  # one request, which measures the error of the engine int8
 _ENTRY_FILE = "model.py"
 _OWN_NAMES = {
@@ -33,6 +34,7 @@ _OWN_NAMES = {
     CALIBRATION_FILE,
     _ENTRY_FILE,
     FEATURES_FILE,
+    TRAINING_FILE,
     MANIFEST_NAME,
     "__pycache__",
 }

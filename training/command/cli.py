@@ -54,17 +54,37 @@ def add_parser(commands: Any) -> None:
         "the columns and written to a file",
     )
     parser.add_argument(
+        "--weight",
+        metavar="COLUMN",
+        help="a column of Parquet or CSV data that says how much each row counts, in training and in evaluation",
+    )
+    parser.add_argument(
         "--embedding-dim",
         type=_whole(1, 65_536),
         metavar="D",
         help="with raw data, the floats of a row of a built-in model (default: 16)",
     )
+    parser.add_argument(
+        "--hidden",
+        type=_widths,
+        default=(),
+        metavar="N,N",
+        help="with raw data, the widths of the deep network of a built-in model, such as 256,128 (default: its own)",
+    )
     parser.add_argument("--key-type", choices=("I32", "I64"), default="I64", help="keys of Norm files (default: I64)")
     built_in = ", ".join(built_in_graphs())
     parser.add_argument(
+        "--from",
+        dest="start",
+        type=Path,
+        metavar="MODEL",
+        help="train a version further, by its folder or its model's folder: its network, rows and features, whose "
+        "vocabularies get the new values of the data",
+    )
+    parser.add_argument(
         "--model",
-        default="dcn",
-        help=f"a built-in model ({built_in}; default: dcn), or the JSON file of a HugeCTR training graph",
+        help=f"a built-in model ({built_in}; default: dcn); auto: a dcn with rows of a size that follows the raw data; "
+        "or the JSON file of a HugeCTR training graph",
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="the model repository")
     parser.add_argument("--name", help="the model's name in the repository (default: the graph file's name)")
@@ -179,6 +199,13 @@ def _why_unfit(options: argparse.Namespace) -> str:
         "--publish-format hps has rows of float32": options.publish_format == "hps"
         and options.publish_rows != "float32",
         "--embedding-dim needs --features or --label": options.embedding_dim is not None and not is_raw,
+        "--hidden needs --features or --label": bool(options.hidden) and not is_raw,
+        "--model auto needs --features or --label": options.model == "auto" and not is_raw,
+        "--from needs --data": options.start is not None and options.data is None,
+        "--from goes on with the version's network and features; leave out --model, "
+        "--embedding-dim and --hidden": options.start is not None
+        and any((options.model, options.features, options.embedding_dim, options.hidden)),
+        "--weight needs --data": options.weight is not None and options.data is None,
         "--features and --label need --data": is_raw and options.data is None,
         "--columns does not go with --features or --label": is_raw and options.columns is not None,
         "--eval-data needs --data; generated samples are evaluated on their last tenth": options.eval_data
@@ -194,6 +221,11 @@ def _whole(least: int, largest: int = 2**63 - 1) -> Callable[[str], int]:
         return int(text)
 
     return number
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    width = _whole(1, 65_536)
+    return tuple(width(part) for part in text.split(","))
 
 
 def _rate(text: str) -> float:

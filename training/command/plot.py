@@ -1,6 +1,6 @@
 """The results of a training as a picture, drawn by matplotlib."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,12 @@ from serving.model.atomic import atomic_write
 _PICTURES = (".svg", ".png", ".pdf")
 
 
-def draw(file: Path, epochs: Sequence[dict[str, Any]]) -> None:
+def draw(file: Path, runs: Mapping[str, Sequence[dict[str, Any]]]) -> None:
     """Draw loss and AUC of every epoch, and the calibration of the last. The file's suffix says its format.
 
     Args:
         file: an existing file is replaced.
-        epochs: as ``--metrics`` writes them; may be empty.
+        runs: for each training, by its name, the epochs as ``--metrics`` writes them; may be empty.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -29,13 +29,16 @@ def draw(file: Path, epochs: Sequence[dict[str, Any]]) -> None:
         raise MissingExtraError("matplotlib", "plot", "--plot") from err
     figure = Figure(figsize=(12, 4), layout="constrained")
     losses, areas, calibration = figure.subplots(1, 3)
-    numbers = [epoch["epoch"] for epoch in epochs]
-    losses.plot(numbers, [epoch["loss"] for epoch in epochs], marker="o", label="training")
     calibration.plot([0, 1], [0, 1], color="gray", linestyle=":", label="perfect")
-    for label, groups in epochs[-1]["calibration"].items() if epochs else ():
-        losses.plot(numbers, [epoch["log_loss"][label] for epoch in epochs], marker="o", label=f"evaluation, {label}")
-        areas.plot(numbers, [epoch["auc"][label] or 0.5 for epoch in epochs], marker="o", label=label)
-        calibration.plot(*zip(*groups, strict=True), marker="o", label=label)
+    for run, epochs in runs.items():
+        numbers = [epoch["epoch"] for epoch in epochs]
+        named = f"{run}, " if run else ""
+        losses.plot(numbers, [epoch["loss"] for epoch in epochs], marker="o", label=f"{named}training")
+        for label, groups in epochs[-1]["calibration"].items() if epochs else ():
+            of_label = [epoch["log_loss"][label] for epoch in epochs]
+            losses.plot(numbers, of_label, marker="o", label=f"{named}evaluation, {label}")
+            areas.plot(numbers, [epoch["auc"][label] or 0.5 for epoch in epochs], marker="o", label=f"{named}{label}")
+            calibration.plot(*zip(*groups, strict=True), marker="o", label=f"{named}{label}")
     for axes, title, x, y in (
         (losses, "log loss", "epoch", "mean"),
         (areas, "AUC", "epoch", "area"),

@@ -16,14 +16,18 @@ from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_write, remove_killed_writes, temporary_directory
 from serving.model.version_writer import check_output
 from serving.stream import read_settings
+from training.command import notes
 from training.command.checkpoint import Checkpoints
 from training.command.describe import describe
 from training.command.plot import draw
-from training.data.opening import columns_of, open_data
+from training.command.record import digest_of_data, record_of
+from training.command.warm_start import WarmStart
+from training.data.checks import ColumnMap
+from training.data.opening import columns_of, default_columns, open_data
 from training.data.source import FileSource, content_of
 from training.data.streams import batches_of
 from training.errors import DataError
-from training.features import FeatureFile
+from training.features import FeatureFile, automatic_dim
 from training.model.ctr_model import CtrModel
 from training.model.document import TrainingDocument, open_document
 from training.model.export import export_model
@@ -39,7 +43,6 @@ _CALIBRATION_SAMPLES = 512  # of the held-out samples, for the engine int8
 _KEY_DTYPES = {"I32": "uint32", "I64": "int64"}
 _TEMPORARY = "hotrow-train"  # a hidden folder next to the models
 _OUTBOX = "outbox"  # in the folder of checkpoints
-_FEW = 30  # with fewer rows of a class, the standard error of an AUC is about 0.05 or more
 _HELD_OUT = 10  # the last tenth of the samples is held out for evaluation
 
 
@@ -64,11 +67,22 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     if options.describe is not None:
         yield from describe(open_document(options.describe))
         return
-    document, features = open_document(options.model), None
-    if options.features is None and options.label is not None:
+    start = None if options.start is None else WarmStart(options.start)
+    is_automatic = options.model == "auto"
+    document = open_document("dcn" if is_automatic else options.model or "dcn") if start is None else start.document
+    features = None
+    if start is not None and start.has_features:
+        holds_out = options.eval_data is None
+        features = start.features(options.data, options.label, options.weight, holds_out=holds_out)
+        yield from (f"vocabulary of {name}: {count:,} new values" for name, count in start.new_values.items() if count)
+    elif options.features is None and options.label is not None:
         yield from _propose(options, processes)
     if options.features is not None:
-        features = FeatureFile(options.features, document, options.label, options.embedding_dim)
+        dim = options.embedding_dim
+        if is_automatic and dim is None:
+            dim = automatic_dim(options.features)
+            yield f"rows of {dim} floats"
+        features = FeatureFile(options.features, document, options.label, dim, options.hidden, options.weight)
         document = features.document
     name = document.name if options.name is None else options.name
     check_output(options.output, name, document.graph)
@@ -76,11 +90,15 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     torch.set_num_threads(options.threads)
     set_lookup_threads(options.threads)
     samples, evaluation, best_known = _read(options, document, features, processes)
+    data = _described_data(options, samples, evaluation) if processes.is_first else {}
     if best_known:
         yield best_known
     if "solver" in document.document:
         yield f"note: {document.graph.source}: solver: no effect: the options of `hotrow train` take its place"
+    yield from notes.of_samples(document, _names(options, document, features), samples, is_raw=features is not None)
     model = _model(document, options, processes)
+    if start is not None:
+        start.load(model)
     with ExitStack() as stack:
         training = _Run(options, document, features, model, samples, evaluation, stack)
         if options.publish is not None:
@@ -96,6 +114,7 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
             publisher=training.publisher,
             features=features,
             names=None if features or options.data is None else columns_of(options.data, document, options.columns),
+            record=training.record(data) if processes.is_first else None,
         )
     yield f"model written to {path}"
     yield f"serve it: hotrow serve {options.output}"
@@ -105,7 +124,7 @@ def _propose(options: argparse.Namespace, processes: Processes) -> Iterator[str]
     """Propose features from the columns of the data, write them, and have the training read them."""
     options.features = Path(f"{options.data.name.split('.')[0]}.features.json")
     if processes.is_first:
-        proposals = propose(options.data, options.label, holds_out=options.eval_data is None)
+        proposals = propose(options.data, options.label, options.weight, holds_out=options.eval_data is None)
         write_proposal(proposals, options.features)
         yield from shown(proposals, options.features)
     processes.wait("the proposed features")
@@ -149,6 +168,15 @@ def _read(
     return samples[: _cut(len(samples))], samples[_cut(len(samples)) :], ""
 
 
+def _described_data(
+    options: argparse.Namespace, samples: Samples | FileSource, evaluation: Samples | FileSource
+) -> dict[str, Any]:
+    """Return the rows and the digests of the data for ``training.json``."""
+    files = {"data": options.data, "eval_data": options.eval_data}
+    digests = {name: digest_of_data(path) for name, path in files.items() if path is not None}
+    return {"rows": len(samples), "evaluation_rows": len(evaluation), "sha256": digests}
+
+
 def _open(
     options: argparse.Namespace,
     document: TrainingDocument,
@@ -162,16 +190,18 @@ def _open(
         key_dtype=_KEY_DTYPES[options.key_type],
         columns=options.columns,
         features=features,
+        weight=options.weight,
         window_rows=options.window,
         progress=processes.is_first,
     )
 
 
-def _few(document: TrainingDocument, result: EpochResult, rows: int) -> Iterator[str]:
-    """Warn of labels whose AUC is mostly chance."""
-    for name, ones in zip(document.label_columns, result.evaluation_ones, strict=True):
-        if min(ones, rows - ones) < _FEW:
-            yield f"note: {ones} evaluation rows have {name} 1 and {rows - ones} have 0: too few for a reliable AUC"
+def _names(options: argparse.Namespace, document: TrainingDocument, features: FeatureFile | None) -> ColumnMap:
+    """Return the names of the columns."""
+    if features is not None:
+        return features.columns
+    found = None if options.data is None else columns_of(options.data, document, options.columns)
+    return found or default_columns(document)
 
 
 def _per_label(document: TrainingDocument, values: Sequence[float]) -> str:
@@ -205,6 +235,7 @@ def _described(document: TrainingDocument, result: EpochResult) -> dict[str, Any
         "loss": result.loss,
         "auc": auc,
         "log_loss": log_loss,
+        "base_log_loss": by_label(result.base_loss),
         "calibration": groups,
         "seconds": result.seconds,
     }
@@ -317,10 +348,15 @@ class _Run:
         if self._is_enough():
             yield f"stopped: {options.patience} epochs without a better log loss"
         best = self._best_epoch()
+        yield from notes.of_result(self._epochs[best - 1])
         if self._checkpoints is not None and best < len(self._epochs):
             self._checkpoints.load_model(self._last_step(best), best)
             self._model.processes.wait("the best epoch")  # the folder may be temporary
             yield f"the model of epoch {best} is written, because its log loss is the best"
+
+    def record(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the content of ``training.json``."""
+        return record_of(self._options, self._document, data, self._epochs, self._best_epoch())
 
     def _best_epoch(self) -> int:
         """Return the first epoch with the smallest log loss, added over the labels; 0 before the first epoch."""
@@ -351,7 +387,7 @@ class _Run:
             return
         _write_metrics(self._options.metrics, self._document, self._epochs)
         if self._options.plot is not None:
-            draw(self._options.plot, self._epochs)
+            draw(self._options.plot, {"": self._epochs})
 
     def _settings(self) -> dict[str, Any]:
         """Return what a resumed training must not change."""
@@ -364,6 +400,7 @@ class _Run:
             "synthetic": options.synthetic,
             **{name: None if path is None else str(path.resolve()) for name, path in paths.items()},
             **({} if self._features is None else {"features": self._features.settings}),
+            **({} if options.weight is None else {"weight": options.weight}),
             "key_type": options.key_type,
             "window": options.window,
             "batch_size": options.batch_size,
@@ -391,5 +428,5 @@ def _epoch_lines(
     yield f"loss {result.loss:.4f}  ({pace})"
     auc, log_loss = _per_label(document, result.auc), _per_label(document, result.evaluation_loss)
     if result.epoch == 1:
-        yield from _few(document, result, evaluation_rows)
+        yield from notes.of_epoch(document, result, evaluation_rows)
     yield f"AUC {auc}  (evaluation: {evaluation_rows:,} rows, log loss {log_loss})"

@@ -12,19 +12,24 @@ from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from training.errors import DataError
 from training.samples import Bags, Samples
 
+#: What to do about a label that is neither 0 nor 1.
+NO_SCORE = ". Models predict the probability of 1, so make such a column of a rating or an amount, such as rating >= 4"
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnMap:
-    """The columns of L labels, F dense features and S slots, by name."""
+    """The columns of L labels, F dense features, S slots and the weights of the samples, by name."""
 
     labels: tuple[str, ...]
     dense: tuple[str, ...]
     slots: tuple[str, ...]
+    weight: str | None = None
 
     @property
     def names(self) -> list[str]:
         """All columns. A column that is read several times is listed several times."""
-        return [*self.labels, *self.dense, *self.slots]
+        weight = [] if self.weight is None else [self.weight]
+        return [*weight, *self.labels, *self.dense, *self.slots]
 
 
 def checked(
@@ -46,8 +51,8 @@ def checked(
             previous slots are added to them. None: keys are used as they are.
 
     Raises:
-        DataError: a label is neither 0 nor 1, a dense feature is NaN or infinite, or a key is reserved or outside its
-            slot. The message names the source, the column and the record.
+        DataError: a label is neither 0 nor 1, a dense feature is NaN or infinite, a weight is negative or not finite,
+            or a key is reserved or outside its slot. The message names the source, the column and the record.
         ValueError: there is not one size per slot.
     """
     labels, dense, bags = samples.labels, samples.dense, samples.bags
@@ -59,13 +64,21 @@ def checked(
         name = names[column] if names else f"{kind}[{column}]"
         raise DataError(source, f"expected {expected}, found {found}", column=name, record=first_record + record)
 
-    for kind, values, wrong, expected in (
-        ("label", labels, (labels != 0) & (labels != 1), "0 or 1"),
-        ("dense", dense, ~np.isfinite(dense), "a finite number"),
+    for kind, values, wrong, expected, advice in (
+        ("label", labels, (labels != 0) & (labels != 1), "0 or 1", NO_SCORE),
+        ("dense", dense, ~np.isfinite(dense), "a finite number", ""),
     ):
         if wrong.any():
             record, column = np.argwhere(wrong)[0].tolist()
-            refuse(kind, column, record, expected, np.format_float_positional(values[record, column], trim="-"))
+            found = np.format_float_positional(values[record, column], trim="-")
+            refuse(kind, column, record, expected, found + advice)
+    weights = np.ones(0, np.float32) if samples.weights is None else samples.weights
+    wrong_weights = ~np.isfinite(weights) | (weights < 0)
+    if wrong_weights.any():
+        record = int(np.argmax(wrong_weights))
+        name = None if columns is None else columns.weight
+        reason = f"expected a weight of at least 0, found {weights[record]:g}"
+        raise DataError(source, reason, column=name, record=first_record + record)
     keys, wrong_keys, sizes = _keys_of(bags, slot_sizes)
     if wrong_keys.any():
         at = int(np.argmax(wrong_keys))
@@ -74,7 +87,8 @@ def checked(
         refuse("slot", slot, record, f"a key from {lowest} to {highest}", bags.keys[at])
     if keys is bags.keys:
         return samples
-    return Samples(labels, dense, Bags(keys, None if bags.has_one_key_each else bags.row_ptrs, bags.slots))
+    bags = Bags(keys, None if bags.has_one_key_each else bags.row_ptrs, bags.slots)
+    return Samples(labels, dense, bags, samples.weights)
 
 
 def _keys_of(

@@ -14,9 +14,10 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +29,20 @@ from serving.model.data_files import list_data_files
 from serving.model.regular_file import check_regular, wrong_kind
 from serving.model.strict_json import Fields, read_json
 from training.data.checks import ColumnMap, checked
-from training.data.csv_faults import NULL, OPEN_QUOTE, EndedStream, first_fault, header_of, with_line
+from training.data.csv_faults import (
+    NULL,
+    NULLS,
+    OPEN_QUOTE,
+    EndedStream,
+    first_fault,
+    header_of,
+    separator_advice,
+    with_line,
+)
 from training.data.file_list import read_file_list
+from training.data.raw_columns import RawColumns
 from training.errors import DataError
 from training.samples import Bags, Samples
-
-if TYPE_CHECKING:
-    from training.features import FeatureFile  # which needs PyTorch
 
 _READ_ROWS = 65_536  # pyarrow is slow with small batches
 _READ_AHEAD = 2  # batches
@@ -49,7 +57,7 @@ CSV_SUFFIXES = (".csv", *(f".csv{packed}" for packed in (".gz", ".zst", ".bz2", 
 _log = logging.getLogger(__name__)
 Number = TypeVar("Number", np.int64, np.float32)
 #: Which columns of a file are read: numbers and keys, or raw features.
-Columns: TypeAlias = "ColumnMap | FeatureFile"
+Columns: TypeAlias = ColumnMap | RawColumns
 
 
 def read_parquet(
@@ -66,7 +74,7 @@ def read_parquet(
 
     Args:
         path: the file, the files or the folder.
-        columns: which columns to read; a ``FeatureFile`` reads raw values.
+        columns: which columns to read; ``RawColumns`` reads raw values.
         slot_sizes: S numbers, how many keys each slot has: keys begin at 0 in each slot, and the sizes of the slots
             before are added. None: keys are used as they are.
         batch_size: the samples of a batch. The last batch of a file may be smaller.
@@ -95,6 +103,16 @@ def read_csv(
     import_pyarrow()
     for file in files_of(path, CSV_SUFFIXES):
         yield from _read_csv_file(file, columns, slot_sizes, batch_size)
+
+
+def read_columns(path: Path, columns: Columns, *, batch_size: int = 4096) -> Iterator[Samples]:
+    """Yield the samples of Parquet or CSV files, as ``read_parquet`` and ``read_csv`` do.
+
+    Raises:
+        DataError: see ``read_parquet``; or the file is of another format.
+    """
+    read, suffixes = (read_csv, CSV_SUFFIXES) if has_csv(path) else (read_parquet, PARQUET_SUFFIXES)
+    return read(files_of(path, suffixes), columns, batch_size=batch_size)
 
 
 def read_hugectr_parquet(
@@ -126,26 +144,40 @@ def hugectr_columns(path: str | Path) -> ColumnMap:
 
 
 def column_batches(path: Path) -> Iterator[Any]:
-    """Yield pyarrow's record batches with every column of Parquet or CSV files, whose types are those of the file.
+    """Yield pyarrow's record batches with every column of Parquet or CSV files. Those of CSV are texts.
 
     Raises:
         DataError: a file is missing or damaged, or is of another format.
         MissingExtraError: pyarrow is not installed.
     """
     pa = import_pyarrow()
-    is_csv = not (path.suffix in PARQUET_SUFFIXES or (path.is_dir() and list_data_files(path, PARQUET_SUFFIXES).files))
-    if is_csv and not (path.is_dir() or path.name.endswith(CSV_SUFFIXES)):
-        raise DataError(path, "expected a Parquet or CSV file, or a folder of them")
+    has_texts = has_csv(path)
     parse = pa.csv.ParseOptions(newlines_in_values=True)
-    form = pa.dataset.CsvFileFormat(parse_options=parse) if is_csv else pa.dataset.ParquetFileFormat()
-    fault = _damaged if is_csv else _damaged_parquet
-    for file in files_of(path, CSV_SUFFIXES if is_csv else PARQUET_SUFFIXES):
+    form: Any = pa.dataset.ParquetFileFormat()
+    fault = _damaged if has_texts else _damaged_parquet
+    for file in files_of(path, CSV_SUFFIXES if has_texts else PARQUET_SUFFIXES):
         _check_regular(file)
         try:
+            if has_texts:
+                names = header_of(pa, file)
+                _check_separator(file, names)
+                texts = dict.fromkeys(names, pa.string())
+                convert = pa.csv.ConvertOptions(column_types=texts)
+                form = pa.dataset.CsvFileFormat(parse_options=parse, convert_options=convert)
             batches = pa.dataset.dataset(str(file), format=form).to_batches(batch_size=_READ_ROWS)
         except (pa.ArrowException, OSError) as err:
             raise fault(file, err) from err
         yield from _checked(pa, file, iter(batches), fault)
+
+
+def has_csv(path: Path) -> bool:
+    """Return whether columns come from CSV files; if not, from Parquet files. Raise DataError for other files."""
+    has_parquet = path.is_dir() and list_data_files(path, PARQUET_SUFFIXES).files
+    if path.suffix in PARQUET_SUFFIXES or has_parquet:
+        return False
+    if not (path.is_dir() or path.name.endswith(CSV_SUFFIXES)):
+        raise DataError(path, f"expected a Parquet or CSV file, or a folder of them{separator_advice(path)}")
+    return True
 
 
 def parquet_rows(path: Path) -> int:
@@ -277,14 +309,12 @@ def _read_csv_file(
 ) -> Iterator[Samples]:
     pa = import_pyarrow()
     _check_regular(path)
+    types = dict.fromkeys(columns.names, pa.string())  # labels may be true or false
     if isinstance(columns, ColumnMap):
-        types = {name: pa.float32() for name in (*columns.labels, *columns.dense)}
-        types |= {name: pa.int64() for name in columns.slots}
-    else:
-        types = dict.fromkeys(columns.reader.names, pa.string()) | dict.fromkeys(columns.labels, pa.float32())
+        types |= dict.fromkeys(columns.dense, pa.float32()) | dict.fromkeys(columns.slots, pa.int64())
     read = pa.csv.ReadOptions(block_size=_READ_BYTES)
     parse = pa.csv.ParseOptions(newlines_in_values=True)  # otherwise pyarrow may cut a field at the end of a block
-    options = pa.csv.ConvertOptions(column_types=types, include_columns=_distinct(columns))
+    options = pa.csv.ConvertOptions(column_types=types, null_values=NULLS, include_columns=_distinct(columns))
     mark = secrets.randbits(62)
 
     def damaged(path: Path, err: Exception) -> DataError:
@@ -349,13 +379,29 @@ def _damaged_parquet(path: Path, err: Exception) -> DataError:
 
 
 def _check_names(path: Path, columns: Columns, found: list[str]) -> None:
+    _check_separator(path, found)
     counts = Counter(found)
     for name in columns.names:
         if counts[name] != 1:
             close = nearest(name, found)
             hint = f"; did you mean {close[0]}?" if close and close[0] != name else ""
-            reason = "is there twice" if counts[name] else f"missing; the file has {', '.join(found)}{hint}"
-            raise DataError(path, reason, column=name)
+            if isinstance(columns, ColumnMap) and name in columns.labels:
+                hint += ". To train on raw columns, name the label: --label COLUMN"
+            raise DataError(path, "is there twice" if counts[name] else f"{missing_from(found)}{hint}", column=name)
+
+
+def missing_from(found: Sequence[str]) -> str:
+    """Say that a column is missing from those of a file."""
+    advice = ""
+    if all(name.replace(".", "", 1).isdecimal() for name in found):
+        advice = ". If these are values, write the names of the columns above them"
+    return f"missing; the file has {', '.join(found)}{advice}"
+
+
+def _check_separator(path: Path, names: Sequence[str]) -> None:
+    """Refuse the names of a header without a comma and with another separator."""
+    if len(names) == 1 and (advice := separator_advice(path)):
+        raise DataError(path, f"expected columns that are separated by commas, found one column{advice}")
 
 
 def _checked(
@@ -395,12 +441,13 @@ class _Converter:
             samples = Samples(labels, self._numbers(batch, self._columns.dense), self._bags(batch))
         else:
             samples = self._raw(self._columns, labels, batch)
+        if self._columns.weight is not None:
+            samples = replace(samples, weights=self._numbers(batch, [self._columns.weight])[:, 0])
         first, self._first_row = self._first_row, self._first_row + len(samples)
-        columns = self._columns
-        names = ColumnMap(columns.labels, columns.dense, columns.slots)
+        names = self._columns if isinstance(self._columns, ColumnMap) else self._columns.columns
         return checked(samples, self._path, first, columns=names, slot_sizes=self._slot_sizes)
 
-    def _raw(self, features: "FeatureFile", labels: NDArray[np.float32], batch: Any) -> Samples:
+    def _raw(self, features: RawColumns, labels: NDArray[np.float32], batch: Any) -> Samples:
         try:
             return features.samples(labels, {name: batch.column(name) for name in features.reader.names})
         except FeatureValueError as err:
@@ -427,6 +474,10 @@ class _Converter:
         columns = []
         for name in names:
             values = self._column(batch, name)
+            if types.is_string(values.type) or types.is_large_string(values.type):
+                values = self._numbers_of_texts(name, values)
+            elif types.is_decimal(values.type):
+                values = values.cast(self._pa.float64())
             if not (types.is_integer(values.type) or types.is_floating(values.type) or types.is_boolean(values.type)):
                 raise DataError(self._path, f"expected numbers, found {values.type}", column=name)
             if values.null_count:
@@ -436,6 +487,25 @@ class _Converter:
             columns.append(values.to_numpy(zero_copy_only=False))
         with np.errstate(over="ignore"):
             return _side_by_side(columns, batch.num_rows, np.float32)
+
+    def _numbers_of_texts(self, name: str, values: Any) -> Any:
+        """Return the numbers or booleans that texts stand for."""
+        pa, compute = self._pa, self._pa.compute
+        is_null = compute.is_in(values, value_set=pa.array(NULLS, values.type))
+        texts = compute.utf8_lower(compute.utf8_trim_whitespace(compute.if_else(is_null, None, values)))
+        for word, digit in (("true", "1"), ("false", "0")):
+            texts = compute.if_else(compute.equal(texts, word), digit, texts)
+        try:
+            return texts.cast(pa.float32())
+        except pa.ArrowInvalid:
+            pass
+        for row, text in enumerate(texts.to_pylist()):
+            try:
+                pa.scalar(text).cast(pa.float32())
+            except pa.ArrowInvalid:
+                reason = f"expected a number, found {values[row].as_py()!r}"
+                raise DataError(self._path, reason, column=name, record=self._first_row + row) from None
+        raise AssertionError("a cast fails if the cast of a value fails")
 
     def _bags(self, batch: Any) -> Bags:
         columns = [self._column(batch, name) for name in self._columns.slots]

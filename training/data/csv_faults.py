@@ -9,10 +9,15 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from serving.features import MISSING_WORDS
+from serving.model.regular_file import open_regular
 from training.errors import DataError
 
+#: What pyarrow reads as null in columns of numbers.
+NULLS = ("", *MISSING_WORDS)
 NULL = "null"
 OPEN_QUOTE = "a quoted field has no closing quote"
+_FIRST_BYTES = 4096
 _END, _TOO_LONG = "\0end of file", "\0too long"
 _USUAL_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]*)?")
 
@@ -83,6 +88,23 @@ def header_of(pa: Any, path: Path) -> list[str]:
     return names
 
 
+def separator_advice(path: Path) -> str:
+    """Say how a text file with another separator becomes Parquet; empty if its first line has none."""
+    try:
+        with open_regular(path) as file:
+            line = file.read(_FIRST_BYTES).partition(b"\n")[0].decode("utf-8", "replace")
+    except OSError:
+        return ""
+    found = next((separator for separator in ("::", "\t", ";", "|") if separator in line), None)
+    if found is None:
+        return ""
+    names = ", ".join(repr(f"column{number}") for number in range(1, 2 + line.count(found)))
+    read = f"pandas.read_csv({path.name!r}, sep={found!r}, engine='python'"
+    write = f".to_parquet({path.name.split('.')[0] + '.parquet'!r})"
+    header = f"without a header, name the columns: names=[{names}]"
+    return f"; its columns are separated by {found!r}, so convert it: {read}){write}; {header}"
+
+
 def with_line(pa: Any, err: DataError) -> DataError:
     """Return an error that names a record as one that names the record's line; without a record, the header's.
 
@@ -108,7 +130,6 @@ def first_fault(pa: Any, path: Path, types: Mapping[str, Any]) -> DataError | No
     Raises:
         OSError: the file cannot be read or decompressed.
     """
-    nulls = frozenset(pa.csv.ConvertOptions().null_values)
     records = _records(pa, path)
     _, names = next(records)
     for line, fields in records:
@@ -118,7 +139,7 @@ def first_fault(pa: Any, path: Path, types: Mapping[str, Any]) -> DataError | No
             reason = f"expected {len(names)} fields, as the header has, found {len(fields)}"
             return DataError(path, reason, line=line)
         for name, field in zip(names, fields, strict=True):
-            if name in types and field not in nulls and not _is_a(pa, types[name], field.strip(" \t")):
+            if name in types and field not in NULLS and not _is_a(pa, types[name], field.strip(" \t")):
                 expected = {pa.int64(): "an integer of 64 bits", pa.string(): "text in UTF-8"}.get(
                     types[name], "a number"
                 )

@@ -56,7 +56,7 @@ def read_npz(path: Path, document: TrainingDocument, batch_size: int = 16_384) -
             arrays[name].check((rows, columns))
         inputs = [_sparse_input(arrays, entry, rows) for entry in graph.sparse]
         slots = {entry.top: entry.slots for entry in graph.sparse}
-        names = ColumnMap(*(_column_names(counts) for counts in (labels, dense, slots)))
+        names = ColumnMap(_column_names(labels), _column_names(dense), _column_names(slots))
         for first in range(0, rows, batch_size):
             count = min(batch_size, rows - first)
             samples = Samples(

@@ -1,6 +1,7 @@
 """Open a file of training data, whatever its format is."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from training.data.columns import (
     METADATA,
     PARQUET_SUFFIXES,
     files_of,
+    has_csv,
     hugectr_columns,
     read_csv,
     read_hugectr_parquet,
@@ -42,6 +44,7 @@ def open_data(
     key_dtype: str = "int64",
     columns: Path | None = None,
     features: FeatureFile | None = None,
+    weight: str | None = None,
     window_rows: int = 1_000_000,
     progress: bool = False,
 ) -> Samples | FileSource:
@@ -55,6 +58,7 @@ def open_data(
         columns: a JSON file with the columns of Parquet and CSV files, see ``read_column_map``; None: their names are
             those of ``default_columns``.
         features: reads raw features from Parquet and CSV files; None: the files have keys.
+        weight: the column of the weights of the samples in Parquet and CSV files with keys; None: all count the same.
         window_rows: the samples are kept in memory if there are at most as many.
         progress: show a progress bar if standard error is a terminal.
 
@@ -66,7 +70,7 @@ def open_data(
         ConfigError: the samples do not fit the document, or ``columns`` cannot be used.
         MissingExtraError: the format needs a package that is not installed.
     """
-    read = _feature_reader(path, features) if features else _reader(path, document, key_dtype, columns)
+    read = _feature_reader(path, features) if features else _reader(path, document, key_dtype, columns, weight)
     rows, kept, content = 0, [], ContentSum()
     with tqdm(unit=" rows", desc=path.name, disable=None if progress else True) as bar:
         for part in read():
@@ -148,11 +152,13 @@ def read_column_map(path: Path, document: TrainingDocument) -> ColumnMap:
 
 
 def _reader(
-    path: Path, document: TrainingDocument, key_dtype: str, columns: Path | None
+    path: Path, document: TrainingDocument, key_dtype: str, columns: Path | None, weight: str | None
 ) -> Callable[[], Iterator[Samples]]:
     """Return a function that reads the samples. A folder is listed once, so every epoch reads the same files."""
     _check_is_file(path)
     sizes = document.data.slot_sizes
+    if weight is not None and columns is None and columns_of(path, document, None) != default_columns(document):
+        raise DataError(path, f"expected a Parquet or CSV file, which has a column of weights {weight!r}")
     if path.suffix == ".npz":
         return partial(read_npz, path, document)
     if columns is None and _has_metadata(path):
@@ -162,6 +168,7 @@ def _reader(
     if columns is None and _is_criteo(path):
         return partial(read_criteo_blocks, path, sizes)
     column_map = default_columns(document) if columns is None else read_column_map(columns, document)
+    column_map = replace(column_map, weight=weight)
     if path.suffix == ".parquet" or _has_parquet(path):
         return partial(read_parquet, files_of(path, PARQUET_SUFFIXES), column_map, slot_sizes=sizes)
     return partial(read_csv, files_of(path, CSV_SUFFIXES), column_map, slot_sizes=sizes)
@@ -187,11 +194,8 @@ def _is_criteo(path: Path) -> bool:
 def _feature_reader(path: Path, features: FeatureFile) -> Callable[[], Iterator[Samples]]:
     """Return a function that reads samples of raw features."""
     _check_is_file(path)
-    if path.suffix == ".parquet" or _has_parquet(path):
-        return partial(read_parquet, files_of(path, PARQUET_SUFFIXES), features)
-    if path.is_dir() or ".csv" in path.suffixes:
-        return partial(read_csv, files_of(path, CSV_SUFFIXES), features)
-    raise DataError(path, "expected a Parquet or CSV file with a header, or a folder of them, for raw features")
+    read, suffixes = (read_csv, CSV_SUFFIXES) if has_csv(path) else (read_parquet, PARQUET_SUFFIXES)
+    return partial(read, files_of(path, suffixes), features)
 
 
 def _check_is_file(path: Path) -> None:

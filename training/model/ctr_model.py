@@ -105,8 +105,8 @@ class CtrModel:
             learning_rate: the learning rate of this step.
 
         Returns:
-            the loss before the step: the mean over samples of the sum over labels of weighted binary cross-entropies,
-            and the terms of the regularizers.
+            the loss before the step: the mean over samples of the sum over labels of binary cross-entropies, weighted
+            by the weights of samples and labels, and the terms of the regularizers.
 
         Raises:
             ReservedKeyError: a key is one of the four reserved values. Nothing is learned from the batch.
@@ -118,6 +118,8 @@ class CtrModel:
         batch = {"Dropout": partial(self._dropout, total, share), "BatchNorm": partial(self._batch_norm, total)}
         logits = self._run(mine.dense, pooled, batch)
         losses = binary_cross_entropy_with_logits(logits, torch.from_numpy(mine.labels), reduction="none")
+        if mine.weights is not None:
+            losses = losses * torch.from_numpy(mine.weights)[:, None]
         loss = losses.sum(dim=0) @ self._label_weights / total
         terms = sum((regularizer.term(self._learned(), total) for regularizer in self._regularizers), torch.zeros(()))
         # Gradients and losses become means over the processes. The loss of the batch is the sum of their losses.

@@ -34,6 +34,7 @@ from serving.model.version_writer import (
     DENSE_FILE,
     GRAPH_FILE,
     ONNX_FILE,
+    TRAINING_FILE,
     check_model_name,
     write_version,
 )
@@ -63,6 +64,7 @@ def export_model(
     publisher: "Publisher | None" = None,
     features: "FeatureFile | None" = None,
     names: "ColumnMap | None" = None,
+    record: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, complete or absent. Of several processes, the first writes.
 
@@ -80,6 +82,7 @@ def export_model(
         features: how training read raw features. The version has their definition, so requests may have them too.
         names: the columns of data without raw features. Requests have them as names of slots and dense features, unless
             the graph has names. None: the inputs have no names.
+        record: how the model was trained, for the version's ``training.json``; None: it has no such file.
 
     Returns:
         the version's folder.
@@ -95,7 +98,9 @@ def export_model(
         run, positions = publisher.run, publisher.flush()
     if model.processes.is_first:
         document = _named(document, names if features is None else features.columns)
-        write_files = partial(_write_files, model=model, document=document, calibration=calibration, features=features)
+        write_files = partial(
+            _write_files, model=model, document=document, calibration=calibration, features=features, record=record
+        )
         raw_inputs = _raw_inputs(document, None if features is None else features.definition)
         path = write_version(repository, name, model.graph, write_files, version, run, positions, raw_inputs=raw_inputs)
     else:
@@ -274,8 +279,12 @@ def _write_files(
     document: dict[str, Any],
     calibration: Samples | None,
     features: "FeatureFile | None",
+    record: Mapping[str, Any] | None,
 ) -> SlotKeys:
     """Write the files of a version, and return how the keys of its requests come."""
+    if record is not None:
+        text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        (folder / TRAINING_FILE).write_text(text, encoding="utf-8")
     if features is not None:
         features.write(folder)
     graph = _write_network(folder, model, document, _SETTINGS)

@@ -5,8 +5,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.floating]
 
-def area_under_curve(labels: NDArray[np.floating], scores: NDArray[np.floating]) -> float:
+
+def area_under_curve(labels: Floats, scores: Floats, weights: Floats | None = None) -> float:
     """Compute the exact area under the ROC curve in O(B log B).
 
     It is the share of (positive, negative) pairs that the scores order correctly. A tie counts one half.
@@ -14,12 +16,14 @@ def area_under_curve(labels: NDArray[np.floating], scores: NDArray[np.floating])
     Args:
         labels: [B], each 0 or 1.
         scores: [B], any increasing function of the predicted probability.
+        weights: [B], how much each sample counts; None: all count the same. A pair counts the product.
 
     Returns:
         The area, or NaN if all labels are equal.
     """
-    values, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    positives = np.bincount(inverse, weights=labels, minlength=values.size)
+    values, inverse = np.unique(scores, return_inverse=True)
+    counts = np.bincount(inverse, weights=weights, minlength=values.size)
+    positives = np.bincount(inverse, weights=labels if weights is None else labels * weights, minlength=values.size)
     negatives = counts - positives
     if positives.sum() == 0 or negatives.sum() == 0:
         return math.nan
@@ -28,20 +32,27 @@ def area_under_curve(labels: NDArray[np.floating], scores: NDArray[np.floating])
     return float(ordered / (positives.sum() * negatives.sum()))
 
 
-def log_loss(labels: NDArray[np.floating], logits: NDArray[np.floating]) -> float:
-    """Compute the mean binary cross-entropy of logits [B] and labels [B], without overflow."""
+def log_loss(labels: Floats, logits: Floats, weights: Floats | None = None) -> float:
+    """Compute the mean binary cross-entropy of logits [B] and labels [B] with weights [B], without overflow."""
     z = logits.astype(np.float64)
-    return float(np.mean(np.maximum(z, 0) - z * labels + np.log1p(np.exp(-np.abs(z)))))
+    return float(np.average(np.maximum(z, 0) - z * labels + np.log1p(np.exp(-np.abs(z))), weights=weights))
+
+
+def base_log_loss(labels: Floats, weights: Floats | None = None) -> float:
+    """Compute the log loss of an answer that is always the mean of labels [B]: their entropy."""
+    ones = float(np.average(labels.astype(np.float64), weights=weights))
+    return -sum(share * math.log(share) for share in (ones, 1 - ones) if share > 0)
 
 
 def calibration(
-    labels: NDArray[np.floating], logits: NDArray[np.floating], groups: int = 10
+    labels: Floats, logits: Floats, weights: Floats | None = None, groups: int = 10
 ) -> tuple[tuple[float, float], ...]:
     """Compare predictions with what happened, in groups of samples of about the same size.
 
     Args:
         labels: [B], each 0 or 1.
         logits: [B], at least one.
+        weights: [B], how much each sample counts in the means of its group; None: all count the same.
         groups: the number of groups, in the order of the predictions.
 
     Returns:
@@ -50,4 +61,8 @@ def calibration(
     order = np.argsort(logits, kind="stable")
     parts = [part for part in np.array_split(order, groups) if part.size]
     probabilities = np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
-    return tuple((float(probabilities[part].mean()), float(labels[part].mean())) for part in parts)
+    return tuple(
+        (float(np.average(probabilities[part], weights=of)), float(np.average(labels[part], weights=of)))
+        for part in parts
+        if (of := None if weights is None else weights[part]) is None or of.sum() > 0
+    )

@@ -14,9 +14,9 @@ from serving.model.graph import Graph
 from training.data.checks import checked
 from training.data.source import SampleSource, shuffled_batches
 from training.data.streams import batches_of
-from training.errors import DivergedError
+from training.errors import DataError, DivergedError
 from training.model.ctr_model import CtrModel
-from training.model.metrics import area_under_curve, calibration, log_loss
+from training.model.metrics import area_under_curve, base_log_loss, calibration, log_loss
 from training.model.sample_check import check_every_table_learns, check_samples_fit
 from training.optimizers.learning_rate import LearningRateSchedule
 from training.samples import Samples
@@ -34,6 +34,7 @@ class EpochResult:
         loss: the mean training loss. Each sample's loss is measured before the step that learns from it.
         auc: for each label, on the evaluation samples after the epoch. NaN if the label is always 0 or always 1.
         evaluation_loss: for each label, the mean binary cross-entropy of the evaluation samples.
+        base_loss: for each label, the log loss of an answer that is always the share of ones.
         evaluation_ones: for each label, how many evaluation samples have it.
         calibration: for each label, see ``training.model.metrics.calibration``.
         seconds: the time of training, without evaluation.
@@ -43,6 +44,7 @@ class EpochResult:
     loss: float
     auc: tuple[float, ...]
     evaluation_loss: tuple[float, ...]
+    base_loss: tuple[float, ...]
     evaluation_ones: tuple[int, ...]
     calibration: tuple[tuple[tuple[float, float], ...], ...]
     seconds: float
@@ -159,28 +161,38 @@ def _check(graph: Graph, samples: SampleSource, evaluation: SampleSource) -> Non
 def _result(
     model: CtrModel, evaluation: SampleSource, epoch: int, loss: float, seconds: float, schedule: LearningRateSchedule
 ) -> EpochResult:
-    labels, logits = evaluate(model, evaluation)
+    labels, logits, weights = evaluate(model, evaluation)
+    if weights is not None and not weights.any():
+        raise DataError("evaluation samples", "expected a weight above 0, found none")
     if not np.isfinite(logits).all():  # the last step may have diverged after its loss was measured
         raise DivergedError(model.step, schedule.at(model.step))
     columns = list(zip(labels.T, logits.T, strict=True))
     return EpochResult(
         epoch=epoch,
         loss=loss,
-        auc=tuple(area_under_curve(*column) for column in columns),
-        evaluation_loss=tuple(log_loss(*column) for column in columns),
+        auc=tuple(area_under_curve(*column, weights) for column in columns),
+        evaluation_loss=tuple(log_loss(*column, weights) for column in columns),
+        base_loss=tuple(base_log_loss(column, weights) for column in labels.T),
         evaluation_ones=tuple(int(column.sum()) for column in labels.T),
-        calibration=tuple(calibration(*column) for column in columns),
+        calibration=tuple(calibration(*column, weights) for column in columns),
         seconds=seconds,
     )
 
 
-def evaluate(model: CtrModel, source: SampleSource) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the labels and the logits of at least one sample, float32[B, L] each, as serving predicts them."""
-    labels, logits = [], []
+def evaluate(
+    model: CtrModel, source: SampleSource
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None]:
+    """Return the labels and the logits of at least one sample, float32[B, L] each, and the weights, float32[B] or None.
+
+    The logits are those that serving predicts.
+    """
+    labels, logits, weights = [], [], []
     for batch in batches_of(source.parts(), _EVALUATION_BATCH, keeps_rest=True):
         labels.append(batch.labels)
         logits.append(model.logits(batch))
-    return np.concatenate(labels), np.concatenate(logits)
+        if batch.weights is not None:
+            weights.append(batch.weights)
+    return np.concatenate(labels), np.concatenate(logits), np.concatenate(weights) if weights else None
 
 
 def predict_logits(model: CtrModel, samples: SampleSource) -> NDArray[np.float32]:

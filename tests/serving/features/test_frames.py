@@ -56,6 +56,7 @@ def bits(found):
             "clicks": TEXT["clicks"].cast(pa.list_(pa.int8())),
         },
         {"user": TEXT["user"].cast(pa.string_view()), "tags": TEXT["tags"].cast(pa.list_(pa.string_view()))},
+        {"user": pa.DictionaryArray.from_arrays([0, 1, None], pa.array(["u1", "Zürich"], pa.string_view()))},
         {"__index_level_0__": pa.array([5, 7, 1])},
         {"tags": pa.array(["a|b", "", None]), "clicks": pa.array(["1 -2", None, ""])},
         {"day": pa.array(DAYS), "price": TEXT["price"].cast(pa.float32())},

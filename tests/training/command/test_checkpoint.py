@@ -45,7 +45,7 @@ def model_files(repository, version=1, name="wdl"):
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != "manifest.json"
+        if path.is_file() and path.name not in ("manifest.json", "training.json")
     }
 
 

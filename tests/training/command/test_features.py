@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 import hotrow
 from serving.cli.main import main
 from serving.config import VersionPolicy
-from serving.errors import RequestError
+from serving.errors import FeatureValueError, RequestError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
@@ -21,7 +22,7 @@ from tests.serving.frontend.app_client import Client
 from tests.training.command.running import hotrow_train
 from training.built_in import built_in_graphs
 from training.data.opening import open_data
-from training.features import FeatureFile
+from training.features import FeatureFile, RawFeatures
 from training.model.ctr_model import CtrModel
 from training.model.document import open_document
 from training.model.export import export_dense, export_model
@@ -136,13 +137,46 @@ def test_requests_have_raw_values_or_keys(models, data):
         assert f"hotrow_vocabulary_values_total{{{where}}} {float(unknown)}" in lines
 
 
-@pytest.mark.parametrize("model", ["dcn_v2", "deepfm", "dlrm", "wdl"])
-def test_every_network_for_wide_data_follows_the_features(data, tmp_path, model):
-    assert train(data, tmp_path, "--model", model, "--embedding-dim", "6") == 0
+@pytest.mark.parametrize("model", ["dcn_v2", "deepfm", "dlrm", "mmoe", "wdl"])
+def test_networks_follow_the_features(data, tmp_path, model):
+    assert train(data, tmp_path, "--model", model, "--embedding-dim", "6", "--hidden", "9,8,7") == 0
+    graph = json.loads((tmp_path / model / "1" / "graph.json").read_text())
+    widths = [layer["fc_param"]["num_output"] for layer in graph["layers"] if "fc_param" in layer]
+    before = {"dlrm": [64, 6], "mmoe": [128, 4]}.get(model, [])
+    assert widths == [*before, 9, 8, 7, 1]
     with hotrow.load_model(tmp_path / model) as session:
         assert [table.slots for table in session.config.tables] == [5]
         assert session.config.tables[0].dim == (7 if model in ("deepfm", "wdl") else 6)
         assert session.predict({"user": ["u1"], "price": [2.5]}).shape == (1, 1)
+
+
+def test_mmoe_has_a_task_for_each_label(data, tmp_path, capsys):
+    table = pq.read_table(data / "clicks.parquet")
+    for name in ("bought", "experts1"):
+        table = table.append_column(name, table["clicked"])
+    pq.write_table(table, data / "tasks.parquet")
+    labels = ["--label", "bought", "--label", "experts1"]
+    assert train(data, tmp_path, "--model", "mmoe", *labels, file="tasks.parquet") == 0
+    assert re.search(r"AUC clicked [\d.]+, bought [\d.]+, label_experts1 ", capsys.readouterr().out)
+    with hotrow.load_model(tmp_path / "mmoe") as session:
+        assert session.predict({"user": ["u1"], "price": [2.5]}).shape == (1, 3)
+
+
+def test_ncf_takes_two_features_with_keys(data, tmp_path):
+    two = {"format": 1, "features": FEATURES["features"][:2]}
+    (data / "two.json").write_text(json.dumps(two))
+    options = ["--model", "ncf", "--embedding-dim", "6", "--hidden", "5"]
+    assert train(data, tmp_path, *options, features="two.json") == 0
+    with hotrow.load_model(tmp_path / "ncf") as session:
+        assert [(table.slots, table.dim) for table in session.config.tables] == [(1, 9), (1, 9)]
+        assert session.predict({"user": ["u1"], "country": ["de"]}).shape == (1, 1)
+
+
+def test_rows_have_a_size_that_follows_the_features(data, tmp_path, capsys):
+    assert train(data, tmp_path, "--model", "auto") == 0
+    assert "rows of 16 floats\n" in capsys.readouterr().out
+    with hotrow.load_model(tmp_path / "dcn") as session:
+        assert session.config.tables[0].dim == 16
 
 
 def test_a_network_without_dense_features(data, tmp_path):
@@ -287,6 +321,15 @@ def test_a_wrong_definition_ends_the_training_before_it_begins(data, tmp_path, c
         ),
         (["--synthetic", "100", "--label", "y"], "--features and --label need --data"),
         (["--data", "d.csv", "--embedding-dim", "4"], "--embedding-dim needs --features or --label"),
+        (["--data", "d.csv", "--hidden", "4"], "--hidden needs --features or --label"),
+        (["--data", "d.csv", "--label", "y", "--hidden", "4,,2"], "expected a whole number from 1 to 65536, got ''"),
+        (["--data", "d.csv", "--model", "auto"], "--model auto needs --features or --label"),
+        (["--synthetic", "100", "--weight", "w"], "--weight needs --data"),
+        (["--synthetic", "100", "--from", "m"], "--from needs --data"),
+        (
+            ["--data", "d.csv", "--from", "m", "--model", "dcn"],
+            "--from goes on with the version's network and features",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(tmp_path, capsys, options, text):
@@ -298,11 +341,47 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, capsys, options, 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--label", "a"], "expected 1 columns of labels, got clicked, a"),
-        (["--model", "ncf", "--embedding-dim", "4"], "the embeddings of this network have their own size"),
+        (["--label", "a"], "expected one label, got clicked, a; --model mmoe learns several"),
+        (["--model", "ncf"], "the data has 5 features with keys and 1 dense; take another network"),
+        (["--model", "din", "--embedding-dim", "4"], "the network keeps its own sizes"),
         (["--model", "din"], "the model has no slot 'user'"),
     ],
 )
 def test_options_that_do_not_fit_the_network_are_refused(data, tmp_path, capsys, options, text):
     assert train(data, tmp_path, *options) == 1
     assert re.search(re.escape(text), capsys.readouterr().err)
+
+
+class Frame:
+    """A frame as Arrow sees those of pandas and Polars."""
+
+    def __init__(self, table):
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+@pytest.mark.parametrize("made", [lambda table: table, Frame])
+def test_raw_features_of_any_frame_are_tensors_with_the_keys_of_a_version(models, data, made):
+    table = pq.read_table(data / "clicks.parquet")
+    batch = RawFeatures(models / "dcn" / "1" / "features.json")(made(table.slice(0, 50)))
+    with hotrow.load_model(models / "dcn") as session:
+        expected = session.read(table.slice(0, 50).drop_columns("clicked"))
+    assert batch.dense.numpy().tobytes() == expected.dense.tobytes()
+    joined, row_ptrs = expected.joined.keys, expected.joined.row_ptrs.reshape(-1)
+    for number, name in enumerate(("user", "country", "tags", "age", "both")):
+        keys, offsets = batch.keys[name]
+        of_slot = [joined[row_ptrs[at] : row_ptrs[at + 1]].tolist() for at in range(number, 250, 5)]
+        assert [keys[begin:end].tolist() for begin, end in pairwise(offsets.tolist())] == of_slot
+
+
+@pytest.mark.parametrize(
+    ("renamed", "text"),
+    [({"user": "usr"}, "user: is not in the frame; did you mean 'usr'?"), ({"clicked": "user"}, "2 times")],
+)
+def test_a_frame_without_a_feature_is_refused(data, renamed, text):
+    table = pq.read_table(data / "clicks.parquet")
+    table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
+    with pytest.raises(FeatureValueError, match=re.escape(text)):
+        RawFeatures(data / "features.json")(table)

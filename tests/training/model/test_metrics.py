@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.model.metrics import area_under_curve, log_loss
+from training.model.metrics import area_under_curve, base_log_loss, calibration, log_loss
 
 
 def auc_over_all_pairs(labels, scores):
@@ -47,3 +47,27 @@ def test_log_loss_equals_torch_and_survives_large_logits():
 
     expected = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), torch.tensor(labels))
     assert log_loss(labels, logits) == pytest.approx(float(expected), rel=1e-9)
+
+
+@settings(deadline=None)
+@given(
+    samples=st.lists(
+        st.tuples(st.sampled_from([0.0, 1.0]), st.integers(-6, 6), st.integers(0, 3)), min_size=1, max_size=40
+    ).filter(lambda samples: any(weight for _, _, weight in samples))
+)
+def test_a_weight_counts_as_repeats_of_the_sample(samples):
+    labels, logits, weights = np.array(samples, dtype=np.float64).T
+    repeated = np.repeat(labels, weights.astype(int)), np.repeat(logits, weights.astype(int))
+
+    for measure in (area_under_curve, log_loss):
+        assert measure(labels, logits, weights) == pytest.approx(measure(*repeated), nan_ok=True)
+    assert base_log_loss(labels, weights) == pytest.approx(base_log_loss(repeated[0]))
+    [group] = calibration(labels, logits, weights, groups=1)
+    assert group == pytest.approx(calibration(*repeated, groups=1)[0])
+
+
+def test_the_base_log_loss_is_that_of_a_constant_answer():
+    labels = np.array([0.0, 1, 1, 1])
+    constant = np.full(4, math.log(0.75 / 0.25))
+    assert base_log_loss(labels) == pytest.approx(log_loss(labels, constant))
+    assert base_log_loss(np.ones(4)) == 0

@@ -1,0 +1,82 @@
+"""``hotrow compare``: how two versions were trained, side by side."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``hotrow compare`` to the ``hotrow`` parser's subparsers."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "compare",
+        help="show how two versions were trained, side by side",
+        description="Show the figures of two trained versions, and in what their trainings differ.",
+        epilog="Example: hotrow compare models/clicks/1 models/clicks/2 --plot compare.svg",
+    )
+    parser.set_defaults(run=_compare, error_code=1)
+    for name in ("first", "second"):
+        parser.add_argument(
+            name, type=Path, metavar=name.upper(), help="a version's folder, or a model's folder for its newest version"
+        )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw loss, AUC and calibration of both, to .svg, .png or .pdf"
+    )
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from training.command.record import TrainingRecord
+
+    first, second = TrainingRecord(options.first), TrainingRecord(options.second)
+    names = [first.name, second.name]
+    if names[0] == names[1]:
+        names = [str(first.folder), str(second.folder)]
+    rows = [("", *names), *_figures(first, second), *_differences(first, second)]
+    widths = [max(len(row[place]) for row in rows) for place in range(2)]
+    for what, one, other in rows:
+        print(f"{what:<{widths[0]}}  {one:<{widths[1]}}  {other}".rstrip())
+    if options.plot is not None:
+        from training.command.plot import draw
+
+        draw(options.plot, dict(zip(names, (first.epochs, second.epochs), strict=True)))
+        print(f"picture written to {options.plot}")
+    return 0
+
+
+def _figures(first: Any, second: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield AUC and log loss of each label, of the epochs whose models were written."""
+    ours, theirs = first.result, second.result
+    for figure, shown in (("auc", "AUC"), ("log_loss", "log loss")):
+        for label in dict.fromkeys((*ours[figure], *theirs[figure])):
+            yield f"{shown} {label}", _number(ours[figure].get(label)), _number(theirs[figure].get(label))
+    yield "epoch", f"{first.epoch} of {len(first.epochs)}", f"{second.epoch} of {len(second.epochs)}"
+    seconds = [sum(epoch["seconds"] for epoch in record.epochs) for record in (first, second)]
+    yield "seconds", f"{seconds[0]:.1f}", f"{seconds[1]:.1f}"
+
+
+def _differences(first: Any, second: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield what differs of the arguments, the data and the versions of packages."""
+    for what in ("arguments", "data", "versions"):
+        ours, theirs = (_flat(getattr(record, what)) for record in (first, second))
+        for name in dict.fromkeys((*ours, *theirs)):
+            if ours.get(name) != theirs.get(name):
+                shown = f"--{name.replace('_', '-')}" if what == "arguments" else name
+                yield shown, _shown(ours.get(name)), _shown(theirs.get(name))
+
+
+def _flat(members: dict[str, Any]) -> dict[str, Any]:
+    flat = dict[str, Any]()
+    for name, value in members.items():
+        flat |= {f"{name} of {inner}": it for inner, it in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    text = "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

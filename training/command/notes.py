@@ -1,0 +1,92 @@
+"""What ``hotrow train`` says of data and results that are likely a mistake."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from training.data.checks import ColumnMap
+from training.data.source import SampleSource
+from training.errors import TrainingError
+from training.model.document import TrainingDocument
+from training.model.trainer import EpochResult
+from training.samples import Samples
+
+_FEW = 30  # with fewer rows of a class, the standard error of an AUC is about 0.05 or more
+_LOOKED_AT = 65_536  # rows
+_LARGE = 100.0  # a dense network learns little from numbers of this size, and may diverge
+_WORTHLESS = 10.0  # a log loss: the model gives a probability of 0.00005 to what happens
+_NO_ORDER = 0.05  # an AUC so close to 0.5 is mostly chance
+#: Layers that read the slots of a table as the positions of a sequence, which share their keys on purpose.
+_OF_SEQUENCES = ("FusedReshapeConcat", "FusedReshapeConcatGeneral")
+
+
+def of_samples(document: TrainingDocument, names: ColumnMap, samples: SampleSource, *, is_raw: bool) -> Iterator[str]:
+    """Warn of large dense numbers, and of equal keys of slots that share a table."""
+    some = next(samples.parts())[:_LOOKED_AT]
+    sizes = np.sqrt(np.square(some.dense.astype(np.float64)).mean(axis=0))
+    for name, size in zip(names.dense, sizes.tolist(), strict=True):
+        if size > _LARGE:
+            how = (
+                "give the feature mean and std, or log1p"
+                if is_raw
+                else "subtract its mean and divide by its standard deviation, in requests too; --label does it for you"
+            )
+            yield f"note: the dense column {name} has numbers of about {size:,.0f}, and networks need about 1: {how}"
+    if not is_raw:  # a definition says which features share keys, and is refused otherwise
+        yield from _equal_keys(document, names.slots, some)
+
+
+def of_epoch(document: TrainingDocument, result: EpochResult, rows: int) -> Iterator[str]:
+    """Warn of labels whose AUC is mostly chance."""
+    for name, ones in zip(document.label_columns, result.evaluation_ones, strict=True):
+        if min(ones, rows - ones) < _FEW:
+            yield f"note: {ones} evaluation rows have {name} 1 and {rows - ones} have 0: too few for a reliable AUC"
+
+
+def of_result(epoch: Mapping[str, Any]) -> Iterator[str]:
+    """Warn of a model that is no better than a constant.
+
+    Args:
+        epoch: the figures of the epoch whose model is written, as ``--metrics`` has them.
+
+    Raises:
+        TrainingError: the model is so wrong that it is not written.
+    """
+    for name, base in epoch.get("base_log_loss", {}).items():  # absent in checkpoints of earlier versions
+        loss, auc = epoch["log_loss"][name], epoch["auc"][name]
+        if loss > _WORTHLESS:
+            raise TrainingError(
+                f"training has diverged, so no model is written: the log loss of {name} is {loss:,.0f}, and always "
+                f"answering the share of ones has {base:.4f}. "
+                "Dense columns of large numbers or a high --learning-rate do this"
+            )
+        if loss <= base:
+            continue
+        order = "" if auc is None or abs(auc - 0.5) > _NO_ORDER else f", and an AUC of {auc:.4f} is chance"
+        yield (
+            f"note: the log loss of {name} is {loss:.4f}, and always answering the share of ones has {base:.4f}"
+            f"{order}. The model is worse than a constant. More --epochs or other columns may help"
+        )
+
+
+def _equal_keys(document: TrainingDocument, names: Sequence[str], some: Samples) -> Iterator[str]:
+    graph = document.graph
+    sequences = {bottom for layer in graph.layers if layer.type in _OF_SEQUENCES for bottom in layer.bottoms}
+    parts = some.bags.split([entry.slots for entry in graph.sparse])
+    first = 0
+    for entry, bags in zip(graph.sparse, parts, strict=True):
+        slots = names[first : first + entry.slots]
+        first += entry.slots
+        if any(embedding.bottom == entry.top and embedding.top in sequences for embedding in graph.embeddings):
+            continue
+        keys = [np.unique(one.keys) for one in bags.split([1] * entry.slots)]
+        for (one, ours), (other, theirs) in combinations(zip(slots, keys, strict=True), 2):
+            equal = np.intersect1d(ours, theirs, assume_unique=True)
+            if equal.size:
+                yield (
+                    f"note: {one} and {other} have {equal.size:,} equal keys in one table, such as {equal[0]}, so they "
+                    "share rows. Unless they mean the same, give each its own keys: docs/training.md#columns"
+                )
+                return

@@ -1,0 +1,57 @@
+"""Columns of raw features in files, and what a definition makes of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.features import FeatureReader, columns_of_arrays
+from training.data.checks import ColumnMap
+from training.samples import Bags, Samples
+
+
+class RawColumns:
+    """The columns of labels and raw features in Parquet and CSV files.
+
+    Attributes:
+        reader: transforms the features.
+        labels: the columns of the labels; may be empty.
+        weight: the column of the weights of the samples; None: all count the same.
+    """
+
+    def __init__(self, reader: FeatureReader, labels: Sequence[str] = (), weight: str | None = None) -> None:
+        """Take what transforms the features of a graph, and the columns of its labels and weights."""
+        self.reader = reader
+        self.labels = tuple(labels)
+        self.weight = weight
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the weights, the labels and the features."""
+        return [*([] if self.weight is None else [self.weight]), *self.labels, *self.reader.names]
+
+    @property
+    def dense(self) -> tuple[str, ...]:
+        """The features that are dense numbers."""
+        return tuple(feature.name for feature in self.reader.definition.dense)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The features of the slots, in the order of the graph."""
+        return self.reader.of_slots
+
+    @property
+    def columns(self) -> ColumnMap:
+        """The columns of the labels, the dense features, the slots and the weights."""
+        return ColumnMap(self.labels, self.dense, self.slots, self.weight)
+
+    def samples(self, labels: NDArray[np.float32], arrays: Mapping[str, Any]) -> Samples:
+        """Return the samples of Arrow arrays by feature, and of labels float32[B, L].
+
+        Raises:
+            FeatureValueError: a value cannot be used.
+        """
+        found = self.reader.transform(columns_of_arrays(self.reader, arrays, len(labels)), len(labels))
+        bags = Bags(found.keys, found.row_ptrs.astype(np.int64), len(self.slots))
+        return Samples(labels, found.dense, bags)
