@@ -208,10 +208,12 @@ def test_a_demo_that_fails_leaves_what_is_there(demo, tmp_path, capsys):
     (tmp_path / "demo_output" / "notes.txt").write_text("mine", encoding="utf-8")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
+    (tmp_path / "odd.txt").write_text(("7" + "\t1" * 39 + "\n") * 20)
     with pytest.raises(SystemExit, match="training failed; the line above says why"):
-        run_demo(tmp_path, "--data", "/absent")
+        run_demo(tmp_path, "--data", "odd.txt")
 
-    assert "/absent: no such file" in capsys.readouterr().err
+    assert "column label record 0: expected 0 or 1, found 7" in capsys.readouterr().err
+    (tmp_path / "odd.txt").unlink()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -1,3 +1,5 @@
+import gzip
+import io
 import json
 import re
 import runpy
@@ -5,10 +7,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from serving.config import read_ps_config
 from training.built_in import built_in_graphs
+from training.data.criteo import COLUMNS, write_lines
 from training.data.criteo_reader import read_criteo
 from training.data.npz import read_npz
 from training.model.document import open_document
@@ -33,11 +37,46 @@ def test_the_example_trains_and_predicts(tmp_path, monkeypatch, capsys):
     assert output.endswith("defaulted_keys 0 of 52\n")
 
 
-def test_the_example_request_asks_for_keys_that_training_sees():
-    [samples] = json.loads((ROOT / "examples" / "request.json").read_text()).values()
-    trained = generate(20_000, seed=0).samples.bags.keys
+@pytest.fixture(scope="module")
+def demo():
+    """The functions of the demo."""
+    return runpy.run_path(str(ROOT / "examples" / "demo.py"), run_name="demo")
 
-    assert np.isin([key for sample in samples for slot in sample["keys"] for key in slot], trained).all()
+
+def test_the_example_request_has_values_that_training_sees(demo):
+    [samples] = json.loads((ROOT / "examples" / "request.json").read_text()).values()
+    trained = demo["raw_rows"](generate(20_000, seed=0)).slice(0, 18_000).to_pydict()
+
+    for sample in samples:
+        assert sample.keys() == trained.keys() - {"label"}
+        assert all(value in trained[name] for name, value in sample.items())
+
+
+@pytest.mark.parametrize("form", ["raw", "raw.gz", "csv", "csv with a header"])
+def test_the_demo_reads_criteos_files_as_they_are(demo, tmp_path, form):
+    data = generate(50, seed=3)
+    text = io.StringIO()
+    write_lines(text, data.samples, data.counts)
+    content = text.getvalue()
+    if form.startswith("csv"):
+        names = ",".join(reversed(COLUMNS)) + "\n"
+        rows = [",".join(reversed(line.split("\t"))) for line in content.splitlines()]
+        content = names + "\n".join(rows) if "header" in form else content.replace("\t", ",")
+    path = tmp_path / form.replace(" ", "_")
+    path.write_bytes(gzip.compress(content.encode()) if form.endswith("gz") else content.encode())
+
+    batches = list(demo["criteo_batches"](path))
+
+    assert pa.Table.from_batches(batches).to_pydict() == demo["raw_rows"](data).to_pydict()
+
+
+def test_the_demo_names_a_file_that_it_cannot_read(demo, tmp_path):
+    (tmp_path / "odd.txt").write_text("0" + "\tx" * 39 + "\n")
+    for name, reason in (("odd.txt", "In CSV column #1: CSV conversion error to int64"), ("no.txt", "No such file")):
+        with pytest.raises(SystemExit) as stopped:
+            list(demo["criteo_batches"](tmp_path / name))
+        assert f"{tmp_path / name}: " in str(stopped.value)
+        assert reason in str(stopped.value)
 
 
 def test_the_help_of_the_example_writes_nothing(tmp_path, monkeypatch, capsys):
