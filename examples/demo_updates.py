@@ -24,7 +24,7 @@ try:
     import numpy as np
     import torch
     import tritonclient.http as triton
-    from demo import serving, tensors, title
+    from demo import serving, title
     from tritonclient.utils import InferenceServerException
 
     from training.model import CtrModel, export_dense, export_model, open_document
@@ -206,6 +206,21 @@ def follow(url: str, trainer, windows: list[Samples]) -> None:
         raise SystemExit("the updates did not help; with so few samples this is chance, so take more --samples")
     print(f"\nThe server has changed {arrived:,} rows, as many as the trainer published.")
     print(f"In the last window the AUC is {aucs[1]:.4f} with updates and {aucs[0]:.4f} without.")
+
+
+def tensors(samples: Samples) -> list[triton.InferInput]:
+    """Return DES, CATCOLUMN and ROWINDEX, each [1, N], as HugeCTR's Triton clients send them."""
+    arrays = {
+        "DES": ("FP32", samples.dense.reshape(1, -1)),
+        "CATCOLUMN": ("INT64", samples.bags.keys.reshape(1, -1)),
+        "ROWINDEX": ("INT32", samples.bags.row_ptrs.astype(np.int32).reshape(1, -1)),
+    }
+    inputs = []
+    for name, (datatype, values) in arrays.items():
+        tensor = triton.InferInput(name, list(values.shape), datatype)
+        tensor.set_data_from_numpy(np.ascontiguousarray(values))
+        inputs.append(tensor)
+    return inputs
 
 
 def ask(url: str, model: str, samples: Samples) -> tuple[np.ndarray, int]:
