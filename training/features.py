@@ -6,7 +6,7 @@ into an export.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -19,16 +19,16 @@ from serving.features import (
     FEATURES_FILE,
     FeatureDefinition,
     FeatureReader,
-    SlotOfTable,
     arrays_of_frame,
     key_count,
     read_features,
     slots_of_graph,
     write_definition,
 )
-from training.data.raw_columns import RawColumns
+from training.data.raw_columns import RawColumns, reader_without_graph
 from training.model.document import TrainingDocument
 from training.model.fitting import Sizes, fitted, is_fitting
+from training.model.sequences import NETWORKS, sequences_of
 
 #: Of a list without a limit.
 _MOST_VALUES = 100
@@ -73,10 +73,7 @@ class FeatureFile(RawColumns):
         source, definition = str(path), definition or read_features(path)
         labels = tuple(labels or document.label_columns)
         if is_fitting(document) and all(feature.slot is None for feature in definition.slots):
-            most = sum(1 if feature.list is None else feature.list.most or _MOST_VALUES for feature in definition.slots)
-            sizes = Sizes(len(definition.slots), len(definition.dense), most, labels, dim, tuple(hidden))
-            document = fitted(document, sizes)
-            definition = laid_out(definition, slots_of_graph(document.graph), source)
+            document, definition = _fitted(document, definition, labels, dim, tuple(hidden), source)
         elif dim is not None or hidden:
             reason = "the network keeps its own sizes; leave out --embedding-dim and --hidden"
             raise ConfigError(document.name, "", reason)
@@ -137,8 +134,7 @@ class RawFeatures:
             ConfigError: the definition is wrong.
         """
         self.definition = read_features(path)
-        slots = [SlotOfTable(one.slot_name, one.slot_name.partition("[")[0]) for one in self.definition.slots]
-        self._columns = RawColumns(FeatureReader(self.definition, slots, len(self.definition.dense), str(path)))
+        self._columns = RawColumns(reader_without_graph(self.definition, str(path)))
 
     def __call__(self, frame: Any) -> FeatureTensors:
         """Transform the rows of a frame.
@@ -179,21 +175,47 @@ def automatic_dim(path: str | Path) -> int:
     return int(min(max(2 ** math.ceil(math.log2(root)), 4), 64))
 
 
-def laid_out(definition: FeatureDefinition, slots: Sequence[SlotOfTable], source: str) -> FeatureDefinition:
-    """Give each feature with keys a slot, in their order, and keys of its own there.
+def _fitted(
+    document: TrainingDocument,
+    definition: FeatureDefinition,
+    labels: tuple[str, ...],
+    dim: int | None,
+    hidden: tuple[int, ...],
+    source: str,
+) -> tuple[TrainingDocument, FeatureDefinition]:
+    """Return a built-in network in the sizes of features, and the features with their slots and offsets."""
+    sequences = sequences_of(definition, document.name, source) if document.name in NETWORKS else None
+    pooled = [one for one in definition.slots if sequences is None or one.name in sequences.others]
+    most = sum(1 if feature.list is None else feature.list.most or _MOST_VALUES for feature in pooled)
+    sizes = Sizes(len(pooled), len(definition.dense), most, labels, dim, hidden, sequences)
+    document = fitted(document, sizes)
+    if sequences is not None:
+        places = sequences.places(document.name)
+    else:
+        slots = slots_of_graph(document.graph)
+        places = {one.name: (slot.place, slot.table) for one, slot in zip(pooled, slots, strict=True)}
+    return document, laid_out(definition, places, source)
+
+
+def laid_out(definition: FeatureDefinition, places: Mapping[str, tuple[str, str]], source: str) -> FeatureDefinition:
+    """Give each feature with keys its slot, and keys of its own in its table.
 
     A vocabulary has room for more values, so it grows without moving the keys of the features after it.
+
+    Args:
+        definition: the features.
+        places: for each feature with keys the name of its slot or slots, and the table.
+        source: the file, for messages.
 
     Raises:
         ConfigError: a feature's keys have no end.
     """
-    slot_of = dict(zip((feature.name for feature in definition.slots), slots, strict=True))
     offsets, end_of = dict[str, int](), dict[str, int]()
-    tables = Counter(slot.table for slot in slots)
+    tables = Counter(places[one.name][1] for one in definition.slots if one.shares is None)
     for number, feature in enumerate(definition.features):
         if feature.kind == "dense" or feature.shares is not None:
             continue
-        table = slot_of[feature.name].table
+        table = places[feature.name][1]
         size = key_count(feature, source, f"features[{number}]")
         if size is None and tables[table] > 1:
             key = "size" if feature.kind == "identity" else "buckets"
@@ -202,9 +224,9 @@ def laid_out(definition: FeatureDefinition, slots: Sequence[SlotOfTable], source
         offsets[feature.name] = end_of.get(table, 0)
         room = _VOCABULARY_ROOM if feature.kind == "vocabulary" else size or 0
         end_of[table] = offsets[feature.name] + room
-    places = {
-        feature.name: {"slot": slot_of[feature.name].place, "offset": offsets[feature.shares or feature.name]}
+    changed = {
+        feature.name: {"slot": places[feature.name][0], "offset": offsets[feature.shares or feature.name]}
         for feature in definition.slots
     }
-    features = [feature.model_copy(update=places.get(feature.name, {})) for feature in definition.features]
+    features = [feature.model_copy(update=changed.get(feature.name, {})) for feature in definition.features]
     return definition.model_copy(update={"features": tuple(features)})

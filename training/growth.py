@@ -13,13 +13,12 @@ from serving.features import (
     FeatureConfig,
     FeatureDefinition,
     FeatureReader,
-    SlotOfTable,
     columns_of_arrays,
     read_definition,
     vocabulary_values,
 )
 from training.data.columns import read_columns
-from training.data.raw_columns import RawColumns
+from training.data.raw_columns import RawColumns, reader_without_graph
 from training.samples import Bags, Samples
 
 _BATCH_ROWS = 65_536
@@ -49,8 +48,7 @@ def grown(path: Path, data: Path, *, holds_out: bool) -> Growth:
     growing = {one.name: one.shares or one.name for one in definition.slots if one.kind == "vocabulary"}
     if not growing:
         return Growth(definition, {})
-    slots = [SlotOfTable(one.slot_name, one.slot_name.partition("[")[0]) for one in definition.slots]
-    reader = FeatureReader(definition, slots, len(definition.dense), str(path))
+    reader = reader_without_graph(definition, str(path))
     rows = sum(map(len, read_columns(data, _Counting(reader, {}, 0), batch_size=_BATCH_ROWS))) if holds_out else 2**62
     counting = _Counting(reader, growing, rows - max(1, rows // _HELD_OUT) if holds_out else rows)
     for _ in read_columns(data, counting, batch_size=_BATCH_ROWS):

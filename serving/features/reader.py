@@ -1,8 +1,9 @@
 """``FeatureReader``: raw features of samples in, keys and dense numbers of a model out."""
 
 import codecs
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ _MAGIC = b"HRVOCAB1"
 _HEAD_BYTES = 32
 _MOST_VOCABULARY_BYTES = 1 << 36
 _NATIVE = {"string": "text", "integer": "integer", "boolean": "integer", "float": "float"}
+_RANGE = re.compile(r"(.+)\[(\d{1,6}):(\d{1,6})\]")  # slots of a table, such as item[0:10]
 _WHY = {
     "is not UTF-8": "expected text in UTF-8",
     "is missing": "is missing, and the feature says nothing of missing values",
@@ -111,21 +113,24 @@ class FeatureReader:
         self.has_keys = has_keys
         places = _places(definition, slots, dense_dim, source)
         self.of_slots = tuple(feature for _, feature in sorted((at, name) for name in places for at in places[name]))
+        spread = [feature.name for feature in definition.slots if _RANGE.fullmatch(feature.slot_name)]
+        self._positions = _positions(self.of_slots, spread)
+        bag_of = {at: bag for bag, at in enumerate(np.flatnonzero(self._positions == 0).tolist())}
         self._columns = definition.columns
         self._names = {feature.name: number for number, feature in enumerate(self._columns)}
         self._vocabularies: dict[str, int] = {}
         self._lock = Lock()  # guards the counters
         self._known, self._unknown, self._ignored = Counter[str](), Counter[str](), 0
         self._order: list[FeatureConfig] = []
-        self._transform = FeatureTransform(len(self._columns), len(slots), dense_dim)
+        self._transform = FeatureTransform(len(self._columns), len(bag_of), dense_dim)
         self.ranges: dict[str, KeyRange] = {}
         self.vocabulary_bytes: dict[str, int] = {}
         for number, feature in enumerate(definition.features):
             if feature.kind == "dense":
                 continue
             where = f"features[{number}]"
-            for at in places[feature.name]:
-                size = self._add(feature, at, source, where)
+            for at in places[feature.name][:1] if feature.name in spread else places[feature.name]:
+                size = self._add(feature, bag_of[at], source, where)
                 self._add_options(feature)
             end = LARGEST_KEY + 1 if size is None else feature.offset + size
             if end > LARGEST_KEY + 1:
@@ -193,6 +198,8 @@ class FeatureReader:
             place = "" if splits is None else f"value {at - int(splits[sample])}: "
             raise FeatureValueError(feature.name, sample, f"{place}{_WHY.get(why, why)}")
         keys, row_ptrs, dense, *counts = found
+        if self._positions.any():
+            row_ptrs = _spread(row_ptrs, self._positions)
         known, unknown = ({name: int(one[number]) for name, number in self._vocabularies.items()} for one in counts)
         return Transformed(dense, keys, row_ptrs, known, unknown)
 
@@ -340,6 +347,48 @@ def _compiled(lines: Sequence[bytes], source: str, where: str, what: str) -> tup
     return compiled, len(lines)
 
 
+def _positions(of_slots: Sequence[str], spread: Collection[str]) -> NDArray[np.int32]:
+    """Return for each slot the position of its value in the list of a feature; 0 for a feature that is not spread."""
+    found = np.zeros(len(of_slots), np.int32)
+    for at in range(1, len(of_slots)):
+        if of_slots[at] in spread and of_slots[at] == of_slots[at - 1]:
+            found[at] = found[at - 1] + 1
+    return found
+
+
+def _spread(row_ptrs: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Give each value of a list a slot of its own. The keys stay in their order.
+
+    Args:
+        row_ptrs: int32[B * T + 1], of T bags, one for each slot whose position is 0.
+        positions: int32[S], see ``_positions``.
+
+    Returns:
+        int32[B * S + 1].
+    """
+    bags = np.cumsum(positions == 0) - 1
+    begins, ends = (part.reshape(-1, bags[-1] + 1)[:, bags] for part in (row_ptrs[:-1], row_ptrs[1:]))
+    return np.append(np.minimum(begins + positions, ends).reshape(-1), row_ptrs[-1:])
+
+
+def _slots_in_range(feature: FeatureConfig, slots: Sequence[SlotOfTable], source: str, where: str) -> list[int]:
+    """Return the slots of a list feature whose values have slots of their own; empty for other features."""
+    named = _RANGE.fullmatch(feature.slot_name)
+    if named is None:
+        return []
+    table, begin, end = named[1], int(named[2]), int(named[3])
+    of_table = [at for at, slot in enumerate(slots) if slot.table == table]
+    if not begin < end <= len(of_table):
+        reason = f"expected slots of {table}, which has {len(of_table)}, got {feature.slot_name!r}"
+        raise ConfigError(source, f"{where}.slot", reason)
+    most = None if feature.list is None else feature.list.most
+    if most is None or most > end - begin:
+        raise ConfigError(
+            source, f"{where}.slot", f"needs a list with most of at most {end - begin}, a value for a slot"
+        )
+    return of_table[begin:end]
+
+
 def _places(
     definition: FeatureDefinition, slots: Sequence[SlotOfTable], dense_dim: int, source: str
 ) -> dict[str, list[int]]:
@@ -353,7 +402,8 @@ def _places(
     for number, feature in enumerate(definition.features):
         if feature.kind == "dense":
             continue
-        of_place = [at for at, slot in enumerate(slots) if slot.place == feature.slot_name]
+        of_place = _slots_in_range(feature, slots, source, f"features[{number}]")
+        of_place = of_place or [at for at, slot in enumerate(slots) if slot.place == feature.slot_name]
         found[feature.name] = of_place or [at for at, slot in enumerate(slots) if slot.name == feature.slot_name]
         if not found[feature.name]:
             close = did_you_mean(feature.slot_name, names)

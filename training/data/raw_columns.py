@@ -6,9 +6,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.features import FeatureReader, columns_of_arrays
+from serving.features import FeatureDefinition, FeatureReader, SlotOfTable, columns_of_arrays
 from training.data.checks import ColumnMap
 from training.samples import Bags, Samples
+
+
+def reader_without_graph(definition: FeatureDefinition, source: str) -> FeatureReader:
+    """Return a reader that gives each feature with keys a slot and a table of its own. Offsets stay.
+
+    Raises:
+        ConfigError: a vocabulary cannot be read.
+    """
+    features = tuple(feature.model_copy(update={"slot": None}) for feature in definition.features)
+    slots = [SlotOfTable(feature.name, feature.name) for feature in definition.slots]
+    return FeatureReader(definition.model_copy(update={"features": features}), slots, len(definition.dense), source)
 
 
 class RawColumns:

@@ -8,6 +8,7 @@ from typing import Any
 
 from serving.errors import ConfigError
 from training.model.document import TrainingDocument, open_document, parse_document
+from training.model.sequences import Sequences, fitted_sequences
 
 _DIM = 16
 #: The sizes in the files of the networks that read Criteo's columns from one table.
@@ -16,9 +17,11 @@ _SIZED = ("slot_num", "dense_dim", "leading_dim", "ranges", "weight_dims", "out_
 _NEED_DENSE = ("WeightMultiply", "Interaction")
 #: The first layers of the blocks of each deep network whose widths ``--hidden`` replaces.
 _HIDDEN = {
+    "bst": ("fc1", "fc2"),
     "dcn": ("fc1", "fc2"),
     "dcn_v2": ("fc1", "fc2"),
     "deepfm": ("fc1", "fc2"),
+    "din": ("fc1", "fc2"),
     "dlrm": ("fc3", "fc4"),
     "mmoe": ("tower1_fc1",),
     "ncf": ("fc1", "fc2", "fc3"),
@@ -36,10 +39,11 @@ class Sizes:
     Attributes:
         slots: S, at least 1.
         dense: F.
-        most_keys: of a sample.
+        most_keys: of a sample, without those of sequences.
         labels: the columns of the labels.
         dim: D; None: 16.
         hidden: the widths of the deep network; empty: the network's own.
+        sequences: the features of DIN and BST; None for other networks.
     """
 
     slots: int
@@ -48,6 +52,7 @@ class Sizes:
     labels: tuple[str, ...]
     dim: int | None = None
     hidden: tuple[int, ...] = ()
+    sequences: Sequences | None = None
 
 
 def is_fitting(document: TrainingDocument) -> bool:
@@ -56,7 +61,7 @@ def is_fitting(document: TrainingDocument) -> bool:
 
 
 def fitted(document: TrainingDocument, sizes: Sizes) -> TrainingDocument:
-    """Return a network whose inputs have other sizes. Its tables have one slot each, or one table has all slots.
+    """Return a network whose inputs have other sizes. Except in NCF, DIN and BST, one table has all slots.
 
     Args:
         document: a network that ``is_fitting``.
@@ -72,7 +77,9 @@ def fitted(document: TrainingDocument, sizes: Sizes) -> TrainingDocument:
     if sizes.hidden:
         layers = _with_hidden(layers, _HIDDEN[document.name], sizes.hidden)
     dim = sizes.dim or _DIM
-    if document.name == "ncf":
+    if sizes.sequences is not None:
+        layers = fitted_sequences(layers, document.name, sizes.sequences, sizes.most_keys, sizes.dense, dim)
+    elif document.name == "ncf":
         layers = _fitted_ncf(layers, sizes, dim)
     elif document.name == "mmoe":
         layers = _fitted_mmoe(layers, sizes, dim)

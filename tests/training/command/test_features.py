@@ -68,7 +68,8 @@ def data(tmp_path_factory):
 
 
 def train(data, output, *more, file="clicks.parquet", features="features.json"):
-    paths = ["--data", str(data / file), "--features", str(data / features), "--output", str(output)]
+    paths = ["--data", str(data / file), "--output", str(output)]
+    paths += [] if features is None else ["--features", str(data / features)]
     return hotrow_train([*paths, "--label", "clicked", "--batch-size", "60", *more])
 
 
@@ -170,6 +171,68 @@ def test_ncf_takes_two_features_with_keys(data, tmp_path):
     with hotrow.load_model(tmp_path / "ncf") as session:
         assert [(table.slots, table.dim) for table in session.config.tables] == [(1, 9), (1, 9)]
         assert session.predict({"user": ["u1"], "country": ["de"]}).shape == (1, 1)
+
+
+SEQUENCES = {
+    "format": 1,
+    "features": [
+        {"name": "user", "kind": "hash", "buckets": 50},
+        {"name": "item", "kind": "vocabulary", "values": ["a", "b", "c"]},
+        {"name": "tags", "kind": "vocabulary", "values": ["a", "b", "c"], "shares": "item"},
+        {"name": "price", "kind": "dense", "missing": 0},
+    ],
+}
+SEQUENCES["features"][2]["list"] = {"separator": "|", "most": 3, "keep": "last"}
+
+
+@pytest.mark.parametrize(
+    ("network", "left_out", "places"),
+    [
+        ("din", (), ["sparse_embedding_item1[3]", "sparse_embedding_item1[0:3]"]),
+        ("din", ("user", "price"), ["sparse_embedding_item1[3]", "sparse_embedding_item1[0:3]"]),
+        ("bst", (), ["sparse_embedding_item1[0]", "sparse_embedding_item1[1:4]"]),
+        ("bst", ("user", "price"), ["sparse_embedding_item1[0]", "sparse_embedding_item1[1:4]"]),
+    ],
+)
+def test_a_history_has_a_slot_for_each_value(data, tmp_path, network, left_out, places):
+    features = [one for one in SEQUENCES["features"] if one["name"] not in left_out]
+    (tmp_path / "f.json").write_text(json.dumps({**SEQUENCES, "features": features}))
+    table = pq.read_table(data / "clicks.parquet").append_column("item", pa.array(["a", "b", None] * (ROWS // 3)))
+    pq.write_table(table, tmp_path / "items.parquet")
+    options = ["--model", network, "--embedding-dim", "6", "--hidden", "9,8"]
+    assert train(tmp_path, tmp_path / "models", *options, file="items.parquet", features="f.json") == 0
+    version = tmp_path / "models" / network / "1"
+    slots = {one["name"]: one.get("slot") for one in json.loads((version / "features.json").read_text())["features"]}
+    assert [slots["item"], slots["tags"]] == places
+    with hotrow.load_model(version) as session:
+        values = {"item": ["a", None], "tags": [["b", "a", "b", "c"], ["c"]]}
+        batch = session.read(values)
+        target, history = (0, (1, 2, 3)) if network == "bst" else (3, (0, 1, 2))
+        sizes = np.diff(batch.tables[-1].row_ptrs).reshape(2, 4)
+        assert sizes[:, target].tolist() == [1, 0]
+        assert sizes[:, history].tolist() == [[1, 1, 1], [1, 0, 0]]
+        of_target = batch.tables[-1].keys[0 if network == "bst" else 3]
+        assert sorted(set(batch.tables[-1].keys.tolist())) == [1, 2, 3]
+        assert of_target == 1  # the first value of the vocabulary
+        answers = session.predict(values)
+        again = session.predict({name: given[::-1] for name, given in values.items()})
+        assert np.allclose(answers, again[::-1], atol=1e-6)
+    assert train(tmp_path, tmp_path / "models", "--from", str(version), file="items.parquet", features=None) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"list": {"separator": "|"}}, "features[2].list.most: required, because din reads a history position by"),
+        ({"slot": "sparse_embedding_item1[0:2]"}, "the model has no slot 'user'"),
+    ],
+)
+def test_a_history_that_cannot_be_read_is_refused(data, tmp_path, capsys, change, text):
+    features = json.loads(json.dumps(SEQUENCES))
+    features["features"][2] |= change
+    (data / "wrong_history.json").write_text(json.dumps(features))
+    assert train(data, tmp_path, "--model", "din", features="wrong_history.json") == 1
+    assert text in capsys.readouterr().err
 
 
 def test_rows_have_a_size_that_follows_the_features(data, tmp_path, capsys):
@@ -343,8 +406,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, capsys, options, 
     [
         (["--label", "a"], "expected one label, got clicked, a; --model mmoe learns several"),
         (["--model", "ncf"], "the data has 5 features with keys and 1 dense; take another network"),
-        (["--model", "din", "--embedding-dim", "4"], "the network keeps its own sizes"),
-        (["--model", "din"], "the model has no slot 'user'"),
+        (["--model", "din"], "din needs a history: a list feature that shares the keys of its target, such as "),
     ],
 )
 def test_options_that_do_not_fit_the_network_are_refused(data, tmp_path, capsys, options, text):
