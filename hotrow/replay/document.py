@@ -13,7 +13,7 @@ from hotrow.replay.rows import named
 from hotrow.replay.tables import import_arrow, match, read_log, read_rows
 from hotrow.replay.version import logged_predictions, open_version, replay, requests_of
 from serving.errors import TraceError, did_you_mean
-from serving.request_log import MODEL_VERSION, REQUEST_ID, REQUEST_TIME
+from serving.model.names import MODEL_VERSION, REQUEST_ID, REQUEST_TIME
 
 Labels = dict[str, NDArray[np.float64]]
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotrow.replay.version import Replayed
-from serving.request_log import REQUEST_ID, REQUEST_SAMPLE
+from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
 from training.model.metrics import area_under_curve, calibration, log_loss
 
 _LARGEST = 10  # differences that are listed

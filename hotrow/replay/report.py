@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
 from serving.model.picture import picture
-from serving.request_log import REQUEST_ID, REQUEST_SAMPLE
 
 _SHOWN = 5  # of the largest differences, and of the values of features
 _LONGEST = 40

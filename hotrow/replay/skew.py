@@ -14,7 +14,7 @@ from hotrow.replay.tables import import_arrow, match, read_log, read_rows
 from hotrow.replay.version import open_version
 from serving.errors import FeatureValueError, RequestError, TraceError
 from serving.features import FeatureConfig, array_of
-from serving.request_log import REQUEST_ID, REQUEST_SAMPLE
+from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
 from serving.session import InferenceSession
 
 _LONGEST = 60

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from serving.errors import MissingExtraError, TraceError, did_you_mean
 from serving.model.data_files import list_data_files
-from serving.request_log import REQUEST_ID, REQUEST_SAMPLE, stream_batches
+from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
+from serving.request_log import stream_batches
 
 _STREAM, _PARQUET = ".arrow", ".parquet"
 _CSV = (".csv", ".csv.gz")

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from hotrow.replay.rows import named, rows_of
 from serving.errors import RequestError, TraceError
 from serving.metrics import Histogram
+from serving.model.names import PREDICTION, REQUEST_ID, REQUEST_SAMPLE
 from serving.opening import load_model
 from serving.parameter_server import ParameterServer
-from serving.request_log import PREDICTION, REQUEST_ID, REQUEST_SAMPLE
 from serving.session import InferenceSession
 from serving.storage import MemoryStore
 

@@ -23,11 +23,17 @@ def without_version(table: str) -> str:
 OFFSETS = ".offsets"
 # Names that requests with keys have.
 _NAMES_OF_REQUESTS = ("dense", "keys", "DES", "CATCOLUMN", "ROWINDEX")
+#: The columns of the request log next to those of a model. With several labels, ``prediction_0``, ....
+REQUEST_ID, REQUEST_SAMPLE, REQUEST_TIME = "request_id", "request_sample", "request_time"
+MODEL_VERSION, PREDICTION, DEFAULTED_KEYS = "model_version", "prediction", "defaulted_keys"
+_NAMES_OF_LOG = (REQUEST_ID, REQUEST_SAMPLE, REQUEST_TIME, MODEL_VERSION, DEFAULTED_KEYS)
+_PREDICTIONS = re.compile(rf"{PREDICTION}(_\d+)?", re.ASCII)
 
 
 def is_taken(name: str) -> bool:
-    """Whether requests have a name for something else than a feature."""
-    return name in _NAMES_OF_REQUESTS or name.endswith(OFFSETS)
+    """Whether requests, or the log of requests, have a name for something else than a feature."""
+    is_column = name in _NAMES_OF_LOG or _PREDICTIONS.fullmatch(name) is not None
+    return is_column or name in _NAMES_OF_REQUESTS or name.endswith(OFFSETS)
 
 
 def names_of_positions(name: str, count: int) -> Sequence[str]:

@@ -8,26 +8,6 @@ and the columns of ``records``. Each model has a folder, because its rows have c
 
 from serving.request_log.files import stream_batches
 from serving.request_log.log import RequestLog
-from serving.request_log.records import (
-    DEFAULTED_KEYS,
-    MODEL_VERSION,
-    PREDICTION,
-    REQUEST_ID,
-    REQUEST_SAMPLE,
-    REQUEST_TIME,
-    key_columns,
-    takes_raw_features,
-)
+from serving.request_log.records import key_columns, takes_raw_features
 
-__all__ = [
-    "DEFAULTED_KEYS",
-    "MODEL_VERSION",
-    "PREDICTION",
-    "REQUEST_ID",
-    "REQUEST_SAMPLE",
-    "REQUEST_TIME",
-    "RequestLog",
-    "key_columns",
-    "stream_batches",
-    "takes_raw_features",
-]
+__all__ = ["RequestLog", "key_columns", "stream_batches", "takes_raw_features"]

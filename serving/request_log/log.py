@@ -206,10 +206,4 @@ class RequestLog:
             kinds = (False, True) if takes_raw_features(session) else (True,)
             forms = {has_keys: RecordForm(session, has_keys, self._without) for has_keys in kinds}
             self._forms[session] = forms
-            for name in dict.fromkeys(name for form in forms.values() for name in form.taken):
-                _log.warning(
-                    "model %s: the feature %r is not logged, because the log has another column of this name",
-                    session.config.name,
-                    name,
-                )
         return forms

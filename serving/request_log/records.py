@@ -19,16 +19,18 @@ from numpy.typing import NDArray
 
 from serving.batch import Batch, JoinedKeys, TableKeys, join_keys
 from serving.features import array_of, arrow_type, slots_of
+from serving.model.names import (
+    DEFAULTED_KEYS,
+    MODEL_VERSION,
+    PREDICTION,
+    REQUEST_ID,
+    REQUEST_SAMPLE,
+    REQUEST_TIME,
+)
 from serving.model.records import numbered
 from serving.routes import Prediction
 from serving.session import InferenceSession
 
-REQUEST_ID = "request_id"
-REQUEST_SAMPLE = "request_sample"
-REQUEST_TIME = "request_time"
-MODEL_VERSION = "model_version"
-PREDICTION = "prediction"
-DEFAULTED_KEYS = "defaulted_keys"
 #: How the folder is called that has the requests with keys to a model with raw features. No model has a dot.
 _OF_KEYS = ".keys"
 
@@ -92,15 +94,10 @@ class RecordForm:
         else:
             fields = [pa.field(feature.name, arrow_type(feature)) for feature in self._features]
         self.columns = tuple(field.name for field in fields)
-        left_out = {*without, *(field.name for field in about)}
+        features = _features_of_keys(session) if has_keys and takes_raw_features(session) else {}
+        left_out = {*without, *(name for name, made_of in features.items() if not made_of.isdisjoint(without))}
         self._kept = [place for place, name in enumerate(self.columns) if name not in left_out]
         self.schema = pa.schema([*about, *(fields[place] for place in self._kept)])
-
-    @property
-    def taken(self) -> Sequence[str]:
-        """The features that are left out because the log has another column of their name."""
-        others = self.schema.names[: len(self.schema.names) - len(self._kept)]
-        return [name for name in self.columns if name in others]
 
     def record_batch(self, entries: Sequence[Entry]) -> Any:
         """Return the rows of requests of this form.
@@ -137,6 +134,16 @@ class RecordForm:
 def takes_raw_features(session: InferenceSession) -> bool:
     """Whether the features of a model are more than names of its keys."""
     return session.features is not None and not session.features.has_keys
+
+
+def _features_of_keys(session: InferenceSession) -> dict[str, set[str]]:
+    """Return the raw features that are in each column of keys or dense numbers."""
+    assert session.features is not None
+    definition = session.features.definition
+    names = [*(feature.name for feature in definition.dense), *session.features.of_slots]
+    made_of = {feature.name: {feature.name, *(feature.of or ())} for feature in definition.features}
+    columns = *session.graph.dense_columns, *key_columns(session)
+    return {column: made_of[name] for column, name in zip(columns, names, strict=True)}
 
 
 def key_columns(session: InferenceSession) -> Sequence[str]:

@@ -34,6 +34,7 @@ def rows_of(folder):
     return rows
 
 
+@pytest.mark.slow
 def test_requests_of_every_protocol_are_logged_by_all_workers_under_the_id_of_their_answers(start, models, tmp_path):
     options = ("--workers", "2", "--grpc-port", "0", "--log-requests", str(tmp_path / "log"), "--sample", "1")
     served = start(models, *options)

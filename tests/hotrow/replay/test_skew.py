@@ -111,6 +111,7 @@ def test_predictions_are_not_compared_if_a_value_has_none(check, rows):
         (["MODEL", "--skew", "LOG", "LOG"], "120 rows have one that is there several times, so add a column to --on"),
         (["KEYS", "--skew", "LOG", "LOG", *PAIRS], "has no features.json, and --skew compares raw features"),
         (["MODEL", "--on", "request_id"], "--on: needs --skew"),
+        (["MODEL", "--skew", "LOG", "LOG", "--full"], "--full: has no effect with --skew"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -49,6 +49,8 @@ def test_grpc_without_its_extra_is_refused_before_models_are_loaded(monkeypatch,
     ("options", "reason"),
     [
         (["--sample", "0.5"], "--sample: needs --record or --log-requests"),
+        (["--log-max-bytes", "1GiB"], "--log-max-bytes: needs --log-requests"),
+        (["--log-without", "user"], "--log-without: needs --log-requests"),
         (["--load-model", "tiny"], "--load-model: needs --model-control-mode explicit"),
         (["--http-port", "8123", "--grpc-port", "8123"], "--grpc-port: 8123 is the port of HTTP"),
         (["--sample", "0.5", "--workers", "2"], "--sample: needs --record or --log-requests"),

@@ -17,6 +17,7 @@ import pytest
 import hotrow
 from serving.batch import read_batch
 from serving.errors import ConfigError, MissingExtraError, OutputError
+from serving.features import read_definition
 from serving.model.manifest import write_manifest
 from serving.request_log import RequestLog
 from tests.tools.raw_model import FEATURES, LOGGED, VALUES, write_raw_model
@@ -189,15 +190,21 @@ def test_features_can_be_left_out_but_a_misspelt_name_is_an_error(raw, tmp_path)
     assert pq.read_table(files(tmp_path)[0]).column_names == [*ABOUT, "country", "seen", "member", "price"]
 
 
-def test_a_feature_with_the_name_of_a_column_of_the_log_is_not_logged(tmp_path, caplog):
-    features = [FEATURES["features"][0], FEATURES["features"][1] | {"name": "request_time"}]
-    folder = write_raw_model(tmp_path / "models", features={"format": 1, "features": features})
-    with hotrow.load_model(folder) as session, opened(tmp_path / "log") as log:
-        log.check([session])
-        ask(log, session, {"user": ["u"], "request_time": ["de"]})
+def test_the_keys_of_a_feature_that_is_left_out_are_left_out_too(raw, tmp_path):
+    with opened(tmp_path, without=["user", "price"]) as log:
+        batch = read_batch(raw.config, [[0.5]], [[1, 2, 3, 4, 5, 6]], None)
+        log.log(raw, batch, raw.predict_batch(batch), "k")
 
-    assert pq.read_table(files(tmp_path)[0]).column_names == [*ABOUT, "user"]
-    assert "the feature 'request_time' is not logged" in caplog.text
+    kept = ["country_keys", "tags_keys", "seen_keys", "member_keys"]  # a cross has the user, too
+    assert pq.read_table(files(tmp_path)[0]).column_names == [*ABOUT, *kept]
+
+
+@pytest.mark.parametrize("name", [*ABOUT, "prediction_1"])
+def test_no_feature_can_have_the_name_of_a_column_of_the_log(tmp_path, name):
+    feature = FEATURES["features"][0] | {"name": name}
+    (tmp_path / "features.json").write_text(json.dumps({"format": 1, "features": [feature]}))
+    with pytest.raises(ConfigError, match=f"a feature cannot be called '{name}'"):
+        read_definition(tmp_path / "features.json")
 
 
 def killed_copy(raw, folder, copy, requests=3):
