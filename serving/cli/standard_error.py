@@ -88,7 +88,9 @@ class StandardError(io.TextIOBase):
             text = begin + data
             lost = self._write_all(text)
             lost_lines = lost.count(b"\n")
-            if len(lost) < len(text):
+            if not lost:
+                begin = b""
+            elif len(lost) < len(text):
                 begin = b"" if text[: len(text) - len(lost)].endswith(b"\n") else b"\n"
             else:
                 lost_lines -= len(begin)  # it ends a line that was counted when it was cut

@@ -5,10 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
 from serving.cli.main import main
+from serving.cli.standard_error import StandardError
 
 LOG = """
 import logging, os, sys, warnings
@@ -132,6 +134,18 @@ def test_a_log_on_a_full_disk_drops_lines_and_says_so_when_there_is_room_again(f
     assert 0 < written < 2000
     assert 0 <= written + dropped - 2000 <= len(reports) + 1  # a line that was cut is in the file, too
     assert sum("the end" in line for line in lines) == 1
+
+
+def test_a_line_that_is_written_in_pieces_is_one_line(tmp_path):
+    with (tmp_path / "log").open("wb") as file:
+        stream = StandardError(file.fileno(), str)
+        for size, piece in enumerate(("a", "b", "\n"), start=1):
+            stream.write(piece)
+            while os.fstat(file.fileno()).st_size < size:
+                time.sleep(0.001)
+        stream.finish()
+
+    assert (tmp_path / "log").read_text() == "ab\n"
 
 
 def test_a_process_ends_even_if_its_log_is_not_read():
