@@ -25,6 +25,7 @@ from serving.parameter_server.circuit_breaker import CallThreads
 from serving.protocol.bounds import Bounds
 from serving.protocol.ctr import names_of
 from serving.protocol.document import known_only, optional, parse_document
+from serving.protocol.samples import example_of
 from serving.protocol.shared_memory import SharedMemory
 from serving.protocol.tensors import PLATFORM
 from serving.repository import ModelRepository
@@ -114,6 +115,12 @@ class Control:
             **names_of(served.config),
             **keys,
         }
+
+    def examples(self) -> dict[str, Document]:
+        """A body of ``/predict`` for each served model that takes values by name."""
+        names = dict.fromkeys(state.name for state in self._repository.index())
+        served = {name: self._repository.find(name) for name in names}
+        return {name: example_of(one.features) for name, one in served.items() if one is not None and one.features}
 
     def config(self, model: str, version: str = "") -> Document:
         """A model's configuration in Triton's form."""

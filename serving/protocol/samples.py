@@ -91,6 +91,15 @@ PREDICTIONS_SCHEMA: dict[str, Any] = {
 }
 
 
+_EXAMPLES = {"string": "text", "integer": 0, "float": 0.5, "boolean": True}
+
+
+def example_of(features: FeatureReader) -> dict[str, Any]:
+    """Return a body with a sample that has every feature, for people."""
+    values = {feature.name: (feature, _EXAMPLES[feature.value_type]) for feature in features.definition.columns}
+    return {"samples": [{name: [value] if feature.is_list else value for name, (feature, value) in values.items()}]}
+
+
 def decode_samples(
     body: bytes, config: ModelConfig, bounds: Bounds = DEFAULT_BOUNDS, features: FeatureReader | None = None
 ) -> tuple[Batch, bool]:

@@ -16,6 +16,7 @@ from serving.background import InFlightCounter
 from serving.batch import Batch, read_batch
 from serving.config import ModelConfig
 from serving.errors import RequestError, UnknownModelError
+from serving.features import FeatureReader
 from serving.lookup import LookupResult
 from serving.metrics import ModelStatistics
 from serving.model.manifest import Stamp
@@ -123,6 +124,11 @@ class ServedModel(ABC):
         self._health.succeeded(len(questions))
         return answers
 
+    @property
+    def features(self) -> FeatureReader | None:
+        """Reads the values that requests may have by name; None if they have keys alone."""
+        return None
+
     def freshness(self) -> dict[str, int]:
         """How new the rows are, as parameters of an answer; empty if this process reads no updates."""
         return {} if self.updates is None else self.updates.counters.freshness()
@@ -173,6 +179,11 @@ class ServedNetwork(ServedModel):
         """Serve ``session``."""
         super().__init__(session, ctr.signature_of(session.config, session.features))
         self.can_merge = not session.graph.mixes_samples
+
+    @property
+    def features(self) -> FeatureReader | None:
+        """See ``ServedModel.features``."""
+        return self.session.features
 
     def warm_up(self) -> None:
         """See ``ServedModel.warm_up``."""

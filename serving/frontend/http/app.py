@@ -4,6 +4,7 @@ import asyncio
 import re
 from base64 import b64encode
 from collections.abc import Callable
+from copy import deepcopy
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from serving.protocol.samples import PREDICTIONS_SCHEMA, SAMPLES_SCHEMA
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _DESCRIPTION = """\
 CTR model serving. KServe v2 inference is at `/v2/models/{model}/infer`.
+
+A model with raw features, or with names of its inputs, takes a tensor for each of them. Every model takes keys.
 
 Its tensors: `DES` has the dense features, sample by sample. `CATCOLUMN` has the keys, sample-major: sample 0's keys of
 the first table, slot by slot, then of the second table and so on, then sample 1's keys. `ROWINDEX` says where each
@@ -97,6 +100,7 @@ def create_app(front: FrontEnd, access: Access | None = None) -> ASGIApp:
     endpoint = HttpEndpoint(front, arriving)
     _add_infer_routes(app, endpoint)
     _add_predict_route(app, endpoint)
+    _add_examples(app, front)
     return InferPath(app, endpoint, front, access)
 
 
@@ -178,8 +182,23 @@ def _add_predict_route(app: FastAPI, endpoint: HttpEndpoint) -> None:
         responses=_responses(PREDICTIONS_SCHEMA, "Probabilities."),
     )
     async def predict(model: str, request: Request) -> Response:
-        """Predict JSON samples: each has dense features, and keys by slot or by table name."""
+        """Predict JSON samples: each has values by name, or dense features and keys by slot or by table name."""
         return _response(await endpoint.answer(request.scope, request.receive, SamplesExchange))
+
+
+def _add_examples(app: FastAPI, front: FrontEnd) -> None:
+    """Have the OpenAPI document show what the models that are served now take."""
+    without = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = deepcopy(without())
+        examples = {model: {"value": body} for model, body in front.control.examples().items()}
+        if examples:
+            body = document["paths"]["/predict/{model}"]["post"]["requestBody"]["content"]["application/json"]
+            body["examples"] = examples
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's way to extend it
 
 
 def _response(answer: Answer) -> Response:

@@ -111,6 +111,16 @@ def test_the_metadata_has_the_names(client):
     assert names == ["DES", "CATCOLUMN", "ROWINDEX", *DENSE, *lists]
 
 
+def test_the_status_and_the_openapi_document_list_the_features(client):
+    [version] = client.get("/status").json()["models"][0]["versions"]
+    body = client.get("/openapi.json").json()["paths"]["/predict/{model}"]["post"]["requestBody"]["content"]
+
+    assert version["features"] == [*DENSE, *SLOTS]
+    example = body["application/json"]["examples"]["named"]["value"]
+    assert example == {"samples": [{"age": 0.5, "price": 0.5, "user": [0], "item": [0], "last": [0]}]}
+    assert client.post("/predict/named", json=example).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
