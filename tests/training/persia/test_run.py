@@ -171,7 +171,10 @@ def test_a_run_without_a_checkpoint_ends_or_begins_again_as_configured(start, re
         ("import os; os.kill(os.getpid(), 11)", PAUSE, 139, "nn-worker was ended by SIGSEGV; the run ends"),
         (PAUSE, "raise ValueError('wrong')", 1, "data-loader ended with exit code 1; the run ends"),
         pytest.param(PAUSE, "import sys; sys.exit('no data')", 1, "no data", marks=pytest.mark.long),
-        (PAUSE, "import os; os.kill(os.getpid(), 9)", 1, "data-loader was ended by SIGKILL; the run ends"),
+        pytest.param(
+            *(PAUSE, "import os; os.kill(os.getpid(), 9)", 1, "data-loader was ended by SIGKILL; the run ends"),
+            marks=pytest.mark.long,
+        ),
         ("import sys; sys.exit()", PAUSE, 0, ""),
     ],
 )
@@ -238,7 +241,7 @@ def test_a_port_that_is_in_use_is_reported(refused, monkeypatch):
     assert "TRAINER_PORT: cannot listen on 127.0.0.1:here: " in other_said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_needs_no_checkpoint(start, tmp_path):
     sample = "\t".join(["1", *"7" * 13, *["0a1b"] * 26]) + "\n"
     (tmp_path / "train.txt").write_text(sample * 10)
