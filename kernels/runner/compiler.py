@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -45,6 +46,8 @@ _SANITIZERS = {
 class Compiler:
     """Compiles C++ to shared libraries. Any thread may call it; libraries are compiled one at a time.
 
+    A library that another process compiles at this moment is waited for.
+
     Args:
         sanitizer: ``"thread"``, ``"address"`` (with undefined behaviour) or ``""``; the sanitizer's library must be
             preloaded into the process.
@@ -82,13 +85,17 @@ class Compiler:
         for header in sorted(HEADERS.iterdir()):
             digest.update(header.read_bytes())
         with self._lock:
-            library = cache_directory() / f"{name}-{digest.hexdigest()[:32]}.so"
+            directory = cache_directory()
+            library = directory / f"{name}-{digest.hexdigest()[:32]}.so"
             if not library.exists():
-                self._compile(text, flags, library)
+                with directory.with_suffix(".lock").open("w") as locks:  # of one byte per library
+                    fcntl.lockf(locks, fcntl.LOCK_EX, 1, int.from_bytes(digest.digest()[:7]))
+                    if not library.exists():
+                        self._compile(text, flags, library)
             return library
 
     def _compile(self, text: str, flags: Sequence[str], library: Path) -> None:
-        # Another process may compile the same library: each writes its own file, and the rename is atomic.
+        # Another process may read the library: it appears as a whole.
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             made = Path(scratch) / "library.so"
             command = [str(self._program), *_FLAGS, f"-I{HEADERS}", *flags, "-x", "c++", "-", "-o", str(made)]

@@ -1,10 +1,14 @@
 """g++ and the cache of compiled libraries."""
 
+import os
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 
 from kernels.errors import DeviceUnavailableError, KernelError
 from kernels.runner.compiler import Compiler, cache_directory
+from tests.tools.warm import Warm
 
 
 @pytest.fixture
@@ -31,6 +35,21 @@ def test_a_library_in_the_cache_is_not_compiled_again(compiler):
     library.write_bytes(b"left alone")
 
     assert compiler.kernels("one", "int f() { return 1; }", []).read_bytes() == b"left alone"
+
+
+def test_processes_that_need_the_same_library_compile_it_once(compiler, tmp_path, monkeypatch):
+    (tmp_path / "g++").write_text(f'#!/bin/sh\necho >> {tmp_path}/calls\nPATH={os.environ["PATH"]} exec g++ "$@"\n')
+    (tmp_path / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    program = "from kernels.runner.compiler import Compiler; Compiler().kernels('one', 'int f() { return 1; }', [])"
+
+    with ExitStack() as stack:
+        processes = [stack.enter_context(Warm("-c", program)) for _ in range(3)]
+        outputs = [process.communicate(timeout=60) for process in processes]
+
+    assert [process.returncode for process in processes] == [0] * 3, outputs
+    calls = (tmp_path / "calls").read_text().count("\n")
+    assert calls == 3 + 1  # each asks for the version
 
 
 def test_only_finished_libraries_stay_in_the_cache(compiler):
