@@ -2,18 +2,23 @@
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import hotrow
+from serving.batch import read_features
+from serving.config import ModelConfig, TableConfig
 from serving.errors import ConfigError, RequestError
-from serving.features import definition_of_names, slots_of_graph
+from serving.features import definition_of_names, open_features, slots_of_graph
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.model.graph import name_inputs, parse_graph
 from serving.model.manifest import write_manifest
+from serving.model.slot_sizes import UNKNOWN_KEY, SlotRange
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.tools.tiny_model import TinyModel
@@ -162,6 +167,38 @@ def test_a_slot_for_one_key_takes_one_value():
         *((name, "dense", False) for name in DENSE),
         *(("user", "identity", False), ("item", "identity", True), ("last", "identity", True)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "values", "keys"),
+    [
+        (
+            {"slot_keys": "unshifted", "slot_ranges": (SlotRange(0, 10), SlotRange(10, 5))},
+            {"a": [3, 11], "b": [4, 0]},
+            [3, 14, UNKNOWN_KEY, 10],
+        ),
+        ({"key_type": "I32"}, {"a": [0, 2**32 - 1], "b": ["7", None]}, [0, 7, 2**32 - 1]),
+        ({"key_type": "I32"}, {"a": [-1], "b": [0]}, "CATCOLUMN: -1 at position 0: a uint32 key is in 0..4294967295"),
+    ],
+)
+def test_keys_by_name_are_those_that_the_model_takes(changed, values, keys):
+    """Keys from 0 in each slot, and uint32 keys."""
+    table = TableConfig(name="t", dim=4, slots=2, combiner="sum", file=Path("x"), max_keys_per_sample=2)
+    of_table = {"slot_names": ("a", "b"), "slot_ranges": changed.pop("slot_ranges", ())}
+    config = ModelConfig(
+        **{"name": "m", "graph_file": Path("graph.json"), "dense_file": Path("d"), "key_type": "I64", **changed},
+        tables=(table.model_copy(update=of_table),),
+        max_batchsize=8,
+        dense_dim=0,
+        label_dim=1,
+    )
+    reader, samples = open_features(config), len(values["a"])
+    columns = reader.columns(values, samples)
+    if isinstance(keys, str):
+        with pytest.raises(RequestError, match=re.escape(keys)):
+            read_features(config, reader, columns, samples)
+    else:
+        assert read_features(config, reader, columns, samples).joined.keys.tolist() == keys
 
 
 def test_a_graph_without_names_has_no_features():
