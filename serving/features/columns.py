@@ -4,8 +4,11 @@ A column of the native transform is a tuple, see ``kernels/host/bindings/feature
 null, NaN, an absent feature, the empty text of any feature, and ``MISSING_WORDS`` of features that are not strings.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from datetime import date
 from decimal import Decimal
+from functools import partial
 from itertools import accumulate, chain, repeat
 from typing import Any, NamedTuple
 
@@ -30,6 +33,8 @@ _LARGEST_INTEGER = np.uint64(2**63 - 1)
 _WORDS = frozenset(word.encode() for word in MISSING_WORDS)
 _LONGEST_WORD = max(map(len, _WORDS))
 _TEXTS_OF_BOOLEANS = {"true": 1, "false": 0, "1": 1, "0": 0}
+#: ISO 8601, as pandas, Spark, pyarrow and JSON have it: a date, perhaps a time, perhaps a zone.
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)(?:Z| ?UTC|([+-])(\d\d):?(\d\d))?)?")
 _UNITS = {"s": "s", "ms": "ms", "us": "us", "ns": "ns", "day": "D"}
 
 
@@ -211,11 +216,15 @@ def _strings(place: Place, values: Any) -> Column:
 
 
 def _integers(place: Place, values: Any) -> Column:
+    unit = place[0].unit
+    if isinstance(values, Texts) and unit is not None and isinstance(integers_of(*values), int):
+        values = _decoded(values)  # some are times
     if isinstance(values, Texts):
         return "integer", *_parsed(place, integers_of, values)
     if isinstance(values, np.ndarray) and values.dtype.kind in "iufM":
         return "integer", *_whole(place, values)
-    return "integer", *_numbers(place, _items(place, values), np.int64, _integer)
+    read = _integer if unit is None else partial(_integer_or_time, unit)
+    return "integer", *_numbers(place, _items(place, values), np.int64, read)
 
 
 def _floats(place: Place, values: Any) -> Column:
@@ -231,15 +240,20 @@ def _floats(place: Place, values: Any) -> Column:
 
 def _booleans(place: Place, values: Any) -> Column:
     if isinstance(values, Texts):
-        content, valid = values.bytes.tobytes(), repeat(True) if values.valid is None else values.valid
-        places = zip(values.begins, values.ends, valid, strict=False)
-        values = [content[begin:end].decode("utf-8", "replace") if there else None for begin, end, there in places]
+        values = _decoded(values)
     if isinstance(values, np.ndarray) and values.dtype.kind == "b":
         return "integer", np.ascontiguousarray(values, np.int64), None
     return "integer", *_numbers(place, _items(place, values, "OUSTiuf"), np.int64, _boolean)
 
 
 _TYPED = {"string": _strings, "integer": _integers, "float": _floats, "boolean": _booleans}
+
+
+def _decoded(values: Texts) -> list[str | None]:
+    """Return texts as Python's values."""
+    content, valid = values.bytes.tobytes(), repeat(True) if values.valid is None else values.valid
+    places = zip(values.begins, values.ends, valid, strict=False)
+    return [content[begin:end].decode("utf-8", "replace") if there else None for begin, end, there in places]
 
 
 def _parsed(place: Place, parse: Any, values: Texts) -> tuple[Any, Flags]:
@@ -312,7 +326,7 @@ def _numbers(place: Place, items: Any, dtype: Any, read: Any) -> tuple[Any, Flag
 def _is_missing(value: Any) -> bool:
     if isinstance(value, str | bytes):
         return not value
-    return value is None or (isinstance(value, float | np.floating) and bool(value != value))
+    return value is None or (isinstance(value, float | np.floating | date | np.datetime64) and bool(value != value))
 
 
 def _integer(value: Any) -> int:
@@ -326,6 +340,23 @@ def _integer(value: Any) -> int:
     if isinstance(value, float) and abs(value) > _LARGEST_EXACT:
         raise ValueError
     return int(value)
+
+
+def _integer_or_time(unit: str, value: Any) -> int:
+    """Return an integer, or the whole units since 1970 of a time. A time without a zone is in UTC."""
+    if isinstance(value, date | np.datetime64):
+        value = str(value)
+    found = _TIME.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return _integer(value)
+    time, sign, hours, minutes = np.datetime64(f"{found[1]}T{found[2] or '00:00'}"), *found.groups()[2:]
+    if sign is not None:
+        ahead = np.timedelta64(60 * int(hours) + int(minutes), "m")
+        time = time - ahead if sign == "+" else time + ahead
+    whole = time.astype(f"datetime64[{_UNITS[unit]}]")
+    if whole.astype("datetime64[D]") != time.astype("datetime64[D]"):
+        raise OverflowError
+    return int(whole.astype(np.int64))
 
 
 def _float(value: Any) -> float:

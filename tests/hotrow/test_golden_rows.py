@@ -117,15 +117,25 @@ def joined(name, separator):
 
 DAYS = [None if day is None else datetime.datetime(1970, 1, 1, 23) + datetime.timedelta(day) for day in COLUMNS["hour"]]
 
+TIMES = pa.array(DAYS, pa.timestamp("us", "UTC"))
+
 
 @pytest.mark.parametrize(
     ("suffix", "changed"),
     [
         ("csv", {"tags": joined("tags", "|"), "seen": joined("seen", " ")}),
+        (
+            "csv",
+            {
+                "tags": joined("tags", "|"),
+                "seen": joined("seen", " "),
+                "hour": pa.array(DAYS, pa.timestamp("us", "UTC")),
+            },
+        ),
         ("parquet", {}),
-        ("parquet", {"hour": pa.array(DAYS, pa.timestamp("us", "UTC"))}),
+        ("parquet", {"hour": TIMES}),
     ],
-    ids=["CSV", "Parquet", "Parquet with times"],
+    ids=["CSV", "CSV with times", "Parquet", "Parquet with times"],
 )
 def test_files_of_training_data(features, expected, tmp_path, suffix, changed):
     file = tmp_path / f"rows.{suffix}"

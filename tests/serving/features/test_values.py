@@ -1,5 +1,6 @@
 """The definition decides what a value is, however the value comes."""
 
+import datetime
 import math
 from decimal import Decimal
 
@@ -107,7 +108,25 @@ def test_timestamps_are_whole_numbers_of_the_unit(reader_of, unit):
     reader = reader_of({"name": "x", "kind": "identity", "unit": unit})
     per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9, "day": 1 / 86400}[unit]
     expected = [[math.floor(86401.5 * per_second)], [], [math.floor(-86400 * per_second)]]
-    assert bags(reader({"x": times}, 3)) == expected
+    zone = datetime.timezone(datetime.timedelta(hours=-3, minutes=-30))
+    forms = (
+        times,
+        list(times),
+        [datetime.datetime(1970, 1, 1, 20, 30, 1, 500_000, zone), None, datetime.date(1969, 12, 31)],
+        ["1970-01-02 00:00:01.500000Z", "", "1969-12-31"],
+        ["1970-01-01T20:30:01.500-03:30", None, "1969-12-31 00:00 UTC"],
+        texts(["1970-01-02 05:30:01.500000000+0530", "", "1969-12-31T00:00"]),
+        texts(["1970-01-02T00:00:01.5", "NA", str(expected[2][0])]),
+    )
+    assert [bags(reader({"x": form}, 3)) for form in forms] == [expected] * len(forms)
+
+
+@pytest.mark.parametrize("text", ["2024-13-01", "2024-02-30", "2024-02-29T25:00", "9999-01-01", "now", "NaT"])
+def test_a_text_that_is_no_time_of_the_unit_is_named(reader_of, text):
+    reader = reader_of({"name": "x", "kind": "identity", "unit": "ns"})
+    for form in ([text], texts([text])):
+        with pytest.raises(FeatureValueError, match=f"x of sample 0: expected an integer, got '{text}'"):
+            reader({"x": form}, 1)
 
 
 @pytest.mark.parametrize("kind", ["hash", "vocabulary", "bucketize", "identity"])
