@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise, takewhile
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from hotrow.replay.rows import named, rows_of
 from serving.errors import RequestError, TraceError
@@ -76,7 +77,8 @@ def requests_of(table: Any) -> NDArray[np.int64]:
 
 def logged_predictions(table: Any) -> Floats:
     """Return float32[N, L], the answers in a log; L is 0 without them."""
-    names = [name for name in table.column_names if name == PREDICTION or name.startswith(f"{PREDICTION}_")]
+    several = takewhile(table.column_names.__contains__, (f"{PREDICTION}_{label}" for label in count()))
+    names = [PREDICTION] if PREDICTION in table.column_names else list(several)
     columns = [table.column(name).to_numpy().astype(np.float32) for name in names]
     return np.stack(columns, axis=1) if columns else np.empty((table.num_rows, 0), np.float32)
 
@@ -97,7 +99,8 @@ def replay(session: InferenceSession, table: Any, source: str) -> Replayed:
     shape = table.num_rows, session.config.label_dim
     found = Replayed(named(session), np.full(shape, np.nan, np.float32))
     found.columns, found.absent = tuple(rows.names), tuple(rows.absent)
-    for begin, end in pairwise(requests_of(table).tolist()):
+    begins = requests_of(table).tolist()
+    for begin, end in tqdm(pairwise(begins), found.name, len(begins) - 1, unit=" requests", disable=None):
         try:
             read = rows.reader(begin, end - begin)
             began = perf_counter()

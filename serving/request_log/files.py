@@ -5,7 +5,6 @@ large or old enough. A killed process leaves the stream, and the next that looks
 stream says whether its process lives.
 """
 
-import errno
 import fcntl
 import logging
 import os
@@ -114,20 +113,19 @@ def _folders(root: Path) -> list[Path]:
     return []
 
 
-def make_room(root: Path, max_bytes: int, needed_bytes: int) -> None:
-    """Delete the oldest Parquet files of a log until it has room for ``needed_bytes``.
+def has_room(root: Path, max_bytes: int, needed_bytes: int) -> bool:
+    """Return whether a log has room for ``needed_bytes``; the oldest Parquet files are deleted for it.
 
     Raises:
-        OSError: the other files alone are too large, or a file cannot be deleted.
+        OSError: a file cannot be deleted.
     """
     too_many_bytes = sum(file.size_bytes for file in _files(root)) + needed_bytes - max_bytes
     for file in _files(root, PARQUET):
         if too_many_bytes <= 0:
-            return
+            break
         file.path.unlink(missing_ok=True)  # another worker may have been faster
         too_many_bytes -= file.size_bytes
-    if too_many_bytes > 0:
-        raise OSError(errno.EDQUOT, f"{needed_bytes:,} bytes do not fit into the {max_bytes:,} bytes of the log")
+    return too_many_bytes <= 0
 
 
 def finish_streams(root: Path, max_bytes: int) -> None:
@@ -158,10 +156,12 @@ def _finish(root: Path, max_bytes: int, file: _LogFile) -> None:
     if batches:
         content = pa.BufferOutputStream()  # because its size is known before there is room for it
         parquet.write_table(pa.Table.from_batches(batches), content, compression="zstd")
-        make_room(root, max_bytes, content.tell())
-        with atomic_write(target) as output:
-            os.fchmod(output.fileno(), _MODE)
-            output.write(content.getvalue())
+        if has_room(root, max_bytes, content.tell()):
+            with atomic_write(target) as output:
+                os.fchmod(output.fileno(), _MODE)
+                output.write(content.getvalue())
+        else:  # the bound was larger before
+            _log.warning("%s does not fit into the %s bytes of the log and is removed", file.path, f"{max_bytes:,}")
     elif not target.exists():
         _log.warning("%s has no whole rows and is removed", file.path)
     file.path.unlink()

@@ -1,6 +1,8 @@
 """Logs a sample of the requests of a server while it serves."""
 
+import errno
 import logging
+import math
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -15,7 +17,7 @@ from serving.background import PeriodicWorker
 from serving.batch import JoinedKeys
 from serving.errors import ConfigError, MissingExtraError, OutputError, did_you_mean
 from serving.metrics import MetricSample
-from serving.request_log.files import LogStream, finish_streams, make_room
+from serving.request_log.files import LogStream, finish_streams, has_room
 from serving.request_log.records import Entry, RecordForm, takes_raw_features
 from serving.session import InferenceSession, ModelSession
 
@@ -24,6 +26,7 @@ _INTERVAL_S = 1.0
 _MOST_WAITING_BYTES = 64 << 20
 #: A stream that is larger or older becomes a Parquet file.
 _MOST_STREAM_BYTES, _MOST_STREAM_AGE_S = 64 << 20, 3600.0
+_TIDY_AGAIN_S = 60.0  # after a fault
 #: How long ``close`` waits for a disk that hangs.
 _CLOSE_TIMEOUT_S = 4.0
 _OPTION, _WITHOUT = "--log-requests", "--log-without"
@@ -73,7 +76,8 @@ class RequestLog:
         self._writing = threading.Lock()  # held by the thread that writes, and guards the fields below
         self._streams: dict[tuple[str, Any], LogStream] = {}  # by folder and schema
         self._lost = 0  # requests since the last that was written
-        self._is_tidy = False
+        self._tidy_due_s = 0.0  # when closed streams become Parquet files, by ``time.monotonic``
+        self._cannot_tidy = False
         self._worker = PeriodicWorker("hotrow-request-log", self._run, _INTERVAL_S, first_after_s=0.0)
 
     def check(self, sessions: Iterable[ModelSession]) -> None:
@@ -143,20 +147,23 @@ class RequestLog:
                 or stream.opened_s < oldest_s
             ]
             self._close_streams(due)
-            if not self._is_tidy:
+            if self._tidy_due_s <= time.monotonic():
                 self._tidy()
 
     def _close_streams(self, keys: Iterable[tuple[str, Any]]) -> None:
         for key in keys:
             self._streams.pop(key).close()
-            self._is_tidy = False
+            self._tidy_due_s = 0.0
 
     def _tidy(self) -> None:
         try:
             finish_streams(self._folder, self._max_bytes)
-            self._is_tidy = True
         except OSError as err:
-            self._fail(err, 0)
+            if not self._cannot_tidy:
+                _log.error("%s: a stream cannot become a Parquet file yet: %s", self._folder, err.strerror or err)
+            self._cannot_tidy, self._tidy_due_s = True, time.monotonic() + _TIDY_AGAIN_S
+        else:
+            self._cannot_tidy, self._tidy_due_s = False, math.inf
 
     def _write_waiting(self) -> None:
         with self._lock:
@@ -179,7 +186,10 @@ class RequestLog:
         if key in self._streams and not self._streams[key].is_there:
             self._streams.pop(key).close()
         is_new = key not in self._streams
-        make_room(self._folder, self._max_bytes, message.size + is_new * form.schema.serialize().size)
+        needed_bytes = message.size + is_new * form.schema.serialize().size
+        if not has_room(self._folder, self._max_bytes, needed_bytes):
+            reason = f"{needed_bytes:,} bytes do not fit into the {self._max_bytes:,} bytes of the log"
+            raise OSError(errno.EDQUOT, reason)
         if is_new:
             self._streams[key] = LogStream(self._folder / form.folder, form.schema)
         self._streams[key].append(message)

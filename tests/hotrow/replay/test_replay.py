@@ -239,6 +239,11 @@ def test_a_file_for_the_figures_that_cannot_be_written_is_refused(models, log, t
     assert "x.json: cannot be written: no such file or directory" in capsys.readouterr().err
 
 
-def test_a_replay_needs_no_pytorch():
-    program = "import hotrow.replay.document, hotrow.replay.report, sys; assert 'torch' not in sys.modules"
+def test_a_server_without_a_log_needs_no_pyarrow_and_a_replay_needs_no_pytorch():
+    program = (
+        "import sys, serving.cli.serve, serving.frontend.front_end, serving.request_log\n"
+        "assert 'pyarrow' not in sys.modules\n"
+        "import hotrow.replay.skew, hotrow.replay.document, hotrow.replay.report\n"
+        "assert 'torch' not in sys.modules\n"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,5 +1,6 @@
 """The files of `hotrow serve --log-requests`."""
 
+import errno
 import json
 import resource
 import shutil
@@ -338,12 +339,44 @@ def test_while_the_disk_is_full_requests_are_dropped_and_counted_and_rows_stay_w
     ]
 
 
+def test_a_stream_that_cannot_become_a_parquet_file_stays_and_is_said_once(raw, tmp_path, fast, caplog, monkeypatch):
+    monkeypatch.setattr("serving.request_log.log._MOST_STREAM_BYTES", 1)
+    monkeypatch.setattr("serving.request_log.log._TIDY_AGAIN_S", 0.0)
+    tries = []
+
+    def full(*_, **_options):
+        tries.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as while_full:
+        while_full.setattr("serving.request_log.files.atomic_write", full)
+        with opened(tmp_path) as log:
+            ask(log, raw)
+            until(lambda: len(tries) > 3)
+    assert len(files(tmp_path, ".arrow")) == 1
+    assert caplog.text.count("a stream cannot become a Parquet file yet: No space left on device") == 1
+    with opened(tmp_path):
+        pass
+
+    assert len(rows(tmp_path)) == 3
+
+
 def test_a_log_that_is_too_small_for_its_rows_drops_them(raw, tmp_path, caplog):
     with opened(tmp_path, max_bytes=100) as log:
         ask(log, raw)
 
     assert files(tmp_path) == []
     assert "do not fit into the 100 bytes of the log" in caplog.text
+
+
+def test_a_stream_of_an_earlier_server_with_a_larger_bound_makes_room(raw, tmp_path, fast, caplog):
+    stream, _ = killed_copy(raw, tmp_path / "live", tmp_path / "killed" / "raw", requests=6)
+    with opened(tmp_path / "killed", max_bytes=8000) as log:
+        until(lambda: not stream.exists())
+        ask(log, raw, request_id="new")
+
+    assert f"{stream} does not fit into the 8,000 bytes of the log and is removed" in caplog.text
+    assert [row["request_id"] for row in rows(tmp_path / "killed")] == ["new"] * 3
 
 
 def test_requests_are_dropped_if_too_many_bytes_wait_for_the_disk(raw, tmp_path, caplog, monkeypatch):
