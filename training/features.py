@@ -7,6 +7,7 @@ into an export.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -82,6 +83,9 @@ class FeatureFile(RawColumns):
         if len(labels) != document.graph.label_dim:
             expected = f"expected {document.graph.label_dim} columns of labels"
             raise ConfigError(source, "", f"{expected}, got {', '.join(labels)}")
+        if all(len(label.weights) == 1 for label in document.labels):  # messages then have the names of the columns
+            named = tuple(replace(label, name=name) for label, name in zip(document.labels, labels, strict=True))
+            document = self.document = replace(document, labels=named)
         embeddings = document.graph.embeddings
         if [entry.top for entry in document.graph.sparse] != [of.bottom for of in embeddings]:
             reason = "expected an embedding layer for each sparse input, in their order"

@@ -60,7 +60,8 @@ def _differences(first: Any, second: Any) -> Iterator[tuple[str, str, str]]:
         ours, theirs = (_flat(getattr(record, what)) for record in (first, second))
         for name in dict.fromkeys((*ours, *theirs)):
             if ours.get(name) != theirs.get(name):
-                shown = f"--{name.replace('_', '-')}" if what == "arguments" else name
+                option = "from" if name == "start" else name.replace("_", "-")
+                shown = f"--{option}" if what == "arguments" else name
                 yield shown, _shown(ours.get(name)), _shown(theirs.get(name))
 
 

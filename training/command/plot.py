@@ -35,9 +35,11 @@ def draw(file: Path, runs: Mapping[str, Sequence[dict[str, Any]]]) -> None:
         named = f"{run}, " if run else ""
         losses.plot(numbers, [epoch["loss"] for epoch in epochs], marker="o", label=f"{named}training")
         for label, groups in epochs[-1]["calibration"].items() if epochs else ():
-            of_label = [epoch["log_loss"][label] for epoch in epochs]
+            of_label = [epoch["log_loss"].get(label) for epoch in epochs]
             losses.plot(numbers, of_label, marker="o", label=f"{named}evaluation, {label}")
-            areas.plot(numbers, [epoch["auc"][label] or 0.5 for epoch in epochs], marker="o", label=f"{named}{label}")
+            areas.plot(
+                numbers, [epoch["auc"].get(label) or 0.5 for epoch in epochs], marker="o", label=f"{named}{label}"
+            )
             calibration.plot(*zip(*groups, strict=True), marker="o", label=f"{named}{label}")
     for axes, title, x, y in (
         (losses, "log loss", "epoch", "mean"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from training.model.document import TrainingDocument  # which needs PyTorch
 
 _FORMAT = 1
+_OF_EPOCH = ("epoch", "loss", "auc", "log_loss", "calibration", "seconds")
 _PACKAGES = ("hotrow", "numpy", "pyarrow", "torch")
 #: Arguments that say nothing of the model. The address of a log may have a password.
 _LEFT_OUT = ("command", "run", "error_code", "describe", "metrics", "plot", "publish", "publish_settings", "resume")
@@ -56,6 +57,9 @@ class TrainingRecord:
         self.data: dict[str, Any] = _members(fields.object("data"))
         self.versions: dict[str, Any] = _members(fields.object("versions"))
         self.epochs: list[dict[str, Any]] = [_members(epoch) for epoch in fields.objects("epochs")]
+        for epoch in fields.objects("epochs"):
+            for name in _OF_EPOCH:
+                epoch.value(name)
         self.epoch = fields.integer("epoch", maximum=len(self.epochs))
         self.graph: dict[str, Any] = _members(fields.object("graph"))
 
@@ -77,8 +81,7 @@ def record_of(
     epoch: int,
 ) -> dict[str, Any]:
     """Return the content of a ``training.json``; see ``TrainingRecord``."""
-    arguments = {"model": document.name}
-    arguments |= {name: value for name, value in vars(options).items() if value is not None and name not in _LEFT_OUT}
+    arguments = {name: value for name, value in vars(options).items() if value is not None and name not in _LEFT_OUT}
     return {
         "format": _FORMAT,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),

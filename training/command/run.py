@@ -69,11 +69,13 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
         return
     start = None if options.start is None else WarmStart(options.start)
     is_automatic = options.model == "auto"
-    document = open_document("dcn" if is_automatic else options.model or "dcn") if start is None else start.document
+    options.model = options.model or ("dcn" if start is None else start.network)
+    document = open_document("dcn" if is_automatic else options.model) if start is None else start.document
     features = None
     if start is not None and start.has_features:
         holds_out = options.eval_data is None
         features = start.features(options.data, options.label, options.weight, holds_out=holds_out)
+        options.label = list(features.labels)
         yield from (f"vocabulary of {name}: {count:,} new values" for name, count in start.new_values.items() if count)
     elif options.features is None and options.label is not None:
         yield from _propose(options, processes)

@@ -22,6 +22,7 @@ class WarmStart:
 
     Attributes:
         document: its training graph, with the name of its model.
+        network: the ``--model`` of its training.
         new_values: how many values the vocabulary of each feature got.
     """
 
@@ -36,6 +37,7 @@ class WarmStart:
         verify_manifest(record.folder)
         self._folder = record.folder
         self._labels: Sequence[str] | None = record.arguments.get("label")
+        self.network = str(record.arguments.get("model", "dcn"))
         source = str(self._folder / TRAINING_FILE)
         self.document: TrainingDocument = replace(
             parse_document(record.graph, source), name=self._folder.resolve().parent.name

@@ -158,7 +158,7 @@ def test_mmoe_has_a_task_for_each_label(data, tmp_path, capsys):
     pq.write_table(table, data / "tasks.parquet")
     labels = ["--label", "bought", "--label", "experts1"]
     assert train(data, tmp_path, "--model", "mmoe", *labels, file="tasks.parquet") == 0
-    assert re.search(r"AUC clicked [\d.]+, bought [\d.]+, label_experts1 ", capsys.readouterr().out)
+    assert re.search(r"AUC clicked [\d.]+, bought [\d.]+, experts1 ", capsys.readouterr().out)
     with hotrow.load_model(tmp_path / "mmoe") as session:
         assert session.predict({"user": ["u1"], "price": [2.5]}).shape == (1, 3)
 

@@ -152,7 +152,7 @@ def test_a_large_dense_column_is_named_and_a_model_that_diverges_is_not_written(
         "note: the dense column year has numbers of about 1,961, and networks need about 1: give the feature mean"
         in out
     )
-    assert "training has diverged, so no model is written: the log loss of label is " in err
+    assert "training has diverged, so no model is written: the log loss of clicked is " in err
     assert not list(folder.glob("models/*/1"))
 
 
@@ -175,7 +175,7 @@ def test_a_model_that_is_worse_than_a_constant_is_named(capsys):
     write_csv("a.csv", rows)
     assert train("a.csv", "--learning-rate", "0.05", "--epochs", "2") == 0
     out = capsys.readouterr().out
-    assert "note: the log loss of label is " in out
+    assert "note: the log loss of clicked is " in out
     assert ", and always answering the share of ones has 0.6931, and an AUC of 0.5" in out
 
 

@@ -75,6 +75,12 @@ def test_a_version_says_how_it_was_trained(trained):
     assert record["epochs"][0].keys() >= {"loss", "auc", "log_loss", "base_log_loss", "calibration"}
 
 
+def test_a_version_of_a_version_has_its_network_and_label(trained):
+    record = json.loads((trained / "models" / "m" / "2" / "training.json").read_text())
+    assert (record["arguments"]["model"], record["arguments"]["label"]) == ("dcn", ["clicked"])
+    assert train(trained, "new", "--from", str(trained / "models" / "m" / "2"), "--name", "third") == 0
+
+
 def test_secrets_of_a_log_are_not_written(trained):
     options = ["--checkpoint", str(trained / "saved"), "--publish", f"file://{trained}/log?password=secret"]
     train(trained, "new", "--from", str(trained / "models" / "m" / "1"), "--name", "published", *options)
@@ -148,7 +154,7 @@ def test_two_versions_are_shown_side_by_side(trained, capsys):
     assert main(["compare", str(first), str(second), "--plot", str(trained / "c.svg")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["m/1", "m/2"]
-    assert any(line.startswith("log loss label") for line in lines)
+    assert any(line.startswith("log loss clicked") for line in lines)
     assert ["--epochs", "2", "1"] in [line.split() for line in lines]
     assert any(line.startswith("sha256 of data") for line in lines)
     assert (trained / "c.svg").read_text().startswith("<?xml")
@@ -171,6 +177,14 @@ def test_what_is_no_trained_version_is_refused(trained, monkeypatch, capsys, arg
     monkeypatch.chdir(trained)
     assert main(arguments) == 1
     assert text in capsys.readouterr().err
+
+
+def test_a_record_without_a_figure_is_refused(trained, tmp_path, capsys):
+    record = json.loads((trained / "models" / "m" / "1" / "training.json").read_text())
+    del record["epochs"][1]["auc"]
+    (tmp_path / "training.json").write_text(json.dumps(record))
+    assert main(["compare", str(tmp_path), str(trained / "models" / "m")]) == 1
+    assert "training.json: epochs[1].auc: " in capsys.readouterr().err
 
 
 def test_a_damaged_version_is_refused(trained, tmp_path, capsys):
