@@ -17,10 +17,11 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
-from serving.features import FEATURES_FILE, read_definition, triton_inputs
+from serving.features import FEATURES_FILE, read_definition, triton_tensors
 from serving.model.graph import read_graph
 from serving.model.manifest import write_manifest
-from serving.model.version_writer import TRITON_ENTRY, triton_config
+from serving.model.triton_config import triton_config
+from serving.model.version_writer import TRITON_ENTRY
 
 DEADLINE_S = 60
 INSTANCES = 2
@@ -46,8 +47,8 @@ def prepare(repository, name, versions=(1,), extra="", instances=INSTANCES):
         (version / "model.py").write_text(TRITON_ENTRY)
         write_manifest(version, name, number)
     features = version / FEATURES_FILE
-    raw_inputs = triton_inputs(read_definition(features)) if features.exists() else ()
-    config = triton_config(name, read_graph(version / "graph.json"), "CPU", raw_inputs)
+    definition = read_definition(features) if features.exists() else None
+    config = triton_config(name, triton_tensors(read_graph(version / "graph.json"), definition), "CPU")
     config = config.replace("count: 1", f"count: {instances}")
     (repository / name / "config.pbtxt").write_text(config + extra)
 

@@ -29,7 +29,7 @@ from serving.features.frames import (
 from serving.features.keras_archive import read_features
 from serving.features.opening import definition_of_names, open_features, slots_of, slots_of_graph
 from serving.features.reader import FeatureReader, SlotOfTable, Transformed, key_count, vocabulary_values
-from serving.features.writing import triton_inputs, write_definition
+from serving.features.writing import triton_inputs, triton_tensors, write_definition
 
 __all__ = [
     "FEATURES_FILE",
@@ -62,6 +62,7 @@ __all__ = [
     "slots_of",
     "slots_of_graph",
     "triton_inputs",
+    "triton_tensors",
     "vocabulary_values",
     "write_definition",
 ]

@@ -5,13 +5,22 @@ import shutil
 from pathlib import Path
 
 from serving.features.definition import FeatureDefinition
+from serving.features.opening import definition_of_names, slots_of_graph
 from serving.features.reader import compiled_vocabulary
 from serving.model.names import OFFSETS
+from serving.model.records import Graph
+from serving.model.triton_config import RawInput, TritonTensors
 
 _TRITON_TYPES = {"string": "TYPE_STRING", "integer": "TYPE_INT64", "float": "TYPE_FP32", "boolean": "TYPE_BOOL"}
 
 
-def triton_inputs(definition: FeatureDefinition) -> list[tuple[str, str]]:
+def triton_tensors(graph: Graph, features: FeatureDefinition | None) -> TritonTensors:
+    """Return what Triton must know of the tensors of a model, which may have raw features or names of its inputs."""
+    definition = features or definition_of_names(slots_of_graph(graph), graph.dense_names)
+    return TritonTensors(graph.dense_dim, graph.label_dim, () if definition is None else triton_inputs(definition))
+
+
+def triton_inputs(definition: FeatureDefinition) -> list[RawInput]:
     """Return the tensors of requests with raw features, and their datatypes in ``config.pbtxt``."""
     found = []
     for feature in definition.columns:

@@ -9,10 +9,8 @@ from serving.errors import ConfigError
 from serving.features import (
     FeatureDefinition,
     FeatureReader,
-    definition_of_names,
     read_features,
     slots_of_graph,
-    triton_inputs,
 )
 from serving.importers.checkpoint import show_names
 from serving.importers.matching import Matching, hint, match_tables
@@ -21,7 +19,6 @@ from serving.importers.rows import BareDtype, TableRows
 from serving.model.graph import name_inputs, parse_graph
 from serving.model.names import TABLE_NAME, names_of_positions
 from serving.model.records import Combiner, Graph
-from serving.model.triton_config import RawInput
 from serving.model.version_writer import ONNX_FILE, check_table_names
 
 _LARGEST = 2**31 - 1  # the most samples of a request, and the most keys of a sample
@@ -102,14 +99,6 @@ class ImportPlan:
     def graph(self) -> Graph:
         """Return ``document()`` as a ``Graph``."""
         return parse_graph(self.document(), self.network.source, inputs_only=True)
-
-    @property
-    def raw_inputs(self) -> list[RawInput]:
-        """The inputs of requests by name, for Triton."""
-        graph = self.graph()
-        by_name = definition_of_names(slots_of_graph(graph), graph.dense_names)
-        definition = self.features or by_name
-        return [] if definition is None else triton_inputs(definition)
 
     def describe(self) -> Iterator[str]:
         """Return lines for the user: what a request must contain, in order, and where the rows come from."""

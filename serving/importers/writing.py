@@ -10,7 +10,7 @@ import numpy as np
 
 from serving.config import read_inference_config
 from serving.dense.files import open_dense
-from serving.features import FEATURES_FILE, write_definition
+from serving.features import FEATURES_FILE, triton_tensors, write_definition
 from serving.importers.network import answer_to, rows_tried
 from serving.importers.plan import ImportPlan, PlannedTable
 from serving.model.sparse_rows import Keys, Vectors
@@ -67,9 +67,9 @@ def write_model(
         if check is not None:
             check(folder)
 
-    return write_version(
-        Path(repository), name, plan.graph(), write_files, version, run, positions, raw_inputs=plan.raw_inputs
-    )
+    graph = plan.graph()
+    triton = triton_tensors(graph, plan.features)
+    return write_version(Path(repository), name, graph, write_files, version, run, positions, triton=triton)
 
 
 def _write_files(folder: Path, plan: ImportPlan, name: str, progress: Progress) -> None:

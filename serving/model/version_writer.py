@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -19,7 +19,7 @@ from serving.model.records import Graph
 from serving.model.regular_file import is_absent
 from serving.model.slot_sizes import SlotKeys
 from serving.model.strict_json import read_json
-from serving.model.triton_config import TRITON_FILES, RawInput, TritonTensors, triton_config, triton_faults
+from serving.model.triton_config import TRITON_FILES, TritonTensors, triton_config, triton_faults
 
 FEATURES_FILE = "features.json"
 GRAPH_FILE, DENSE_FILE, ONNX_FILE = "graph.json", "dense.model", "dense.onnx"
@@ -59,7 +59,7 @@ def write_version(
     run: str = "",
     positions: Mapping[str, str] | None = None,
     tables: SharedTables | None = None,
-    raw_inputs: Sequence[RawInput] = (),
+    triton: TritonTensors | None = None,
 ) -> Path:
     """Write ``<repository>/<name>/<version>/``, and Triton's configurations and ``ps.json`` if they are missing.
 
@@ -78,7 +78,7 @@ def write_version(
         run: the training run that publishes updates of the rows; empty if it publishes none.
         positions: for each partition of the log of updates, the position that the files include.
         tables: the version whose tables it shares; None: ``write_files`` writes tables.
-        raw_inputs: the raw features that requests may have in place of keys.
+        triton: what Triton must know of requests and answers; None: requests have keys alone.
 
     Returns:
         the version's folder.
@@ -97,13 +97,13 @@ def write_version(
                 keys = write_files(unfinished)
                 write_manifest(unfinished, name, int(target.name), keys or "stored", run, positions, tables)
                 # last, because a file left by a failed export would describe the wrong model to Triton
-                tensors = TritonTensors(graph.dense_dim, graph.label_dim, raw_inputs)
+                described = triton or TritonTensors(graph.dense_dim, graph.label_dim)
                 for kind, file in TRITON_FILES.items():
                     (folder / file).parent.mkdir(exist_ok=True)
-                    _write_if_absent(folder / file, triton_config(name, tensors, kind))
+                    _write_if_absent(folder / file, triton_config(name, described, kind))
                 _write_if_absent(repository / _TIERS_FILE, json.dumps(_TIERS, indent=2) + "\n")
             sync(repository)
-            for line in triton_faults(folder, tensors):
+            for line in triton_faults(folder, described):
                 _log.warning("%s; `hotrow check %s --write-config` corrects it", line, folder)
     except OSError as err:
         raise OutputError(f"{folder}: cannot write the model: {err.strerror or err}") from err

@@ -15,11 +15,8 @@ from serving.dense.onnx import build_onnx
 from serving.errors import ConfigError, ModelFileError, OutputError
 from serving.features import (
     FEATURES_FILE,
-    FeatureDefinition,
-    definition_of_names,
     read_definition,
-    slots_of_graph,
-    triton_inputs,
+    triton_tensors,
     write_definition,
 )
 from serving.model.dense_file import write_dense
@@ -28,7 +25,6 @@ from serving.model.manifest import MANIFEST_NAME, Manifest, SharedTables, read_m
 from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
 from serving.model.sparse_writer import write_sparse_batches
 from serving.model.strict_json import read_json
-from serving.model.triton_config import RawInput
 from serving.model.version_writer import (
     CALIBRATION_FILE,
     DENSE_FILE,
@@ -101,8 +97,8 @@ def export_model(
         write_files = partial(
             _write_files, model=model, document=document, calibration=calibration, features=features, record=record
         )
-        raw_inputs = _raw_inputs(document, None if features is None else features.definition)
-        path = write_version(repository, name, model.graph, write_files, version, run, positions, raw_inputs=raw_inputs)
+        triton = triton_tensors(parse_graph(document, ""), None if features is None else features.definition)
+        path = write_version(repository, name, model.graph, write_files, version, run, positions, triton=triton)
     else:
         model.send_rows()
     path = model.processes.from_first("the exported version", path)
@@ -153,7 +149,7 @@ def export_dense(
         manifest = _base_manifest(folder, base, run)
         document = _with_names_of(document, _check_inputs(model.graph, folder))
         definition = read_definition(folder / FEATURES_FILE) if FEATURES_FILE in manifest.files else None
-        raw_inputs = _raw_inputs(document, definition)
+        triton = triton_tensors(parse_graph(document, ""), definition)
         tables = SharedTables(base, sha256_of(folder / MANIFEST_NAME))
 
         def write_files(unfinished: Path) -> SlotKeys:
@@ -167,9 +163,7 @@ def export_dense(
                 shutil.copyfile(folder / CALIBRATION_FILE, unfinished / CALIBRATION_FILE)
             return manifest.keys
 
-        path = write_version(
-            repository, name, model.graph, write_files, version, run, positions, tables, raw_inputs=raw_inputs
-        )
+        path = write_version(repository, name, model.graph, write_files, version, run, positions, tables, triton=triton)
     path = model.processes.from_first("the exported version", path)
     assert path is not None
     return path
@@ -233,13 +227,6 @@ def _with_names_of(document: dict[str, Any], base: Graph) -> dict[str, Any]:
     """Return a graph's document with the names that the inputs of another graph have."""
     slots = [name for entry in base.sparse for name in entry.names]
     return name_inputs(document, slots, base.dense_names, base.label_names) if slots else document
-
-
-def _raw_inputs(document: dict[str, Any], features: FeatureDefinition | None) -> Sequence[RawInput]:
-    """Return the inputs of requests that have no keys, or keys by name."""
-    graph = parse_graph(document, "")
-    definition = features or definition_of_names(slots_of_graph(graph), graph.dense_names)
-    return () if definition is None else triton_inputs(definition)
 
 
 def _check_inputs(graph: Graph, folder: Path) -> Graph:

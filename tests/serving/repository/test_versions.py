@@ -33,9 +33,8 @@ from serving.errors import (
     WorkerError,
 )
 from serving.frontend.front_end import FrontEnd
-from serving.model.graph import read_graph
 from serving.model.sparse_model import SparseModel
-from serving.model.version_writer import triton_config
+from serving.model.triton_config import TritonTensors, triton_config
 from serving.opening import Runtime
 from serving.parameter_server import ParameterServer
 from serving.repository import ModelRepository
@@ -254,8 +253,7 @@ class TestKeysThatOnlyTritonReads:
         assert caplog.messages == [lines, "model tiny: config.pbtxt: only Triton reads dynamic_batching"]
 
     def test_an_exported_configuration_has_none(self, folder, opened, caplog):
-        graph = read_graph(folder / "tiny" / "1" / "graph.json")
-        (folder / "tiny" / "config.pbtxt").write_text(triton_config("tiny", graph, "GPU"))
+        (folder / "tiny" / "config.pbtxt").write_text(triton_config("tiny", TritonTensors(3, 1), "GPU"))
 
         opened(folder)
 
