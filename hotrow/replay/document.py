@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotrow.replay.figures import describe, quality
+from hotrow.replay.figures import describe, mean_of, quality
 from hotrow.replay.rows import named
 from hotrow.replay.tables import import_arrow, match, read_log, read_rows
 from hotrow.replay.version import logged_predictions, open_version, replay, requests_of
@@ -86,7 +86,7 @@ def _about(table: Any, source: str, logged: NDArray[np.float32]) -> dict[str, An
         "from": None if times["min"] is None else f"{times['min']:%Y-%m-%d %H:%M:%S %Z}",
         "to": None if times["max"] is None else f"{times['max']:%Y-%m-%d %H:%M:%S %Z}",
         "versions": {str(one["values"]): one["counts"] for one in versions},
-        "mean_prediction": float(np.nanmean(logged)) if logged.size else None,
+        "mean_prediction": mean_of(logged),
     }
 
 

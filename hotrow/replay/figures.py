@@ -104,6 +104,12 @@ def _groups(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Any]
     return np.where(np.isnan(numbers), len(quarters), codes), rows, [*quarters, None]
 
 
+def mean_of(predictions: Floats) -> float | None:
+    """Return the mean without NaN; None if there is nothing else."""
+    found = predictions[~np.isnan(predictions)]
+    return float(found.mean(dtype=np.float64)) if found.size else None
+
+
 def quality(labels: Mapping[str, Floats], predictions: Floats) -> dict[str, Any]:
     """Compare answers [N, L] with L labels [N], NaN where there is none, and return the figures of each label."""
     found: dict[str, Any] = {}
@@ -138,7 +144,7 @@ def describe(replayed: Replayed, table: Any, logged: Floats, labels: Mapping[str
     times = np.percentile(1000 * np.array(replayed.seconds), (50, 99)) if replayed.seconds else ()
     document: dict[str, Any] = {
         "model": replayed.name,
-        "mean_prediction": float(np.nanmean(replayed.predictions)) if replayed.seconds else None,
+        "mean_prediction": mean_of(replayed.predictions),
         "differences": differences(table, logged, replayed.predictions, replayed.columns),
         "milliseconds": dict(zip(("p50", "p99"), map(float, times), strict=False)),
         "refused": {"requests": replayed.refused, "first": replayed.first_refusal},

@@ -171,6 +171,22 @@ def test_a_request_that_a_version_refuses_is_counted_and_the_others_are_answered
     )
 
 
+def test_if_nothing_was_answered_the_figures_have_no_numbers(models, rows, tmp_path, capsys):
+    table = rows.set_column(rows.column_names.index("seen"), "seen", pa.array([[-1]] * rows.num_rows))
+    table = table.set_column(4, "prediction", pa.nulls(rows.num_rows, pa.float32())).append_column(
+        "clicked", pa.array([1] * rows.num_rows)
+    )
+    pq.write_table(table, tmp_path / "log.parquet")
+    options = ("--label", "clicked", "--plot", tmp_path / "replay.png")
+
+    document = replayed(tmp_path / "log.parquet", models / "1", options=options, folder=tmp_path)
+
+    (model,) = document["models"]
+    assert (model["mean_prediction"], model["differences"], model["milliseconds"]) == (None, {"samples": 0}, {})
+    assert document["log"]["mean_prediction"] is None
+    assert "refused 40 requests; the first is request r0: seen of sample 0: value 0: " in capsys.readouterr().out
+
+
 def test_a_feature_that_the_log_does_not_have_is_missing_and_said(models, rows, tmp_path, capsys):
     pq.write_table(rows.drop_columns(["country", "member"]), tmp_path / "log.parquet")
 

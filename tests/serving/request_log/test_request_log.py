@@ -25,6 +25,9 @@ from tests.tools.raw_model import FEATURES, LOGGED, VALUES, write_raw_model
 from tests.tools.tiny_model import TinyModel, flatten
 from training.data.checks import ColumnMap
 from training.data.columns import read_parquet
+from training.data.opening import open_data
+from training.features import FeatureFile
+from training.model.document import open_document
 
 ABOUT = ["request_id", "request_sample", "request_time", "model_version", "prediction", "defaulted_keys"]
 
@@ -124,6 +127,23 @@ def test_requests_with_keys_are_training_data(keyed, tmp_path):
     (samples,) = read_parquet(tmp_path / "labelled.parquet", columns)
     assert samples.dense.tolist() == dense.tolist()
     assert [bag.tolist() for bag in np.split(samples.bags.keys, samples.bags.row_ptrs[1:-1])] == [*chain(*bags)]
+
+
+def test_raw_features_are_training_data(raw, tmp_path):
+    with opened(tmp_path / "log") as log:
+        for number in range(20):
+            ask(log, raw, VALUES | {"user": [f"u{number}", "b", None]}, str(number))
+    (file,) = files(tmp_path)
+    table = pq.read_table(file)
+    pq.write_table(table.append_column("clicked", pa.array([0, 1, 1] * 20)), file)
+    (tmp_path / "features.json").write_text(json.dumps(FEATURES))
+
+    features = FeatureFile(tmp_path / "features.json", open_document("dcn"), ["clicked"])
+    samples = open_data(file.parent, features.document, features=features)
+    assert samples.labels[:, 0].tolist() == [0, 1, 1] * 20
+    expected = features.reader(VALUES | {"user": ["u19", "b", None]}, 3)
+    assert samples[57:].dense.tolist() == expected.dense.tolist()
+    assert samples[57:].bags.keys.tolist() == expected.keys.tolist()
 
 
 def test_keys_by_the_names_of_the_graph_and_keys_by_position_are_the_same_rows(tmp_path):
