@@ -1,4 +1,4 @@
-"""Every built-in graph, from training to serving. A new graph is tested automatically."""
+"""Every built-in graph, from training to serving. A new graph is tested automatically, by `make test-long`."""
 
 import dataclasses
 import math
@@ -21,9 +21,14 @@ ROWS, CUT = 12_000, 10_000
 ROOT = Path(__file__).parents[3]
 # Somewhat less than two epochs were seen to reach; an untrained model has 0.5.
 LEAST_AUC = {"bst": 0.62, "din": 0.67, "mmoe": 0.63, "ncf": 0.64}
+# One slot per table, lists of keys with attention, and several labels. All others have their formulas tested as well.
+IN_EVERY_RUN = ("dlrm", "din", "mmoe")
 
 
-@pytest.fixture(scope="module", params=built_in_graphs())
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.long) for name in built_in_graphs()],
+)
 def family(request, tmp_path_factory):
     """A graph with generated samples, trained for two epochs and exported."""
     document = open_document(request.param)

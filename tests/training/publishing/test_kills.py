@@ -17,7 +17,7 @@ from tests.training.publishing.following import Follower
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow
-KILLS = pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.long)])
+OFTEN = pytest.param(10, marks=pytest.mark.long)
 
 
 def start(*command):
@@ -42,7 +42,7 @@ def finish(process):
     assert process.returncode == 0, output
 
 
-@KILLS
+@pytest.mark.parametrize("kills", [1, OFTEN])
 def test_after_kills_a_server_that_followed_has_the_rows_of_hotrow_train(tmp_path, kills):
     log, models, checkpoints = tmp_path / "log", tmp_path / "models", tmp_path / "checkpoints"
     train = ["-m", "serving.cli.main", "train", "--synthetic", "4000", "--model", "wdl", "--batch-size", "100"]
@@ -66,7 +66,7 @@ def test_after_kills_a_server_that_followed_has_the_rows_of_hotrow_train(tmp_pat
     assert manifest.positions == {"folder": str(len(list(log.glob("*.update"))))}
 
 
-@KILLS
+@pytest.mark.parametrize("kills", [OFTEN])
 def test_after_kills_a_server_that_followed_has_the_rows_of_a_training_with_evictions(tmp_path, kills):
     program = ["-m", "tests.training.publishing.train_with_evictions", tmp_path]
     log, state = tmp_path / "log", tmp_path / "state.pt"
