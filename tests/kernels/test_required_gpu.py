@@ -39,6 +39,7 @@ def test_a_skip_is_a_failure_if_a_gpu_is_required(tmp_path, source):
         assert skipped.partition("'")[0] in required.stdout
 
 
+@pytest.mark.long
 def test_without_a_skip_a_required_gpu_changes_nothing(tmp_path):
     assert run_tests(tmp_path, PASSES, required=True).returncode == 0
 
