@@ -77,7 +77,9 @@ def _of_keys(new: ModelConfig, old: ModelConfig) -> Iterator[str]:
         return
     of_new, of_old = ({one.name: one for one in reader.definition.features} for reader in (ours, theirs))
     for slot, one, other in zip(slots, ours.of_slots, theirs.of_slots, strict=True):
-        if not _has_equal_keys(of_new[one], of_old[other]):
+        if one != other:
+            yield f"send the keys of {one} in the slot {slot}; the old version has those of {other} there"
+        elif not _has_equal_keys(of_new[one], of_old[other]):
             yield f"compute the keys of the slot {slot} with the new definition: they have changed"
     if len(ours.definition.dense) == len(theirs.definition.dense) and ours.definition.dense != theirs.definition.dense:
         yield "compute the dense numbers with the new definition: they have changed"

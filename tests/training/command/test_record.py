@@ -138,6 +138,13 @@ def test_what_clients_must_change_is_listed(trained, tmp_path, capsys):
     (changed / "graph.json").write_text(json.dumps(graph))
     assert main(["check", str(changed), "--against", str(old)]) == 0, capsys.readouterr().err
     lines = capsys.readouterr().out.splitlines()
+    of_keys = [line.removeprefix("for requests with keys: ") for line in lines if "for requests with keys" in line]
+    slot = "sparse_embedding1"
+    assert of_keys == [
+        "send 2 dense numbers; the old version has 1",
+        f"send the keys of member in the slot {slot}[0]; the old version has those of user there",
+        f"compute the keys of the slot {slot}[1] with the new definition: they have changed",
+    ]
     assert [line for line in lines if "for requests with keys" not in line] == [
         "from m version 1 to m version 3",
         "leave out user: it is no feature of the new version",
