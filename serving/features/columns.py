@@ -21,8 +21,11 @@ from serving.features.definition import FeatureConfig
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-#: Texts that stand for a missing number or boolean, as pandas and Arrow read them. In a string feature they are text.
-MISSING_WORDS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None")
+#: Texts that stand for a missing number or boolean: the words that pandas reads as missing. In a string they are text.
+MISSING_WORDS = (
+    *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
+    *("NULL", "NaN", "None", "n/a", "nan", "null"),
+)
 #: A column of the native transform.
 Column = tuple[Any, ...]
 #: Whose values are being read, and where those of each sample begin, for messages.

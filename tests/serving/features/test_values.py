@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serving.errors import FeatureValueError
-from serving.features import Texts
+from serving.features import MISSING_WORDS, Texts
 from serving.features.columns import joined_texts
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -127,6 +127,16 @@ def test_a_text_that_is_no_time_of_the_unit_is_named(reader_of, text):
     for form in ([text], texts([text])):
         with pytest.raises(FeatureValueError, match=f"x of sample 0: expected an integer, got '{text}'"):
             reader({"x": form}, 1)
+
+
+@pytest.mark.parametrize("kind", ["integer", "float", "boolean"])
+def test_words_for_missing_values_are_missing_unless_they_are_strings(reader_of, kind):
+    words = [*MISSING_WORDS, "1"]
+    options = {"kind": "bucketize", "boundaries": [0]} if kind == "float" else {"kind": "identity", "type": kind}
+    typed, text = reader_of({"name": "x", **options}), reader_of({"name": "x", "kind": "hash"})
+    for form in (words, np.array(words, object), [word.encode() for word in words], texts(words)):
+        assert bags(typed({"x": form}, len(words))) == [[]] * len(MISSING_WORDS) + [[1]]
+        assert all(bags(text({"x": form}, len(words))))
 
 
 @pytest.mark.parametrize("kind", ["hash", "vocabulary", "bucketize", "identity"])

@@ -199,3 +199,20 @@ def test_a_damaged_version_is_refused(trained, tmp_path, capsys):
     (tmp_path / "m" / "1" / "dense.model").write_bytes(b"")
     assert train(trained, "new", "--from", str(tmp_path / "m")) == 1
     assert "dense.model: expected" in capsys.readouterr().err
+
+
+def test_a_model_of_keys_is_trained_further(tmp_path):
+    arrays = {"click": [1, 0] * 20, "purchase": [0, 1] * 20, "dense": np.ones((40, 2)), "history": [[4]] * 40}
+    np.savez(tmp_path / "a.npz", **arrays, profile=[[17, 1 << 40, 2 << 40], [18, (1 << 40) + 5, -1]] * 20)
+    options = ["--data", str(tmp_path / "a.npz"), "--output", str(tmp_path / "models"), "--learning-rate", "1e-12"]
+    assert hotrow_train([*options, "--model", "mmoe"]) == 0
+    assert hotrow_train([*options, "--from", str(tmp_path / "models" / "mmoe")]) == 0
+    one, two = (tmp_path / "models" / "mmoe" / version / "sparse_embedding_profile" for version in ("1", "2"))
+    first, second = (dict(zip(*rows_of(folder), strict=True)) for folder in (one, two))
+    assert first.keys() == second.keys()
+    assert all(np.allclose(first[key], second[key], atol=1e-6) for key in first)
+
+
+def rows_of(folder):
+    keys = np.fromfile(folder / "key", np.int64).tolist()
+    return keys, np.fromfile(folder / "emb_vector", np.float32).reshape(len(keys), -1)
