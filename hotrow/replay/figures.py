@@ -94,8 +94,7 @@ def _groups(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Any]
         array = pa.compute.if_else(pa.compute.is_nan(array), None, array)
     coded = array.dictionary_encode(null_encoding="encode")
     names = coded.dictionary.to_pylist()
-    is_number = types.is_floating(array.type) or types.is_integer(array.type)
-    if not is_number or len(names) <= _MOST_GROUPS:
+    if not types.is_floating(array.type) or len(names) <= _MOST_GROUPS:
         return coded.indices.to_numpy().astype(np.int64), rows, names
     numbers = array.to_numpy(zero_copy_only=False).astype(np.float64)
     edges = np.unique(np.nanquantile(numbers, (0, 0.25, 0.5, 0.75, 1)))

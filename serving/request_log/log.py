@@ -197,7 +197,10 @@ class RequestLog:
     def _fail(self, error: Exception, requests: int) -> None:
         if not self._lost:
             reason = getattr(error, "strerror", None) or error
-            _log.error("%s cannot be written, so requests are not logged: %s", self._folder, reason)
+            unexpected = None if isinstance(error, OSError) else error
+            _log.error(
+                "%s cannot be written, so requests are not logged: %s", self._folder, reason, exc_info=unexpected
+            )
         self._lost += requests
         with self._lock:
             self._dropped += requests
