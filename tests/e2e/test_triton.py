@@ -27,7 +27,7 @@ from serving.model.sparse_file import write_sparse_directory
 from tests.e2e.conftest import serving
 from tests.e2e.kserve_requests import inputs_of, request_of
 from tests.serving.table_names import with_digests
-from tests.tools.tiny_model import TinyModel
+from tests.tools.tiny_model import NamedModel, TinyModel
 
 pytestmark = pytest.mark.triton
 
@@ -89,6 +89,11 @@ def shared_repository(tmp_path_factory, model):
     (raw / "dense.onnx").write_bytes(read_onnx(raw / "graph.json", raw / "dense.model"))
     (raw / "features.json").write_text(json.dumps({"format": 1, "features": RAW_FEATURES}))
     triton_server.prepare(path, "raw")
+    named = NamedModel(seed=4, names=("user", "item", "last"), dense_names=("age", "price", "score")).write(
+        path, "named"
+    )
+    (named / "dense.onnx").write_bytes(read_onnx(named / "graph.json", named / "dense.model"))
+    triton_server.prepare(path, "named")
     return path
 
 
@@ -132,7 +137,8 @@ def triton_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def triton(python, shared_repository, broken_repository, triton_folder):
     """The ports of one Triton for all tests. Clients load and unload its models."""
-    options = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in ("tiny", "bare", "rows", "raw"))]
+    names = ("tiny", "bare", "rows", "raw", "named")
+    options = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)]
     with triton_server.running(python, [shared_repository, broken_repository], triton_folder, *options) as ports:
         yield ports
 
@@ -220,6 +226,23 @@ def test_raw_features_get_the_answer_of_a_session(request, shared_repository, se
     answer = infer(protocol, request.getfixturevalue(server), "raw", arrays)
     with load_model(shared_repository / "raw") as session:
         assert np.allclose(answer.reshape(-1, 1), session.predict(values), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("server", ["triton", "hotrow"])
+def test_keys_by_name_get_the_answer_of_a_session(request, shared_repository, server, protocol):
+    arrays = {
+        "user": np.array([[7, 8]]),
+        "user.offsets": np.array([[0, 1, 2]], np.int32),
+        "item": np.array([[1, 2, 3]]),
+        "item.offsets": np.array([[0, 2, 3]], np.int32),
+        **{name: np.array([[0.5, 2]], np.float32) for name in ("age", "price", "score")},
+    }
+    answer = infer(protocol, request.getfixturevalue(server), "named", arrays)
+    with load_model(shared_repository / "named") as session:
+        dense = {name: [0.5, 2] for name in ("age", "price", "score")}
+        expected = session.predict({"user": [7, 8], "item": [[1, 2], [3]], **dense})
+    assert np.allclose(answer.reshape(-1, 1), expected, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("protocol", perf_analyzer.PROTOCOLS)

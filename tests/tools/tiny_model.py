@@ -8,7 +8,7 @@ import numpy as np
 
 from serving.dense.onnx import build_onnx, network_digest
 from serving.model.dense_file import write_dense
-from serving.model.graph import read_graph
+from serving.model.graph import name_inputs, read_graph
 from serving.model.manifest import SharedTables, sha256_of, write_manifest
 from serving.model.sparse_file import write_sparse_directory
 
@@ -175,6 +175,25 @@ class TinyModel:
             for _ in range(samples)
         ]
         return dense, bags
+
+
+@dataclass(frozen=True)
+class NamedModel(TinyModel):
+    """A model whose graph names its inputs.
+
+    Attributes:
+        names: of the slots.
+        dense_names: of the dense features.
+        labels: of the label; empty: it has none.
+    """
+
+    names: tuple[str, ...] = ()
+    dense_names: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+
+    def graph(self):
+        """See ``TinyModel.graph``."""
+        return name_inputs(super().graph(), self.names, self.dense_names, self.labels)
 
 
 def _onnx_file(graph, weights):

@@ -1,6 +1,5 @@
 """Slots and dense features by the names in the graph, without a features.json."""
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -16,12 +15,12 @@ from serving.errors import ConfigError, RequestError
 from serving.features import definition_of_names, open_features, slots_of_graph
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
-from serving.model.graph import name_inputs, parse_graph
+from serving.model.graph import parse_graph
 from serving.model.manifest import write_manifest
 from serving.model.slot_sizes import UNKNOWN_KEY, SlotRange
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
-from tests.tools.tiny_model import TinyModel
+from tests.tools.tiny_model import NamedModel, TinyModel
 
 TABLES = {"person": 1, "thing": 2}
 SLOTS, DENSE = ("user", "item", "last"), ("age", "price")
@@ -29,18 +28,7 @@ VALUES = {"user": [3, 4, 5], "item": [[1, 2], [], [7]], "last": [9, None, [8]], 
 BAGS = [[[3], [1, 2], [9]], [[4], [], []], [[5], [7], [8]]]
 
 
-@dataclasses.dataclass(frozen=True)
-class NamedModel(TinyModel):
-    """A tiny model whose graph names its inputs."""
-
-    names: tuple = SLOTS
-    labels: tuple = ("clicked",)
-
-    def graph(self):
-        return name_inputs(super().graph(), self.names, DENSE[: self.dense_dim], self.labels)
-
-
-MODEL = NamedModel(tables=TABLES, dense_dim=2)
+MODEL = NamedModel(tables=TABLES, dense_dim=2, names=SLOTS, dense_names=DENSE, labels=("clicked",))
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +137,7 @@ def test_a_faulty_dense_feature_of_a_request_with_keys_is_named(session):
 
 
 def test_slots_with_one_name_have_the_same_keys(tmp_path):
-    model = NamedModel(tables={"deep": 2, "wide": 1}, dense_dim=0, names=("user", "item", "user"), labels=())
+    model = NamedModel(tables={"deep": 2, "wide": 1}, dense_dim=0, names=("user", "item", "user"))
     model.write(tmp_path, "both")
     bags = [[[3], [1], [3]], [[4], [2], [4]]]
     with hotrow.load_model(tmp_path / "both") as session:
