@@ -89,7 +89,7 @@ def write_triton_files(folder: Path, tensors: TritonTensors) -> list[Path]:
     for path, text in _files(folder):
         if not _differences(text, tensors):
             continue
-        content = _rewritten(text, tensors, str(path)).encode()
+        content = _rewritten(text, tensors, str(path)).encode(errors="surrogateescape")
         try:
             with atomic_write(path) as file:
                 file.write(content)
@@ -102,7 +102,7 @@ def write_triton_files(folder: Path, tensors: TritonTensors) -> list[Path]:
 def _files(folder: Path) -> Iterator[tuple[Path, str]]:
     for file in TRITON_FILES.values():
         try:
-            yield folder / file, read_regular(folder / file, _MOST_BYTES).decode(errors="replace")
+            yield folder / file, read_regular(folder / file, _MOST_BYTES).decode(errors="surrogateescape")
         except OSError:
             continue  # without the file, Triton does not load the model
 
@@ -110,7 +110,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, str]]:
 def _differences(text: str, tensors: TritonTensors) -> list[str]:
     """Return in what a ``config.pbtxt`` differs from a version."""
     try:
-        members = list(_members(_Tokens(text)))
+        members = _read(text)
     except ValueError as err:
         return [str(err)]
     inputs, outputs = _entries(members, "input"), _entries(members, "output")
@@ -134,10 +134,10 @@ def _differences(text: str, tensors: TritonTensors) -> list[str]:
 def _rewritten(text: str, tensors: TritonTensors, source: str) -> str:
     """Return a ``config.pbtxt`` whose inputs and outputs are those of a version."""
     try:
-        members = list(_members(_Tokens(text)))
+        members = _read(text)
     except ValueError as err:
         raise ConfigError(source, "", str(err)) from err
-    has_batches = all(member.value != "0" for member in members if member.key == "max_batch_size")
+    has_batches = any(member.value != "0" for member in members if member.key == "max_batch_size")
     blocks, parts, end = _blocks(tensors, has_batches=has_batches), [], 0
     for member in members:
         if member.key in ("input", "output"):
@@ -166,6 +166,14 @@ class _Member(NamedTuple):
     value: Any
     begin: int
     end: int
+
+
+def _read(text: str) -> list[_Member]:
+    """Return the fields of a text in protobuf's form. Raise ValueError if it has another form."""
+    try:
+        return list(_members(_Tokens(text)))
+    except RecursionError as err:
+        raise ValueError("its text is nested too deeply") from err
 
 
 class _Tokens:

@@ -75,8 +75,9 @@ def test_a_rewritten_file_keeps_all_that_is_not_an_input_or_output(folder):
     assert write_triton_files(folder, RAW) == []
 
 
-def test_a_file_without_batches_stays_so(folder):
-    (folder / "config.pbtxt").write_text("max_batch_size: 0")
+@pytest.mark.parametrize("text", ["max_batch_size: 0", 'name: "ctr"'])
+def test_a_file_without_batches_stays_so(folder, text):
+    (folder / "config.pbtxt").write_text(text)
 
     write_triton_files(folder, RAW)
 
@@ -100,6 +101,7 @@ def test_a_raw_feature_of_another_type_is_a_difference(folder):
     [
         ("changed by hand", "its text ends too early"),
         ("input [ { name: 'x'", "its text ends too early"),
+        ("a {" * 2000, "its text is nested too deeply"),
         ("[1]", "its text has '[' in place of a key"),
         ('name: "a', "its text ends too early"),
     ],
