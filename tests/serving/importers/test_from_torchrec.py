@@ -69,6 +69,7 @@ def test_a_collection_is_served(tmp_path):
         ("t_users", "sparse_features['users']"),
         ("wide.embedding_bags.t_ads", "sparse_features['clicked']"),
     )
+    assert imported.names[-3:] == ("shown", "clicked", "users")
     rng = np.random.default_rng(1)
     users, not_used, clicked, shown = (draw_bags(rng, rows, 50) for rows in (30, 1000, 40, 40))
     dense = rng.normal(size=(50, 3)).astype(np.float32)
