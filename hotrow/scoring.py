@@ -1,6 +1,7 @@
 """``hotrow predict --data``: score a file offline, with a model of this machine."""
 
 import argparse
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from serving.errors import OutputError, RequestError
-from serving.model.atomic import atomic_write
+from serving.model.atomic import atomic_write, remove_killed_writes
 from serving.model.records import numbered
 from serving.opening import load_model
 from serving.session import InferenceSession
@@ -38,12 +39,13 @@ def score(options: argparse.Namespace) -> int:
     """
     pa = import_pyarrow()
     _check_output(pa, options.output, options.data, may_overwrite=options.overwrite)
+    remove_killed_writes(options.output.parent, re.escape(options.output.name))
     with load_model(options.model) as session:
         if not isinstance(session, InferenceSession):
             raise RequestError(f"model {options.model!r} has no network, so it predicts nothing")
         batch_size = min(session.config.max_batchsize, _MOST_SAMPLES)
         samples = read_columns(options.data, _columns(session), batch_size=batch_size)
-        names = numbered("prediction", session.graph.label_dim)
+        names = _names(session)
         schema = pa.schema([(name, pa.float32()) for name in names], {_MARK: session.config.summary.encode()})
         try:
             with atomic_write(options.output) as file, pa.parquet.ParquetWriter(file, schema) as writer:
@@ -79,6 +81,14 @@ def _columns(session: InferenceSession) -> Columns:
     if session.features is not None:
         return RawColumns(session.features)
     return ColumnMap((), session.graph.dense_columns, session.graph.slot_columns)
+
+
+def _names(session: InferenceSession) -> Sequence[str]:
+    """Return the columns of the output: ``prediction``, or ``prediction_<label>`` for each of several labels."""
+    labels = session.graph.label_names
+    if len(labels) > 1:
+        return [f"prediction_{label}" for label in labels]
+    return numbered("prediction", session.graph.label_dim)
 
 
 def _predicted(session: InferenceSession, samples: Iterator[Samples], path: Path) -> Iterator[Any]:

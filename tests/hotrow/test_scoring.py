@@ -59,7 +59,9 @@ def test_a_model_of_keys_reads_columns_by_the_names_of_its_inputs(folder):
         pa.table({**rows, **{f"profile_{slot}": [slot, None] for slot in range(3)}}), folder / "keys.parquet"
     )
     assert predict(folder, "keys.parquet", "two.parquet", model="mmoe") == 0
-    assert pq.read_table(folder / "two.parquet").column_names == ["prediction_0", "prediction_1"]
+    with hotrow.load_model(folder / "mmoe") as session:
+        labels = session.graph.label_names or ("0", "1")
+    assert pq.read_table(folder / "two.parquet").column_names == [f"prediction_{label}" for label in labels]
 
 
 def test_a_wrong_value_is_named_and_the_output_stays(folder, capsys):
@@ -94,6 +96,12 @@ def test_data_and_outputs_that_cannot_be_used_are_refused(folder, capsys, data, 
     pq.write_table(renamed, folder / "renamed.parquet")
     assert predict(folder, data, output) == 1
     assert text in capsys.readouterr().err
+
+
+def test_what_a_killed_run_left_behind_is_removed(folder):
+    (folder / ".scores.parquet.0123abcd.tmp").write_bytes(b"PAR1")
+    assert predict(folder, "clicks.csv", "scores.parquet") == 0
+    assert not list(folder.glob(".scores.parquet*"))
 
 
 def test_another_programs_file_is_replaced_if_asked_for(folder):

@@ -454,7 +454,8 @@ def test_a_picture_of_the_epochs(tmp_path, capsys):
     for file, reason in (("none/run.svg", "cannot be written: no such file"), ("run.doc", expected), ("run", expected)):
         assert hotrow_train([*options, str(tmp_path / file)]) == 1
         shown = capsys.readouterr()
-        assert f"{tmp_path / file}: {reason}" in shown.err
+        assert reason in shown.err
+        assert str(tmp_path / file) in shown.err
         assert "loss" not in shown.out
 
 
