@@ -32,7 +32,7 @@ def picture(file: Path, inches: tuple[float, float]) -> Iterator[Any]:
         with atomic_write(file) as written:
             figure.savefig(written, format=file.suffix[1:])
     except OSError as err:
-        raise OutputError(f"{file}: cannot be written: {(err.strerror or str(err)).lower()}") from err
+        raise OutputError(f"{file}: cannot be written: {err.strerror or err}") from err
 
 
 def check_picture(file: Path) -> None:

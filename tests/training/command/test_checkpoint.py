@@ -451,7 +451,7 @@ def test_a_picture_of_the_epochs(tmp_path, capsys):
 
     capsys.readouterr()
     expected = "expected a file that ends in .svg, .png, .pdf"
-    for file, reason in (("none/run.svg", "cannot be written: no such file"), ("run.doc", expected), ("run", expected)):
+    for file, reason in (("none/run.svg", "cannot be written: No such file"), ("run.doc", expected), ("run", expected)):
         assert hotrow_train([*options, str(tmp_path / file)]) == 1
         shown = capsys.readouterr()
         assert reason in shown.err
