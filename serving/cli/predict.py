@@ -33,11 +33,23 @@ def add_parser(commands: Any) -> None:
         epilog="Example: hotrow predict models/clicks --data clicks.parquet --output scores.parquet",
     )
     parser.add_argument("model", metavar="MODEL", help="the model's name; with --data, the folder of the model")
-    parser.add_argument(
-        "file", nargs="?", type=_file, metavar="FILE", help="the samples, a JSON file; - reads standard input"
+    file = parser.add_argument(
+        "file", type=_file, metavar="FILE", help="the samples, a JSON file; - reads standard input"
     )
+
+    class ScoreFile(argparse.Action):
+        """Takes the place of FILE, which may come after options, so it cannot be optional from the start."""
+
+        def __call__(self, _: Any, namespace: argparse.Namespace, value: Any, option: str | None = None) -> None:
+            file.required = False
+            namespace.data = value
+
     parser.add_argument(
-        "--data", type=Path, metavar="FILE", help="score all rows of Parquet or CSV files, or of a folder of them"
+        "--data",
+        action=ScoreFile,
+        type=Path,
+        metavar="FILE",
+        help="score all rows of Parquet or CSV files, or of a folder of them, in place of FILE",
     )
     parser.add_argument(
         "--output",

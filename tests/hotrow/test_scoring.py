@@ -111,8 +111,17 @@ def test_another_programs_file_is_replaced_if_asked_for(folder):
     assert pq.read_table(folder / "other.parquet").num_rows == ROWS
 
 
-@pytest.mark.parametrize("options", [[], ["--data", "a"], ["--output", "b"], ["f", "--data", "a", "--output", "b"]])
-def test_a_command_line_without_samples_or_data_is_refused(options, capsys):
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([], "the following arguments are required: FILE"),
+        (["--output", "b"], "the following arguments are required: FILE"),
+        (["--data", "a"], "expected FILE, the samples for a server, or --data and --output"),
+        (["f", "--data", "a", "--output", "b"], "expected FILE, the samples for a server, or --data and --output"),
+        (["f", "--output", "b"], "expected FILE, the samples for a server, or --data and --output"),
+    ],
+)
+def test_a_command_line_without_samples_or_data_is_refused(options, text, capsys):
     with pytest.raises(SystemExit):
         main(["predict", "m", *options])
-    assert "expected FILE, the samples for a server, or --data and --output" in capsys.readouterr().err
+    assert text in capsys.readouterr().err
