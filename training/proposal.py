@@ -205,6 +205,8 @@ def _values_of(pa: Any, array: Any) -> tuple[Any, dict[str, Any]]:
         array = compute.list_flatten(array)
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if types.is_float16(array.type):  # for which Arrow computes little
+        array = array.cast(pa.float32())
     values = array.drop_null()
     if types.is_decimal(values.type):
         values = values.cast(pa.float64())

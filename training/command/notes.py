@@ -62,7 +62,7 @@ def of_result(epoch: Mapping[str, Any]) -> Iterator[str]:
                 f"answering the share of ones has {base:.4f}. "
                 "Dense columns of large numbers or a high --learning-rate do this"
             )
-        if loss <= base:
+        if loss <= base or base == 0:  # 0: the evaluation rows all have the same label
             continue
         order = "" if auc is None or abs(auc - 0.5) > _NO_ORDER else f", and an AUC of {auc:.4f} is chance"
         yield (

@@ -41,7 +41,7 @@ def log_loss(labels: Floats, logits: Floats, weights: Floats | None = None) -> f
 def base_log_loss(labels: Floats, weights: Floats | None = None) -> float:
     """Compute the log loss of an answer that is always the mean of labels [B]: their entropy."""
     ones = float(np.average(labels.astype(np.float64), weights=weights))
-    return -sum(share * math.log(share) for share in (ones, 1 - ones) if share > 0)
+    return sum(-share * math.log(share) for share in (ones, 1 - ones) if 0 < share < 1)
 
 
 def calibration(

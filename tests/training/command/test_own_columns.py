@@ -10,12 +10,13 @@ import pytest
 
 from serving.features import MISSING_WORDS
 from tests.training.command.running import hotrow_train
-from training.command.notes import of_samples
+from training.command.notes import of_result, of_samples
 from training.data import ColumnMap, read_csv, read_parquet
 from training.data.opening import default_columns, open_data
 from training.errors import DataError
 from training.features import FeatureFile
 from training.model.document import open_document
+from training.proposal import propose
 from training.synthetic.generator import generate_for
 
 ROWS = 200
@@ -215,3 +216,16 @@ def test_arrays_have_no_column_of_weights(capsys):
     np.savez("a.npz", label=[0, 1])
     assert train("a.npz", "--weight", "w", label=None) == 1
     assert "expected a Parquet or CSV file, which has a column of weights 'w'" in capsys.readouterr().err
+
+
+def test_half_floats_are_numbers():
+    values = (np.arange(ROWS) / 8).astype(np.float16)
+    pq.write_table(pa.table({**columns(), "half": values}), "a.parquet")
+    assert propose(Path("a.parquet"), ["clicked"], holds_out=True)[-1].feature["kind"] == "dense"
+
+
+def test_an_evaluation_of_one_class_is_not_compared_with_a_constant():
+    epoch = {"log_loss": {"clicked": 0.1}, "auc": {"clicked": None}, "base_log_loss": {"clicked": 0.0}}
+    assert not list(of_result(epoch))
+    assert list(of_result({**epoch, "base_log_loss": {"clicked": 0.05}}))
+    assert not list(of_result({**epoch, "base_log_loss": {}}))  # of an earlier version's checkpoint
