@@ -34,7 +34,8 @@ FEATURES = [
     *({"name": name, "kind": "dense", "clip": [0, 1e9], "log1p": True, "missing": 0} for name in COUNT_NAMES),
     *({"name": name, "kind": "hash", "buckets": 1_000_000, "missing": "none"} for name in CATEGORY_NAMES),
 ]
-SCHEMA = pa.schema([(name, pa.string() if name in CATEGORY_NAMES else pa.int64()) for name in COLUMNS])
+TYPES = {"label": pa.int64(), **dict.fromkeys(COUNT_NAMES, pa.float64()), **dict.fromkeys(CATEGORY_NAMES, pa.string())}
+SCHEMA = pa.schema(TYPES)
 SAMPLES_PER_REQUEST, FEWEST_REQUESTS, MOST_REQUESTS = 64, 10, 500
 MARK = ".hotrow-demo"  # the demo writes to a folder with files only if this file is in it
 
@@ -150,7 +151,7 @@ def raw_rows(part: SyntheticCriteo) -> pa.RecordBatch:
     """Return generated samples as they are before they are encoded: a label, counts and categories."""
     keys = part.samples.bags.keys.reshape(-1, len(CATEGORY_NAMES)) & (2 << 32) - 1
     columns = [part.samples.labels[:, 0].astype(np.int64), *part.counts.T]
-    arrays = [pa.array(column, from_pandas=True).cast(pa.int64()) for column in columns]
+    arrays = [pa.array(column, from_pandas=True) for column in columns]
     for column in keys.T:
         values, codes = np.unique(column, return_inverse=True)
         texts = [None if value >> 32 else f"{value:08x}" for value in values.tolist()]

@@ -70,9 +70,18 @@ def test_the_demo_reads_criteos_files_as_they_are(demo, tmp_path, form):
     assert pa.Table.from_batches(batches).to_pydict() == demo["raw_rows"](data).to_pydict()
 
 
+def test_the_demo_reads_counts_that_are_floats(demo, tmp_path):
+    """As pandas writes a column of integers with a missing value."""
+    (tmp_path / "clicks.csv").write_text(",".join(COLUMNS) + "\n0,260.0" + "," * 38 + "\n")
+
+    [batch] = demo["criteo_batches"](tmp_path / "clicks.csv")
+
+    assert batch.to_pylist() == [{**dict.fromkeys(COLUMNS), "label": 0, "I1": 260}]
+
+
 def test_the_demo_names_a_file_that_it_cannot_read(demo, tmp_path):
     (tmp_path / "odd.txt").write_text("0" + "\tx" * 39 + "\n")
-    for name, reason in (("odd.txt", "CSV conversion error to int64"), ("no.txt", "No such file")):
+    for name, reason in (("odd.txt", "CSV conversion error to double"), ("no.txt", "No such file")):
         with pytest.raises(SystemExit) as stopped:
             list(demo["criteo_batches"](tmp_path / name))
         assert f"{tmp_path / name}: " in str(stopped.value)
