@@ -75,7 +75,7 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     if start is not None and start.has_features:
         holds_out = options.eval_data is None
         features = start.features(options.data, options.label, options.weight, holds_out=holds_out)
-        options.label = list(features.labels)
+        document, options.label = features.document, list(features.labels)
         yield from (f"vocabulary of {name}: {count:,} new values" for name, count in start.new_values.items() if count)
     elif options.features is None and options.label is not None:
         yield from _propose(options, processes)

@@ -161,7 +161,8 @@ def test_two_versions_are_shown_side_by_side(trained, capsys):
     assert main(["compare", str(first), str(second), "--plot", str(trained / "c.svg")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["m/1", "m/2"]
-    assert any(line.startswith("log loss clicked") for line in lines)
+    [log_loss] = [line.split() for line in lines if line.startswith("log loss")]
+    assert (log_loss[:3], len(log_loss)) == (["log", "loss", "clicked"], 5)
     assert ["--epochs", "2", "1"] in [line.split() for line in lines]
     assert any(line.startswith("sha256 of data") for line in lines)
     assert (trained / "c.svg").read_text().startswith("<?xml")
