@@ -1,7 +1,6 @@
 """What ``hotrow train`` says of data and results that are likely a mistake."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from training.model.trainer import EpochResult
 from training.samples import Samples
 
 _FEW = 30  # with fewer rows of a class, the standard error of an AUC is about 0.05 or more
-_LOOKED_AT = 65_536  # rows
+_LOOKED_AT = 16_384  # rows
 _LARGE = 100.0  # a dense network learns little from numbers of this size, and may diverge
 _WORTHLESS = 10.0  # a log loss: the model gives a probability of 0.00005 to what happens
 _NO_ORDER = 0.05  # an AUC so close to 0.5 is mostly chance
@@ -82,11 +81,15 @@ def _equal_keys(document: TrainingDocument, names: Sequence[str], some: Samples)
         if any(embedding.bottom == entry.top and embedding.top in sequences for embedding in graph.embeddings):
             continue
         keys = [np.unique(one.keys) for one in bags.split([1] * entry.slots)]
-        for (one, ours), (other, theirs) in combinations(zip(slots, keys, strict=True), 2):
-            equal = np.intersect1d(ours, theirs, assume_unique=True)
-            if equal.size:
-                yield (
-                    f"note: {one} and {other} have {equal.size:,} equal keys in one table, such as {equal[0]}, so they "
-                    "share rows. Unless they mean the same, give each its own keys: docs/training.md#columns"
-                )
-                return
+        together, slot_of = np.concatenate(keys), np.repeat(np.arange(entry.slots), [len(one) for one in keys])
+        order = np.argsort(together, kind="stable")
+        is_equal = together[order[1:]] == together[order[:-1]]
+        if is_equal.any():
+            at = int(np.argmax(is_equal))
+            one, other = (int(slot_of[place]) for place in order[at : at + 2])
+            equal = np.intersect1d(keys[one], keys[other], assume_unique=True)
+            yield (
+                f"note: {slots[one]} and {slots[other]} have {equal.size:,} equal keys in one table, such as {equal[0]}"
+                ", so they share rows. Unless they mean the same, give each its own keys: docs/training.md#columns"
+            )
+            return
