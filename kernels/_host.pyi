@@ -696,13 +696,19 @@ class FeatureTransform:
     def fill(self, column: int, kind: str, text: str, integer: int, number: float) -> None:
         """Use a value of the kind ``"text"``, ``"integer"`` or ``"float"`` in place of a column's missing values."""
 
-    def run(self, columns: Sequence[tuple[object, ...]], samples: int) -> tuple[Any, ...]:
+    def part(self, features: Sequence[int]) -> FeatureTransform:
+        """Return the transform of some features, by the order in which they were added; no feature twice.
+
+        Its slots and dense columns are those of these features, in their order. It has the same columns.
+        """
+
+    def run(self, columns: Sequence[tuple[object, ...] | None], samples: int) -> tuple[Any, ...]:
         """Transform the samples.
 
         Args:
             columns: ``("text", bytes uint8[T], begins int64[V], ends int64[V], valid, splits)``, or ``("integer",
                 values int64[V], valid, splits)``, or ``("float", values float32[V], valid, splits)``. ``valid`` is
-                bool[V] or None, ``splits`` int64[B + 1] or None.
+                bool[V] or None, ``splits`` int64[B + 1] or None. A column that no feature reads may be None.
             samples: B.
 
         Returns:

@@ -4,8 +4,8 @@ All checks are vectorized; the position of the first fault is searched only when
 ``np.count_nonzero``, which is faster than ``any`` for arrays of a request's size.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from kernels.host import first_outside, split_by_table
 from serving.arrays import flat_offsets, floats, integers
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
-from serving.features import Column, FeatureReader
+from serving.features import Column, FeatureReader, places_of, rows_of, spread
 from serving.model.slot_sizes import SlotRange, shift_keys
 from serving.model.sparse_rows import KeyType, key_range
 
@@ -27,6 +27,7 @@ DENSE, KEYS, ROW_PTRS = "DES", "CATCOLUMN", "ROWINDEX"
 INT32_MAX = 2**31 - 1
 
 Ints = NDArray[np.int64]
+Places = NDArray[np.int32]
 Offsets = NDArray[np.int32] | NDArray[np.int64]
 
 
@@ -34,8 +35,9 @@ class TableKeys(NamedTuple):
     """The keys of one table for all samples of a batch.
 
     Attributes:
-        keys: int64[N], sample-major: sample 0's slot 0, slot 1, ..., then sample 1's.
-        row_ptrs: int32[B * S + 1], CSR offsets of the bags; starts at 0, ends at N.
+        keys: int64[N], bag after bag.
+        row_ptrs: int32[R + 1], CSR offsets of R bags; starts at 0, ends at N. A batch without ``bags`` has one bag for
+            each slot of each sample, sample-major: sample 0's slot 0, slot 1, ..., then sample 1's.
     """
 
     keys: NDArray[np.int64]
@@ -47,7 +49,7 @@ class JoinedKeys(NamedTuple):
 
     Attributes:
         keys: int64[N], table after table in graph order.
-        row_ptrs: int32[B * S + T], one CSR per table, table after table.
+        row_ptrs: int32[R + T], one CSR per table, table after table; see ``TableKeys``.
         lengths: how many offsets each table has in ``row_ptrs``.
     """
 
@@ -77,11 +79,17 @@ class Batch:
         given: the keys in one of two forms: one entry per embedding table, in graph order, or joined.
         sent: what the request had, for the request log: columns of raw features, or the keys of all tables before those
             of each slot are shifted. None: unknown.
+        bags: by table, the bag of each slot of each sample, int32[B * S]; None of a table, or of all tables: each slot
+            of each sample has a bag of its own, in order. Samples that share a bag are looked up once.
+        rows: by the number of rows of a column of ``sent``, the row of each sample; columns with a row for each sample
+            are not in it.
     """
 
     dense: NDArray[np.float32]
     given: Sequence[TableKeys] | JoinedKeys
     sent: Sequence[Column] | JoinedKeys | None = None
+    bags: Sequence[Places | None] | None = None
+    rows: Mapping[int, Places] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -100,6 +108,32 @@ class Batch:
             return self.given
         keys, row_ptrs = zip(*self.given, strict=True)
         return JoinedKeys(np.concatenate(keys), np.concatenate(row_ptrs), [of_table.size for of_table in row_ptrs])
+
+    def expanded(self) -> "Batch":
+        """Return the same samples, each with bags of its own.
+
+        Raises:
+            RequestError: they would have too many keys.
+        """
+        if self.bags is None:
+            return self
+        sent = self.sent
+        if isinstance(sent, JoinedKeys):
+            sent = Batch(self.dense, _expanded(sent.tables, self.bags)).joined
+        elif sent is not None:
+            sizes = map(rows_of, sent)
+            pairs = zip(sent, sizes, strict=True)
+            sent = [spread(column, self.rows[size]) if size in self.rows else column for column, size in pairs]
+        return Batch(self.dense, _expanded(self.tables, self.bags), sent)
+
+    def parts(self, most: int) -> Iterator["Batch"]:
+        """Yield the samples of an expanded batch in batches of at most ``most`` samples."""
+        if self.samples <= most:
+            yield self
+            return
+        for begin in range(0, self.samples, most):
+            dense = self.dense[begin : begin + most]
+            yield Batch(dense, [_part(keys, begin, len(dense), self.samples) for keys in self.tables])
 
 
 def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Batch:
@@ -132,7 +166,7 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     joined = _shifted(config, sent) if config.slot_keys == "unshifted" else sent
     if given_keys.ndim == 2 and len(given_keys) != 1:
         _check_rows(config, given_keys.shape, samples)
-    return Batch(_read_dense(dense, samples, config), joined, sent)
+    return Batch(read_dense(dense, samples, config), joined, sent)
 
 
 def read_features(config: ModelConfig, reader: FeatureReader, columns: Sequence[Column], samples: int) -> Batch:
@@ -173,8 +207,13 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
     """
     for batch in batches:
         check_batch(batch)
-    by_table = zip(*(batch.tables for batch in batches), strict=True)
-    return Batch(np.concatenate([batch.dense for batch in batches]), [join_keys(of_table) for of_table in by_table])
+    by_table = list(zip(*(batch.tables for batch in batches), strict=True))
+    bags = None
+    if any(batch.bags is not None for batch in batches):
+        of_batches = [batch.bags or [None] * len(by_table) for batch in batches]
+        bags = [_joined_bags(*both) for both in zip(by_table, zip(*of_batches, strict=True), strict=True)]
+    dense = np.concatenate([batch.dense for batch in batches])
+    return Batch(dense, [join_keys(of_table) for of_table in by_table], bags=bags)
 
 
 def join_keys(parts: Sequence[TableKeys]) -> TableKeys:
@@ -183,11 +222,45 @@ def join_keys(parts: Sequence[TableKeys]) -> TableKeys:
     Raises:
         RequestError: there are more keys than 32-bit offsets reach.
     """
+    if len(parts) == 1:
+        return parts[0]
     starts = list(accumulate((part.keys.size for part in parts), initial=0))
     if starts[-1] > INT32_MAX:
         raise RequestError(f"{KEYS}: {starts[-1]} keys of one table, but 32-bit offsets reach {INT32_MAX}")
     row_ptrs = [part.row_ptrs[1:] + np.int32(start) for part, start in zip(parts, starts, strict=False)]
     return TableKeys(np.concatenate([part.keys for part in parts]), np.concatenate([parts[0].row_ptrs[:1], *row_ptrs]))
+
+
+def _joined_bags(parts: Sequence[TableKeys], bags: Sequence[Places | None]) -> Places | None:
+    """Return the bags of the samples of several batches in one table, after their keys were joined."""
+    if all(of_part is None for of_part in bags):
+        return None
+    counts = [part.row_ptrs.size - 1 for part in parts]
+    begins = accumulate(counts, initial=0)
+    return np.concatenate(
+        [
+            np.arange(begin, begin + count, dtype=np.int32) if of_part is None else of_part + np.int32(begin)
+            for of_part, begin, count in zip(bags, begins, counts, strict=False)
+        ]
+    )
+
+
+def _expanded(tables: Sequence[TableKeys], bags: Sequence[Places | None]) -> list[TableKeys]:
+    """Return the keys of each table with a bag for each slot of each sample; see ``places_of``."""
+    expanded = []
+    for keys, of_table in zip(tables, bags, strict=True):
+        if of_table is not None:
+            places, row_ptrs = places_of(keys.row_ptrs, of_table)
+            keys = TableKeys(keys.keys[places], row_ptrs.astype(np.int32))
+        expanded.append(keys)
+    return expanded
+
+
+def _part(keys: TableKeys, begin: int, samples: int, of: int) -> TableKeys:
+    """Return the keys of some samples of a table; ``of`` is the number of all samples."""
+    slots = (keys.row_ptrs.size - 1) // of
+    row_ptrs = keys.row_ptrs[begin * slots : (begin + samples) * slots + 1]
+    return TableKeys(keys.keys[row_ptrs[0] : row_ptrs[-1]], row_ptrs - row_ptrs[0])
 
 
 def _one_key_per_slot(config: ModelConfig, keys: Ints) -> Offsets:
@@ -269,7 +342,7 @@ def _by_table(config: ModelConfig, keys: Ints, offsets: Offsets) -> tuple[int, J
         if limit is not None and most_of_table > limit:
             first = sum(lengths[:place])
             of_table = row_ptrs[first : first + lengths[place] : table.slots]
-            raise _too_many_keys(table, limit, np.diff(of_table))
+            raise too_many_keys(table, limit, np.diff(of_table))
     return samples, JoinedKeys(keys, row_ptrs, lengths)
 
 
@@ -279,19 +352,19 @@ def _shifted(config: ModelConfig, joined: JoinedKeys) -> JoinedKeys:
     for table, length in zip(config.tables, joined.lengths, strict=True):
         row_ptrs = joined.row_ptrs[first : first + length]
         end = begin + int(row_ptrs[-1])
-        parts.append(shift_keys(joined.keys[begin:end], np.diff(row_ptrs), _ranges(table.slot_ranges)))
+        parts.append(shift_keys(joined.keys[begin:end], np.diff(row_ptrs), ranges(table.slot_ranges)))
         begin, first = end, first + length
     return JoinedKeys(np.concatenate(parts), joined.row_ptrs, joined.lengths)
 
 
 @cache
-def _ranges(of_slots: tuple[SlotRange, ...]) -> tuple[Ints, Ints]:
+def ranges(of_slots: tuple[SlotRange, ...]) -> tuple[Ints, Ints]:
     """Return the offsets and the sizes as arrays."""
     offsets, sizes = np.array(of_slots, np.int64).T
     return offsets, sizes
 
 
-def _too_many_keys(table: TableConfig, limit: int, counts: NDArray[np.int32]) -> RequestError:
+def too_many_keys(table: TableConfig, limit: int, counts: NDArray[np.int32]) -> RequestError:
     """Return the error for the first sample with more keys than ``limit``; ``counts`` has each sample's keys."""
     at = int(np.argmax(counts > limit))
     return RequestError(f"sample {at} has {counts[at]} keys, but table {table.name!r} takes at most {limit} per sample")
@@ -304,7 +377,12 @@ def _check_blocks(keys: Ints, offsets: Offsets, borders: list[int]) -> None:
     _check_end(sum(int(offsets[end - 1]) for end in borders[1:]), keys)
 
 
-def _read_dense(value: Any, samples: int, config: ModelConfig) -> NDArray[np.float32]:
+def read_dense(value: Any, samples: int, config: ModelConfig) -> NDArray[np.float32]:
+    """Check the dense features of a request, and return float32[B, F].
+
+    Raises:
+        RequestError: they have another shape, or one of them is not finite.
+    """
     features = config.dense_dim
     if value is None and not features:
         return np.empty((samples, 0), dtype=np.float32)

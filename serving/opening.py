@@ -13,6 +13,7 @@ from typing import cast
 
 from kernels.device import Device
 from kernels.host import RowDtype
+from serving.candidates import MAX_CANDIDATES
 from serving.config import ModelConfig, ParameterServerConfig, read_model, read_tiers, with_row_dtype
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
@@ -38,6 +39,7 @@ class Runtime:
         calibration: the samples on which the engine int8 is measured; None: each model has a file of its own.
         tolerance: the largest error of a probability that the engine int8 may have on these samples.
         device: where embeddings are cached; see ``open_devices``.
+        max_candidates: the most candidates of a request; see ``InferenceSession``.
     """
 
     engine: Engine = "auto"
@@ -45,6 +47,7 @@ class Runtime:
     calibration: str | Path | None = None
     tolerance: float = DEFAULT_TOLERANCE
     device: str = "cpu"
+    max_candidates: int = MAX_CANDIDATES
 
 
 def open_model(
@@ -77,7 +80,16 @@ def open_session(
     if config.graph_file is None:
         return LookupOnlySession(lookups)
     runtime = runtime or Runtime()
-    return InferenceSession(config, 0, lookups, runtime.engine, runtime.threads, runtime.calibration, runtime.tolerance)
+    return InferenceSession(
+        config,
+        0,
+        lookups,
+        runtime.engine,
+        runtime.threads,
+        runtime.calibration,
+        runtime.tolerance,
+        runtime.max_candidates,
+    )
 
 
 def position_to_reach(server: ParameterServer, config: ModelConfig) -> str:

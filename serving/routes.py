@@ -76,7 +76,13 @@ class HostRoute:
     def predict(self, batch: Batch) -> Prediction:
         """See ``Route.predict``."""
         looked_up = self._lookup.lookup_pooled(batch)
-        probabilities = self._network(batch.dense, looked_up.embeddings)
+        most = self._lookup.config.max_batchsize
+        if batch.samples <= most:
+            probabilities = self._network(batch.dense, looked_up.embeddings)
+        else:
+            parts = [slice(begin, begin + most) for begin in range(0, batch.samples, most)]
+            rows = looked_up.embeddings
+            probabilities = np.concatenate([self._network(batch.dense[at], [of[at] for of in rows]) for at in parts])
         return Prediction(probabilities, looked_up.defaulted_keys, looked_up.incomplete)
 
 
@@ -100,7 +106,18 @@ class DeviceRoute:
         return self._lookup.is_answering
 
     def predict(self, batch: Batch) -> Prediction:
-        """See ``Route.predict``."""
+        """See ``Route.predict``. A batch with shared bags is expanded, and answered in parts."""
+        if batch.bags is None:
+            return self._answer(batch)
+        answers = [self._answer(part) for part in batch.expanded().parts(self._lookup.config.max_batchsize)]
+        tables = sorted({table for answer in answers for table, _ in answer.incomplete})
+        return Prediction(
+            np.concatenate([answer.probabilities for answer in answers]),
+            sum(answer.defaulted_keys for answer in answers),
+            [(table, None) for table in tables],
+        )
+
+    def _answer(self, batch: Batch) -> Prediction:
         with self._lookup.request(batch) as request:
             network = self._network_in(request.work)
             network.begin(batch.samples)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import accumulate
 from math import isfinite
 from pathlib import Path
@@ -13,14 +14,16 @@ from numpy.typing import NDArray
 
 from serving.batch import Batch, check_batch, join_batches, read_batch, read_features
 from serving.calibration import look_up_calibration, refuse_idle_calibration
+from serving.candidates import MAX_CANDIDATES, read_document, read_shared
 from serving.config import ModelConfig, read_inference_config, read_model_directory
 from serving.defaults_watch import DefaultsWatch
 from serving.dense.calibration import DEFAULT_TOLERANCE
 from serving.dense.network import Engine
 from serving.errors import ConfigError, RequestError
-from serving.features import FEATURES_FILE, columns_of_frame, count_samples, is_frame, open_features
+from serving.features import FEATURES_FILE, columns_of_frame, is_frame, open_features
 from serving.lookup import LookupResult, LookupSession
 from serving.metrics import MetricSample
+from serving.model.names import CANDIDATES
 from serving.routes import LeastBusy, Prediction, open_routes
 from serving.storage.store import Keys
 
@@ -133,6 +136,7 @@ class InferenceSession(ModelSession):
         features: reads its raw features; None: requests have keys.
         quantization: the error that the engine int8 measured when it was opened; None for other engines.
         embedding_cache: looks up its embeddings; the first embedding cache if there are several.
+        max_candidates: the most samples of a request in which samples share rows; see ``read_shared``.
         health: the outages of the model, and how its requests ended, which front ends report.
     """
 
@@ -145,6 +149,7 @@ class InferenceSession(ModelSession):
         threads: int = 1,
         calibration: str | Path | None = None,
         tolerance: float = DEFAULT_TOLERANCE,
+        max_candidates: int = MAX_CANDIDATES,
     ) -> None:
         """Open the dense network next to the embeddings.
 
@@ -157,6 +162,8 @@ class InferenceSession(ModelSession):
             threads: how many threads work on one dense network call in ONNX Runtime.
             calibration: the samples on which the engine int8 is measured; see ``look_up_calibration``.
             tolerance: the largest error of a probability that the engine int8 may have on these samples.
+            max_candidates: the most candidates of a request, answered in parts of ``max_batchsize`` samples. Requests
+                may have up to ``max_batchsize`` candidates in any case, and no more if the network mixes samples.
 
         Raises:
             ConfigError: the configuration is invalid or does not match the embedding cache; the engine int8 has no
@@ -187,6 +194,8 @@ class InferenceSession(ModelSession):
                 "`hotrow train` take unshifted keys",
                 config.name,
             )
+        most = config.max_batchsize
+        self.max_candidates = most if self.graph.mixes_samples else max(most, max_candidates)
         self.quantization = network.quantization
         self.engine = network.engine
         self._routes = LeastBusy(routes, lambda route: route.is_answering)
@@ -224,7 +233,11 @@ class InferenceSession(ModelSession):
 
         Args:
             features: a mapping of names to values, one for each sample (a list, an array, or for a list feature a list
-                of lists); or a data frame of pandas, Polars or pyarrow. A feature that is absent is missing.
+                of lists); or a data frame of pandas, Polars or pyarrow. A feature that is absent is missing. In a
+                mapping, a feature with one value where others have several is the same for every sample. With
+                ``CANDIDATES``, how many candidates each user has, a feature may have a value for each user. Or the
+                document ``{"context": {...}, "candidates": [{...}, ...]}`` with the features of a user and of each
+                candidate.
 
         Raises:
             RequestError: the model takes no raw features, a feature is unknown, or a value cannot be used.
@@ -232,12 +245,14 @@ class InferenceSession(ModelSession):
         """
         if self.features is None:
             raise RequestError(f"model {self.config.name!r} has no {FEATURES_FILE}, so it takes keys, not raw features")
-        if isinstance(features, Mapping):
-            samples = count_samples(features)
-            columns = self.features.columns(features, samples)
-        else:
+        if not isinstance(features, Mapping):
             columns, samples = columns_of_frame(self.features, features)
-        return read_features(self.config, self.features, columns, samples)
+            return read_features(self.config, self.features, columns, samples)
+        given = dict(features)
+        if isinstance(given.get("context"), Mapping):
+            return read_document(self.config, self.features, given, self.max_candidates)
+        counts = given.pop(CANDIDATES, None)
+        return read_shared(self.config, self.features, self.features.named_columns(given), counts, self.max_candidates)
 
     def request_readings(self) -> Iterator[MetricSample]:
         """See ``ModelSession.request_readings``."""
@@ -258,6 +273,13 @@ class InferenceSession(ModelSession):
             raise RequestError(too_few)
         with self._routes.one() as route:
             prediction = route.predict(batch)
+        if (
+            batch.bags is not None and self.embedding_cache.device is not None
+        ):  # which counts keys of the expanded batch
+            of_keys = _defaulted_of_each(
+                self.embedding_cache, [[of_table.keys for of_table in batch.tables]], prediction
+            )
+            prediction = replace(prediction, defaulted_keys=of_keys[0])
         self._defaults.note(batch, prediction.defaulted_keys)
         if not isfinite(prediction.probabilities.sum()):  # one pass: a NaN or an infinity reaches the sum
             raise _not_finite(prediction.probabilities)

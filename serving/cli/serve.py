@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.system_cores import usable_cores
+from serving.candidates import MAX_CANDIDATES
 from serving.cli.client import TOKEN_VARIABLE
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, logging_to_standard_error
@@ -70,6 +71,7 @@ _OPTIONS = (
     "max_batch_size",
     "max_queue_delay_ms",
     "max_queue_wait_ms",
+    "max_candidates",
     "log_level",
     "log_format",
     "access_log",
@@ -89,6 +91,7 @@ _MOST_THREADS = 1024
 _MOST_INFLIGHT = 65536
 _LONGEST_POLL_S = 86400
 _MOST_SAMPLES = 2**31 - 1
+_MOST_CANDIDATES = 1 << 20
 _LONGEST_DELAY_MS = 1000
 _LONGEST_STALENESS_S = 10 * 365 * 86_400
 _LONGEST_WAIT_MS = 3_600_000
@@ -263,6 +266,14 @@ def add_parser(commands: Any) -> None:
         default=500,
         metavar="MS",
         help="a request that would wait longer than this for a thread is refused at once (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-candidates",
+        type=whole_number(1, _MOST_CANDIDATES),
+        default=MAX_CANDIDATES,
+        metavar="N",
+        help="maximum candidates of a request that says once what they share; the model's max_batch_size if that is "
+        "more (default: %(default)s)",
     )
     parser.add_argument(
         "--log-level",
@@ -462,7 +473,13 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
     certificate = options.ssl_certfile
     tls = None if certificate is None else Tls(certificate, options.ssl_keyfile, options.ssl_ca_certs)
     tokens = None if options.tokens is None else Tokens(options.tokens)
-    runtime = Runtime(options.engine, calibration=options.calibration, tolerance=tolerance, device=options.device)
+    runtime = Runtime(
+        options.engine,
+        calibration=options.calibration,
+        tolerance=tolerance,
+        device=options.device,
+        max_candidates=options.max_candidates,
+    )
     repository = ModelRepository(
         options.repository,
         runtime,

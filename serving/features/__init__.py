@@ -14,6 +14,9 @@ from serving.features.columns import (
     count_samples,
     joined_texts,
     missing_column,
+    places_of,
+    rows_of,
+    spread,
 )
 from serving.features.definition import FEATURES_FILE, FeatureConfig, FeatureDefinition, read_definition
 from serving.features.frames import (
@@ -57,10 +60,13 @@ __all__ = [
     "key_count",
     "missing_column",
     "open_features",
+    "places_of",
     "read_definition",
     "read_features",
+    "rows_of",
     "slots_of",
     "slots_of_graph",
+    "spread",
     "triton_inputs",
     "triton_tensors",
     "vocabulary_values",

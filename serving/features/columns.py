@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.host import cut_texts, floats_of, integers_of
-from serving.errors import FeatureValueError
+from serving.errors import FeatureValueError, RequestError
 from serving.features.definition import FeatureConfig
 
 Ints = NDArray[np.int64]
@@ -31,6 +31,7 @@ Column = tuple[Any, ...]
 #: Whose values are being read, and where those of each sample begin, for messages.
 Place = tuple[FeatureConfig, Ints | None]
 
+_MOST_SPREAD = 1 << 24
 _LARGEST_EXACT = 2.0**53 - 1  # 2^53 may be another integer, rounded
 _LARGEST_INTEGER = np.uint64(2**63 - 1)
 _WORDS = frozenset(word.encode() for word in MISSING_WORDS)
@@ -104,6 +105,41 @@ def missing_column(feature: FeatureConfig, samples: int) -> Column:
     if feature.value_type == "float":
         return ("float", np.zeros(samples, np.float32), none, None)
     return ("integer", np.zeros(samples, np.int64), none, None)
+
+
+def rows_of(column: Column) -> int:
+    """Return how many samples a column has."""
+    return len(column[-3]) if column[-1] is None else len(column[-1]) - 1
+
+
+def spread(column: Column, rows: NDArray[np.int32]) -> Column:
+    """Return a column in which each sample has the values of one of the rows of ``column``."""
+    form, *values, valid, splits = column
+    places: NDArray[Any] = rows
+    if splits is not None:
+        places, splits = places_of(splits, rows)
+    shared = values[:-2]  # the bytes of texts
+    of_value = [each[places] for each in values[len(shared) :]]
+    return (form, *shared, *of_value, None if valid is None else valid[places], splits)
+
+
+def places_of(splits: NDArray[Any], rows: NDArray[np.int32]) -> tuple[Ints, Ints]:
+    """Return the places of the values of rows, one row after another, and where those of each begin.
+
+    Args:
+        splits: [R + 1], where the values of each row begin.
+        rows: the rows; a row may be there several times.
+
+    Raises:
+        RequestError: there are too many values.
+    """
+    lengths = np.diff(splits)[rows]
+    begins = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(lengths, out=begins[1:])
+    if begins[-1] > _MOST_SPREAD:
+        reason = f"the samples have {begins[-1]:,} values of one feature or table, where each has its own"
+        raise RequestError(f"{reason}; at most {_MOST_SPREAD:,} are possible")
+    return np.repeat(splits[rows] - begins[:-1], lengths) + np.arange(begins[-1]), begins
 
 
 def joined_texts(texts: Sequence[bytes]) -> Texts:

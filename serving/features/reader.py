@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kernels.host import FeatureTransform, vocabulary_file
 from serving.errors import ConfigError, FeatureValueError, did_you_mean
-from serving.features.columns import Column, column_of, joined_texts, missing_column
+from serving.features.columns import Column, column_of, count_samples, joined_texts, missing_column
 from serving.features.definition import FeatureConfig, FeatureDefinition, KeyRange, check_ranges
 from serving.metrics import MetricSample
 from serving.model.regular_file import read_regular
@@ -85,6 +85,9 @@ class FeatureReader:
         definition: the features.
         ranges: the keys that each feature can give, by name.
         of_slots: the feature of each slot, in graph order.
+        inputs: the features that requests have, in the order of their columns.
+        dense_names: the features of the dense numbers, in their order.
+        inputs_of_slots: the features of each slot that requests have: those that a cross is made of, or the feature.
         vocabulary_bytes: the size of each vocabulary, by the feature's name. All processes share its memory.
         has_keys: the features only name the keys and dense numbers of the model.
     """
@@ -116,13 +119,17 @@ class FeatureReader:
         spread = [feature.name for feature in definition.slots if _RANGE.fullmatch(feature.slot_name)]
         self._positions = _positions(self.of_slots, spread)
         bag_of = {at: bag for bag, at in enumerate(np.flatnonzero(self._positions == 0).tolist())}
-        self._columns = definition.columns
-        self._names = {feature.name: number for number, feature in enumerate(self._columns)}
+        crossed = {feature.name: feature.of for feature in definition.features if feature.of is not None}
+        self.inputs_of_slots = tuple(crossed.get(name, (name,)) for name in self.of_slots)
+        self.inputs = definition.columns
+        self.dense_names = tuple(feature.name for feature in definition.dense)
+        self._names = {feature.name: number for number, feature in enumerate(self.inputs)}
         self._vocabularies: dict[str, int] = {}
         self._lock = Lock()  # guards the counters
         self._known, self._unknown, self._ignored = Counter[str](), Counter[str](), 0
         self._order: list[FeatureConfig] = []
-        self._transform = FeatureTransform(len(self._columns), len(bag_of), dense_dim)
+        self._number_of: dict[int, int] = {}  # the place in this order of the feature of a slot
+        self._transform = FeatureTransform(len(self.inputs), len(bag_of), dense_dim)
         self.ranges: dict[str, KeyRange] = {}
         self.vocabulary_bytes: dict[str, int] = {}
         for number, feature in enumerate(definition.features):
@@ -130,6 +137,7 @@ class FeatureReader:
                 continue
             where = f"features[{number}]"
             for at in places[feature.name][:1] if feature.name in spread else places[feature.name]:
+                self._number_of[at] = len(self._order)
                 size = self._add(feature, bag_of[at], source, where)
                 self._add_options(feature)
             end = LARGEST_KEY + 1 if size is None else feature.offset + size
@@ -161,15 +169,28 @@ class FeatureReader:
         return self.ordered(
             {
                 feature.name: column_of(feature, given[feature.name], samples)
-                for feature in self._columns
+                for feature in self.inputs
                 if feature.name in given
             },
             samples,
         )
 
+    def named_columns(self, given: Mapping[str, Any]) -> dict[str, Column]:
+        """Return the columns of named values by feature; each may have another number of samples.
+
+        Raises:
+            FeatureValueError: a feature is unknown, or a value is of another type.
+        """
+        self.check_names(given)
+        found = (feature for feature in self.inputs if feature.name in given)
+        return {
+            feature.name: column_of(feature, given[feature.name], count_samples({feature.name: given[feature.name]}))
+            for feature in found
+        }
+
     def ordered(self, columns: Mapping[str, Column], samples: int) -> list[Column]:
         """Return the columns of features for ``transform``. A feature without a column is missing in each sample."""
-        return [columns.get(feature.name) or missing_column(feature, samples) for feature in self._columns]
+        return [columns.get(feature.name) or missing_column(feature, samples) for feature in self.inputs]
 
     def check_names(self, names: Iterable[str]) -> None:
         """Count the names of a request that are not those of features.
@@ -190,17 +211,49 @@ class FeatureReader:
         Raises:
             FeatureValueError: a value cannot be transformed.
         """
-        found = self._transform.run(columns, samples)
+        return self._transformed(self._transform, columns, samples, range(len(self._order)), self._positions)
+
+    def transform_some(
+        self, columns: Sequence[Column | None], samples: int, slots: Sequence[int], dense: Sequence[int]
+    ) -> Transformed:
+        """Return the keys of some slots and some of the dense numbers; see ``transform``.
+
+        Args:
+            columns: None of a feature that none of them needs.
+            samples: B.
+            slots: the numbers of the slots, ascending.
+            dense: the numbers of the dense features, ascending.
+        """
+        first_dense = len(self._order) - len(self.dense_names)
+        numbers = [self._number_of[slot] for slot in slots if slot in self._number_of]
+        numbers += [first_dense + place for place in dense]
+        return self._transformed(self._transform.part(numbers), columns, samples, numbers, self._positions[slots])
+
+    def _transformed(
+        self,
+        transform: FeatureTransform,
+        columns: Sequence[Column | None],
+        samples: int,
+        numbers: Sequence[int],
+        positions: NDArray[np.int32],
+    ) -> Transformed:
+        """Return what a transform makes of columns; ``numbers`` are those of its features; see ``_positions``."""
+        found = transform.run(columns, samples)
         if isinstance(found[0], int):
             number, sample, at, why = found
-            feature = self._order[number]
-            splits = columns[self._names[feature.name]][-1] if feature.name in self._names else None
+            feature = self._order[numbers[number]]
+            column = columns[self._names[feature.name]] if feature.name in self._names else None
+            splits = None if column is None else column[-1]
             place = "" if splits is None else f"value {at - int(splits[sample])}: "
             raise FeatureValueError(feature.name, sample, f"{place}{_WHY.get(why, why)}")
         keys, row_ptrs, dense, *counts = found
-        if self._positions.any():
-            row_ptrs = _spread(row_ptrs, self._positions)
-        known, unknown = ({name: int(one[number]) for name, number in self._vocabularies.items()} for one in counts)
+        if positions.any():
+            row_ptrs = _spread(row_ptrs, positions)
+        of_feature = {number: at for at, number in enumerate(numbers)} if self._vocabularies else {}
+        known, unknown = (
+            {name: int(one[of_feature[number]]) for name, number in self._vocabularies.items() if number in of_feature}
+            for one in counts
+        )
         return Transformed(dense, keys, row_ptrs, known, unknown)
 
     def __call__(self, given: Mapping[str, Any], samples: int) -> Transformed:
@@ -249,7 +302,7 @@ class FeatureReader:
         elif feature.kind == "identity":
             native.add_identity(column, slot, offset, feature.size or 0)
         else:
-            by_name = {other.name: other for other in self._columns}
+            by_name = {other.name: other for other in self.inputs}
             parts = [
                 (self._names[name], list(by_name[name].boundaries or ()), by_name[name].value_type == "string")
                 for name in feature.of or ()

@@ -1,7 +1,7 @@
 """The dynamic batcher: requests that wait for a thread are answered as one batch."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -34,10 +34,14 @@ class Batching:
 
 
 class _Waiting(NamedTuple):
-    """A request in the queue or in a thread; ``answered`` gets its share of the thread's processor time in seconds."""
+    """A request in the queue or in a thread; ``answered`` gets its share of the thread's processor time in seconds.
+
+    ``kind`` is the length of its size in bits: how many samples a request has is known only once it is read.
+    """
 
     exchange: Exchange
     answered: "asyncio.Future[float]"
+    kind: int
 
 
 class Batcher:
@@ -47,7 +51,8 @@ class Batcher:
     answers it as one batch; see ``answer_together``.
 
     A growing queue only makes every request late. So a request is refused at once if the requests before it would take
-    too long at the pace of the latest requests.
+    too long at the pace of the latest requests of their sizes. A request with many candidates takes as long as its
+    samples.
 
     Attributes:
         model: the model.
@@ -61,23 +66,26 @@ class Batcher:
         self._max_samples = min(batching.max_samples or model.config.max_batchsize, model.config.max_batchsize)
         self._max_delay_s = batching.max_delay_s if model.can_merge else 0.0
         self._max_wait_s = batching.max_wait_s
-        self._pace_s = 0.0  # how long a thread works on one request, by the latest ones
-        self._unanswered = 0  # requests in the queue and in threads
+        self._pace_s: dict[int, float] = {}  # by kind, how long a thread works on one request, by the latest ones
+        self._unanswered: Counter[int] = Counter()  # by kind, requests in the queue and in threads
         self._queue: deque[_Waiting] = deque()
         self._running = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def check_wait(self) -> None:
         """Raise OverloadedError if a request that came now would wait longer than ``max_wait_s``."""
-        wait_s = self._unanswered * self._pace_s / self._threads
-        if wait_s > self._max_wait_s and self._unanswered >= self._threads:
+        ahead = self._unanswered.total()
+        wait_s = sum(count * self._pace_s.get(kind, 0.0) for kind, count in self._unanswered.items()) / self._threads
+        if wait_s > self._max_wait_s and ahead >= self._threads:
             raise OverloadedError(
-                f"this request would wait {wait_s * 1000:.0f} ms, with {self._unanswered} ahead of it; "
+                f"this request would wait {wait_s * 1000:.0f} ms, with {ahead} ahead of it; "
                 f"the server accepts {self._max_wait_s * 1000:g} ms"
             )
 
-    async def answer(self, exchange: Exchange) -> float:
+    async def answer(self, exchange: Exchange, size_bytes: int | None = None) -> float:
         """Answer one request, and return its share of the processor time in seconds.
+
+        ``size_bytes`` is the request's size; None: it says nothing.
 
         Raises:
             OverloadedError: the request would wait longer than ``max_wait_s``.
@@ -85,16 +93,17 @@ class Batcher:
             HotrowError: see ``ServedModel`` and ``Exchange``.
         """
         self.check_wait()
-        waiting = _Waiting(exchange, asyncio.get_running_loop().create_future())
+        kind = (size_bytes or 0).bit_length()
+        waiting = _Waiting(exchange, asyncio.get_running_loop().create_future(), kind)
         self._queue.append(waiting)
-        self._unanswered += 1
+        self._unanswered[kind] += 1
         self._start(perf_counter())
         try:
             processor_s = await waiting.answered
         except asyncio.CancelledError:  # the client has gone
             with suppress(ValueError):  # a thread has the request already
                 self._queue.remove(waiting)
-                self._unanswered -= 1
+                self._unanswered[kind] -= 1
             exchange.take_error()
             raise
         if exchange.error is not None:
@@ -126,10 +135,12 @@ class Batcher:
 
         def ended(took_s: float, processor_s: float) -> None:
             self._running -= 1
-            self._unanswered -= len(requests)
-            weight = 1 - (1 - _PACE_WEIGHT) ** len(requests)
-            self._pace_s += weight * (took_s / len(requests) - self._pace_s)
+            total = sum(max(request.exchange.samples, 1) for request in requests)
             for request in requests:
+                self._unanswered[request.kind] -= 1
+                pace_s = self._pace_s.get(request.kind, 0.0)
+                of_request_s = took_s * max(request.exchange.samples, 1) / total
+                self._pace_s[request.kind] = pace_s + _PACE_WEIGHT * (of_request_s - pace_s)
                 if request.answered.done():  # the client has gone
                     request.exchange.take_error()
                 else:

@@ -120,7 +120,7 @@ class PredictEndpoint:
         if size_bytes is not None and self._runs_here(model, size_bytes):
             self._runner.run(model.name, size_bytes, partial(answer_alone, model, exchange))
         else:
-            processor_s = await batcher.answer(exchange)
+            processor_s = await batcher.answer(exchange, size_bytes)
             if size_bytes is not None and model.never_waits:
                 self._runner.took(model.name, size_bytes, processor_s)
         model.statistics.answered(exchange.samples, exchange.batch_samples, exchange.times_ns)

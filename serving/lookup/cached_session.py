@@ -103,7 +103,12 @@ class CachedLookupSession(LookupSession):
             self._memory, self._threads = memory.pop_all(), threads.pop_all()
 
     def lookup_pooled(self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None = None) -> LookupResult:
-        """See ``LookupSession.lookup_pooled``."""
+        """See ``LookupSession.lookup_pooled``. A request with shared bags is expanded, and answered in parts."""
+        check_batch(batch)
+        parts = batch.expanded().parts(self.config.max_batchsize) if batch.bags is not None else [batch]
+        return joined_results([self._pooled_part(part, weights) for part in parts])
+
+    def _pooled_part(self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None) -> LookupResult:
         with self.request(batch, weights, is_whole=True) as request:
             rows = request.rows()
         return LookupResult(rows, request.defaulted_keys, request.incomplete)
@@ -119,7 +124,7 @@ class CachedLookupSession(LookupSession):
         parts = [self._lookup_part(part) for part in parts_of(keys, SINGLE_KEYS)]
         defaulted = [counts for _, counts in parts if counts is not None]
         self._copies.answered([of_table.size for of_table in keys], np.sum(defaulted, axis=0) if defaulted else None)
-        return _joined([result for result, _ in parts])
+        return joined_results([result for result, _ in parts])
 
     def request(
         self, batch: Batch, weights: Sequence[NDArray[np.float32] | None] | None = None, is_whole: bool = False
@@ -334,7 +339,7 @@ def parts_of(keys: Sequence[Keys], most_keys: int) -> Iterator[list[Keys]]:
         yield [of_table[max(begin - first, 0) : max(begin + most_keys - first, 0)] for of_table, first in cuts]
 
 
-def _joined(answers: Sequence[LookupResult]) -> LookupResult:
+def joined_results(answers: Sequence[LookupResult]) -> LookupResult:
     """Join the answers to the parts of a request."""
     if len(answers) == 1:
         return answers[0]

@@ -21,8 +21,10 @@ def without_version(table: str) -> str:
 
 #: The end of the name of a list's offsets in KServe's requests.
 OFFSETS = ".offsets"
-# Names that requests with keys have.
-_NAMES_OF_REQUESTS = ("dense", "keys", "DES", "CATCOLUMN", "ROWINDEX")
+#: What requests call the number of candidates of each user.
+CANDIDATES = "CANDIDATES"
+# Names that requests have for something else.
+_NAMES_OF_REQUESTS = ("dense", "keys", "DES", "CATCOLUMN", "ROWINDEX", CANDIDATES)
 #: The columns of the request log next to those of a model. With several labels, ``prediction_0``, ....
 REQUEST_ID, REQUEST_SAMPLE, REQUEST_TIME = "request_id", "request_sample", "request_time"
 MODEL_VERSION, PREDICTION, DEFAULTED_KEYS = "model_version", "prediction", "defaulted_keys"

@@ -259,12 +259,12 @@ class PooledTables:
         self._tables = tables
         self._fastest = [table.tiers[0] for table in self._tables]
         self._combiners = [table.combiner for table in config.tables]
-        sizes = [(table.slots, table.dim) for table in config.tables]
+        self._sizes = sizes = [(table.slots, table.dim) for table in config.tables]
         # Neighbours with the same slots and dim: how many, slots, dim. Their vectors are one array.
         self._runs = [(len(list(some)), *size) for size, some in groupby(sizes)]
         slots, dims = zip(*sizes, strict=True)
-        counts = [table.counting.pooled for table in self._tables]
-        self._native = PooledLookup(dims, slots, self._combiners, counts, _BOUNDS_NS)
+        self._dims = dims
+        self._native = self._lookup_of(slots)
 
     def lookup(
         self, batch: Batch, weights: Sequence[Weights | None] | None = None
@@ -287,10 +287,15 @@ class PooledTables:
         self._tables[0].check_loaded()
         if weights is not None:
             weights = self._checked(batch, weights)
-        out, embeddings = self._room(batch.samples)
         native = native_tables(self._fastest)
-        keys, row_ptrs, _ = batch.joined
-        rest = self._native.fetch(native, keys, row_ptrs, out, batch.samples, weights)
+        keys, row_ptrs, lengths = batch.joined
+        if batch.bags is None:
+            out, embeddings = _room(self._runs, batch.samples)
+            rest = self._native.fetch(native, keys, row_ptrs, out, batch.samples, weights)
+        else:  # each table has its own number of bags
+            counts = [length - 1 for length in lengths]
+            out, embeddings = _room([(1, *size) for size in zip(counts, self._dims, strict=True)], 1)
+            rest = self._lookup_of(counts).fetch(native, keys, row_ptrs, out, 1, weights)
         incomplete: list[tuple[int, Mask]] = []
         try:
             self._look_up_rest(batch, weights, rest, embeddings, incomplete)
@@ -298,6 +303,8 @@ class PooledTables:
         except Exception:
             self._take_back(batch, [place for place, _ in rest])
             raise
+        if batch.bags is not None:
+            embeddings = self._of_samples(embeddings, batch.bags, batch.samples)
         return tuple(embeddings), self._count(incomplete), incomplete
 
     def rows(self, keys: Sequence[Keys]) -> tuple[tuple[Vectors, ...], int, Sequence[tuple[int, Mask]]]:
@@ -345,24 +352,44 @@ class PooledTables:
             if place not in rest:
                 self._tables[place].counting.answered(-of_table.keys.size, 0)  # counted by the native call
 
-    def _room(self, samples: int) -> tuple[NDArray[np.float32], list[Vectors]]:
-        """Return memory for the vectors of all tables, and each table's part of it."""
-        runs = []
-        last = 0
-        for count, slots, dim in self._runs:
-            used = samples * slots * dim
-            size = -(-used // _LINE_FLOATS) * _LINE_FLOATS
-            first, last = last, last + count * size
-            runs.append((first, last, size, used, (count, samples, slots, dim)))
-        out = np.empty(last, np.float32)
-        parts: list[Vectors] = []
-        for first, last, size, used, shape in runs:
-            run = out[first:last]
-            parts.extend((run if size == used else run.reshape(-1, size)[:, :used]).reshape(shape))
-        return out, parts
+    def _lookup_of(self, bags: Sequence[int]) -> PooledLookup:
+        """Return the native lookup of so many bags of each table in each sample."""
+        counts = [table.counting.pooled for table in self._tables]
+        return PooledLookup(self._dims, bags, self._combiners, counts, _BOUNDS_NS)
+
+    def _of_samples(
+        self, pooled: Sequence[Vectors], bags: Sequence[NDArray[np.int32] | None], samples: int
+    ) -> list[Vectors]:
+        """Return the vectors of each slot of each sample, from those of the bags."""
+        return [
+            (of_table.reshape(-1, dim) if bag is None else of_table.reshape(-1, dim).take(bag, axis=0)).reshape(
+                samples, slots, dim
+            )
+            for of_table, bag, (slots, dim) in zip(pooled, bags, self._sizes, strict=True)
+        ]
 
     def _checked(self, batch: Batch, weights: Sequence[Weights | None]) -> list[Weights | None]:
         for table, of_table, given in zip(self._tables, batch.tables, weights, strict=True):
             if given is not None:
                 check_weights(table.name, of_table.keys, given)
         return [None if given is None else np.ascontiguousarray(given) for given in weights]
+
+
+def _room(runs: Sequence[tuple[int, int, int]], samples: int) -> tuple[NDArray[np.float32], list[Vectors]]:
+    """Return memory for the vectors of all tables, and each table's part of it.
+
+    ``runs``: how many neighbours have the same slots and dim, the slots, and the dim.
+    """
+    parts_of_runs = []
+    last = 0
+    for count, slots, dim in runs:
+        used = samples * slots * dim
+        size = -(-used // _LINE_FLOATS) * _LINE_FLOATS
+        first, last = last, last + count * size
+        parts_of_runs.append((first, last, size, used, (count, samples, slots, dim)))
+    out = np.empty(last, np.float32)
+    parts: list[Vectors] = []
+    for first, last, size, used, shape in parts_of_runs:
+        run = out[first:last]
+        parts.extend((run if size == used else run.reshape(-1, size)[:, :used]).reshape(shape))
+    return out, parts

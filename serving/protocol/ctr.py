@@ -10,6 +10,9 @@
 A model with a ``features.json`` takes these or its raw features: a tensor of B values for each feature, by its name. A
 list feature has [B, n] values, or the values of all samples and ``<feature>.offsets``, INT32 or INT64 [B + 1], CSR
 offsets into them.
+
+A feature with one value where others have B is the same for every sample. ``CANDIDATES``, INT32 or INT64 [U], says how
+many of the samples each of U users has. Then a feature may also have U values.
 """
 
 import math
@@ -19,12 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch, read_features
+from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch
+from serving.candidates import MAX_CANDIDATES, read_shared
 from serving.config import ModelConfig
 from serving.errors import RequestError
-from serving.features import FeatureConfig, FeatureDefinition, FeatureReader, column_of, slots_of
+from serving.features import Column, FeatureConfig, FeatureDefinition, FeatureReader, column_of, slots_of
 from serving.features.definition import ValueType
-from serving.model.names import OFFSETS
+from serving.model.names import CANDIDATES, OFFSETS
 from serving.protocol.tensors import PLATFORM as PLATFORM
 from serving.protocol.tensors import Signature, TensorSpec, TextTensor, config_document, key_datatypes
 
@@ -56,6 +60,7 @@ def signature_of(config: ModelConfig, reader: FeatureReader | None = None) -> Si
             TensorSpec(KEYS, key_datatypes(config.key_type), (-1, -1), optional=has_features),
             TensorSpec(ROW_PTRS, ("INT32", "INT64"), (-1, -1), optional=True),
             *_inputs_of(features),
+            *([TensorSpec(CANDIDATES, ("INT32", "INT64"), (-1, -1), optional=True)] if has_features else ()),
         ),
         outputs=(TensorSpec(PROBABILITIES, ("FP32",), (-1, config.label_dim)),),
         allows_others=_ignores_others(features),
@@ -73,14 +78,19 @@ def _ignores_others(features: FeatureDefinition | None) -> bool:
     return features is not None and features.unknown_features == "ignore"
 
 
-def batch_of(config: ModelConfig, inputs: dict[str, Any], features: FeatureReader | None = None) -> Batch:
+def batch_of(
+    config: ModelConfig,
+    inputs: dict[str, Any],
+    features: FeatureReader | None = None,
+    max_candidates: int = MAX_CANDIDATES,
+) -> Batch:
     """Return the samples in a request's tensors, which an ``InferDecoder`` for ``signature_of`` made.
 
     Raises:
         RequestError: a tensor is wrong, or the request has keys and raw features.
     """
     if features is not None and _ignores_others(features.definition):
-        names = {DENSE, KEYS, ROW_PTRS, *(spec.name for spec in _inputs_of(features.definition))}
+        names = {DENSE, KEYS, ROW_PTRS, CANDIDATES, *(spec.name for spec in _inputs_of(features.definition))}
         features.check_names(inputs.keys() - names)
         inputs = {name: inputs[name] for name in inputs if name in names}
     of_keys = inputs.keys() & {DENSE, KEYS, ROW_PTRS}
@@ -91,26 +101,24 @@ def batch_of(config: ModelConfig, inputs: dict[str, Any], features: FeatureReade
     if of_keys:
         raw = next(name for name in inputs if name not in of_keys)
         raise RequestError(f"inputs: {min(of_keys)!r} and the raw feature {raw!r}; a request has keys or raw features")
-    return _raw_batch(config, inputs, features)
+    return _raw_batch(config, inputs, features, max_candidates)
 
 
-def _raw_batch(config: ModelConfig, inputs: dict[str, Any], reader: FeatureReader) -> Batch:
+def _raw_batch(config: ModelConfig, inputs: dict[str, Any], reader: FeatureReader, max_candidates: int) -> Batch:
     """Return the samples in tensors of raw features."""
-    given: dict[str, tuple[FeatureConfig, Any, Any]] = {}
-    samples = None
-    for feature in reader.definition.columns:
+    columns: dict[str, Column] = {}
+    most = max(config.max_batchsize, max_candidates)
+    for feature in reader.inputs:
         offsets = inputs.get(f"{feature.name}{OFFSETS}")
         if feature.name not in inputs:
             if offsets is not None:
                 raise RequestError(f"inputs: {feature.name}{OFFSETS} came without {feature.name}")
             continue
-        values, splits, count = _values(feature, inputs[feature.name], offsets, config.max_batchsize)
-        given[feature.name] = feature, values, splits
-        samples = count if samples is None else samples
-    if samples is None:
+        values, splits, count = _values(feature, inputs[feature.name], offsets, most)
+        columns[feature.name] = column_of(feature, values, count, splits)
+    if not columns:
         raise RequestError(f"inputs: expected {KEYS} or raw features: {', '.join(reader.names)}")
-    columns = {name: column_of(feature, values, samples, splits) for name, (feature, values, splits) in given.items()}
-    return read_features(config, reader, reader.ordered(columns, samples), samples)
+    return read_shared(config, reader, columns, inputs.get(CANDIDATES), max_candidates)
 
 
 def _values(feature: FeatureConfig, tensor: Any, offsets: Any, most: int) -> tuple[Any, Any, int]:

@@ -2,7 +2,8 @@
 
 ``{"samples": [{"dense": [0.5, 1.25], "keys": [[17], [4, 9], []]}]}`` has one sample for a model with two dense features
 and three slots. A model with a ``features.json`` also takes raw features by name: ``{"samples": [{"user_id": "u17",
-"price": 9.5}]}``. Slots are in graph order, table by table. Keys may also be given by the name of their table:
+"price": 9.5}]}``. What all samples share may come once: ``{"context": {"user_id": "u17"}, "candidates": [{"price":
+9.5}]}``. Slots are in graph order, table by table. Keys may also be given by the name of their table:
 ``"keys": {"user": [17], "item": [[4, 9], []]}``. A table of one slot has a list of keys, and a table of several slots
 has one list per slot.
 """
@@ -15,6 +16,7 @@ import numpy as np
 import orjson
 
 from serving.batch import Batch, check_keys, read_batch, read_features
+from serving.candidates import MAX_CANDIDATES, read_document
 from serving.config import ModelConfig, TableConfig
 from serving.errors import FeatureValueError, RequestError, did_you_mean
 from serving.features import FeatureReader, slots_of
@@ -22,7 +24,7 @@ from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
 from serving.protocol.document import checked, join, known_only, optional, parse_document, required
 from serving.protocol.tensors import DTYPES, Array, array_from_numbers, json_kind, json_numbers
 
-_BODY_MEMBERS = frozenset({"samples", "freshness"})
+_BODY_MEMBERS = frozenset({"samples", "context", "candidates", "freshness"})
 _SAMPLE_MEMBERS = frozenset({"dense", "keys"})
 _KEYS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 _KEYS_OF_SLOTS_SCHEMA: dict[str, Any] = {"type": "array", "items": _KEYS_SCHEMA}
@@ -55,13 +57,15 @@ _RAW_SCHEMA: dict[str, Any] = {
 #: JSON Schema and example of the body, shown by /docs.
 SAMPLES_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "required": ["samples"],
+    "oneOf": [{"required": ["samples"]}, {"required": ["context", "candidates"]}],
     "additionalProperties": False,
     "properties": {
         "samples": {
             "type": "array",
             "items": {"oneOf": [_KEYED_SCHEMA, _RAW_SCHEMA]},
         },
+        "context": {**_RAW_SCHEMA, "description": "the raw features that all candidates share"},
+        "candidates": {"type": "array", "items": _RAW_SCHEMA},
         "freshness": {"type": "boolean", "description": "true: the answer says how new the model's rows are"},
     },
     "example": {"samples": [{"dense": [0.5, 1.25], "keys": [[17], [4, 9], []]}]},
@@ -101,26 +105,42 @@ def example_of(features: FeatureReader) -> dict[str, Any]:
 
 
 def decode_samples(
-    body: bytes, config: ModelConfig, bounds: Bounds = DEFAULT_BOUNDS, features: FeatureReader | None = None
+    body: bytes,
+    config: ModelConfig,
+    bounds: Bounds = DEFAULT_BOUNDS,
+    features: FeatureReader | None = None,
+    max_candidates: int = MAX_CANDIDATES,
 ) -> tuple[Batch, bool]:
-    """Decode ``{"samples": [...]}`` into a batch, and whether the answer says how new the rows are.
+    """Decode a body into a batch, and whether the answer says how new the rows are.
 
     Args:
         body: the document.
         config: the model.
         bounds: of the document.
         features: reads the model's raw features; None: it has none.
+        max_candidates: the most candidates.
 
     Raises:
         RequestError: anything is wrong with the document; the message starts with the JSON path.
     """
     document = parse_document(body, bounds)
-    return read_samples(document, config, features), optional(document, "freshness", bool, False, "")
+    wants_freshness = optional(document, "freshness", bool, False, "")
+    return read_samples(document, config, features, max_candidates), wants_freshness
 
 
-def read_samples(document: dict[str, Any], config: ModelConfig, features: FeatureReader | None = None) -> Batch:
+def read_samples(
+    document: dict[str, Any],
+    config: ModelConfig,
+    features: FeatureReader | None = None,
+    max_candidates: int = MAX_CANDIDATES,
+) -> Batch:
     """Return the batch; see ``decode_samples``. ``document`` is the parsed body."""
     known_only(document, _BODY_MEMBERS, "")
+    if "context" in document or "candidates" in document:
+        if features is None:
+            raise RequestError("context: the model's slots have no names, so each of the samples has its own keys")
+        given = {name: value for name, value in document.items() if name != "freshness"}
+        return read_document(config, features, given, max_candidates)
     samples = required(document, "samples", list, "")
     if not samples:
         raise RequestError("samples: the list is empty")

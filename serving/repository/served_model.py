@@ -194,7 +194,7 @@ class ServedNetwork(ServedModel):
 
     def read(self, inputs: dict[str, Any]) -> Batch:
         """See ``ServedModel.read``."""
-        return ctr.batch_of(self.config, inputs, self.session.features)
+        return ctr.batch_of(self.config, inputs, self.session.features, self.session.max_candidates)
 
     def samples(self, question: Batch) -> int:
         """See ``ServedModel.samples``."""

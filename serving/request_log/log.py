@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from serving.background import PeriodicWorker
 from serving.batch import JoinedKeys
-from serving.errors import ConfigError, MissingExtraError, OutputError, did_you_mean
+from serving.errors import ConfigError, MissingExtraError, OutputError, RequestError, did_you_mean
 from serving.metrics import MetricSample
 from serving.request_log.files import LogStream, finish_streams, has_room
 from serving.request_log.records import Entry, RecordForm, takes_raw_features
@@ -100,7 +100,13 @@ class RequestLog:
         """Log a request and its answer, or leave it out."""
         if random() >= self._share or not isinstance(session, InferenceSession):
             return
-        entry = Entry(session, question, answer, request_id, time.time_ns() // 1000)
+        try:
+            batch = question.expanded()
+        except RequestError:  # too many values
+            with self._lock:
+                self._dropped += 1
+            return
+        entry = Entry(session, batch, answer, request_id, time.time_ns() // 1000)
         size_bytes = entry.size_bytes
         with self._lock:
             if self._waiting_bytes + size_bytes > _MOST_WAITING_BYTES:

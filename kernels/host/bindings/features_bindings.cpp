@@ -11,6 +11,7 @@
 #include <charconv>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -169,12 +170,33 @@ class PyTransform {
     fills_[column] = Fill{kind_of(kind), text, integer, number};
   }
 
+  // The transform of some of the features, by their numbers. Their slots and dense columns keep their order.
+  PyTransform part(const std::vector<size_t>& numbers) const {
+    std::vector<size_t> slots(slots_ + 1), dense(dense_dim_ + 1);  // how many places before each are taken
+    for (const size_t number : numbers) {
+      if (number >= features_.size()) throw nb::value_error("features: there are fewer features");
+      const Feature& feature = features_[number];
+      ++(feature.kind == Feature::kDense ? dense : slots)[feature.place + 1];
+    }
+    std::partial_sum(slots.begin(), slots.end(), slots.begin());
+    std::partial_sum(dense.begin(), dense.end(), dense.begin());
+    PyTransform out(fills_.size(), slots.back(), dense.back());
+    out.fills_ = fills_;
+    for (const size_t number : numbers) {
+      out.features_.push_back(features_[number]);
+      size_t& place = out.features_.back().place;
+      place = (out.features_.back().kind == Feature::kDense ? dense : slots)[place];
+    }
+    return out;
+  }
+
   // (keys, row_ptrs, dense, known, unknown), or (feature, sample, value, why) of the first fault.
   nb::tuple run(const nb::sequence& given, size_t samples) const {
     Borrowed borrowed;
     std::vector<Column> columns;
-    for (const nb::handle column : given) columns.push_back(column_of(borrowed, nb::cast<nb::tuple>(column), samples));
-    check(columns);
+    for (const nb::handle column : given)
+      columns.push_back(column.is_none() ? Column() : column_of(borrowed, nb::cast<nb::tuple>(column), samples));
+    check(columns, samples);
     for (size_t i = 0; i < columns.size(); ++i) columns[i].fill = fills_[i] ? &*fills_[i] : nullptr;
     Transformed out;
     std::optional<TransformFault> fault;
@@ -208,20 +230,23 @@ class PyTransform {
     return features_.back();
   }
 
+  // Whether a column has values: those that no feature reads may be None.
+  static bool is_given(const Column& column, size_t samples) { return column.splits || column.count == samples; }
+
   // Text has no number, and a float no key: the caller has given each column the type of its features.
-  void check(const std::vector<Column>& columns) const {
+  void check(const std::vector<Column>& columns, size_t samples) const {
     if (columns.size() != fills_.size()) throw nb::value_error("columns: expected as many as the transform has");
     std::vector<size_t> of_slots(slots_), of_dense(dense_dim_);
     for (const Feature& feature : features_) {
       ++(feature.kind == Feature::kDense ? of_dense : of_slots)[feature.place];
       const ValueKind kind = columns[feature.column].kind;
-      bool is_right = true;
-      if (feature.kind == Feature::kDense || feature.kind == Feature::kBucketize) is_right = kind != ValueKind::kText;
-      if (feature.kind == Feature::kHash || feature.kind == Feature::kVocabulary) is_right = kind != ValueKind::kFloat;
-      if (feature.kind == Feature::kIdentity) is_right = kind == ValueKind::kInteger;
+      bool is_right = is_given(columns[feature.column], samples);
+      if (feature.kind == Feature::kDense || feature.kind == Feature::kBucketize) is_right &= kind != ValueKind::kText;
+      if (feature.kind == Feature::kHash || feature.kind == Feature::kVocabulary) is_right &= kind != ValueKind::kFloat;
+      if (feature.kind == Feature::kIdentity) is_right &= kind == ValueKind::kInteger;
       for (const CrossPart& part : feature.parts) {
         const Column& column = columns[part.column];
-        is_right &= !column.splits && (column.kind == ValueKind::kFloat) <= !part.boundaries.empty() &&
+        is_right &= is_given(column, samples) && !column.splits && (column.kind == ValueKind::kFloat) <= !part.boundaries.empty() &&
                     (column.kind == ValueKind::kText) <= part.is_text;
       }
       if (!is_right) throw nb::value_error("columns: a feature cannot read a column of this kind");
@@ -370,6 +395,7 @@ void bind_features(nb::module_& module) {
       .def("limit", &PyTransform::limit, nb::arg("most_values"), nb::arg("keep"))
       .def("fill", &PyTransform::fill, nb::arg("column"), nb::arg("kind"), nb::arg("text"), nb::arg("integer"),
            nb::arg("number"))
+      .def("part", &PyTransform::part, nb::arg("features"))
       .def("run", &PyTransform::run, nb::arg("columns"), nb::arg("samples"));
   module.def("find_texts", &find, nb::arg("bytes"), nb::arg("count"));
   module.def("cut_texts", &cut, nb::arg("bytes"), nb::arg("begins"), nb::arg("ends"), nb::arg("valid").none(),

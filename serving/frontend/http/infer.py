@@ -155,7 +155,7 @@ class InferExchange(HttpExchange):
 
 
 class SamplesExchange(HttpExchange):
-    """``{"samples": [...]}``."""
+    """``{"samples": [...]}`` or ``{"context": {...}, "candidates": [...]}``."""
 
     _wants_freshness: bool
 
@@ -164,7 +164,10 @@ class SamplesExchange(HttpExchange):
             path = f"/v2/models/{model.name}/infer"
             raise RequestError(f"model {model.name!r} has no dense network; ask {path} for rows")
         bounds = self._decoders.bounds
-        question, self._wants_freshness = decode_samples(body, model.config, bounds, model.session.features)
+        session = model.session
+        question, self._wants_freshness = decode_samples(
+            body, model.config, bounds, session.features, session.max_candidates
+        )
         floats = model.answer_floats(question)
         bounds.check_answer("samples", floats, floats * JSON_NUMBER_BYTES)
         return question
