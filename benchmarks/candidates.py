@@ -1,26 +1,27 @@
 """One user and many candidates: what a request that says the user once saves.
 
-A request of 500 candidates with 40 slots and 13 numbers of the user and 10 slots of the item, one key each, over HTTP
-with binary tensors, one connection. It is measured against the same request with the user repeated for each candidate,
-by name and as ``CATCOLUMN``. The network is a weighted sum, so the times are those of decoding, lookups and the wire.
-Bodies are made before the clock starts.
+A request of 500 candidates with 40 slots and 13 numbers of the user and 10 slots of the item, one value each, over HTTP
+with binary tensors by name, one connection. It is measured against the same request with the user repeated for each
+candidate: with strings, whose hashes are keys, and with keys. The network is a weighted sum, so the times are mostly
+those of decoding, lookups and the wire. Bodies are made before the clock starts.
 
 Targets: at least 3 times as many candidates per second as the expanded request, and at most a third of its bytes.
 """
 
 import json
+import struct
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.http_client import answer_of, compile_client, measure, port_in_url, request_of, running
+from benchmarks.http_client import answer_of, compile_client, measure, port_in_url, running
 from benchmarks.report import Record, parse_arguments, publish
 from tests.tools.tiny_model import NamedModel
 
 CANDIDATES, USER_SLOTS, ITEM_SLOTS, DENSE, DIM, ROWS = 500, 40, 10, 13, 16, 100_000
-SLOTS = [f"u{slot}" for slot in range(USER_SLOTS)] + [f"i{slot}" for slot in range(ITEM_SLOTS)]
-NUMBERS = [f"n{column}" for column in range(DENSE)]
+SLOTS = tuple(f"u{slot}" for slot in range(USER_SLOTS)) + tuple(f"i{slot}" for slot in range(ITEM_SLOTS))
+NUMBERS = tuple(f"n{column}" for column in range(DENSE))
 
 
 def main():
@@ -31,69 +32,68 @@ def main():
 
 
 def requests(folder, rounds, seconds):
-    """The rates of the three requests, in turns, for one table and for a table of each slot."""
-    keys = np.random.default_rng(0).integers(0, ROWS, (CANDIDATES, len(SLOTS)))
-    keys[:, :USER_SLOTS] = keys[0, :USER_SLOTS]
-    dense = np.repeat(np.random.default_rng(1).normal(size=(1, DENSE)).astype(np.float32), CANDIDATES, axis=0)
-    models = {"one": {"t": len(SLOTS)}, "each": dict.fromkeys(SLOTS, 1)}
-    for name, tables in models.items():
-        rows = ROWS if name == "one" else ROWS // len(SLOTS)
-        NamedModel(
-            tables=tables, names=SLOTS, dense_names=NUMBERS, dense_dim=DENSE, dim=DIM, rows=rows, max_batchsize=1024
-        ).write(folder / "models", name)
-    rates = {}
-    sizes = {}
-    client = compile_client(folder)
-    with running(
-        ["serving.cli.main", "serve", str(folder / "models"), "--http-port", "0", "--device", "cpu"], port_in_url
-    ) as port:
-        for name in models:
-            of_tables = keys if name == "one" else keys % (ROWS // len(SLOTS))
-            sent = {
-                "shared": named_request(name, of_tables, dense, 1),
-                "expanded": named_request(name, of_tables, dense, CANDIDATES),
-                "catcolumn": request_of(
-                    dense, of_tables.reshape(-1), np.arange(of_tables.size + 1, dtype=np.int32), name=name
-                ),
-            }
-            answers = {form: answer_of(port, request)[-4 * CANDIDATES :] for form, request in sent.items()}
-            if len(set(answers.values())) > 1:
-                raise SystemExit("the forms of one request get different answers")
-            for form, request in sent.items():
-                (folder / form).write_bytes(request)
-                sizes[name, form], rates[name, form] = len(request), []
+    """The rates of both requests, in turns, with strings and with keys."""
+    rng = np.random.default_rng(0)
+    users, items = rng.integers(0, ROWS, (1, USER_SLOTS)), rng.integers(0, ROWS, (CANDIDATES, ITEM_SLOTS))
+    numbers = rng.normal(size=(1, DENSE)).astype(np.float32)
+    model = NamedModel(
+        tables={"t": len(SLOTS)},
+        dense_dim=DENSE,
+        dim=DIM,
+        rows=ROWS,
+        max_batchsize=1024,
+        names=SLOTS,
+        dense_names=NUMBERS,
+    )
+    models = folder / "models"
+    model.write(models, "keys")
+    write_features(model.write(models, "strings"))
+    client, records = compile_client(folder), []
+    command = ["serving.cli.main", "serve", str(models), "--http-port", "0", "--device", "cpu"]
+    with running(command, port_in_url) as port:
+        for name in ("strings", "keys"):
+            columns = [*users.T, *items.T, *numbers.T]
+            sent = {"shared": columns, "expanded": [np.broadcast_to(column, CANDIDATES) for column in columns]}
+            bodies = {form: request_of(name, of_form) for form, of_form in sent.items()}
+            if len({answer_of(port, body)[-4 * CANDIDATES :] for body in bodies.values()}) > 1:
+                raise SystemExit("both forms of one request must have the same answer")
+            for form, body in bodies.items():
+                (folder / form).write_bytes(body)
+            pairs = []
             for _ in range(rounds + 1):
-                for form in sent:
-                    found = measure(client, port, 1, seconds, folder / form)
-                    rates[name, form].append(CANDIDATES * found["requests_per_s"])
-    records = []
-    for name, tables in models.items():
-        params = {"candidates": CANDIDATES, "user_slots": USER_SLOTS, "item_slots": ITEM_SLOTS, "tables": len(tables)}
-        for peer in ("expanded", "catcolumn"):
-            pairs = list(zip(rates[name, "shared"][1:], rates[name, peer][1:], strict=True))
-            records.append(Record.of(f"candidates.against_{peer}", params, "candidates/s", pairs))
-            both = (sizes[name, "shared"], sizes[name, peer])
-            records.append(Record.of(f"candidates.bytes_against_{peer}", params, "bytes", [both]))
+                found = [measure(client, port, 1, seconds, folder / form)["requests_per_s"] for form in bodies]
+                pairs.append(tuple(CANDIDATES * rate for rate in found))
+            params = {"values": name, "candidates": CANDIDATES, "user_slots": USER_SLOTS, "item_slots": ITEM_SLOTS}
+            records.append(Record.of("candidates.rate", params, "candidates/s", pairs[1:]))
+            records.append(Record.of("candidates.bytes", params, "bytes", [tuple(map(len, bodies.values()))]))
     return records
 
 
-def named_request(model, keys, dense, rows):
-    """The raw bytes of an HTTP request with one tensor for each slot and number; those of the user have ``rows``."""
-    users, items = np.split(keys.T, [USER_SLOTS])
-    columns = [column[:rows] for column in users] + list(items) + [column[:rows] for column in dense.T]
-    tensors = list(zip([*SLOTS, *NUMBERS], map(np.ascontiguousarray, columns), strict=True))
-    inputs = [
-        {
-            "name": name,
-            "datatype": "INT64" if column.dtype == np.int64 else "FP32",
-            "shape": [len(column)],
-            "parameters": {"binary_data_size": column.nbytes},
-        }
-        for name, column in tensors
+def write_features(version):
+    """Make the keys of a version from hashes of strings."""
+    (version / "manifest.json").unlink()
+    features = [
+        {"name": name, "slot": f"t[{slot}]", "kind": "hash", "buckets": ROWS, **({"shares": SLOTS[0]} if slot else {})}
+        for slot, name in enumerate(SLOTS)
     ]
+    features += [{"name": name, "kind": "dense"} for name in NUMBERS]
+    (version / "features.json").write_text(json.dumps({"format": 1, "features": features}))
+
+
+def request_of(model, columns):
+    """The raw bytes of an HTTP request with one tensor for each slot and number."""
+    inputs, contents = [], []
+    for name, column in zip([*SLOTS, *NUMBERS], columns, strict=True):
+        datatype, content = "FP32" if name in NUMBERS else "INT64", column.tobytes()
+        if model == "strings" and name in SLOTS:
+            texts = [f"value_{key}".encode() for key in column]
+            datatype, content = "BYTES", b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        parameters = {"binary_data_size": len(content)}
+        inputs.append({"name": name, "datatype": datatype, "shape": [len(column)], "parameters": parameters})
+        contents.append(content)
     outputs = [{"name": "OUTPUT0", "parameters": {"binary_data": True}}]
     head = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
-    body = head + b"".join(column.tobytes() for _, column in tensors)
+    body = head + b"".join(contents)
     return (
         f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
         f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -1,9 +1,10 @@
 """Requests that say once what samples share get the bits of the requests that repeat it for each sample."""
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import tritonclient.http
 from hypothesis import given, settings
@@ -19,11 +20,12 @@ from serving.protocol.ctr import batch_of, signature_of
 from serving.protocol.messages import decode_message
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ModelRepository
+from serving.request_log import RequestLog
 from tests.serving.frontend.app_client import Client
 from tests.tools.tiny_model import NamedModel, TinyModel
 
 USERS, ITEMS, AGES = ["u1", "u2", "Zürich", None, ""], [1, 2, 3, 900, 2000, None], [0.5, 1, 2.25]
-RAW = TinyModel(tables={"both": 4, "user_only": 1, "item_only": 2, "crossed": 1}, dense_dim=2, rows=1000)
+RAW = TinyModel(tables={"both": 4, "user_only": 1, "item_only": 2, "spread": 2, "crossed": 1}, dense_dim=2, rows=1000)
 ITEM = {"kind": "identity", "offset": 303, "size": 3000}  # the table has keys below 1000, so some are unknown
 FEATURES = [
     {"name": "user", "kind": "hash", "buckets": 300, "slot": "both[0]"},
@@ -40,6 +42,7 @@ FEATURES = [
         "slot": "item_only[1]",
         "offset": 900,
     },
+    {"name": "steps", "kind": "identity", "size": 900, "slot": "spread[0:2]", "list": {"most": 2, "keep": "first"}},
     {"name": "crossed", "kind": "cross", "of": ["user", "item"], "buckets": 999},
     {"name": "age", "kind": "dense", "missing": 3},
     {"name": "price", "kind": "dense", "log1p": True},
@@ -52,6 +55,7 @@ VALUES = {
     "tags": st.lists(st.sampled_from(["a", "bb", ""]), max_size=3),
     "brand": st.sampled_from(["x", "y", None]),
     "hour": st.sampled_from([3, 12, 23, None]),
+    "steps": st.lists(st.integers(0, 899), max_size=3),
     "age": st.sampled_from([*AGES, None]),
     "price": st.sampled_from(AGES),
 }
@@ -179,6 +183,14 @@ EXPANDED_USERS = {
     "last": [[7]] * 5,
     "age": [0.5, 0.5, 2.0, 2.0, 2.0],
     "price": [1, 2, 3, 4, 5],
+}
+COLUMNS_OF_USERS = {
+    "user": [[3], [4, 5]],
+    "item": [[1], [2], [3], [4], [5]],
+    "last": [[7]],
+    "age": [0.5, 2.0],
+    "price": [1, 2, 3, 4, 5],
+    "CANDIDATES": [2, 3],
 }
 DTYPES = {"INT64": np.int64, "INT32": np.int32, "FP32": np.float32}
 
@@ -332,6 +344,31 @@ def test_merged_requests_get_the_answers_that_they_get_alone(sessions):
         alone = session.predict_batch(batch)
         np.testing.assert_allclose(prediction.probabilities, alone.probabilities, atol=1e-6)
         assert prediction.defaulted_keys == alone.defaulted_keys
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "expanded"),
+    [
+        (
+            "raw",
+            {"user": ["u1", "ü"], "tags": [["a", "b"]], "item": [1, 2, None], "price": [1, 2, 3], "CANDIDATES": [1, 2]},
+            {"user": ["u1", "ü", "ü"], "tags": [["a", "b"]] * 3, "item": [1, 2, None], "price": [1, 2, 3]},
+        ),
+        ("named", COLUMNS_OF_USERS, EXPANDED_USERS),
+    ],
+    ids=["raw features", "keys by name"],
+)
+def test_the_request_log_has_each_candidate_with_all_its_features(sessions, tmp_path, kind, columns, expanded):
+    session, logged = sessions[kind, "numpy"], []
+    for request in (columns, expanded):
+        folder = tmp_path / str(len(logged))
+        with closing(RequestLog(folder, 1.0, 1 << 30)) as log:
+            batch = session.read(request)
+            log.log(session, batch, session.predict_batch(batch), "a7")
+        (file,) = folder.rglob("*.parquet")
+        logged.append(pq.read_table(file).drop_columns(["request_time", "defaulted_keys"]))
+    assert logged[0].num_rows == len(expanded["item"])
+    assert logged[0].equals(logged[1])
 
 
 def test_values_that_would_be_too_many_for_each_sample_are_refused_before_they_are_made(sessions):
