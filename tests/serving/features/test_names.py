@@ -101,7 +101,7 @@ def test_the_metadata_has_the_names(client):
     assert (metadata["slots"], metadata["dense"], metadata["labels"]) == (list(SLOTS), list(DENSE), ["clicked"])
     names = [tensor["name"] for tensor in metadata["inputs"]]
     lists = [name for slot in SLOTS for name in (slot, f"{slot}.offsets")]
-    assert names == ["DES", "CATCOLUMN", "ROWINDEX", *DENSE, *lists]
+    assert names == ["DES", "CATCOLUMN", "ROWINDEX", *DENSE, *lists, "CANDIDATES"]
 
 
 def test_the_status_and_the_openapi_document_list_the_features(client):

@@ -163,7 +163,7 @@ def test_absent_features_are_missing_and_integers_may_be_text(config, reader):
         ),
         (
             {"tags": ("BYTES", np.empty((2**31 - 1, 0), object)), "tags.offsets": None},
-            "tags: 2,147,483,647 samples, but the model takes at most 8",
+            "tags: 2,147,483,647 samples, but the model takes at most 4,096",
         ),
         ({"tags.offsets": ("INT32", np.array([0, 4], np.int32))}, "tags.offsets: expected offsets from 0 to 3"),
         ({"age": ("INT64", np.array([1, 2]))}, "age: expected 3 samples, got 2"),

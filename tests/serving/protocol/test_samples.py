@@ -85,7 +85,9 @@ def test_the_documented_example_is_a_valid_request():
         pytest.param(b"{", "the body is not JSON", id="broken JSON"),
         pytest.param(b"{}", "samples: missing", id="no samples"),
         pytest.param(
-            b'{"samples": [], "sample": 1}', "sample: unknown; expected freshness, samples", id="an unknown field"
+            b'{"samples": [], "sample": 1}',
+            "sample: unknown; expected candidates, context, freshness, samples",
+            id="an unknown field",
         ),
         pytest.param(body([]), "samples: the list is empty", id="an empty list"),
         pytest.param(body([5]), "samples[0]: expected an object, but the number 5 came", id="a sample no object"),
