@@ -41,7 +41,7 @@ Mask = NDArray[np.bool_]
 
 
 def read_shared(
-    config: ModelConfig, reader: FeatureReader, columns: Mapping[str, Column], counts: Any = None, most: int = 0
+    config: ModelConfig, reader: FeatureReader, columns: Mapping[str, Column], counts: Any, most: int
 ) -> Batch:
     """Return a request of raw features as a Batch.
 
@@ -50,7 +50,7 @@ def read_shared(
         reader: of the model's features.
         columns: by feature. A column has a row for each sample, one row for all samples, or a row for each user.
         counts: how many candidates each user has, integers; None: the request has one user.
-        most: the most samples of a request in which samples share rows.
+        most: the most samples of a request with counts, or in which samples share rows.
 
     Raises:
         RequestError: a value cannot be transformed, or the columns and the counts do not fit the model or each other.
@@ -62,7 +62,8 @@ def read_shared(
     for name, size in sizes.items():
         if size not in (1, *expected):
             raise FeatureValueError(name, None, f"expected {' or '.join(map(str, expected))} samples, got {size}")
-    if sizes and set(sizes.values()) == {samples}:
+    is_plain = bool(sizes) and set(sizes.values()) == {samples}
+    if is_plain and (users is None or samples <= config.max_batchsize):
         return read_features(config, reader, reader.ordered(columns, samples), samples)
     if not 1 <= samples <= most:
         raise RequestError(f"{samples} candidates, but the model takes 1 to {most}")

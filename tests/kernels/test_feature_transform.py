@@ -48,5 +48,5 @@ def test_a_column_that_a_feature_reads_is_required(transform):
 
 @pytest.mark.parametrize("features", [[5], [0, 0]], ids=["no such feature", "a feature twice"])
 def test_wrong_features_are_refused(transform, features):
-    with pytest.raises(ValueError, match="expected one feature for each slot|features: there are fewer features"):
+    with pytest.raises(ValueError, match=r"expected one feature for each slot|features: there are fewer features"):
         transform.part(features).run(COLUMNS, 2)

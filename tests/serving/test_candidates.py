@@ -328,7 +328,11 @@ def test_more_candidates_than_a_batch_has_are_answered_in_parts(folder, device):
             session.predict(columns(min(most, count - begin), slice(begin, begin + most)))
             for begin in range(0, count, most)
         ]
-    assert answer.probabilities.tobytes() == np.concatenate(expanded).tobytes()
+        whole = columns(count, slice(count))
+        of_whole = session.predict({**whole, "CANDIDATES": [count]})
+        with pytest.raises(RequestError, match="150 samples, but the model takes 1 to 64"):
+            session.predict(whole)
+    assert answer.probabilities.tobytes() == np.concatenate(expanded).tobytes() == of_whole.tobytes()
     assert (batch.samples, answer.defaulted_keys) == (count, 1)
 
 

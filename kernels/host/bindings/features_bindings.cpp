@@ -246,7 +246,8 @@ class PyTransform {
       if (feature.kind == Feature::kIdentity) is_right &= kind == ValueKind::kInteger;
       for (const CrossPart& part : feature.parts) {
         const Column& column = columns[part.column];
-        is_right &= is_given(column, samples) && !column.splits && (column.kind == ValueKind::kFloat) <= !part.boundaries.empty() &&
+        is_right &= is_given(column, samples) && !column.splits &&
+                    (column.kind == ValueKind::kFloat) <= !part.boundaries.empty() &&
                     (column.kind == ValueKind::kText) <= part.is_text;
       }
       if (!is_right) throw nb::value_error("columns: a feature cannot read a column of this kind");
