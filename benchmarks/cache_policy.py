@@ -7,7 +7,7 @@ A hit rate is the mean over the second half of a trace's batches, the median ove
 
 - best: the rows with the most lookups at the time, known in advance; no cache can stay above it
 - NVE: NV Embedding Cache 26.06, as in its sources
-- ours: docs/gpu_cache.md, "Policy", with lines of 15 and of 7 keys of 64 bits, and of 15 keys of 32 bits
+- ours: kernels/cuda/policy.cuh, with lines of 15 and of 7 keys of 64 bits, and of 15 keys of 32 bits
 - clock: a bit per row, lines of 15 keys, every miss enters; LRU: over the whole cache, every miss enters
 
 A second table compares the kernels, run on the CPU, with the simulation on the same traces at a sixteenth of the size.
