@@ -1,4 +1,4 @@
-"""``hotrow predict --data``: score a file offline, with a model of this machine."""
+"""``hotrow predict --data``: score a file offline with a local model."""
 
 import argparse
 import re
@@ -32,17 +32,17 @@ _MARK = b"hotrow.predictions"  # in the metadata of files that this module wrote
 
 
 def score(options: argparse.Namespace) -> int:
-    """Write the predictions of all rows into a Parquet file, one row for each, in their order. Return their number.
+    """Write one prediction per row to a Parquet file, in order, and return the number of rows.
 
     Raises:
-        HotrowError: the model, the data or the output cannot be used. The output is as it was.
+        HotrowError: the model, the data or the output cannot be used. The output is unchanged.
     """
     pa = import_pyarrow()
     _check_output(pa, options.output, options.data, may_overwrite=options.overwrite)
     remove_killed_writes(options.output.parent, re.escape(options.output.name))
     with load_model(options.model) as session:
         if not isinstance(session, InferenceSession):
-            raise RequestError(f"model {options.model!r} has no network, so it predicts nothing")
+            raise RequestError(f"model {options.model!r} has no dense network, so it makes no predictions")
         batch_size = min(session.config.max_batchsize, _MOST_SAMPLES)
         samples = read_columns(options.data, _columns(session), batch_size=batch_size)
         names = _names(session)
@@ -59,7 +59,7 @@ def score(options: argparse.Namespace) -> int:
 
 
 def _check_output(pa: Any, output: Path, data: Path, *, may_overwrite: bool) -> None:
-    """Refuse an output before anything is read: one that is the data, or that another program wrote."""
+    """Refuse an output that is part of the data or that another program wrote."""
     if output.suffix != ".parquet":
         raise OutputError(f"{output}: expected a file that ends in .parquet")
     if not output.parent.is_dir():

@@ -200,7 +200,7 @@ class PositionLostError(StreamError):
         has = f"the log has {earliest} to {latest}"
         reason = f"the records after position {wanted} are gone; {has}"
         if is_another:
-            reason = f"the log was made again: another record is before position {wanted}; {has}"
+            reason = f"the log was recreated: another record is before position {wanted}; {has}"
         super().__init__(log, f"partition {partition}: {reason}")
         self.partition = partition
         self.wanted = wanted

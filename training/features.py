@@ -132,7 +132,7 @@ class RawFeatures:
         """Read a ``features.json``.
 
         Args:
-            path: the file; also that of a trained version. Then the keys are those of its tables.
+            path: the file. With the file of a trained version, the keys are those of its tables.
 
         Raises:
             ConfigError: the definition is wrong.
@@ -144,7 +144,7 @@ class RawFeatures:
         """Transform the rows of a frame.
 
         Args:
-            frame: of pandas, Polars or pyarrow. Columns that are no features, such as labels, are left out.
+            frame: of pandas, Polars or pyarrow. Columns that are not features, such as labels, are ignored.
 
         Raises:
             FeatureValueError: a feature is missing from the frame, or a value cannot be used.
@@ -187,7 +187,7 @@ def _fitted(
     hidden: tuple[int, ...],
     source: str,
 ) -> tuple[TrainingDocument, FeatureDefinition]:
-    """Return a built-in network in the sizes of features, and the features with their slots and offsets."""
+    """Return a built-in network sized to the features, and the features with their slots and offsets."""
     sequences = sequences_of(definition, document.name, source) if document.name in NETWORKS else None
     pooled = [one for one in definition.slots if sequences is None or one.name in sequences.others]
     most = sum(1 if feature.list is None else feature.list.most or _MOST_VALUES for feature in pooled)

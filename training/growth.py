@@ -38,7 +38,7 @@ def grown(path: Path, data: Path, *, holds_out: bool) -> Growth:
     Args:
         path: the ``features.json`` of a version.
         data: Parquet or CSV files, or a folder of them.
-        holds_out: the last tenth of the rows is for the evaluation, and is not looked at.
+        holds_out: the last tenth of the rows is kept for evaluation and is not read.
 
     Raises:
         ConfigError: the definition is wrong.
@@ -71,7 +71,7 @@ class _Counting(RawColumns):
     """Counts the values of features in the first rows.
 
     Attributes:
-        counts: how often each value was there, by the feature that has the vocabulary.
+        counts: how often each value occurs, by the feature that owns the vocabulary.
     """
 
     def __init__(self, reader: FeatureReader, growing: Mapping[str, str], rows: int) -> None:

@@ -1,4 +1,4 @@
-"""Processes of one machine: they meet through pipes, and send each other arrays through memory.
+"""Processes on one machine: they synchronize through pipes, and exchange arrays through shared memory.
 
 A meeting through gloo wakes several threads one after another, and takes milliseconds next to busy cores. A pipe wakes
 the thread that waits, and its end says that a process has ended.
@@ -23,7 +23,7 @@ class Neighbours:
     def __init__(
         self, rank: int, outboxes: Sequence[Sequence[Outbox]], readers: Mapping[int, int], writers: Mapping[int, int]
     ) -> None:
-        """Take what is open.
+        """Take open outboxes and pipes.
 
         Args:
             rank: of this process.
@@ -83,7 +83,7 @@ class Neighbours:
         self._outboxes[0][self._rank].write(of_others)
 
     def read(self) -> list[Sequence[NDArray[Any]]]:
-        """Return the P arrays from each process, after a meeting. They change at the next ``write`` but one."""
+        """Return the P arrays from each process, after a meeting. They are valid until the ``write`` after the next."""
         dtype, own = self._own[0].dtype, self._own
         return [
             own if rank == self._rank else outbox.read(self._rank, dtype)

@@ -176,7 +176,7 @@ class Processes:
             received: int64[processes, P], the sizes of the arrays that come; None: unknown.
 
         Returns:
-            the P arrays from each process. They may change in the next exchange but one.
+            the P arrays from each process. They are valid until the exchange after the next.
 
         Raises:
             RuntimeError: another process sends arrays with another title, has ended, or was silent for the time-out of
@@ -225,7 +225,7 @@ class Processes:
         except OSError as err:
             raise RuntimeError(f"{title}: another process has ended: {err}") from err
         if late:
-            raise RuntimeError(f"{title}: process {_joined(late)} did not come for {seconds + _SILENCE_S:g} s")
+            raise RuntimeError(f"{title}: process {_joined(late)} did not arrive for {seconds + _SILENCE_S:g} s")
         return digests
 
     def _digests(self, digest: bytes, title: str) -> list[bytes]:
@@ -255,7 +255,7 @@ class Processes:
                 self._warn_of_silence(title, silent)
             sent.wait()
         except RuntimeError as err:  # of PyTorch, or of its store
-            missing = f"process {_joined(silent)} did not come" if silent else "another process has ended"
+            missing = f"process {_joined(silent)} did not arrive" if silent else "another process has ended"
             raise RuntimeError(f"{title}: {missing}: {err}") from err
 
     def _is_done(self, sent: dist.Work, seconds: float) -> bool:

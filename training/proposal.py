@@ -41,7 +41,7 @@ _TIME = re.compile(r"(^|[_.\W])(time|timestamp|ts|date|datetime|at)$|[a-z](Time|
 #: Seconds since 1970 of the years 1990 to 2100, and thousands and millions of them.
 _TIMES = [(631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 1000, 10**6, 10**9)]
 _SEPARATOR, _CUT_RATIO, _CUT_SAMPLE = "|", 0.05, 10_000
-_NO_TIME = "left out: a time of training does not come again; make a feature of it, such as the hour"
+_NO_TIME = "left out: training times do not recur; derive a feature, such as the hour"
 
 
 class Proposal(NamedTuple):
@@ -71,7 +71,7 @@ def propose(path: Path, labels: Sequence[str], weight: str | None = None, *, hol
         path: the file or the folder.
         labels: the columns of the labels.
         weight: the column of the weights; None: there is none.
-        holds_out: the last tenth of the rows is for the evaluation, and is not looked at.
+        holds_out: the last tenth of the rows is kept for evaluation and is not read.
 
     Raises:
         DataError: the data cannot be read, or no column can be a feature.
@@ -222,7 +222,7 @@ def _why_left_out(types: Any, name: str, kind: Any) -> str:
     if not name or name.startswith(PANDAS_INDEX):
         return "left out: the index of a pandas frame"
     if is_taken(name):
-        return "left out: requests have this name for more; rename the column"
+        return "left out: the name is reserved in requests; rename the column"
     if types.is_timestamp(kind) or types.is_date(kind):
         return _NO_TIME
     if _is_text(types, kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):

@@ -1,4 +1,4 @@
-"""``hotrow replay`` and ``hotrow check --skew``: what can be learned from a log of requests.
+"""``hotrow replay`` and ``hotrow check --skew``: compare a request log with versions and with training data.
 
 ``tables`` reads the log and other files, and joins them. ``rows`` are the logged requests as a model reads them.
 ``figures`` compares answers. It is here, because it needs the sessions of serving and the figures of training.

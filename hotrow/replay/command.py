@@ -1,4 +1,4 @@
-"""``hotrow replay``: answer the requests of a log again, with other versions."""
+"""``hotrow replay``: answer logged requests again with other versions."""
 
 import argparse
 import json
@@ -17,13 +17,13 @@ def add_parser(commands: Any) -> None:
         epilog="Example: hotrow replay requests/clicks models/clicks/1 models/clicks/2 --labels outcomes.parquet "
         "--label clicked --plot replay.svg",
     )
-    parser.add_argument("log", type=Path, metavar="LOG", help="the log's folder of one model, or a file of it")
+    parser.add_argument("log", type=Path, metavar="LOG", help="the log's folder of one model, or one of its files")
     parser.add_argument(
         "models",
         type=Path,
         nargs="+",
         metavar="MODEL",
-        help="the folder of a version, or that of a model, which means its newest version",
+        help="a version's folder, or a model's folder for its newest version",
     )
     parser.add_argument(
         "--labels", type=Path, metavar="FILE", help="Parquet or CSV files with a label for each request or sample"

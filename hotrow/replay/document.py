@@ -26,13 +26,13 @@ def replay_document(
     labels_file: Path | None = None,
     on: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Answer the requests of a log with each version, one after the other, and return all figures.
+    """Answer the requests of a log with each version in turn, and return all figures.
 
     Args:
-        log: the folder of a log that has one model, or a file of it.
+        log: the log's folder of one model, or one of its files.
         models: the folders of versions or of models.
         labels: the columns of labels.
-        labels_file: has them; None: the log has them.
+        labels_file: the file with the labels; None: the log has them.
         on: the columns that the log and ``labels_file`` are joined on; None: the request's id.
 
     Raises:
@@ -63,7 +63,7 @@ def replay_document(
         with open_version(path) as session:
             outputs = session.config.label_dim
             if logged.shape[1] != outputs:
-                reason = f"has {logged.shape[1]} predictions of a sample, but {named(session)} makes {outputs}"
+                reason = f"has {logged.shape[1]} predictions per sample, but {named(session)} makes {outputs}"
                 raise TraceError(source, reason)
             if found and len(found) != outputs:
                 raise TraceError("--label", f"expected {outputs} columns for {named(session)}, got {', '.join(found)}")

@@ -15,8 +15,8 @@ from training.model.metrics import area_under_curve, calibration, log_loss
 
 _LARGEST = 10  # differences that are listed
 _BINS = 50
-_MOST_GROUPS = 50  # of a number; if there are more values, quarters take their place
-_LEAST_SAMPLES, _LEAST_SHARE = 20, 0.01  # of a group whose difference says something
+_MOST_GROUPS = 50  # of a float feature; with more values, the groups are its quarters
+_LEAST_SAMPLES, _LEAST_SHARE = 20, 0.01  # of a group that is large enough to report
 _GROUPS_OF_FEATURE = 3
 _NEAR_ONE = 1 - 1e-9
 
@@ -104,7 +104,7 @@ def _groups(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Any]
 
 
 def mean_of(predictions: Floats) -> float | None:
-    """Return the mean without NaN; None if there is nothing else."""
+    """Return the mean of all values except NaN; None if there are none."""
     found = predictions[~np.isnan(predictions)]
     return float(found.mean(dtype=np.float64)) if found.size else None
 

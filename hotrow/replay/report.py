@@ -14,7 +14,7 @@ Document = dict[str, Any]
 
 
 def report(document: Document) -> Iterator[str]:
-    """Yield the lines about a log and the versions that answered it again."""
+    """Yield lines about a log and its replays."""
     log, models = document["log"], document["models"]
     versions = ", ".join(f"version {version} ({count:,})" for version, count in log["versions"].items())
     answered = f", answered by {versions}" if versions else ""
@@ -22,7 +22,7 @@ def report(document: Document) -> Iterator[str]:
     yield f"{log['path']}: {log['requests']:,} requests with {log['samples']:,} samples{times}{answered}"
     if "labels" in document:
         of = document["labels"]
-        more = f"; {of['ambiguous']:,} rows of the log are not the only ones of their key" * bool(of["ambiguous"])
+        more = f"; {of['ambiguous']:,} rows of the log have an ambiguous key" * bool(of["ambiguous"])
         yield f"{of['path']}: labels of {of['samples']:,} samples{more}"
     yield ""
     yield from text_table([("", "log", *(model["model"] for model in models)), *_figures(document)])
@@ -68,7 +68,7 @@ def _notes(model: Document) -> Iterator[str]:
     if refused["requests"]:
         yield f"{model['model']} refused {refused['requests']:,} requests; the first is {refused['first']}"
     if model["absent_features"]:
-        yield f"{model['model']}: the log does not have {', '.join(model['absent_features'])}, which counts as missing"
+        yield f"{model['model']}: the log has no {', '.join(model['absent_features'])}, so replay treats it as missing"
 
 
 def _details(model: Document) -> Iterator[str]:

@@ -27,7 +27,7 @@ class Rows(ABC):
 
     @abstractmethod
     def reader(self, first: int, count: int) -> Callable[[], Batch]:
-        """Return what reads some rows as the samples of one request; it does what a server does with a request.
+        """Return a function that reads some rows as one request, as a server does.
 
         Raises:
             RequestError: a value cannot be used.

@@ -1,4 +1,4 @@
-"""``hotrow check --skew``: what was served, next to what the model is trained on."""
+"""``hotrow check --skew``: compare served features with training features."""
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -53,12 +53,12 @@ def skew(model: Path, log: Path, data: Path, on: Sequence[str]) -> Iterator[str]
 
     Args:
         model: the folder of a version or of a model.
-        log: the folder of a log that has one model, or a file of it.
+        log: the log's folder of one model, or one of its files.
         data: Parquet or CSV files with the features and the columns ``on``.
-        on: the columns that belong together if they are equal.
+        on: the columns to join on.
 
     Raises:
-        HotrowError: the model or a file cannot be used, or no rows belong together.
+        HotrowError: the model or a file cannot be used, or no rows match.
     """
     import_arrow("hotrow check --skew")
     with open_version(model) as session:
@@ -69,7 +69,7 @@ def skew(model: Path, log: Path, data: Path, on: Sequence[str]) -> Iterator[str]
         found = match(served, trained, on, (str(log), str(data)))
         yield f"{len(found.ours):,} of {served.num_rows:,} samples of {log} are in {data}"
         if found.ambiguous:
-            yield f"{found.ambiguous:,} others have a {' and '.join(on)} that is there several times"
+            yield f"{found.ambiguous:,} others have a {' and '.join(on)} that occurs several times"
         served = served.take(found.ours)
         sides = (
             _side(session, served, str(log), found.ours),
@@ -116,7 +116,7 @@ def _unknown(
     assert session.features is not None
     try:
         found = session.features.transform(columns, count)
-    except RequestError:  # said with the predictions
+    except RequestError:  # reported with the predictions
         return {}
     names = [feature.name for feature in features if feature.kind == "vocabulary"]
     return {name: found.unknown[name] / max(found.known[name] + found.unknown[name], 1) for name in names}

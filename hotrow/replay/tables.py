@@ -28,7 +28,7 @@ def import_arrow(purpose: str) -> Any:
 
 
 def read_log(path: Path) -> Any:
-    """Return the rows of a log in their order, also those that a server has just written.
+    """Return the rows of a log in order, including rows that a server has just written.
 
     Args:
         path: a file, or a folder with the files of one model.
@@ -100,12 +100,12 @@ def _read(pa: Any, file: Path, texts: Collection[str]) -> Any:
 
 
 class Matches(NamedTuple):
-    """Rows of two tables that belong together.
+    """Rows of two tables that match.
 
     Attributes:
         ours: int64[M], rows of the first table.
-        theirs: int64[M], the row of the second table that belongs to each.
-        ambiguous: how many rows of the first table have a key that is there, or in the second table, several times.
+        theirs: int64[M], the row of the second table that matches each.
+        ambiguous: how many rows of the first table have a key that both tables have, and one has several times.
     """
 
     ours: NDArray[np.int64]
@@ -144,9 +144,9 @@ def match(ours: Any, theirs: Any, on: Sequence[str], names: tuple[str, str]) -> 
     several = joined.filter(pa.compute.invert(single))
     ambiguous = pa.compute.sum(several["row_count"]).as_py() or 0
     if not matched.num_rows:
-        reason = f"no row of {names[0]} has a {' and '.join(on)} of its own that is here too"
+        reason = f"no row of {names[0]} has a unique {' and '.join(on)} that is also here"
         if ambiguous:
-            reason += f"; {ambiguous:,} rows have one that is there several times, so add a column to --on"
+            reason += f"; {ambiguous:,} rows share their key with another row, so add a column to --on"
         raise TraceError(names[1], reason)
     return Matches(matched["row_min"].to_numpy(), matched["row_min of theirs"].to_numpy(), ambiguous)
 

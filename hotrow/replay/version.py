@@ -35,9 +35,9 @@ class Replayed:
         columns: the columns of the log that it has read.
         absent: the features of the model that the log does not have.
         refused: how many requests were refused.
-        first_refusal: why the first was.
+        first_refusal: why the first of them was refused.
         keys: how many keys were looked up.
-        defaulted_keys: and how many of them got the default value.
+        defaulted_keys: how many of these keys got the default value.
         unknown: for each feature with a vocabulary, how many values it knows and does not know.
     """
 

@@ -46,7 +46,7 @@ _SANITIZERS = {
 class Compiler:
     """Compiles C++ to shared libraries. Any thread may call it; libraries are compiled one at a time.
 
-    A library that another process compiles at this moment is waited for.
+    Wait for a library that another process is compiling.
 
     Args:
         sanitizer: ``"thread"``, ``"address"`` (with undefined behaviour) or ``""``; the sanitizer's library must be

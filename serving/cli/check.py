@@ -79,8 +79,8 @@ def add_parser(commands: Any) -> None:
         "--against",
         type=Path,
         metavar="OLD",
-        help="list what clients of the version OLD must change for the version CONFIG; both are folders of a "
-        "version or of a model, which means its newest version",
+        help="list what clients of OLD must change for the version CONFIG; each is a version's folder, or a "
+        "model's folder for its newest version",
     )
     parser.add_argument("--connect", action="store_true", help="also connect to Redis, if the tiers have it")
     add_engine_options(parser, None, "also open the dense network with this engine, and print the error of int8")
@@ -197,14 +197,14 @@ def _folder(config: ModelConfig) -> Path | None:
 def _check_triton(
     folder: Path, config: ModelConfig, options: argparse.Namespace, faults: list[HotrowError]
 ) -> Iterator[str]:
-    """Yield what Triton's configuration of a model says otherwise than its newest version, or correct it."""
+    """Yield how a model's Triton configuration differs from its newest version, or correct it."""
     with about(config.name, faults):
         features = open_features(config)
         raw_inputs = () if features is None else triton_inputs(features.definition)
         tensors = TritonTensors(config.dense_dim, config.label_dim, raw_inputs)
         if options.write_config:
             for path in write_triton_files(folder, tensors):
-                print(f"{path} has the inputs and outputs of version {config.version} now")
+                print(f"{path} now has the inputs and outputs of version {config.version}")
         else:
             yield from (f"{line}; --write-config corrects it" for line in triton_faults(folder, tensors))
 

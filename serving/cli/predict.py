@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
     )
 
     class ScoreFile(argparse.Action):
-        """Takes the place of FILE, which may come after options, so it cannot be optional from the start."""
+        """Makes FILE optional. As FILE may come after options, it cannot be optional from the start."""
 
         def __call__(self, _: Any, namespace: argparse.Namespace, value: Any, option: str | None = None) -> None:
             file.required = False
@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="with --data, the Parquet file of the predictions, in the same order",
+        help="with --data, the Parquet file for the predictions, in the order of the rows",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an output that another program wrote")
     parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")

@@ -7,7 +7,7 @@ from serving.features.definition import FeatureConfig, FeatureDefinition
 from serving.features.opening import open_features, slots_of
 from serving.features.reader import vocabulary_values
 
-#: What decides the keys of a feature, next to its vocabulary.
+#: What decides the keys of a feature, in addition to its vocabulary.
 _OF_KEYS = ("kind", "offset", "buckets", "hash", "salt", "unknown_buckets", "boundaries", "of")
 
 
@@ -32,14 +32,14 @@ def _of_features(new: FeatureDefinition, old: FeatureDefinition) -> Iterator[str
     of_new = {feature.name: feature for feature in new.columns}
     for name in of_old:
         if name not in of_new and new.unknown_features == "error":
-            yield f"leave out {name}: it is no feature of the new version"
+            yield f"leave out {name}: the new version has no such feature"
     for name, feature in of_new.items():
         if name in of_old:
             yield from _of_feature(feature, of_old[name])
         elif feature.kind == "dense" and feature.missing is None:
-            yield f"send {name}, {_described(feature)}: it is new, and a missing value is an error"
+            yield f"send {name}, {_described(feature)}: it is new, and must not be missing"
         else:
-            yield f"send {name}, {_described(feature)}: it is new, and missing until then"
+            yield f"send {name}, {_described(feature)}: it is new, and missing until you send it"
 
 
 def _of_feature(new: FeatureConfig, old: FeatureConfig) -> Iterator[str]:
@@ -47,7 +47,7 @@ def _of_feature(new: FeatureConfig, old: FeatureConfig) -> Iterator[str]:
     if _described(new) != _described(old):
         yield f"send {name} as {_described(new)}; the old version takes {_described(old)}"
     if new.kind == "dense" and new.missing is None and (old.kind != "dense" or old.missing is not None):
-        yield f"send {name} always: a missing value is an error now"
+        yield f"always send {name}: it must not be missing any more"
     if new.list is not None and new.list.most is not None and new.list.keep is None:
         most = None if old.list is None or old.list.keep is not None else old.list.most
         if most is None or new.list.most < most:

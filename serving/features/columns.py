@@ -37,7 +37,7 @@ _LARGEST_INTEGER = np.uint64(2**63 - 1)
 _WORDS = frozenset(word.encode() for word in MISSING_WORDS)
 _LONGEST_WORD = max(map(len, _WORDS))
 _TEXTS_OF_BOOLEANS = {"true": 1, "false": 0, "1": 1, "0": 0}
-#: ISO 8601, as pandas, Spark, pyarrow and JSON have it: a date, perhaps a time, perhaps a zone.
+#: ISO 8601, as pandas, Spark, pyarrow and JSON write it: a date, perhaps a time, perhaps a zone.
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)(?:Z| ?UTC|([+-])(\d\d):?(\d\d))?)?")
 _UNITS = {"s": "s", "ms": "ms", "us": "us", "ns": "ns", "day": "D"}
 

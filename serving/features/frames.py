@@ -43,7 +43,7 @@ def arrays_of_frame(frame: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return the Arrow arrays of these columns of a frame.
 
     Raises:
-        FeatureValueError: a column is missing, or is there twice.
+        FeatureValueError: a column is missing or occurs twice.
         MissingExtraError: pyarrow is not installed.
     """
     pa = _import_pyarrow()

@@ -27,7 +27,7 @@ ARCHIVE_SUFFIX = ".keras"
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 _MOST_ARCHIVE_BYTES, _MOST_ENTRY_BYTES = 1 << 36, 4 << 30
 _LOOKUPS = ("StringLookup", "IntegerLookup")
-# What a damaged archive, or another program's, raises.
+# Errors for a damaged archive, or for another program's.
 _FAULTS = (
     *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError),
     *(KeyError, IndexError, ValueError, TypeError, AttributeError),
@@ -52,7 +52,7 @@ def definition_of_archive(path: Path) -> FeatureDefinition:
 
     Raises:
         ModelFileError: it is not a ``.keras`` archive.
-        ConfigError: a layer has no equal among the features; the message names it.
+        ConfigError: a layer has no equivalent feature; the message names the layer.
         MissingExtraError: the statistics of a Normalization need h5py.
     """
     try:
@@ -122,9 +122,9 @@ def _definition(archive: _Archive) -> FeatureDefinition:
         shares: dict[str, Any] = {}
         for maker in layer.calls:
             if maker not in inputs:
-                raise archive.error(layer, f"expected an input of the model before it, got the layer {maker!r}")
+                raise archive.error(layer, f"expected it to read a model input, but it reads the layer {maker!r}")
             if maker in found:
-                raise archive.error(layer, f"another layer reads the input {maker!r} too; give each layer an input")
+                raise archive.error(layer, f"another layer also reads {maker!r}; give each layer its own input")
             made = _FEATURES[layer.kind](archive, layer, inputs[maker])
             found[maker] = {"name": maker, **made, **_values_of(archive, inputs[maker], made["kind"]), **shares}
             if made["kind"] != "dense":
@@ -157,7 +157,7 @@ def _type_of(archive: _Archive, layer: _Layer) -> str:
 
 
 def _values_of(archive: _Archive, layer: _Layer, kind: str) -> dict[str, Any]:
-    """Return the options of a feature that an input's shape says: one value or a list of values."""
+    """Return the options that follow from an input's shape: one value or a list of values."""
     shape = layer.options.get("batch_shape") or [None]
     sizes = shape[1:]
     if layer.options.get("sparse") or len(sizes) > 1:
@@ -165,7 +165,7 @@ def _values_of(archive: _Archive, layer: _Layer, kind: str) -> dict[str, Any]:
     if sizes in ([], [1]):
         return {}
     if kind == "dense":
-        raise archive.error(layer, f"expected one number, got the shape {shape}; give each number an input")
+        raise archive.error(layer, f"expected one number, got the shape {shape}; give each number its own input")
     return {"list": {} if sizes == [None] else {"most": sizes[0]}}
 
 
@@ -179,7 +179,7 @@ def _plain(archive: _Archive, layer: _Layer) -> dict[str, Any]:
 
 
 def _refuse(archive: _Archive, layer: _Layer, **expected: Any) -> None:
-    """Refuse options that have no equal among the features."""
+    """Refuse options that features do not have."""
     for option, value in {"invert": False, "output_mode": "int", "sparse": False, **expected}.items():
         given = layer.options.get(option, value)
         if given != value:
@@ -212,7 +212,7 @@ def _lookup(archive: _Archive, layer: _Layer, of_input: _Layer) -> dict[str, Any
     if mask is not None:  # the empty text, which has no key
         feature["offset"] = 1
     elif is_text and unknown == 1 and token not in values and not _values_of(archive, of_input, "vocabulary"):
-        feature["missing"] = token  # Keras takes the empty text for a value that it does not know
+        feature["missing"] = token  # Keras treats the empty text as an unknown value
     return feature
 
 
@@ -238,13 +238,13 @@ def _normalization(archive: _Archive, layer: _Layer, of_input: _Layer) -> dict[s
         given = _statistics(archive, layer)
     arrays = [np.asarray(value, np.float32).reshape(-1) for value in given]
     if any(array.size != 1 for array in arrays):
-        raise archive.error(layer, f"expected one mean, got {arrays[0].size}; give each number an input")
+        raise archive.error(layer, f"expected one mean, got {arrays[0].size}; give each number its own input")
     mean, variance = (array[0] for array in arrays)
     return {"kind": "dense", "mean": float(mean), "std": float(max(np.sqrt(variance), _EPSILON))}
 
 
 def _statistics(archive: _Archive, layer: _Layer) -> list[Any]:
-    """Return the mean and the variance that ``adapt`` has found."""
+    """Return the mean and the variance that ``adapt`` has computed."""
     try:
         h5py = import_module("h5py")
     except ImportError as err:

@@ -380,7 +380,7 @@ def _compiled_lines(content: bytes, source: str, where: str) -> tuple[bytes, int
     """Return the bytes of a compiled vocabulary of the lines of a text file, and how many values it has.
 
     Raises:
-        ConfigError: a line is empty or is there twice, the text is not UTF-8, or there is no line.
+        ConfigError: a line is empty or repeated, the text is not UTF-8, or there is no line.
     """
     if content.decode("utf-8", "replace").encode() != content:
         raise ConfigError(source, where, "expected text in UTF-8")
@@ -436,9 +436,7 @@ def _slots_in_range(feature: FeatureConfig, slots: Sequence[SlotOfTable], source
         raise ConfigError(source, f"{where}.slot", reason)
     most = None if feature.list is None else feature.list.most
     if most is None or most > end - begin:
-        raise ConfigError(
-            source, f"{where}.slot", f"needs a list with most of at most {end - begin}, a value for a slot"
-        )
+        raise ConfigError(source, f"{where}.slot", f"needs a list with most at most {end - begin}, one value per slot")
     return of_table[begin:end]
 
 

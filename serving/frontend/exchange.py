@@ -16,7 +16,7 @@ from serving.repository import ServedModel
 from serving.session import ModelSession
 
 if TYPE_CHECKING:
-    from serving.protocol.request import InferRequest  # which Triton does without
+    from serving.protocol.request import InferRequest  # which Triton's backend does not need
 
 Record = Callable[[ModelConfig, Sequence[NDArray[np.int64]]], None]
 Log = Callable[[ModelSession, Any, Any, str], None]

@@ -92,7 +92,7 @@ def _read_names(fields: Fields, count: int) -> tuple[str, ...]:
         return ()
     names = fields.texts("names")
     if len(names) != count:
-        raise fields.error(f"expected as many names as positions, {count}, got {len(names)}", "names")
+        raise fields.error(f"expected one name per position, {count} in all, got {len(names)}", "names")
     return names
 
 
@@ -108,7 +108,7 @@ def _check_names(fields: Fields, data: Data) -> None:
     for key, names in (("sparse", of_slots), ("dense", data.dense_names)):
         for name in names:
             if is_taken(name):
-                raise fields.error(f"nothing can be called {name!r}, because requests have this name for more", key)
+                raise fields.error(f"the name {name!r} is reserved in requests", key)
     for name, count in Counter([*data.dense_names, *set(of_slots)]).items():
         if count > 1:
             raise fields.error(f"{name!r} is the name of a dense feature and of another input", "dense.names")

@@ -1,6 +1,6 @@
 """Valid names of models and tables, which become folders, metric labels and parts of database keys.
 
-Slots and dense features may have any names except those that requests have for something else.
+Slots and dense features may have any name that requests do not use for something else.
 """
 
 import re
@@ -23,7 +23,7 @@ def without_version(table: str) -> str:
 OFFSETS = ".offsets"
 #: What requests call the number of candidates of each user.
 CANDIDATES = "CANDIDATES"
-# Names that requests have for something else.
+# Names that requests use for something else.
 _NAMES_OF_REQUESTS = ("dense", "keys", "DES", "CATCOLUMN", "ROWINDEX", CANDIDATES)
 #: The columns of the request log next to those of a model. With several labels, ``prediction_0``, ....
 REQUEST_ID, REQUEST_SAMPLE, REQUEST_TIME = "request_id", "request_sample", "request_time"
@@ -33,7 +33,7 @@ _PREDICTIONS = re.compile(rf"{PREDICTION}(_\d+)?", re.ASCII)
 
 
 def is_taken(name: str) -> bool:
-    """Whether requests, or the log of requests, have a name for something else than a feature."""
+    """Whether requests or the request log use a name for something other than a feature."""
     is_column = name in _NAMES_OF_LOG or _PREDICTIONS.fullmatch(name) is not None
     return is_column or name in _NAMES_OF_REQUESTS or name.endswith(OFFSETS)
 

@@ -13,10 +13,10 @@ PICTURES = (".svg", ".png", ".pdf")
 
 @contextmanager
 def picture(file: Path, inches: tuple[float, float]) -> Iterator[Any]:
-    """Give a figure of matplotlib to draw into, and write it after the block. The file's suffix says its format.
+    """Yield a matplotlib figure to draw into, and write it after the block. The file's suffix selects the format.
 
     Args:
-        file: an existing file is replaced.
+        file: the picture; an existing file is replaced.
         inches: width and height.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Triton's ``config.pbtxt``: written with a model, compared with the file that is there, and brought up to date.
+"""Triton's ``config.pbtxt``: written with a model, compared with an existing file, and corrected.
 
 A user may change the file, so an export keeps it. Only its inputs and outputs follow the versions.
 """
@@ -108,7 +108,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _differences(text: str, tensors: TritonTensors) -> list[str]:
-    """Return in what a ``config.pbtxt`` differs from a version."""
+    """Return how a ``config.pbtxt`` differs from a version."""
     try:
         members = _read(text)
     except ValueError as err:

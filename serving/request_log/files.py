@@ -1,8 +1,8 @@
 """The files of the request log.
 
-A process writes the rows of one form to one file, an Arrow IPC stream. Another name makes it a Parquet file once it is
-large or old enough. A killed process leaves the stream, and the next that looks makes the Parquet file. The lock of a
-stream says whether its process lives.
+A process writes rows with the same columns to one file, an Arrow IPC stream. A large or old stream is converted to
+Parquet. If a process is killed, another process converts its stream. A lock on the stream shows whether its process is
+alive.
 """
 
 import fcntl
@@ -32,18 +32,18 @@ class LogStream:
     Attributes:
         path: the file.
         size_bytes: its size.
-        opened_s: when it was made, by ``time.monotonic``.
+        opened_s: when it was created, by ``time.monotonic``.
     """
 
     def __init__(self, folder: Path, schema: Any) -> None:
-        """Make a file.
+        """Create the file.
 
         Raises:
-            OSError: the file cannot be made, or the disk is full.
+            OSError: the file cannot be created, or the disk is full.
         """
         folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
         name = f"requests-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}{STREAM}"
-        # It gets its name when it is locked and has a schema, so nobody takes it for that of a killed process.
+        # Named once it is locked and has a schema, so nobody takes it for the stream of a killed process.
         hidden = folder / f".{name}.{secrets.token_hex(4)}.tmp"
         descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE)
         self._file = open(descriptor, "wb", buffering=0)  # noqa: SIM115
@@ -81,12 +81,12 @@ class LogStream:
         self.size_bytes += memoryview(message).nbytes
 
     def close(self) -> None:
-        """End the stream. ``finish_streams`` makes the Parquet file of it."""
+        """Close the stream. ``finish_streams`` converts it to Parquet."""
         self._file.close()
 
 
 class _LogFile(NamedTuple):
-    """A file of the log, its name without its folder first, so files are in the order of their time."""
+    """A file of the log. Its name without the folder comes first, so files sort by time."""
 
     name: str
     path: Path
@@ -114,7 +114,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def has_room(root: Path, max_bytes: int, needed_bytes: int) -> bool:
-    """Return whether a log has room for ``needed_bytes``; the oldest Parquet files are deleted for it.
+    """Return whether a log has room for ``needed_bytes``, after deleting its oldest Parquet files if necessary.
 
     Raises:
         OSError: a file cannot be deleted.
@@ -129,7 +129,7 @@ def has_room(root: Path, max_bytes: int, needed_bytes: int) -> bool:
 
 
 def finish_streams(root: Path, max_bytes: int) -> None:
-    """Make Parquet files of all streams that no process writes.
+    """Convert all streams that no process is writing to Parquet.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -144,7 +144,7 @@ def finish_streams(root: Path, max_bytes: int) -> None:
                 if file.path.exists():  # otherwise another worker has finished it since
                     _finish(root, max_bytes, file)
             except BlockingIOError:
-                pass  # its process lives
+                pass  # its process is alive
             finally:
                 os.close(descriptor)
 
@@ -152,9 +152,9 @@ def finish_streams(root: Path, max_bytes: int) -> None:
 def _finish(root: Path, max_bytes: int, file: _LogFile) -> None:
     pa, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     target = file.path.with_suffix(PARQUET)
-    batches = [] if target.exists() else list(stream_batches(file.path))  # a process was killed before the unlink
+    batches = [] if target.exists() else list(stream_batches(file.path))  # a killed process did not reach the unlink
     if batches:
-        content = pa.BufferOutputStream()  # because its size is known before there is room for it
+        content = pa.BufferOutputStream()  # its size must be known before room is made
         parquet.write_table(pa.Table.from_batches(batches), content, compression="zstd")
         if has_room(root, max_bytes, content.tell()):
             with atomic_write(target) as output:

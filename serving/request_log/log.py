@@ -75,16 +75,16 @@ class RequestLog:
         self._waiting_bytes = self._written = self._dropped = 0
         self._writing = threading.Lock()  # held by the thread that writes, and guards the fields below
         self._streams: dict[tuple[str, Any], LogStream] = {}  # by folder and schema
-        self._lost = 0  # requests since the last that was written
-        self._tidy_due_s = 0.0  # when closed streams become Parquet files, by ``time.monotonic``
+        self._lost = 0  # requests dropped since the last successful write
+        self._tidy_due_s = 0.0  # when closed streams are converted to Parquet, by ``time.monotonic``
         self._cannot_tidy = False
         self._worker = PeriodicWorker("hotrow-request-log", self._run, _INTERVAL_S, first_after_s=0.0)
 
     def check(self, sessions: Iterable[ModelSession]) -> None:
-        """Check that each feature to leave out is one of a model.
+        """Check that a model has each feature that is left out.
 
         Raises:
-            ConfigError: a name is none; it may be misspelt.
+            ConfigError: no model has a feature of this name, which may be misspelt.
         """
         known: dict[str, None] = {}
         for session in sessions:
@@ -93,7 +93,7 @@ class RequestLog:
             else:
                 _log.warning("model %s has no dense network, so its requests are not logged", session.config.name)
         for name in sorted(self._without - known.keys()):
-            reason = f"no model that is served has the feature {name[:64]!r}{did_you_mean(name, known)}"
+            reason = f"no served model has the feature {name[:64]!r}{did_you_mean(name, known)}"
             raise ConfigError(_WITHOUT, "", reason)
 
     def log(self, session: ModelSession, question: Any, answer: Any, request_id: str) -> None:
@@ -120,11 +120,11 @@ class RequestLog:
         with self._lock:
             counts = {"written": self._written, "dropped": self._dropped}
         for state, count in counts.items():
-            help_text = "Requests that the request log has, and requests of its sample that it does not have."
+            help_text = "Sampled requests that the request log has written, and dropped."
             yield MetricSample("hotrow_logged_requests", help_text, (("state", state),), count)
 
     def close(self) -> None:
-        """Write what waits, and make Parquet files of the streams."""
+        """Write the waiting requests, and convert the streams to Parquet."""
         self._worker.close(_CLOSE_TIMEOUT_S)
         finishing = threading.Thread(target=self._finish, name="hotrow-request-log", daemon=True)  # a disk may hang
         finishing.start()
@@ -166,7 +166,7 @@ class RequestLog:
             finish_streams(self._folder, self._max_bytes)
         except OSError as err:
             if not self._cannot_tidy:
-                _log.error("%s: a stream cannot become a Parquet file yet: %s", self._folder, err.strerror or err)
+                _log.error("%s: cannot convert a stream to Parquet yet: %s", self._folder, err.strerror or err)
             self._cannot_tidy, self._tidy_due_s = True, time.monotonic() + _TIDY_AGAIN_S
         else:
             self._cannot_tidy, self._tidy_due_s = False, math.inf
@@ -181,7 +181,7 @@ class RequestLog:
         for form, entries in of_forms.items():
             try:
                 self._write(form, entries)
-            except Exception as err:  # noqa: BLE001  # a fault of the log must not end it
+            except Exception as err:  # noqa: BLE001  # an error must not stop the log
                 self._fail(err, len(entries))
             else:
                 self._succeed(len(entries))

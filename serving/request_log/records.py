@@ -31,7 +31,7 @@ from serving.model.records import numbered
 from serving.routes import Prediction
 from serving.session import InferenceSession
 
-#: How the folder is called that has the requests with keys to a model with raw features. No model has a dot.
+#: Suffix of the folder for requests with keys, if the model takes raw features. No model's name has a dot.
 _OF_KEYS = ".keys"
 
 

@@ -41,7 +41,7 @@ class FolderSource(UpdateSource):
         self._folder = Path(folder)
         self._closed = threading.Event()
         self._position: int | None = None  # None: the earliest file
-        self._last: int | None = None  # the check sum of the file at the position, until it was compared
+        self._last: int | None = None  # checksum of the file at the position, until compared
         self._listed_s = float("-inf")
 
     def start(self, positions: Mapping[str, str], last: Mapping[str, int] | None = None) -> None:

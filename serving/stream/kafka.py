@@ -136,7 +136,7 @@ class KafkaSource(UpdateSource):
         self._lock = threading.Lock()  # held by whoever uses the client, so ``close`` frees no client in use
         self._positions: dict[str, int] = {}
         self._assigned: set[str] = set()
-        self._last: dict[str, int] = {}  # the check sums of the records before the positions, until they were compared
+        self._last: dict[str, int] = {}  # checksums of the records before the positions, until compared
         self._made_again: set[str] = set()
         self._refresh_at_s = 0.0
         self._outage: str | None = None

@@ -19,7 +19,7 @@ class LogState:
     Attributes:
         position: where the log goes on; empty: at its beginning.
         sequences: the last sequence number of each publisher, so that a message that was published twice applies once.
-        last: the check sum of the record before the position, so that a log that was made again is noticed; None:
+        last: the checksum of the record before the position, which shows whether the log was recreated; None:
             unknown.
     """
 

@@ -73,7 +73,7 @@ class _Stream:
 
     Attributes:
         position: the last entry that was read; None: none was.
-        check: the check sum of that entry, until it was compared.
+        check: the checksum of that entry, until it is compared.
         first: the oldest entry.
         last: the newest entry that there ever was.
         length: number of entries; None if the stream was not asked yet.

@@ -60,7 +60,7 @@ class UpdateSource(ABC):
         Args:
             positions: by partition, from ``Record.position`` or ``UpdateSink.flush``.
             last: the ``check_sum`` of the record before a position, by partition. If the log has another record there,
-                ``poll`` raises PositionLostError: the log was made again.
+                ``poll`` raises PositionLostError: the log was recreated.
 
         Raises:
             PositionLostError: a text is no position of this kind of log.

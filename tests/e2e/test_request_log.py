@@ -92,5 +92,5 @@ def test_a_misspelt_feature_to_leave_out_ends_the_start(hotrow_serve, models, tm
     done = hotrow_serve(models, "--http-port", "0", "--log-requests", tmp_path / "log", "--log-without", "user,contry")
 
     assert done.returncode == 2
-    expected = "--log-without: no model that is served has the feature 'contry'; did you mean 'country'?"
+    expected = "--log-without: no served model has the feature 'contry'; did you mean 'country'?"
     assert done.stderr.endswith(f"hotrow serve: {expected}\n")

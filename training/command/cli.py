@@ -56,7 +56,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--weight",
         metavar="COLUMN",
-        help="a column of Parquet or CSV data that says how much each row counts, in training and in evaluation",
+        help="a column of Parquet or CSV data with the weight of each row, for training and evaluation",
     )
     parser.add_argument(
         "--embedding-dim",
@@ -78,12 +78,12 @@ def add_parser(commands: Any) -> None:
         dest="start",
         type=Path,
         metavar="MODEL",
-        help="train a version further, by its folder or its model's folder: its network, rows and features, whose "
-        "vocabularies get the new values of the data",
+        help="continue training from a version's folder, or a model's folder for its newest version; new values of the "
+        "data are appended to its vocabularies",
     )
     parser.add_argument(
         "--model",
-        help=f"a built-in model ({built_in}; default: dcn); auto: a dcn with rows of a size that follows the raw data; "
+        help=f"a built-in model ({built_in}; default: dcn); auto: a dcn whose row size follows the raw data; "
         "or the JSON file of a HugeCTR training graph",
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="the model repository")
@@ -202,7 +202,7 @@ def _why_unfit(options: argparse.Namespace) -> str:
         "--hidden needs --features or --label": bool(options.hidden) and not is_raw,
         "--model auto needs --features or --label": options.model == "auto" and not is_raw,
         "--from needs --data": options.start is not None and options.data is None,
-        "--from goes on with the version's network and features; leave out --model, "
+        "--from keeps the version's network and features; leave out --model, "
         "--embedding-dim and --hidden": options.start is not None
         and any((options.model, options.features, options.embedding_dim, options.hidden)),
         "--weight needs --data": options.weight is not None and options.data is None,

@@ -11,7 +11,7 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "compare",
         help="show how two versions were trained, side by side",
-        description="Show the figures of two trained versions, and in what their trainings differ.",
+        description="Show the figures of two trained versions, and how their trainings differ.",
         epilog="Example: hotrow compare models/clicks/1 models/clicks/2 --plot compare.svg",
     )
     parser.set_defaults(run=_compare, error_code=1)

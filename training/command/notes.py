@@ -1,4 +1,4 @@
-"""What ``hotrow train`` says of data and results that are likely a mistake."""
+"""Warnings of ``hotrow train`` about data and results that are likely mistakes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from training.samples import Samples
 _FEW = 30  # with fewer rows of a class, the standard error of an AUC is about 0.05 or more
 _LOOKED_AT = 16_384  # rows
 _LARGE = 100.0  # a dense network learns little from numbers of this size, and may diverge
-_WORTHLESS = 10.0  # a log loss: the model gives a probability of 0.00005 to what happens
+_WORTHLESS = 10.0  # a log loss: the model gives what happens a probability of 0.00005
 _NO_ORDER = 0.05  # an AUC so close to 0.5 is mostly chance
 #: Layers that read the slots of a table as the positions of a sequence, which share their keys on purpose.
 _OF_SEQUENCES = ("FusedReshapeConcat", "FusedReshapeConcatGeneral")
@@ -30,9 +30,9 @@ def of_samples(document: TrainingDocument, names: ColumnMap, samples: SampleSour
             how = (
                 "give the feature mean and std, or log1p"
                 if is_raw
-                else "subtract its mean and divide by its standard deviation, in requests too; --label does it for you"
+                else "subtract its mean and divide by its standard deviation, also in requests; --label does it for you"
             )
-            yield f"note: the dense column {name} has numbers of about {size:,.0f}, and networks need about 1: {how}"
+            yield f"note: the dense column {name} has values of about {size:,.0f}, and networks need about 1: {how}"
     if not is_raw:  # a definition says which features share keys, and is refused otherwise
         yield from _equal_keys(document, names.slots, some)
 
@@ -57,15 +57,15 @@ def of_result(epoch: Mapping[str, Any]) -> Iterator[str]:
         loss, auc = epoch["log_loss"][name], epoch["auc"][name]
         if loss > _WORTHLESS:
             raise TrainingError(
-                f"training has diverged, so no model is written: the log loss of {name} is {loss:,.0f}, and always "
-                f"answering the share of ones has {base:.4f}. "
-                "Dense columns of large numbers or a high --learning-rate do this"
+                f"training has diverged, so no model is written: the log loss of {name} is {loss:,.0f}, and "
+                f"a constant prediction has {base:.4f}. "
+                "Dense columns of large numbers or a high --learning-rate can cause this"
             )
         if loss <= base or base == 0:  # 0: the evaluation rows all have the same label
             continue
         order = "" if auc is None or abs(auc - 0.5) > _NO_ORDER else f", and an AUC of {auc:.4f} is chance"
         yield (
-            f"note: the log loss of {name} is {loss:.4f}, and always answering the share of ones has {base:.4f}"
+            f"note: the log loss of {name} is {loss:.4f}, and a constant prediction has {base:.4f}"
             f"{order}. The model is worse than a constant. More --epochs or other columns may help"
         )
 
@@ -90,6 +90,6 @@ def _equal_keys(document: TrainingDocument, names: Sequence[str], some: Samples)
             equal = np.intersect1d(keys[one], keys[other], assume_unique=True)
             yield (
                 f"note: {slots[one]} and {slots[other]} have {equal.size:,} equal keys in one table, such as {equal[0]}"
-                ", so they share rows. Unless they mean the same, give each its own keys: docs/training.md#columns"
+                ", so they share rows. Unless they mean the same, give each slot its own keys: docs/training.md#columns"
             )
             return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FORMAT = 1
 _OF_EPOCH = ("epoch", "loss", "auc", "log_loss", "calibration", "seconds")
 _PACKAGES = ("hotrow", "numpy", "pyarrow", "torch")
-#: Arguments that say nothing of the model. The address of a log may have a password.
+#: Arguments that do not affect the model. The address of a log may contain a password.
 _LEFT_OUT = ("command", "run", "error_code", "describe", "metrics", "plot", "publish", "publish_settings", "resume")
 
 
@@ -42,13 +42,13 @@ class TrainingRecord:
         """Read the record of a version, or of the newest version of a model.
 
         Raises:
-            ConfigError: there is none, or it is not one.
+            ConfigError: there is no record, or the file is not a record.
         """
         versions = [entry for entry in folder.glob("*") if entry.name.isdecimal()] if folder.is_dir() else []
         if is_absent(folder / TRAINING_FILE) and versions:
             folder = max(versions, key=lambda entry: int(entry.name))
         if is_absent(folder / TRAINING_FILE):
-            reason = f"there is no {TRAINING_FILE}; `hotrow train` writes it into a version, other commands do not"
+            reason = f"there is no {TRAINING_FILE}; only `hotrow train` writes this file"
             raise ConfigError(str(folder), "", reason)
         self.folder = folder
         fields = Fields(read_json(folder / TRAINING_FILE), str(folder / TRAINING_FILE), "")

@@ -18,7 +18,7 @@ from training.model.parameter_files import read_table
 
 
 class WarmStart:
-    """A trained version from which a training goes on.
+    """A trained version from which training continues.
 
     Attributes:
         document: its training graph, with the name of its model.

@@ -12,8 +12,8 @@ from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from training.errors import DataError
 from training.samples import Bags, Samples
 
-#: What to do about a label that is neither 0 nor 1.
-NO_SCORE = ". Models predict the probability of 1, so make such a column of a rating or an amount, such as rating >= 4"
+#: Advice on a label that is neither 0 nor 1.
+NO_SCORE = ". Models predict the probability of 1, so turn a rating or an amount into 0 and 1, such as rating >= 4"
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ def column_batches(path: Path) -> Iterator[Any]:
 
 
 def has_csv(path: Path) -> bool:
-    """Return whether columns come from CSV files; if not, from Parquet files. Raise DataError for other files."""
+    """Return whether the files are CSV, not Parquet. Raise DataError for other files."""
     has_parquet = path.is_dir() and list_data_files(path, PARQUET_SUFFIXES).files
     if path.suffix in PARQUET_SUFFIXES or has_parquet:
         return False
@@ -387,7 +387,7 @@ def _check_names(path: Path, columns: Columns, found: list[str]) -> None:
             hint = f"; did you mean {close[0]}?" if close and close[0] != name else ""
             if isinstance(columns, ColumnMap) and name in columns.labels:
                 hint += ". To train on raw columns, name the label: --label COLUMN"
-            raise DataError(path, "is there twice" if counts[name] else f"{missing_from(found)}{hint}", column=name)
+            raise DataError(path, "occurs twice" if counts[name] else f"{missing_from(found)}{hint}", column=name)
 
 
 def missing_from(found: Sequence[str]) -> str:

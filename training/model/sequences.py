@@ -1,4 +1,4 @@
-"""DIN and BST on the features of the data: which are histories and their targets, and the networks in their sizes.
+"""DIN and BST on raw features: finds histories and their targets, and sizes the networks.
 
 A history is a list feature that shares the keys of another feature, its target, as the items that a user has seen share
 the keys of the candidate. The other features with keys describe the user.
@@ -125,7 +125,7 @@ def _size_din(by_name: dict[str, Any], width: int, length: int) -> None:
 
 
 def _size_bst(by_name: dict[str, Any], width: int, length: int) -> None:
-    """Empty positions are rows of zeros, and not masked, because features say nothing of their number."""
+    """Empty positions are rows of zeros, and not masked, because features do not give their number."""
     for name in ("mask", "slice_mask", "mask_row", "mask_columns", "outputs_there_are"):
         del by_name[name]
     by_name["heads"]["bottom"].remove("mask_of_keys")

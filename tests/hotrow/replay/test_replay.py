@@ -116,7 +116,7 @@ def test_labels_may_be_columns_of_the_log_and_null_is_no_label(models, rows, tmp
     assert document["quality"]["clicked"]["ones"] == 0.5
 
 
-def test_rows_with_a_key_that_is_there_several_times_are_left_out_and_counted(models, rows, tmp_path):
+def test_rows_whose_key_is_not_unique_are_left_out_and_counted(models, rows, tmp_path):
     ids = ["same", "same", *(f"r{number}" for number in range(118))]
     table = rows.set_column(0, "request_id", pa.array(ids))
     pq.write_table(table, tmp_path / "log.parquet")
@@ -187,14 +187,14 @@ def test_if_nothing_was_answered_the_figures_have_no_numbers(models, rows, tmp_p
     assert "refused 40 requests; the first is request r0: seen of sample 0: value 0: " in capsys.readouterr().out
 
 
-def test_a_feature_that_the_log_does_not_have_is_missing_and_said(models, rows, tmp_path, capsys):
+def test_a_feature_that_the_log_does_not_have_is_missing_and_reported(models, rows, tmp_path, capsys):
     pq.write_table(rows.drop_columns(["country", "member"]), tmp_path / "log.parquet")
 
     (model,) = replayed(tmp_path / "log.parquet", models / "1", folder=tmp_path)["models"]
 
     assert model["absent_features"] == ["country", "member"]
     assert model["differences"]["largest_absolute"] > 0
-    assert "the log does not have country, member, which counts as missing" in capsys.readouterr().out
+    assert "the log has no country, member, so replay treats it as missing" in capsys.readouterr().out
 
 
 def test_a_picture_is_drawn(models, rows, tmp_path):

@@ -88,10 +88,10 @@ def test_rows_without_a_match_are_counted(check, rows):
     lines = check(pa.concat_tables([rows.slice(0, 60), rows.slice(57, 3)]), *PAIRS)
 
     assert "57 of 120 samples" in lines[0]
-    assert lines[1] == "3 others have a request_id and request_sample that is there several times"
+    assert lines[1] == "3 others have a request_id and request_sample that occurs several times"
 
 
-def test_predictions_are_not_compared_if_a_value_has_none(check, rows):
+def test_predictions_are_not_compared_if_a_value_cannot_be_used(check, rows):
     place = rows.column_names.index("seen")
     table = rows.set_column(place, "seen", pa.array([[5000]] * rows.num_rows))
 
@@ -108,7 +108,7 @@ def test_predictions_are_not_compared_if_a_value_has_none(check, rows):
         (["MODEL", "--skew", "LOG", "none.parquet"], "none.parquet: no such file or folder"),
         (["MODEL", "--skew", "LOG", "LOG", "--on", "id"], "has no column 'id' to join on"),
         (["MODEL", "--skew", "LOG", "LOG", "--on", "tags"], "cannot be joined on tags: "),
-        (["MODEL", "--skew", "LOG", "LOG"], "120 rows have one that is there several times, so add a column to --on"),
+        (["MODEL", "--skew", "LOG", "LOG"], "120 rows share their key with another row, so add a column to --on"),
         (["KEYS", "--skew", "LOG", "LOG", *PAIRS], "has no features.json, and --skew compares raw features"),
         (["MODEL", "--on", "request_id"], "--on: needs --skew"),
         (["MODEL", "--skew", "LOG", "LOG", "--full"], "--full: has no effect with --skew"),

@@ -103,7 +103,7 @@ def test_a_fault_that_is_found_twice_is_printed_once(tmp_path, capsys):
     assert "key 5 is in row 5 and again in row 6" in err[0]
 
 
-def test_a_configuration_of_triton_that_lacks_an_input_of_the_newest_version_is_corrected_on_request(tmp_path, capsys):
+def test_a_triton_configuration_without_an_input_of_the_newest_version_is_corrected_on_request(tmp_path, capsys):
     TinyModel().write(tmp_path, "tiny", 1)
     TinyModel(dense_dim=0).write(tmp_path, "tiny", 2)
     file = tmp_path / "tiny" / "config.pbtxt"
@@ -117,14 +117,14 @@ def test_a_configuration_of_triton_that_lacks_an_input_of_the_newest_version_is_
 
     code, out, err = checked(capsys, tmp_path / "tiny", "--write-config")
     assert (code, err) == (0, [])
-    assert f"{file} has the inputs and outputs of version 2 now" in out
+    assert f"{file} now has the inputs and outputs of version 2" in out
     assert file.read_text().startswith(kept)
     assert '"DES" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true optional: true' in file.read_text()
 
     assert checked(capsys, tmp_path)[2] == []
 
 
-def test_a_configuration_of_triton_that_cannot_be_rewritten_is_a_fault(tmp_path, capsys, monkeypatch):
+def test_a_triton_configuration_that_cannot_be_rewritten_is_a_fault(tmp_path, capsys, monkeypatch):
     TinyModel().write(tmp_path, "tiny", 1)
     (tmp_path / "tiny" / "config.pbtxt").write_text('name: "tiny"')
 

@@ -109,7 +109,7 @@ def archive(tmp_path):
         ({"discretization": {"bin_boundaries": None}}, "it has no boundaries; call adapt, and save it again"),
         (
             {"normalization": {"mean": [1, 2], "variance": [1, 2]}},
-            "expected one mean, got 2; give each number an input",
+            "expected one mean, got 2; give each number its own input",
         ),
         ({"plain": {"dtype": "string"}}, "layer 'plain' (InputLayer): no StringLookup or Hashing reads its strings"),
         ({"plain": {"dtype": "complex64"}}, "expected strings, integers, floats or booleans, got 'complex64'"),
@@ -118,7 +118,7 @@ def archive(tmp_path):
         ({"discretization": {"bin_boundaries": [3, 1]}}, "boundaries: expected ascending numbers"),
     ],
 )
-def test_a_layer_without_an_equal_is_refused_by_name(archive, options, message):
+def test_a_layer_without_an_equivalent_feature_is_refused_by_name(archive, options, message):
     with pytest.raises(ConfigError) as caught:
         read_features(archive(options))
     assert message in str(caught.value)
@@ -130,9 +130,9 @@ def test_a_layer_behind_another_layer_is_refused(archive):
             {"args": [{"class_name": "__keras_tensor__", "config": {"keras_history": [maker, 0, 0]}}], "kwargs": {}}
         ]
 
-    with pytest.raises(ConfigError, match="expected an input of the model before it, got the layer"):
+    with pytest.raises(ConfigError, match="expected it to read a model input, but it reads the layer"):
         read_features(archive({"hashing": {"inbound_nodes": node("countries")}}))
-    with pytest.raises(ConfigError, match="another layer reads the input 'item' too; give each layer an input"):
+    with pytest.raises(ConfigError, match="another layer also reads 'item'; give each layer its own input"):
         read_features(archive({"hashing": {"inbound_nodes": node("item")}}))
 
 

@@ -211,15 +211,15 @@ def test_a_feature_may_give_keys_to_the_slots_of_a_name(tmp_path):
 @pytest.mark.parametrize(
     ("place", "names", "message"),
     [
-        ("sparse", ["only"], "layers[0] data.sparse[1].names: expected as many names as positions, 2, got 1"),
+        ("sparse", ["only"], "layers[0] data.sparse[1].names: expected one name per position, 2 in all, got 1"),
         ("sparse", None, "layers[0] data: expected names for every input or for none, but 'thing_keys' has none"),
         ("dense", None, "layers[0] data: expected names for every input or for none, but 'dense' has none"),
         (
             "dense",
             ["age", "keys"],
-            "layers[0] data.dense: nothing can be called 'keys', because requests",
+            "layers[0] data.dense: the name 'keys' is reserved in requests",
         ),
-        ("sparse", ["item", "x.offsets"], "layers[0] data.sparse: nothing can be called 'x.offsets', because requests"),
+        ("sparse", ["item", "x.offsets"], "layers[0] data.sparse: the name 'x.offsets' is reserved in requests"),
         (
             "dense",
             ["age", "age"],
@@ -227,7 +227,7 @@ def test_a_feature_may_give_keys_to_the_slots_of_a_name(tmp_path):
         ),
         ("dense", ["age", "item"], "layers[0] data.dense.names: 'item' is the name of a dense feature and of another"),
         ("dense", ["age", 5], "layers[0] data.dense.names[1]: expected a name, got 5"),
-        ("label", ["a", "b"], "layers[0] data.label.names: expected as many names as positions, 1, got 2"),
+        ("label", ["a", "b"], "layers[0] data.label.names: expected one name per position, 1 in all, got 2"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(place, names, message):

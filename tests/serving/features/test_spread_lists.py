@@ -44,8 +44,8 @@ def test_the_values_of_a_list_are_in_the_first_slots_in_their_order(rows, target
     [
         ({"slot": "item[0:9]"}, "features[1].slot: expected slots of item, which has 5, got 'item[0:9]'"),
         ({"slot": "item[3:3]"}, "features[1].slot: expected slots of item, which has 5, got 'item[3:3]'"),
-        ({"slot": "item[0:3]"}, "features[1].slot: needs a list with most of at most 3, a value for a slot"),
-        ({"list": None}, "features[1].slot: needs a list with most of at most 4"),
+        ({"slot": "item[0:3]"}, "features[1].slot: needs a list with most at most 3, one value per slot"),
+        ({"list": None}, "features[1].slot: needs a list with most at most 4"),
         ({"slot": "item[1:5]"}, "no feature gives the keys of the slot 'item[0]'"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_rewritten_file_keeps_all_that_is_not_an_input_or_output(folder):
 
 
 @pytest.mark.parametrize("text", ["max_batch_size: 0", 'name: "ctr"'])
-def test_a_file_without_batches_stays_so(folder, text):
+def test_a_file_without_batches_keeps_none(folder, text):
     (folder / "config.pbtxt").write_text(text)
 
     write_triton_files(folder, RAW)

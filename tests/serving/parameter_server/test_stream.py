@@ -277,7 +277,7 @@ def test_a_position_that_is_gone_is_never_skipped(tmp_path, model, log, caplog):
         assert held_by(server.stores[-1]) == STARTED
 
 
-def test_a_log_that_was_made_again_is_never_read_from_its_middle(tmp_path, model, log):
+def test_a_recreated_log_is_never_read_from_its_middle(tmp_path, model, log):
     folder, store = tmp_path / "log", partial(RocksDbStore, tmp_path / "db", num_threads=1)
     send(log, message(Kind.UPSERT, [1], [[1, 1, 1]]), message(Kind.UPSERT, [77], [[2, 2, 2]]))
     with serving(model, folder, store()) as server:
@@ -288,7 +288,7 @@ def test_a_log_that_was_made_again_is_never_read_from_its_middle(tmp_path, model
     with serving(model, folder, store()) as server:
         health = server.health("m")
         assert until(lambda: health.readiness().state == "degraded")
-        assert "the log was made again: another record is before position 2" in health.readiness().reason
+        assert "the log was recreated: another record is before position 2" in health.readiness().reason
         assert held_by(server.stores[-1]) == rows
 
 

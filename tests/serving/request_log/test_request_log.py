@@ -204,7 +204,7 @@ def test_features_can_be_left_out_but_a_misspelt_name_is_an_error(raw, tmp_path)
         ask(log, raw)
     with (
         opened(tmp_path, without=["user", "tag"]) as log,
-        pytest.raises(ConfigError, match=r"^--log-without: no model that is served has the feature 'tag'; .*'tags'"),
+        pytest.raises(ConfigError, match=r"^--log-without: no served model has the feature 'tag'; .*'tags'"),
     ):
         log.check([raw])
 
@@ -246,7 +246,7 @@ def log_written(log):
     return next(sample.value for sample in log.readings() if ("state", "written") in sample.labels)
 
 
-def test_of_the_stream_of_a_killed_process_the_whole_batches_become_a_parquet_file(raw, tmp_path, fast):
+def test_the_whole_batches_of_a_killed_process_become_a_parquet_file(raw, tmp_path, fast):
     stream, ends = killed_copy(raw, tmp_path / "live", tmp_path / "killed" / "raw")
     content = stream.read_bytes()
     for cut in (*ends, ends[0] + 1, ends[1] + 9, ends[1] + 300, ends[2] - 1):
@@ -359,7 +359,7 @@ def test_while_the_disk_is_full_requests_are_dropped_and_counted_and_rows_stay_w
     ]
 
 
-def test_a_stream_that_cannot_become_a_parquet_file_stays_and_is_said_once(raw, tmp_path, fast, caplog, monkeypatch):
+def test_a_stream_that_cannot_be_converted_stays_and_is_logged_once(raw, tmp_path, fast, caplog, monkeypatch):
     monkeypatch.setattr("serving.request_log.log._MOST_STREAM_BYTES", 1)
     monkeypatch.setattr("serving.request_log.log._TIDY_AGAIN_S", 0.0)
     tries = []
@@ -374,7 +374,7 @@ def test_a_stream_that_cannot_become_a_parquet_file_stays_and_is_said_once(raw, 
             ask(log, raw)
             until(lambda: len(tries) > 3)
     assert len(files(tmp_path, ".arrow")) == 1
-    assert caplog.text.count("a stream cannot become a Parquet file yet: No space left on device") == 1
+    assert caplog.text.count("cannot convert a stream to Parquet yet: No space left on device") == 1
     with opened(tmp_path):
         pass
 

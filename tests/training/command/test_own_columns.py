@@ -83,9 +83,7 @@ def test_a_rating_is_refused_before_features_are_written(folder, kind, capsys):
     write_csv("a.csv", rows)
     pq.write_table(pa.table(rows), "a.parquet")
     assert train(f"a.{kind}", label="rating") == 1
-    text = (
-        f"a.{kind} column rating: expected 0 or 1, found 5. Models predict the probability of 1, so make such a column"
-    )
+    text = f"a.{kind} column rating: expected 0 or 1, found 5. Models predict the probability of 1, so turn a rating"
     assert text in capsys.readouterr().err
     assert not list(folder.glob("*.features.json"))
 
@@ -150,8 +148,7 @@ def test_a_large_dense_column_is_named_and_a_model_that_diverges_is_not_written(
     assert train("a.csv", "--features", "f.json", "--learning-rate", "0.01") == 1
     out, err = capsys.readouterr()
     assert (
-        "note: the dense column year has numbers of about 1,961, and networks need about 1: give the feature mean"
-        in out
+        "note: the dense column year has values of about 1,961, and networks need about 1: give the feature mean" in out
     )
     assert "training has diverged, so no model is written: the log loss of clicked is " in err
     assert not list(folder.glob("models/*/1"))
@@ -177,11 +174,11 @@ def test_a_model_that_is_worse_than_a_constant_is_named(capsys):
     assert train("a.csv", "--learning-rate", "0.05", "--epochs", "2") == 0
     out = capsys.readouterr().out
     assert "note: the log loss of clicked is " in out
-    assert ", and always answering the share of ones has 0.6931, and an AUC of 0.5" in out
+    assert ", and a constant prediction has 0.6931, and an AUC of 0.5" in out
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_column_of_weights_is_no_feature(kind, capsys):
+def test_a_column_of_weights_is_not_a_feature(kind, capsys):
     rows = {**columns(), "w": [0.0, 2.0] * (ROWS // 2)}
     write_csv("a.csv", rows)
     pq.write_table(pa.table(rows), "a.parquet")

@@ -78,14 +78,14 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
     assert "log1p" not in features["price"]
     for column, reason in {
         "income": "dense, log1p\n",
-        "at": "left out: a time of training does not come again",
+        "at": "left out: training times do not recur",
         "constant": "left out: it has fewer than two values",
         "nothing": "left out: a feature cannot be read from null",
         "nested": "left out: a feature cannot be read from struct",
         "close": "left out: float32 does not tell its numbers apart",
         "__index_level_0__": "left out: the index of a pandas frame",
         " ": "left out: the index of a pandas frame",
-        "keys": "left out: requests have this name for more; rename the column",
+        "keys": "left out: the name is reserved in requests; rename the column",
     }.items():
         assert any(line.startswith(column) and f"  {reason}" in line for line in printed.splitlines(keepends=True))
     with hotrow.load_model(data / "models" / "dcn") as session:

@@ -147,12 +147,12 @@ def test_what_clients_must_change_is_listed(trained, tmp_path, capsys):
     ]
     assert [line for line in lines if "for requests with keys" not in line] == [
         "from m version 1 to m version 3",
-        "leave out user: it is no feature of the new version",
-        "send member, text: it is new, and missing until then",
+        "leave out user: the new version has no such feature",
+        "send member, text: it is new, and missing until you send it",
         "send stars as an integer in day; the old version takes an integer",
         "send at most 3 values of seen",
-        "send price always: a missing value is an error now",
-        "send age, a number: it is new, and a missing value is an error",
+        "always send price: it must not be missing any more",
+        "send age, a number: it is new, and must not be missing",
     ]
 
 
@@ -173,7 +173,7 @@ def test_two_versions_are_shown_side_by_side(trained, capsys):
     [
         (
             ["compare", "models/m", "models"],
-            "models: there is no training.json; `hotrow train` writes it into a version",
+            "models: there is no training.json; only `hotrow train` writes this file",
         ),
         (["compare", "models/m", "absent"], "absent: there is no training.json"),
         (["train", "--data", "new.parquet", "--output", "o", "--from", "models"], "models: there is no training.json"),
@@ -181,7 +181,7 @@ def test_two_versions_are_shown_side_by_side(trained, capsys):
         (["train", "--data", "old.npz", "--output", "o", "--from", "models/m"], "old.npz: "),
     ],
 )
-def test_what_is_no_trained_version_is_refused(trained, monkeypatch, capsys, arguments, text):
+def test_anything_that_is_not_a_trained_version_is_refused(trained, monkeypatch, capsys, arguments, text):
     monkeypatch.chdir(trained)
     assert main(arguments) == 1
     assert text in capsys.readouterr().err

@@ -195,7 +195,7 @@ def test_a_wrong_value_of_a_csv_file_names_the_line_and_the_column(tmp_path, con
             b'click,"user\n' + b"1,2\n" * 40_000, " line 1: a field has more than 131,072", id="long open quote"
         ),
         pytest.param(b"click,user\n", " line 1 column price: missing; the file has click, user", id="missing"),
-        pytest.param(b"\nclick,user,user,price\n", " line 2 column user: is there twice", id="twice"),
+        pytest.param(b"\nclick,user,user,price\n", " line 2 column user: occurs twice", id="twice"),
         pytest.param(
             b"click,user,price,\xe9\n", r" line 1: the header is not in UTF-8: b'click,.*\\xe9'", id="Latin-1"
         ),
@@ -262,7 +262,7 @@ def test_columns_that_are_missing_or_there_twice(tmp_path):
     pq.write_table(table().rename_columns(["tags", "click", "click", "price", "ages", "user"]), tmp_path / "a.parquet")
 
     for labels, dense, message in (
-        (("click",), (), "column click: is there twice"),
+        (("click",), (), "column click: occurs twice"),
         (("tags",), ("age",), "column age: missing; the file has tags, .*; did you mean ages?"),
     ):
         with pytest.raises(DataError, match=message):

@@ -72,7 +72,7 @@ def test_every_member_reads_what_was_written_for_it(sizes):
     together(exchange)
 
 
-def test_members_who_have_not_come_are_named_and_may_come_late():
+def test_members_that_have_not_arrived_are_named_and_may_be_late():
     first, second, third = open_all()
     first.send(b"a")
     third.send(b"b")

@@ -97,7 +97,7 @@ def test_a_silent_process_is_logged_and_then_an_error(tmp_path):
     for rank in (0, 1):
         assert out.count(f"process {rank} has waited 10 s for process 2") == 2
         assert f"rank {rank}: keys of training lookup 3 of tables plain[3], " in out
-    assert out.count("process 2 did not come") == 2
+    assert out.count("process 2 did not arrive") == 2
 
 
 @pytest.mark.slow
