@@ -33,6 +33,8 @@ from serving.protocol.tensors import PLATFORM as PLATFORM
 from serving.protocol.tensors import Signature, TensorSpec, TextTensor, config_document, key_datatypes
 
 PROBABILITIES = "OUTPUT0"
+_STEPS = np.arange(4097, dtype=np.int64)
+_STEPS.setflags(write=False)
 
 
 _DATATYPES: Mapping[ValueType, tuple[str, ...]] = {
@@ -135,13 +137,18 @@ def _values(feature: FeatureConfig, tensor: Any, offsets: Any, most: int) -> tup
     if not feature.is_list:
         return values, None, math.prod(shape)
     if len(shape) == 1 and not isinstance(tensor, TextTensor):
-        return values, np.arange(shape[0] + 1, dtype=np.int64), shape[0]
+        return values, _steps(shape[0]), shape[0]
     if len(shape) != 2:
         expected = f"expected the shape [B, n], or {feature.name}{OFFSETS}"
         raise RequestError(f"{feature.name}: {expected}, because it is a list; got {list(shape)}")
     if shape[0] > most:
         raise RequestError(f"{feature.name}: {shape[0]:,} samples, but the model takes at most {most:,}")
     return values, np.arange(shape[0] + 1, dtype=np.int64) * shape[1], shape[0]
+
+
+def _steps(count: int) -> NDArray[np.int64]:
+    """Return the offsets of lists of one value."""
+    return _STEPS[: count + 1] if count < _STEPS.size else np.arange(count + 1, dtype=np.int64)
 
 
 def check_splits(name: str, splits: NDArray[np.int64], values: int) -> None:
