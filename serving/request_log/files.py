@@ -114,18 +114,26 @@ def _folders(root: Path) -> list[Path]:
 
 
 def has_room(root: Path, max_bytes: int, needed_bytes: int) -> bool:
-    """Return whether a log has room for ``needed_bytes``, after deleting its oldest Parquet files if necessary.
+    """Return whether a log has room for ``needed_bytes``, after deleting its oldest Parquet files if that helps.
+
+    A stream counts twice, because it is still there when it is converted to Parquet.
 
     Raises:
         OSError: a file cannot be deleted.
     """
-    too_many_bytes = sum(file.size_bytes for file in _files(root)) + needed_bytes - max_bytes
-    for file in _files(root, PARQUET):
+    files = _files(root)
+    finished = [file for file in files if file.path.suffix == PARQUET]
+    of_finished = sum(file.size_bytes for file in finished)
+    of_streams = sum(file.size_bytes for file in files) - of_finished
+    too_many_bytes = of_finished + 2 * of_streams + needed_bytes - max_bytes
+    if too_many_bytes > of_finished:
+        return False
+    for file in finished:
         if too_many_bytes <= 0:
             break
         file.path.unlink(missing_ok=True)  # another worker may have been faster
         too_many_bytes -= file.size_bytes
-    return too_many_bytes <= 0
+    return True
 
 
 def finish_streams(root: Path, max_bytes: int) -> None:
@@ -156,7 +164,7 @@ def _finish(root: Path, max_bytes: int, file: _LogFile) -> None:
     if batches:
         content = pa.BufferOutputStream()  # its size must be known before room is made
         parquet.write_table(pa.Table.from_batches(batches), content, compression="zstd")
-        if has_room(root, max_bytes, content.tell()):
+        if has_room(root, max_bytes, content.tell() - file.size_bytes):
             with atomic_write(target) as output:
                 os.fchmod(output.fileno(), _MODE)
                 output.write(content.getvalue())

@@ -193,8 +193,8 @@ class RequestLog:
             self._streams.pop(key).close()
         is_new = key not in self._streams
         needed_bytes = message.size + is_new * form.schema.serialize().size
-        if not has_room(self._folder, self._max_bytes, needed_bytes):
-            reason = f"{needed_bytes:,} bytes do not fit into the {self._max_bytes:,} bytes of the log"
+        if not has_room(self._folder, self._max_bytes, 2 * needed_bytes):  # for the Parquet file, too
+            reason = f"{needed_bytes:,} bytes and their Parquet file do not fit into the {self._max_bytes:,} of the log"
             raise OSError(errno.EDQUOT, reason)
         if is_new:
             self._streams[key] = LogStream(self._folder / form.folder, form.schema)

@@ -386,7 +386,22 @@ def test_a_log_that_is_too_small_for_its_rows_drops_them(raw, tmp_path, caplog):
         ask(log, raw)
 
     assert files(tmp_path) == []
-    assert "do not fit into the 100 bytes of the log" in caplog.text
+    assert "bytes and their Parquet file do not fit into the 100 of the log" in caplog.text
+
+
+def test_rows_that_are_too_large_for_the_log_are_dropped_and_older_files_stay(raw, tmp_path, caplog):
+    rng = np.random.default_rng(0)
+    large = {"country": [rng.bytes(500).hex() for _ in range(60)]}  # more than half of the log
+    with opened(tmp_path, max_bytes=100_000) as log:
+        ask(log, raw)
+    kept = files(tmp_path)
+    with opened(tmp_path, max_bytes=100_000) as log:
+        ask(log, raw, large)
+
+    assert files(tmp_path) == kept
+    assert files(tmp_path, ".arrow") == []
+    assert "bytes and their Parquet file do not fit into the 100,000 of the log" in caplog.text
+    assert {dict(one.labels)["state"]: one.value for one in log.readings()} == {"written": 0, "dropped": 1}
 
 
 def test_a_stream_of_an_earlier_server_with_a_larger_bound_makes_room(raw, tmp_path, fast, caplog):
