@@ -77,7 +77,7 @@ def _by_feature(
         order = np.argsort(-np.abs(np.where(counts >= least, means, 0)), kind="stable")[:_GROUPS_OF_FEATURE]
         for place in order.tolist():
             if counts[place] >= least and means[place]:
-                shown = {"feature": name, "value": values[place], "samples": int(counts[place])}
+                shown = {"feature": name, "value": _plain(values[place]), "samples": int(counts[place])}
                 yield {**shown, "mean_difference": float(means[place])}
 
 
@@ -97,10 +97,17 @@ def _groups(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Any]
     if not types.is_floating(array.type) or len(names) <= _MOST_GROUPS:
         return coded.indices.to_numpy().astype(np.int64), rows, names
     numbers = array.to_numpy(zero_copy_only=False).astype(np.float64)
-    edges = np.unique(np.nanquantile(numbers, (0, 0.25, 0.5, 0.75, 1)))
+    edges = np.unique(np.quantile(numbers[np.isfinite(numbers)], (0, 0.25, 0.5, 0.75, 1)))
+    edges[[0, -1]] = np.nanmin(numbers), np.nanmax(numbers)  # they may be infinite
     codes = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, len(edges) - 2)
     quarters: list[Any] = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
     return np.where(np.isnan(numbers), len(quarters), codes), rows, [*quarters, None]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can have it."""
+    is_plain = isinstance(value, str | int | None) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_plain else str(value)
 
 
 def mean_of(predictions: Floats) -> float | None:

@@ -95,7 +95,7 @@ def _read(pa: Any, file: Path, texts: Collection[str]) -> Any:
     if file.suffix == _STREAM:
         batches = list(stream_batches(file))
         return pa.Table.from_batches(batches) if batches else pa.table({})
-    convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=True)
+    convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()))
     return pa.csv.read_csv(file, parse_options=pa.csv.ParseOptions(newlines_in_values=True), convert_options=convert)
 
 

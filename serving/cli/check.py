@@ -90,9 +90,10 @@ def add_parser(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.skew is None and options.on is not None:
         raise ConfigError("--on", "", "needs --skew")
-    for name in ("against", "full", "write_config", "connect", "engine") if options.skew is not None else ():
-        if getattr(options, name):
-            raise ConfigError(f"--{name.replace('_', '-')}", "", "has no effect with --skew")
+    alone = next((name for name in ("skew", "against") if getattr(options, name) is not None), None)
+    for name in ("against", "full", "write_config", "connect", "engine") if alone is not None else ():
+        if name != alone and getattr(options, name):
+            raise ConfigError(f"--{name.replace('_', '-')}", "", f"has no effect with --{alone}")
     if options.against is not None:
         return _compare_with_old(options)
     return check(options) if options.skew is None else _compare_with_training(options)

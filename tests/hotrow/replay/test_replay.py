@@ -1,6 +1,7 @@
 """``hotrow replay``: the requests of a log, answered again."""
 
 import json
+import math
 import subprocess
 import sys
 from contextlib import closing
@@ -15,7 +16,7 @@ import hotrow
 from serving.batch import read_batch
 from serving.cli.main import main
 from serving.request_log import RequestLog
-from tests.tools.raw_model import write_raw_model
+from tests.tools.raw_model import FEATURES, write_raw_model
 from tests.tools.tiny_model import TinyModel, flatten
 
 PAIRS = "request_id,request_sample"
@@ -80,6 +81,22 @@ def test_differences_are_named_by_the_values_of_features(models, rows, tmp_path)
     assert max(groups, key=lambda one: one["mean_difference"])["value"] == "de"
     prices = [one for one in groups if one["feature"] == "price"]
     assert all(one["samples"] == 30 for one in prices)  # quarters
+
+
+@pytest.mark.parametrize("values", [[math.inf, 1.0], [*range(40), *[-math.inf] * 30, *[math.inf] * 50]])
+def test_an_infinite_value_of_a_feature_is_named(models, rows, tmp_path, values):
+    place = rows.column_names.index("price")
+    prices = pa.array((values * rows.num_rows)[: rows.num_rows], pa.float32())
+    of_price = {"name": "price", "kind": "bucketize", "boundaries": [1, 20]}
+    others = [one | {"name": "score"} if one["kind"] == "dense" else one for one in FEATURES["features"]]
+    pq.write_table(rows.set_column(place, "price", prices), tmp_path / "log.parquet")
+    model = write_raw_model(tmp_path, features=FEATURES | {"features": [*others, of_price]})
+
+    document = replayed(tmp_path / "log.parquet", model, folder=tmp_path)
+
+    groups = [one["value"] for one in document["models"][0]["differences"]["by_feature"] if one["feature"] == "price"]
+    assert any("inf" in str(value) for value in groups)
+    assert not any("nan" in str(value) for value in groups)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])

@@ -84,6 +84,16 @@ def test_values_are_compared_as_the_type_of_the_feature_and_csv_is_read_as_text(
     assert f"{tmp_path / 'data.csv'} has no tags, seen, member, so the feature is missing there" in lines
 
 
+def test_words_for_missing_are_text_in_a_string_of_a_csv_file_as_in_training(models, log, rows, tmp_path, capsys):
+    words = rows.select(["request_id", "request_sample"]).append_column("country", pa.array(["NA"] * rows.num_rows))
+    pa_csv.write_csv(words, tmp_path / "data.csv")
+
+    assert main(["check", str(models / "1"), "--skew", str(log), str(tmp_path / "data.csv"), *PAIRS]) == 0
+    country = figures(capsys.readouterr().out.splitlines())["country"]
+    assert country[2] == 0  # missing in the training data
+    assert country[4] == 100  # unknown there
+
+
 def test_rows_without_a_match_are_counted(check, rows):
     lines = check(pa.concat_tables([rows.slice(0, 60), rows.slice(57, 3)]), *PAIRS)
 
@@ -112,6 +122,8 @@ def test_predictions_are_not_compared_if_a_value_cannot_be_used(check, rows):
         (["KEYS", "--skew", "LOG", "LOG", *PAIRS], "has no features.json, and --skew compares raw features"),
         (["MODEL", "--on", "request_id"], "--on: needs --skew"),
         (["MODEL", "--skew", "LOG", "LOG", "--full"], "--full: has no effect with --skew"),
+        (["MODEL", "--skew", "LOG", "LOG", "--against", "MODEL"], "--against: has no effect with --skew"),
+        (["MODEL", "--against", "MODEL", "--write-config"], "--write-config: has no effect with --against"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
