@@ -50,7 +50,7 @@ def grown(path: Path, data: Path, *, holds_out: bool) -> Growth:
         return Growth(definition, {})
     reader = reader_without_graph(definition, str(path))
     rows = sum(map(len, read_columns(data, _Counting(reader, {}, 0), batch_size=_BATCH_ROWS))) if holds_out else 2**62
-    counting = _Counting(reader, growing, rows - max(1, rows // _HELD_OUT) if holds_out else rows)
+    counting = _Counting(reader, growing, max(0, rows - max(1, rows // _HELD_OUT)) if holds_out else rows)
     for _ in read_columns(data, counting, batch_size=_BATCH_ROWS):
         pass
     values, new_values = dict[str, tuple[str | int, ...]](), dict[str, int]()

@@ -72,7 +72,7 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     options.model = options.model or ("dcn" if start is None else start.network)
     document = open_document("dcn" if is_automatic else options.model) if start is None else start.document
     features = None
-    if start is not None and start.has_features:
+    if start is not None and (start.has_features or options.label is not None):
         holds_out = options.eval_data is None
         features = start.features(options.data, options.label, options.weight, holds_out=holds_out)
         document, options.label = features.document, list(features.labels)
@@ -85,7 +85,7 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
             dim = automatic_dim(options.features)
             yield f"rows of {dim} floats"
         features = FeatureFile(options.features, document, options.label, dim, options.hidden, options.weight)
-        document = features.document
+    document = document if features is None else features.document
     name = document.name if options.name is None else options.name
     check_output(options.output, name, document.graph)
     remove_killed_writes(options.output, _TEMPORARY)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from serving.errors import ConfigError
 from serving.features import FEATURES_FILE
 from serving.model.dense_file import read_dense
 from serving.model.manifest import verify_manifest
@@ -62,6 +63,8 @@ class WarmStart:
             ConfigError: the version takes no raw features, or a vocabulary grows into the keys of another feature.
             DataError: the data cannot be read.
         """
+        if not self.has_features:
+            raise ConfigError(str(self._folder), "", "the version takes keys, not raw features; leave out --label")
         path = self._folder / FEATURES_FILE
         definition, self.new_values = grown(path, data, holds_out=holds_out)
         return FeatureFile(path, self.document, labels or self._labels, weight=weight, definition=definition)

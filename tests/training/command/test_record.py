@@ -78,6 +78,7 @@ def test_a_version_says_how_it_was_trained(trained):
 def test_a_version_of_a_version_has_its_network_and_label(trained):
     record = json.loads((trained / "models" / "m" / "2" / "training.json").read_text())
     assert (record["arguments"]["model"], record["arguments"]["label"]) == ("dcn", ["clicked"])
+    assert [*record["epochs"][0]["auc"]] == ["clicked"]
     assert train(trained, "new", "--from", str(trained / "models" / "m" / "2"), "--name", "third") == 0
 
 
@@ -179,10 +180,12 @@ def test_two_versions_are_shown_side_by_side(trained, capsys):
         (["train", "--data", "new.parquet", "--output", "o", "--from", "models"], "models: there is no training.json"),
         (["check", "models/m", "--against", "absent"], "absent: "),
         (["train", "--data", "old.npz", "--output", "o", "--from", "models/m"], "old.npz: "),
+        (["train", "--data", "none.parquet", "--output", "o", "--from", "models/m"], "none.parquet: no samples"),
     ],
 )
 def test_anything_that_is_not_a_trained_version_is_refused(trained, monkeypatch, capsys, arguments, text):
     monkeypatch.chdir(trained)
+    pq.write_table(pa.table(clicks(3)).slice(0, 0), "none.parquet")
     assert main(arguments) == 1
     assert text in capsys.readouterr().err
 
@@ -202,12 +205,14 @@ def test_a_damaged_version_is_refused(trained, tmp_path, capsys):
     assert "dense.model: expected" in capsys.readouterr().err
 
 
-def test_a_model_of_keys_is_trained_further(tmp_path):
+def test_a_model_of_keys_is_trained_further(tmp_path, capsys):
     arrays = {"click": [1, 0] * 20, "purchase": [0, 1] * 20, "dense": np.ones((40, 2)), "history": [[4]] * 40}
     np.savez(tmp_path / "a.npz", **arrays, profile=[[17, 1 << 40, 2 << 40], [18, (1 << 40) + 5, -1]] * 20)
     options = ["--data", str(tmp_path / "a.npz"), "--output", str(tmp_path / "models"), "--learning-rate", "1e-12"]
     assert hotrow_train([*options, "--model", "mmoe"]) == 0
     assert hotrow_train([*options, "--from", str(tmp_path / "models" / "mmoe")]) == 0
+    assert hotrow_train([*options, "--from", str(tmp_path / "models" / "mmoe"), "--label", "click"]) == 1
+    assert "mmoe/2: the version takes keys, not raw features; leave out --label" in capsys.readouterr().err
     one, two = (tmp_path / "models" / "mmoe" / version / "sparse_embedding_profile" for version in ("1", "2"))
     first, second = (dict(zip(*rows_of(folder), strict=True)) for folder in (one, two))
     assert first.keys() == second.keys()
