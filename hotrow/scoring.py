@@ -64,10 +64,10 @@ def _check_output(pa: Any, output: Path, data: Path, *, may_overwrite: bool) -> 
         raise OutputError(f"{output}: expected a file that ends in .parquet")
     if not output.parent.is_dir():
         raise OutputError(f"{output.parent}: no such folder")
-    if not output.exists():
-        return
     if output.resolve() == data.resolve() or output.resolve().parent == data.resolve():
         raise OutputError(f"{output}: is part of the data; name another file")
+    if not output.exists():
+        return
     try:
         is_ours = _MARK in (pa.parquet.read_schema(output).metadata or {})
     except (pa.ArrowException, OSError):

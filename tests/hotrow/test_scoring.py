@@ -82,6 +82,7 @@ def test_a_wrong_value_is_named_and_the_output_stays(folder, capsys):
         ("clicks.parquet", "absent/scores.parquet", "absent: no such folder"),
         ("clicks.csv", "clicks.parquet", "clicks.parquet: exists, and `hotrow predict` did not write it; --overwrite"),
         ("clicks.parquet", "clicks.parquet", "clicks.parquet: is part of the data; name another file"),
+        ("", "new.parquet", "new.parquet: is part of the data; name another file"),
         ("absent.parquet", "new.parquet", "absent.parquet: "),
         ("features.json", "new.parquet", "features.json: expected a Parquet or CSV file"),
         (
