@@ -1,6 +1,7 @@
 """Reads logs and other files as Arrow tables, and joins them."""
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,11 +91,13 @@ def _files(path: Path, suffixes: Sequence[str]) -> Iterator[Path]:
 
 
 def _read(pa: Any, file: Path, texts: Collection[str]) -> Any:
+    if file.suffix == _STREAM:
+        with suppress(FileNotFoundError):
+            batches = list(stream_batches(file))
+            return pa.Table.from_batches(batches) if batches else pa.table({})
+        file = file.with_suffix(_PARQUET)  # the server has made it since the folder was listed
     if file.suffix == _PARQUET:
         return pa.parquet.read_table(file, partitioning=None)
-    if file.suffix == _STREAM:
-        batches = list(stream_batches(file))
-        return pa.Table.from_batches(batches) if batches else pa.table({})
     convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()))
     return pa.csv.read_csv(file, parse_options=pa.csv.ParseOptions(newlines_in_values=True), convert_options=convert)
 

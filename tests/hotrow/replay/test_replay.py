@@ -15,6 +15,7 @@ import pytest
 import hotrow
 from serving.batch import read_batch
 from serving.cli.main import main
+from serving.model.data_files import DataFiles
 from serving.request_log import RequestLog
 from tests.tools.raw_model import FEATURES, write_raw_model
 from tests.tools.tiny_model import TinyModel, flatten
@@ -157,6 +158,14 @@ def test_the_stream_of_a_running_server_is_part_of_the_log(models, tmp_path, mon
         document = replayed(tmp_path / "log" / "raw", models / "1", folder=tmp_path)
 
     assert document["log"]["requests"] == 1
+
+
+def test_a_stream_that_becomes_a_parquet_file_after_the_folder_was_listed_is_read(models, log, tmp_path, monkeypatch):
+    (file,) = log.glob("*.parquet")
+    before = DataFiles((file.with_suffix(".arrow"),), {})
+    monkeypatch.setattr("hotrow.replay.tables.list_data_files", lambda folder, suffixes: before)
+
+    assert replayed(log, models / "1", folder=tmp_path)["log"]["requests"] == 40
 
 
 def test_requests_with_keys_are_replayed(tmp_path):
