@@ -67,7 +67,7 @@ class RequestLog:
         self._folder = folder
         self._share = share
         self._max_bytes = max_bytes
-        self._open_bytes = max_bytes // (2 * workers)  # the other half is for Parquet files, which can be deleted
+        self._open_bytes = max_bytes // (4 * workers)  # a stream counts twice, and half is for Parquet files
         self._without = frozenset(without)
         self._forms: WeakKeyDictionary[InferenceSession, dict[bool, RecordForm]] = WeakKeyDictionary()
         self._lock = threading.Lock()  # guards the fields below
