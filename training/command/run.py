@@ -85,7 +85,7 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
             dim = automatic_dim(options.features)
             yield f"rows of {dim} floats"
         features = FeatureFile(options.features, document, options.label, dim, options.hidden, options.weight)
-    document = document if features is None else features.document
+        document = features.document
     name = document.name if options.name is None else options.name
     check_output(options.output, name, document.graph)
     remove_killed_writes(options.output, _TEMPORARY)
