@@ -90,6 +90,8 @@ def _groups(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Any]
         pairs = pa.table([pa.compute.list_parent_indices(array), array.flatten()], names=["row", "value"])
         pairs = pairs.group_by(["row", "value"]).aggregate([])  # a value that a sample has twice counts once
         rows, array = pairs["row"].to_numpy(), pairs["value"].combine_chunks()
+    if types.is_dictionary(array.type):  # categoricals of pandas
+        array = array.dictionary_decode()
     if types.is_floating(array.type):
         array = pa.compute.if_else(pa.compute.is_nan(array), None, array)
     coded = array.dictionary_encode(null_encoding="encode")

@@ -126,7 +126,9 @@ def test_labels_are_joined_and_judge_the_answers(models, log, rows, tmp_path, ki
 
 def test_labels_may_be_columns_of_the_log_and_null_is_no_label(models, rows, tmp_path):
     labels = pa.array([True, False, None] * 40)
-    pq.write_table(rows.append_column("clicked", labels), tmp_path / "log.parquet")
+    place = rows.column_names.index("country")
+    categories = rows.set_column(place, "country", rows["country"].dictionary_encode())  # as pandas may write it
+    pq.write_table(categories.append_column("clicked", labels), tmp_path / "log.parquet")
 
     document = replayed(tmp_path / "log.parquet", models / "1", options=("--label", "clicked"), folder=tmp_path)
 
@@ -241,6 +243,10 @@ def test_a_picture_is_drawn(models, rows, tmp_path):
         (["LABELS", "MODEL"], "is not a request log: it has no column 'request_id', only id, clicked, word"),
         (["OTHER", "MODEL"], "has no feature of raw version 1"),
         (["DAMAGED", "MODEL"], "damaged.parquet: cannot be read: "),
+        (
+            ["LOG", "MODEL", "--labels", "TWICE", "--label", "clicked"],
+            "twice.csv: the columns make no table: ",
+        ),
         (["LOG", "none"], "none: no such file or folder"),
         (["LOG", "MODEL", "--on", "request_id"], "--on: needs --labels"),
         (["LOG", "MODEL", "--labels", "LABELS"], "--labels: needs --label, the column of the label"),
@@ -262,8 +268,10 @@ def test_what_cannot_be_replayed_is_refused(models, log, rows, tmp_path, capsys,
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1damaged")
     pq.write_table(pa.table({"id": ["a"], "clicked": [1], "word": ["x"]}), tmp_path / "labels.parquet")
     pq.write_table(rows.select(["request_id", "request_sample", "prediction"]), tmp_path / "other.parquet")
+    (tmp_path / "twice.csv").write_text("request_id,clicked,clicked\nr0,1,1\n")
     paths = {
         "LOG": log,
+        "TWICE": tmp_path / "twice.csv",
         "ROOT": log.parent,
         "MODEL": models / "1",
         "EMPTY": tmp_path / "empty",
