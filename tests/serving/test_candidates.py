@@ -341,6 +341,7 @@ def test_merged_requests_get_the_answers_that_they_get_alone(sessions):
     batches = [
         session.read({"context": CONTEXT, "candidates": ITEMS_OF_USER}),
         session.read(EXPANDED_USERS),
+        session.read(COLUMNS_OF_USERS),
         session.read({**EXPANDED_USERS, "age": [3.0]}),
     ]
     together = session.predict_batches(batches)

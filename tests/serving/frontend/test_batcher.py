@@ -232,6 +232,32 @@ def test_a_request_that_would_wait_too_long_is_refused_at_once(pool):
     assert asyncio.run(exchange()) == "[10]"
 
 
+def test_large_requests_count_as_the_time_that_their_samples_take(pool):
+    model = Doubler()
+
+    async def exchange():
+        batcher = Batcher(model, pool, 1, Batching(max_wait_s=0.001))
+
+        async def begun(number, size_bytes):
+            request = asyncio.ensure_future(batcher.answer(Numbers([number]), size_bytes))
+            await asyncio.sleep(0)
+            return request
+
+        first = await begun(1, 100_000)
+        await asyncio.sleep(0.1)  # one request of 32 counts as 3 ms for each request of about this size
+        model.may_answer.set()
+        await first
+        model.may_answer.clear()
+        small = await begun(2, 100)
+        large = await begun(3, 90_000)
+        with pytest.raises(OverloadedError, match="with 2 ahead of it"):
+            await batcher.answer(Numbers([4]), 100)
+        model.may_answer.set()
+        await asyncio.gather(small, large)
+
+    asyncio.run(exchange())
+
+
 def test_a_slow_first_request_does_not_refuse_the_requests_after_it(pool):
     model = Doubler()
 
