@@ -20,15 +20,15 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # The tests that run without PyTorch, RocksDB and the web framework.
 NUMPY1_TESTS := tests/kernels $(addprefix tests/serving/,dense model test_batch.py config/test_inference.py config/test_model_directory.py)
-# The tests of the kernels and of the GPU cache. `make test` leaves them to the three `make test-kernels`, which run each
-# of them in the fixed order of threads and in drawn orders; the tests of lookups use the same kernels there.
+# The tests of the kernels and of the GPU cache. `make test` leaves them to `make test-kernels`, `-tsan` and `-asan`, which
+# run each test in the fixed order of threads and in random orders. The tests of lookups use the same kernels there.
 KERNEL_TESTS := $(wildcard tests/kernels/cuda tests/gpu_cache)
 NOT_KERNELS := $(addprefix --ignore=,$(KERNEL_TESTS))
 RACE_TESTS := $(wildcard $(addprefix tests/,$(addprefix kernels/cuda/,test_query.py test_writes.py test_team.py) \
   $(addprefix gpu_cache/,test_readers_with_writers.py test_workspace.py test_pooled_lookup.py test_key_lookup.py \
   test_insertion.py test_absent_keys.py)))
 ON_RUNNER := not gpu and not long
-# Other kinds of lines and memory have the same places where threads meet; `make test-long` races them, too.
+# Threads meet at the same places with other kinds of lines and memory. `make test-long` also checks these for races.
 RACE_MARKS ?= not slow and not kernels
 # Tests of code on devices: if the code forgets to wait for a late stream, they fail.
 DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup dense/test_device_network.py))
@@ -48,7 +48,7 @@ GPU_TESTS ?= $(if $(GPU_READY),tests,tests/kernels tests/gpu_cache tests/test_gp
 BENCHMARKS := host_table host_time snapshot swaps rocksdb_misses rocksdb_load redis_store tiers updates update_stream features candidates eviction cache_policy scale predict batching training training_processes training_data fused_lookup sok persia
 DRAWN_FAULTS ?= 60
 SEEDS ?= 1 2 3
-# Those of sm_75 to sm_120 for which `make check-nvrtc` compiles; if empty, all.
+# The architectures, from sm_75 to sm_120, for which `make check-nvrtc` compiles; if empty, all.
 ARCHITECTURES ?=
 # The Python of an environment with Triton, which the benchmark of servers compares with: .venv-numpy1/bin/python, after
 # `make test-triton`.

@@ -2,8 +2,8 @@
 
     python examples/demo.py [--data criteo.csv] [--rows 500000] [--output demo_output]
 
-The data has counts, strings and missing values, in Criteo's columns. A features.json says how they become numbers and
-keys, and clients send them as they are. RAM has room for half of the embedding rows, and RocksDB has every row. Answers
+The data has counts, strings and missing values, in Criteo's columns. A features.json defines how they become numbers
+and keys, and clients send raw values. RAM has room for half of the embedding rows, and RocksDB has every row. Answers
 are exact from either tier. At the end, `hotrow stats` shows how many rows came from each tier.
 """
 

@@ -46,7 +46,7 @@ age, occupation = rng.integers(7, 74, USERS), rng.choice(OCCUPATIONS, USERS)
 zip_code = np.array([f"{code:05d}" for code in rng.integers(0, 99_950, USERS)], object)
 zip_code[rng.random(USERS) < 0.05] = None
 
-user = (USERS * rng.random(options.rows) ** 1.5).astype(int)  # some rate more than others
+user = (USERS * rng.random(options.rows) ** 1.5).astype(int)  # some users rate more than others
 movie = (MOVIES * rng.random(options.rows) ** 2).astype(int)
 fit = (taste[user] * has_genre[movie]).sum(axis=1) / np.sqrt(has_genre[movie].sum(axis=1))
 liked = rng.random(options.rows) < 1 / (1 + np.exp(-fit - quality[movie] - mood[user]))

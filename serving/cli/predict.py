@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "predict",
         help="send samples to a running server, or score a file offline",
-        description='Send {"samples": [{"dense": [...], "keys": [[...], ...]}]} to a server and print its predictions. '
+        description="Send a JSON file of samples to a server and print its predictions; see docs/serving.md. "
         "With --data, score a file without a server.",
         epilog="Example: hotrow predict models/clicks --data clicks.parquet --output scores.parquet",
     )

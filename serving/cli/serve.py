@@ -272,8 +272,7 @@ def add_parser(commands: Any) -> None:
         type=whole_number(1, _MOST_CANDIDATES),
         default=MAX_CANDIDATES,
         metavar="N",
-        help="maximum candidates of a request that says once what they share; the model's max_batch_size if that is "
-        "more (default: %(default)s)",
+        help="maximum candidates of a request; the model's max_batch_size if that is more (default: %(default)s)",
     )
     parser.add_argument(
         "--log-level",

@@ -44,14 +44,14 @@ def add_parser(commands: Any) -> None:
         "--features",
         type=Path,
         metavar="FILE",
-        help="a features.json: Parquet or CSV data has raw values, and so may requests; see docs/features.md",
+        help="a features.json or a .keras archive: it defines the raw features of Parquet or CSV data",
     )
     parser.add_argument(
         "--label",
         action="append",
         metavar="COLUMN",
-        help="the column of the label of raw data; once for each label. Without --features, features are proposed from "
-        "the columns and written to a file",
+        help="a label column of raw data; once for each label. Without --features, features are proposed from the "
+        "columns and written to a file",
     )
     parser.add_argument(
         "--weight",
@@ -62,7 +62,7 @@ def add_parser(commands: Any) -> None:
         "--embedding-dim",
         type=_whole(1, 65_536),
         metavar="D",
-        help="with raw data, the floats of a row of a built-in model (default: 16)",
+        help="with raw data, the row size of a built-in model (default: 16)",
     )
     parser.add_argument(
         "--hidden",
