@@ -35,7 +35,7 @@ def read_log(path: Path) -> Any:
         path: a file, or a folder with the files of one model.
 
     Raises:
-        TraceError: there is no log, a file is damaged, or a column is there twice or with different types.
+        TraceError: there is no log, a file is damaged, or a column occurs twice or with different types.
     """
     table = read_rows(path, suffixes=(_PARQUET, _STREAM))
     for name in (REQUEST_ID, REQUEST_SAMPLE):
@@ -56,7 +56,7 @@ def read_rows(path: Path, texts: Collection[str] = (), suffixes: Sequence[str] =
         suffixes: of the files.
 
     Raises:
-        TraceError: there is no such file, a file is damaged, or a column is there twice or with different types.
+        TraceError: there is no such file, a file is damaged, or a column occurs twice or with different types.
     """
     pa = import_module("pyarrow")
     tables = []
