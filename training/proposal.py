@@ -87,7 +87,7 @@ def propose(path: Path, labels: Sequence[str], weight: str | None = None, *, hol
     others = [*labels, *([] if weight is None else [weight])]
     for name in others:
         if name not in table.column_names:
-            raise DataError(path, missing_from(table.column_names), column=name)
+            raise DataError(path, missing_from(table.column_names, name), column=name)
     for label in labels:
         _check_label(pa, path, label, table.column(label))
     read = _typed if has_csv(path) else _as_it_is

@@ -47,6 +47,8 @@ class TrainingRecord:
         versions = [entry for entry in folder.glob("*") if entry.name.isdecimal()] if folder.is_dir() else []
         if is_absent(folder / TRAINING_FILE) and versions:
             folder = max(versions, key=lambda entry: int(entry.name))
+        if is_absent(folder):
+            raise ConfigError(str(folder), "", "no such folder")
         if is_absent(folder / TRAINING_FILE):
             reason = f"there is no {TRAINING_FILE}; only `hotrow train` writes this file"
             raise ConfigError(str(folder), "", reason)

@@ -12,9 +12,10 @@ import logging
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -154,14 +155,17 @@ def column_batches(path: Path) -> Iterator[Any]:
     has_texts = has_csv(path)
     parse = pa.csv.ParseOptions(newlines_in_values=True)
     form: Any = pa.dataset.ParquetFileFormat()
-    fault = _damaged if has_texts else _damaged_parquet
+    fault: Callable[[Path, Exception], DataError] = _damaged_parquet
     for file in files_of(path, CSV_SUFFIXES if has_texts else PARQUET_SUFFIXES):
         _check_regular(file)
         try:
             if has_texts:
                 names = header_of(pa, file)
                 _check_separator(file, names)
+                if twice := [name for name, count in Counter(names).items() if count > 1]:
+                    raise DataError(file, "occurs twice", column=twice[0])
                 texts = dict.fromkeys(names, pa.string())
+                fault = partial(_damaged_csv, pa, texts)
                 convert = pa.csv.ConvertOptions(column_types=texts)
                 form = pa.dataset.CsvFileFormat(parse_options=parse, convert_options=convert)
             batches = pa.dataset.dataset(str(file), format=form).to_batches(batch_size=_READ_ROWS)
@@ -317,12 +321,7 @@ def _read_csv_file(
     options = pa.csv.ConvertOptions(column_types=types, null_values=NULLS, include_columns=_distinct(columns))
     mark = secrets.randbits(62)
 
-    def damaged(path: Path, err: Exception) -> DataError:
-        try:
-            return first_fault(pa, path, types) or _damaged(path, err)
-        except OSError:  # such as a compressed file that is cut short
-            return _damaged(path, err)
-
+    damaged = partial(_damaged_csv, pa, types)
     try:
         names = header_of(pa, path)
         _check_names(path, columns, names)
@@ -372,6 +371,13 @@ def _damaged(path: Path, err: Exception) -> DataError:
     return DataError(path, str(err).strip().splitlines()[0])
 
 
+def _damaged_csv(pa: Any, types: Mapping[str, Any], path: Path, err: Exception) -> DataError:
+    try:
+        return first_fault(pa, path, types) or _damaged(path, err)
+    except OSError:  # such as a compressed file that is cut short
+        return _damaged(path, err)
+
+
 def _damaged_parquet(path: Path, err: Exception) -> DataError:
     if isinstance(err, NotImplementedError) or (isinstance(err, OSError) and err.errno):  # a codec, or no file
         return _damaged(path, err)
@@ -383,18 +389,19 @@ def _check_names(path: Path, columns: Columns, found: list[str]) -> None:
     counts = Counter(found)
     for name in columns.names:
         if counts[name] != 1:
-            close = nearest(name, found)
-            hint = f"; did you mean {close[0]}?" if close and close[0] != name else ""
+            hint = ""
             if isinstance(columns, ColumnMap) and name in columns.labels:
-                hint += ". To train on raw columns, name the label: --label COLUMN"
-            raise DataError(path, "occurs twice" if counts[name] else f"{missing_from(found)}{hint}", column=name)
+                hint = ". To train on raw columns, name the label: --label COLUMN"
+            reason = "occurs twice" if counts[name] else f"{missing_from(found, name)}{hint}"
+            raise DataError(path, reason, column=name)
 
 
-def missing_from(found: Sequence[str]) -> str:
-    """Say that a column is missing from those of a file."""
-    advice = ""
-    if all(name.replace(".", "", 1).isdecimal() for name in found):
-        advice = ". If these are values, write the names of the columns above them"
+def missing_from(found: Sequence[str], name: str) -> str:
+    """Say that the column ``name`` is missing from those of a file."""
+    close = nearest(name, found)
+    advice = f"; did you mean {close[0]}?" if close else ""
+    if all(one.replace(".", "", 1).isdecimal() for one in found):
+        advice += ". If these are values, write the names of the columns above them"
     return f"missing; the file has {', '.join(found)}{advice}"
 
 

@@ -171,6 +171,10 @@ def test_a_file_of_features_is_kept(data, capsys):
     ("file", "label", "text"),
     [
         ("clicks.parquet", "click", "clicks.parquet column click: missing; the file has clicked, user"),
+        ("clicks.parquet", "clickd", "; did you mean clicked?"),
+        ("short.csv", "clicked", "short.csv line 3: expected 3 fields, as the header has, found 2"),
+        ("latin.csv", "clicked", r"latin.csv line 2 column a: expected text in UTF-8, found b'Z\xfcrich'"),
+        ("twice.csv", "clicked", "twice.csv column a: occurs twice"),
         ("absent.parquet", "clicked", "absent.parquet: no such file"),
         ("clicks.npz", "clicked", "clicks.npz: expected a Parquet or CSV file, or a folder of them"),
         ("numbers.parquet", "clicked", "numbers.parquet: no column can be a category"),
@@ -182,6 +186,9 @@ def test_data_without_features_is_refused(data, capsys, file, label, text):
     pq.write_table(pa.table({"clicked": [0, 1] * 50, "x": np.arange(100) / 7}), "numbers.parquet")
     pq.write_table(pa.table({"clicked": pa.array([], pa.int64())}), "empty.parquet")
     (data / "wrong.parquet").write_bytes(b"PAR1 no file")
+    (data / "short.csv").write_text("clicked,a,b\n1,x,1\n0,y\n")
+    (data / "latin.csv").write_bytes(b"clicked,a,b\n1,Z\xfcrich,1\n0,y,2\n")
+    (data / "twice.csv").write_text("clicked,a,a\n1,x,1\n0,y,2\n")
     assert train(file=file, label=label) == 1
     assert text in capsys.readouterr().err
     assert not list(data.glob("*.features.json"))

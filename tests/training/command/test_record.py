@@ -176,7 +176,7 @@ def test_two_versions_are_shown_side_by_side(trained, capsys):
             ["compare", "models/m", "models"],
             "models: there is no training.json; only `hotrow train` writes this file",
         ),
-        (["compare", "models/m", "absent"], "absent: there is no training.json"),
+        (["compare", "models/m", "absent"], "absent: no such folder"),
         (["train", "--data", "new.parquet", "--output", "o", "--from", "models"], "models: there is no training.json"),
         (["check", "models/m", "--against", "absent"], "absent: "),
         (["train", "--data", "old.npz", "--output", "o", "--from", "models/m"], "old.npz: "),
