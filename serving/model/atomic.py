@@ -36,7 +36,7 @@ def atomic_write(path: str | Path, *, replace: bool = True) -> Iterator[BinaryIO
             yield file
         return
     path = real_path(path)
-    with _locked_temporary(path, Path.touch) as temporary:
+    with locked_temporary(path, Path.touch) as temporary:
         try:
             with temporary.open("wb") as file:
                 yield file
@@ -90,7 +90,7 @@ def temporary_directory(path: Path) -> Iterator[Path]:
     What killed writers of ``path`` left behind is removed first; see ``remove_killed_writes``.
     """
     remove_killed_writes(path.parent, re.escape(path.name))
-    with _locked_temporary(path, Path.mkdir) as temporary:
+    with locked_temporary(path, Path.mkdir) as temporary:
         try:
             yield temporary
         finally:
@@ -133,7 +133,7 @@ def _remove_killed_write(stem: Path, path: Path) -> None:
 
 
 @contextmanager
-def _locked_temporary(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+def locked_temporary(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
     """Make a hidden file or folder next to ``path``, and lock it until the end of the block."""
     with ExitStack() as stack:
         while True:

@@ -13,12 +13,13 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from serving.model.atomic import atomic_write, remove_killed_writes
+from serving.model.atomic import atomic_write, locked_temporary, remove_killed_writes
 
 STREAM, PARQUET = ".arrow", ".parquet"
 _NAME = r"requests-\d{8}T\d{6}Z-[0-9a-f]{8}\.(?:arrow|parquet)"
@@ -43,19 +44,18 @@ class LogStream:
         """
         folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
         name = f"requests-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}{STREAM}"
-        # Named once it is locked and has a schema, so nobody takes it for the stream of a killed process.
-        hidden = folder / f".{name}.{secrets.token_hex(4)}.tmp"
-        descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE)
-        self._file = open(descriptor, "wb", buffering=0)  # noqa: SIM115
         self.path, self.size_bytes, self.opened_s = folder / name, 0, time.monotonic()
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.append(schema.serialize())
-            hidden.rename(self.path)
-        except BaseException:
-            self._file.close()
-            hidden.unlink(missing_ok=True)
-            raise
+        with ExitStack() as stack:
+            # Named once it is locked and has a schema, so nobody takes it for the stream of a killed process.
+            hidden = stack.enter_context(locked_temporary(self.path, partial(Path.touch, mode=_MODE)))
+            self._file = stack.enter_context(hidden.open("wb", buffering=0))
+            try:
+                self.append(schema.serialize())
+                hidden.rename(self.path)
+            except BaseException:
+                hidden.unlink(missing_ok=True)
+                raise
+            self._open = stack.pop_all()
 
     @property
     def is_there(self) -> bool:
@@ -82,7 +82,7 @@ class LogStream:
 
     def close(self) -> None:
         """Close the stream. ``finish_streams`` converts it to Parquet."""
-        self._file.close()
+        self._open.close()
 
 
 class _LogFile(NamedTuple):

@@ -7,8 +7,10 @@ import shutil
 import stat
 import sys
 import time
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from itertools import chain
+from threading import Event
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +23,7 @@ from serving.errors import ConfigError, MissingExtraError, OutputError
 from serving.features import read_definition
 from serving.model.manifest import write_manifest
 from serving.request_log import RequestLog
+from serving.request_log.files import LogStream, finish_streams
 from tests.tools.raw_model import FEATURES, LOGGED, VALUES, write_raw_model
 from tests.tools.tiny_model import TinyModel, flatten
 from training.data.checks import ColumnMap
@@ -307,6 +310,32 @@ def test_a_parquet_file_is_made(raw, tmp_path, fast, monkeypatch, limit):
             until(lambda count=count: len(files(tmp_path)) == count)
 
 
+def test_a_worker_that_tidies_takes_no_stream_that_another_worker_is_making(tmp_path):
+    schema, ended = pa.schema([("user", pa.string())]), Event()
+
+    def tidy():
+        while not ended.is_set():
+            finish_streams(tmp_path, 1 << 30)
+
+    with ThreadPoolExecutor(1) as other:
+        tidying = other.submit(tidy)
+        try:
+            for _ in range(300):
+                stream = LogStream(tmp_path / "raw", schema)
+                assert stream.is_there
+                stream.close()
+        finally:
+            ended.set()
+        tidying.result()
+
+
+def size_of(path):
+    """The size of a file; 0 if the log has removed it."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0
+
+
 def test_the_oldest_files_are_deleted_and_only_those_of_the_log(raw, tmp_path, fast, monkeypatch):
     monkeypatch.setattr("serving.request_log.log._MOST_STREAM_BYTES", 1)
     (tmp_path / "raw").mkdir()
@@ -325,7 +354,7 @@ def test_the_oldest_files_are_deleted_and_only_those_of_the_log(raw, tmp_path, f
             ask(log, raw, request_id=str(number))
             until(lambda number=number: log_written(log) == number + 1)
             found = [path for path in (tmp_path / "raw").iterdir() if path.name not in others and not path.is_symlink()]
-            assert sum(path.stat().st_size for path in found if path.exists()) <= most
+            assert sum(map(size_of, found)) <= most
 
     link.unlink()  # fails if the log has deleted it
     for name in others:
