@@ -168,7 +168,15 @@ def with_features(plan: ImportPlan, features: FeatureDefinition, source: str) ->
         ConfigError: the definition does not fit the plan.
     """
     graph = plan.graph()
-    FeatureReader(features, slots_of_graph(graph), graph.dense_dim, source)
+    slots = slots_of_graph(graph)
+    reader = FeatureReader(features, slots, graph.dense_dim, source)
+    rows = {table.name: table.rows for table in plan.tables}
+    number = {feature.name: place for place, feature in enumerate(features.features)}
+    for slot, name in zip(slots, reader.of_slots, strict=True):
+        keys, of_table = reader.ranges[name], rows[slot.table]
+        if of_table.keys is None and keys.end > of_table.rows:
+            reason = f"the keys of {name!r} are {keys.begin} to {keys.end - 1}, but the table {slot.table!r} has only"
+            raise ConfigError(source, f"features[{number[name]}]", f"{reason} the keys 0 to {of_table.rows - 1}")
     return replace(plan, features=features)
 
 

@@ -28,7 +28,7 @@ from serving.errors import ConfigError
 from serving.features import FeatureReader, SlotOfTable, read_features
 from serving.importers.matching import Matching
 from serving.importers.network import check_network
-from serving.importers.plan import ImportPlan, plan_matched
+from serving.importers.plan import ImportPlan, plan_matched, with_features
 from serving.importers.pytorch import ImportedModule
 from serving.importers.pytorch.dense import export_dense
 from serving.importers.pytorch.inputs import Inputs
@@ -80,7 +80,8 @@ def convert(
             FeatureReader(definition, slots_of_tables, inputs.width, str(features))
         expected = _expected_answers(runner, sources.keys, logits)
         plan = _plan(runner, logits, max_batchsize, slots_of_tables)
-    plan = replace(plan, features=definition)
+    if definition is not None:
+        plan = with_features(plan, definition, str(features))
     found: list[Comparison] = []
     path = write_model(
         plan,

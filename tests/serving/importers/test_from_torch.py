@@ -182,6 +182,19 @@ def test_features_of_a_module_are_transformed_and_feed_every_table_of_a_key(tmp_
         np.testing.assert_allclose(session.predict(raw)[:, 0], 1 / (1 + np.exp(-logits)), atol=1e-6)
 
 
+def test_features_with_more_keys_than_a_table_has_rows_are_refused(tmp_path):
+    example = (torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+    features = [DEFINITION[0], {**DEFINITION[1], "buckets": 500}, DEFINITION[2]]
+    definition = write_definition(tmp_path / "features.json", features)
+
+    with pytest.raises(
+        ConfigError, match=r"features\[1\]: the keys of 'item' are 3 to 502, but the table '.*' has only"
+    ):
+        from_torch(TwoTables(), example, tmp_path / "models", "ctr", logits=True, features=definition)
+
+    assert not (tmp_path / "models").exists()
+
+
 @pytest.mark.parametrize(
     ("features", "message"),
     [
