@@ -7,8 +7,9 @@ import pytest
 from serving.errors import ConfigError
 from serving.model.triton_config import TritonTensors, triton_config, triton_faults, write_triton_files
 
-text_format = pytest.importorskip("google.protobuf.text_format", reason="protobuf, of the extra grpc, is not installed")
-model_config_pb2 = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="tritonclient is not installed")
+pytest.importorskip("grpc", reason="the extra grpc is not installed")
+text_format = pytest.importorskip("google.protobuf.text_format")
+model_config_pb2 = pytest.importorskip("tritonclient.grpc.model_config_pb2")
 
 RAW = TritonTensors(
     2, 3, [("user", "TYPE_STRING"), ('a "b" \u65e5\u672c', "TYPE_INT64"), ("tags.offsets", "TYPE_INT32")]
