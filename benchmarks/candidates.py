@@ -9,13 +9,12 @@ Targets: at least 3 times as many candidates per second as the expanded request,
 """
 
 import json
-import struct
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.http_client import answer_of, compile_client, measure, port_in_url, running
+from benchmarks.http_client import answer_of, compile_client, measure, port_in_url, request_with, running
 from benchmarks.report import Record, parse_arguments, publish
 from tests.tools.tiny_model import NamedModel
 
@@ -54,7 +53,7 @@ def requests(folder, rounds, seconds):
         for name in ("strings", "keys"):
             columns = [*users.T, *items.T, *numbers.T]
             sent = {"shared": columns, "expanded": [np.broadcast_to(column, CANDIDATES) for column in columns]}
-            bodies = {form: request_of(name, of_form) for form, of_form in sent.items()}
+            bodies = {form: request_with(name, tensors_of(name, of_form)) for form, of_form in sent.items()}
             if len({answer_of(port, body)[-4 * CANDIDATES :] for body in bodies.values()}) > 1:
                 raise SystemExit("both forms of one request must have the same answer")
             for form, body in bodies.items():
@@ -80,24 +79,12 @@ def write_features(version):
     (version / "features.json").write_text(json.dumps({"format": 1, "features": features}))
 
 
-def request_of(model, columns):
-    """The raw bytes of an HTTP request with one tensor for each slot and number."""
-    inputs, contents = [], []
-    for name, column in zip([*SLOTS, *NUMBERS], columns, strict=True):
-        datatype, content = "FP32" if name in NUMBERS else "INT64", column.tobytes()
-        if model == "strings" and name in SLOTS:
-            texts = [f"value_{key}".encode() for key in column]
-            datatype, content = "BYTES", b"".join(struct.pack("<I", len(text)) + text for text in texts)
-        parameters = {"binary_data_size": len(content)}
-        inputs.append({"name": name, "datatype": datatype, "shape": [len(column)], "parameters": parameters})
-        contents.append(content)
-    outputs = [{"name": "OUTPUT0", "parameters": {"binary_data": True}}]
-    head = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
-    body = head + b"".join(contents)
-    return (
-        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
-        f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(body)}\r\n\r\n"
-    ).encode() + body
+def tensors_of(model, columns):
+    """The column of each slot and number, by name."""
+    tensors = dict(zip([*SLOTS, *NUMBERS], columns, strict=True))
+    if model == "strings":
+        tensors |= {name: [f"value_{key}" for key in tensors[name]] for name in SLOTS}
+    return tensors
 
 
 if __name__ == "__main__":

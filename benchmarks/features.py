@@ -8,13 +8,12 @@ Targets: at most 1.4 times the time of the request with int64 values.
 """
 
 import json
-import struct
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.http_client import answer_of, compile_client, measure, port_in_url, request_of, running
+from benchmarks.http_client import answer_of, compile_client, measure, port_in_url, request_of, request_with, running
 from benchmarks.report import Record, parse_arguments, publish
 from tests.tools.tiny_model import TinyModel
 
@@ -38,8 +37,8 @@ def requests(folder, rounds, seconds):
     write_model(models, "strings", {"kind": "hash", "buckets": ROWS})
     write_model(models, "integers", {"kind": "identity", "size": ROWS})
     sent = {
-        "strings": named_request("strings", texts, prices),
-        "integers": named_request("integers", numbers, prices),
+        "strings": request_with("strings", {**texts, **prices}),
+        "integers": request_with("integers", {**numbers, **prices}),
         "catcolumn": request_of(
             dense, values.reshape(-1), np.arange(SAMPLES * SLOTS + 1, dtype=np.int32), name="integers"
         ),
@@ -81,28 +80,6 @@ def write_model(repository, name, feature):
     ]
     features += [{"name": f"i{column}", "kind": "dense"} for column in range(DENSE)]
     (version / "features.json").write_text(json.dumps({"format": 1, "features": features}))
-
-
-def named_request(model, values, prices):
-    """The raw bytes of an HTTP request with one tensor for each feature."""
-    tensors = []
-    for name, of_feature in {**values, **prices}.items():
-        if isinstance(of_feature, list):
-            content = b"".join(struct.pack("<I", len(text)) + text.encode() for text in of_feature)
-            tensors.append((name, "BYTES", content))
-        else:
-            tensors.append((name, "INT64" if of_feature.dtype == np.int64 else "FP32", of_feature.tobytes()))
-    inputs = [
-        {"name": name, "datatype": kind, "shape": [SAMPLES], "parameters": {"binary_data_size": len(content)}}
-        for name, kind, content in tensors
-    ]
-    outputs = [{"name": "OUTPUT0", "parameters": {"binary_data": True}}]
-    head = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
-    body = head + b"".join(content for _, _, content in tensors)
-    return (
-        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
-        f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(body)}\r\n\r\n"
-    ).encode() + body
 
 
 if __name__ == "__main__":

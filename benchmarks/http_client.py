@@ -3,9 +3,12 @@
 import contextlib
 import json
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
+
+DATATYPES = {"float32": "FP32", "int64": "INT64", "int32": "INT32"}
 
 
 def compile_client(folder):
@@ -18,25 +21,27 @@ def compile_client(folder):
 
 def request_of(dense, keys, row_ptrs, name="bench", dense_name="DES"):
     """The raw bytes of one HTTP request with these arrays as binary tensors."""
-    tensors = [
-        (dense_name, "FP32", dense.reshape(1, -1)),
-        ("CATCOLUMN", "INT64", keys[None]),
-        ("ROWINDEX", "INT32", row_ptrs[None]),
-    ]
-    inputs = [
-        {
-            "name": tensor,
-            "datatype": datatype,
-            "shape": list(array.shape),
-            "parameters": {"binary_data_size": array.nbytes},
-        }
-        for tensor, datatype, array in tensors
-    ]
+    return request_with(name, {dense_name: dense.reshape(1, -1), "CATCOLUMN": keys[None], "ROWINDEX": row_ptrs[None]})
+
+
+def request_with(model, tensors):
+    """The raw bytes of one HTTP request with binary tensors: an array of numbers, or a list of texts, for each name."""
+    inputs, contents = [], []
+    for name, values in tensors.items():
+        if isinstance(values, list):
+            texts = [text.encode() for text in values]
+            datatype, shape = "BYTES", [len(texts)]
+            content = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        else:
+            datatype, shape, content = DATATYPES[values.dtype.name], list(values.shape), values.tobytes()
+        parameters = {"binary_data_size": len(content)}
+        inputs.append({"name": name, "datatype": datatype, "shape": shape, "parameters": parameters})
+        contents.append(content)
     outputs = [{"name": "OUTPUT0", "parameters": {"binary_data": True}}]
     head = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
-    body = head + b"".join(array.tobytes() for _, _, array in tensors)
+    body = head + b"".join(contents)
     return (
-        f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
         f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(body)}\r\n\r\n"
     ).encode() + body
 

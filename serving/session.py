@@ -273,13 +273,10 @@ class InferenceSession(ModelSession):
             raise RequestError(too_few)
         with self._routes.one() as route:
             prediction = route.predict(batch)
-        if (
-            batch.bags is not None and self.embedding_cache.device is not None
-        ):  # which counts keys of the expanded batch
-            of_keys = _defaulted_of_each(
-                self.embedding_cache, [[of_table.keys for of_table in batch.tables]], prediction
-            )
-            prediction = replace(prediction, defaulted_keys=of_keys[0])
+        if batch.bags is not None and self.embedding_cache.device is not None:
+            keys = [of_table.keys for of_table in batch.tables]  # as they came: a device counts those of each sample
+            [count] = _defaulted_of_each(self.embedding_cache, [keys], prediction)
+            prediction = replace(prediction, defaulted_keys=count)
         self._defaults.note(batch, prediction.defaulted_keys)
         if not isfinite(prediction.probabilities.sum()):  # one pass: a NaN or an infinity reaches the sum
             raise _not_finite(prediction.probabilities)
