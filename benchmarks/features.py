@@ -2,13 +2,15 @@
 
 A request of 64 samples with 26 strings each, over HTTP with binary tensors, one connection, against the
 same request with int64 values by name, and against the same keys as ``CATCOLUMN``. Bodies are made before the clock
-starts. The models differ in their ``features.json`` alone.
+starts. The models differ in their ``features.json`` alone. ``logged`` is the request with strings to a server that logs
+a share of its requests, against the same request to a server that logs none.
 
-Targets: at most 1.4 times the time of the request with int64 values.
+Targets: at most 1.4 times the time of the request with int64 values; a log of 1 % costs nothing that can be measured.
 """
 
 import json
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -45,22 +47,39 @@ def requests(folder, rounds, seconds):
     }
     for name, request in sent.items():
         (folder / name).write_bytes(request)
-    times = {name: [] for name in sent}
+    times, shares = {name: [] for name in sent}, (0.01, 1.0)
+    logged = {share: [] for share in shares}
     client = compile_client(folder)
-    with running(
-        ["serving.cli.main", "serve", str(models), "--http-port", "0", "--device", "cpu"], port_in_url
-    ) as port:
+    command = ["serving.cli.main", "serve", str(models), "--http-port", "0", "--device", "cpu"]
+    with ExitStack() as servers:
+        port = servers.enter_context(running(command, port_in_url))
+        logging = {}
+        for share in shares:
+            log = ["--log-requests", str(folder / f"log{share}"), "--sample", str(share)]
+            logging[share] = servers.enter_context(running([*command, *log], port_in_url))
         if floats_in(answer_of(port, sent["integers"])) != floats_in(answer_of(port, sent["catcolumn"])):
             raise SystemExit("integers by name get another answer than CATCOLUMN")
         for _ in range(rounds + 1):
             for name in sent:
                 times[name].append(1e6 / measure(client, port, 1, seconds, folder / name)["requests_per_s"])
+            for share in shares:
+                rate = measure(client, logging[share], 1, seconds, folder / "strings")["requests_per_s"]
+                logged[share].append(1e6 / rate)
     params = {"samples": SAMPLES, "slots": SLOTS, "dense": DENSE}
-    return [
+    records = [
         Record.of(
             f"features.against_{peer}", params, "us", list(zip(times["strings"][1:], times[peer][1:], strict=True))
         )
         for peer in ("integers", "catcolumn")
+    ]
+    return records + [
+        Record.of(
+            "features.logged",
+            {**params, "share": share},
+            "us",
+            list(zip(logged[share][1:], times["strings"][1:], strict=True)),
+        )
+        for share in shares
     ]
 
 

@@ -224,6 +224,9 @@ class InferenceSession(ModelSession):
             raise RequestError("raw features and keys came; a request has keys or raw features")
         if isinstance(dense_feature, Mapping) or (is_frame(dense_feature) and not has_keys):
             return self.predict_batch(self.read(dense_feature)).probabilities
+        if self.features is not None and not has_keys:
+            expected = "expected raw features by name, a data frame, or dense features with keys"
+            raise RequestError(f"{expected}; got only {type(dense_feature).__name__}")
         if i64_input_key is not None and i64_input_key != (self.config.key_type == "I64"):
             raise RequestError(f"i64_input_key={i64_input_key}, but the model's keys are {self.config.key_type}")
         return self.predict_batch(read_batch(self.config, dense_feature, embeddingcolumns, row_ptrs)).probabilities

@@ -40,7 +40,7 @@ _CATEGORY = re.compile(
 _TIME = re.compile(r"(^|[_.\W])(time|timestamp|ts|date|datetime|at)$|[a-z](Time|Timestamp|Date|At)$", re.IGNORECASE)
 #: Seconds since 1970 of the years 1990 to 2100, and thousands and millions of them.
 _TIMES = [(631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 1000, 10**6, 10**9)]
-_SEPARATOR, _CUT_RATIO, _CUT_SAMPLE = "|", 0.05, 10_000
+_SEPARATORS, _CUT_RATIO, _CUT_SAMPLE = ("|", ";"), 0.05, 10_000
 _NO_TIME = "left out: training times do not recur; derive a feature, such as the hour"
 
 
@@ -155,6 +155,11 @@ def _described(feature: dict[str, Any], why: str) -> str:
 
 def _check_label(pa: Any, path: Path, label: str, values: Any) -> None:
     """Refuse a rating or an amount before features are written. Reading the samples checks each value."""
+    if _is_text(pa.types, values.type):
+        values = _typed(pa, pa.compute.utf8_trim_whitespace(values))
+        if _is_text(pa.types, values.type):
+            known = ", ".join(map(repr, values.unique().to_pylist()[:3]))
+            raise DataError(path, f"expected 0 or 1, true or false, found the texts {known}", column=label)
     try:
         numbers = values.cast(pa.float32())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -240,9 +245,9 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
     if _is_text(types, values.type):
         parts = None if is_list else _parts_of(compute, values)
         if parts is not None:
-            cut, most = parts
+            separator, cut, most = parts
             category = _category(compute, cut, int(compute.count_distinct(cut).as_py()), "string")
-            return {**category, "list": {"separator": _SEPARATOR, "most": most, "keep": "first"}}, ""
+            return {**category, "list": {"separator": separator, "most": most, "keep": "first"}}, ""
         return _category(compute, values, distinct, "string"), ""
     lowest, highest = compute.min(values).as_py(), compute.max(values).as_py()
     is_integer = types.is_integer(values.type)
@@ -262,19 +267,22 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
     return _number(compute, values.cast(pa.float64(), safe=False)), ""
 
 
-def _parts_of(compute: Any, values: Any) -> tuple[Any, int] | None:
-    """Return the parts of texts such as ``Action|Comedy``, and the most parts of one; None if the texts are whole."""
+def _parts_of(compute: Any, values: Any) -> tuple[str, Any, int] | None:
+    """Return the separator of texts such as ``Action|Comedy``, their parts, and the most parts of one.
+
+    None: the texts are whole.
+    """
     some = values.slice(0, _CUT_SAMPLE)
-    has_several = compute.mean(compute.match_substring(some, _SEPARATOR)).as_py()
-    if has_several < _CUT_RATIO:
-        return None
-    lists = compute.split_pattern(values, _SEPARATOR)
-    parts = compute.list_flatten(lists)
-    if compute.count_distinct(parts).as_py() >= compute.count_distinct(values).as_py():
-        return None
-    lengths = compute.list_value_length(lists)
-    most = int(compute.quantile(lengths, _LONG_LIST, interpolation="higher")[0].as_py())
-    return parts.filter(compute.not_equal(parts, "")), most
+    for separator in _SEPARATORS:
+        if compute.mean(compute.match_substring(some, separator)).as_py() < _CUT_RATIO:
+            continue
+        lists = compute.split_pattern(values, separator)
+        parts = compute.list_flatten(lists)
+        if compute.count_distinct(parts).as_py() < compute.count_distinct(values).as_py():
+            lengths = compute.list_value_length(lists)
+            most = int(compute.quantile(lengths, _LONG_LIST, interpolation="higher")[0].as_py())
+            return separator, parts.filter(compute.not_equal(parts, "")), most
+    return None
 
 
 def _is_text(types: Any, kind: Any) -> bool:

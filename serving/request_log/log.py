@@ -92,6 +92,9 @@ class RequestLog:
                 known |= dict.fromkeys(name for form in self._forms_of(session).values() for name in form.columns)
             else:
                 _log.warning("model %s has no dense network, so its requests are not logged", session.config.name)
+        if self._without and not known:
+            _log.warning("no model is loaded yet, so the names of %s cannot be checked", _WITHOUT)
+            return
         for name in sorted(self._without - known.keys()):
             reason = f"no served model has the feature {name[:64]!r}{did_you_mean(name, known)}"
             raise ConfigError(_WITHOUT, "", reason)

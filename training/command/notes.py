@@ -16,6 +16,7 @@ _FEW = 30  # with fewer rows of a class, the standard error of an AUC is about 0
 _LOOKED_AT = 16_384  # rows
 _LARGE = 100.0  # a dense network learns little from numbers of this size, and may diverge
 _WORTHLESS = 10.0  # a log loss: the model gives what happens a probability of 0.00005
+_TOO_GOOD = 0.99  # an AUC that clicks and purchases do not reach
 _NO_ORDER = 0.05  # an AUC so close to 0.5 is mostly chance
 #: Layers that read the slots of a table as the positions of a sequence, which share their keys on purpose.
 _OF_SEQUENCES = ("FusedReshapeConcat", "FusedReshapeConcatGeneral")
@@ -55,6 +56,11 @@ def of_result(epoch: Mapping[str, Any]) -> Iterator[str]:
     """
     for name, base in epoch.get("base_log_loss", {}).items():  # absent in checkpoints of earlier versions
         loss, auc = epoch["log_loss"][name], epoch["auc"][name]
+        if auc is not None and auc > _TOO_GOOD:
+            yield (
+                f"note: an AUC of {auc:.4f} for {name} is rare: a column may say what happened after the request, and "
+                "a server does not know that yet"
+            )
         if loss > _WORTHLESS:
             raise TrainingError(
                 f"training has diverged, so no model is written: the log loss of {name} is {loss:,.0f}, and "

@@ -136,6 +136,11 @@ def test_a_faulty_dense_feature_of_a_request_with_keys_is_named(session):
         session.predict([[1, 2], [3, np.nan]], [[1, 2, 3], [4, 5, 6]])
 
 
+def test_a_value_without_a_name_is_no_request(session):
+    with pytest.raises(RequestError, match=r"expected raw features by name, a data frame, .*; got only list"):
+        session.predict([3, 4])
+
+
 def test_slots_with_one_name_have_the_same_keys(tmp_path):
     model = NamedModel(tables={"deep": 2, "wide": 1}, dense_dim=0, names=("user", "item", "user"))
     model.write(tmp_path, "both")

@@ -214,6 +214,13 @@ def test_features_can_be_left_out_but_a_misspelt_name_is_an_error(raw, tmp_path)
     assert pq.read_table(files(tmp_path)[0]).column_names == [*ABOUT, "country", "seen", "member", "price"]
 
 
+def test_without_a_loaded_model_the_names_cannot_be_checked(tmp_path, caplog):
+    with opened(tmp_path, without=["user"]) as log:
+        log.check([])
+
+    assert "no model is loaded yet, so the names of --log-without cannot be checked" in caplog.text
+
+
 def test_the_keys_of_a_feature_that_is_left_out_are_left_out_too(raw, tmp_path):
     with opened(tmp_path, without=["user", "price"]) as log:
         batch = read_batch(raw.config, [[0.5]], [[1, 2, 3, 4, 5, 6]], None)

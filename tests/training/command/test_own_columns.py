@@ -225,4 +225,6 @@ def test_an_evaluation_of_one_class_is_not_compared_with_a_constant():
     epoch = {"log_loss": {"clicked": 0.1}, "auc": {"clicked": None}, "base_log_loss": {"clicked": 0.0}}
     assert not list(of_result(epoch))
     assert list(of_result({**epoch, "base_log_loss": {"clicked": 0.05}}))
+    [note] = of_result({**epoch, "auc": {"clicked": 0.995}, "base_log_loss": {"clicked": 0.5}})
+    assert note.startswith("note: an AUC of 0.9950 for clicked is rare")
     assert not list(of_result({**epoch, "base_log_loss": {}}))  # of an earlier version's checkpoint

@@ -116,6 +116,7 @@ def test_names_and_values_tell_categories_times_and_lists(data):
         "age": rng.integers(10, 80, 600),
         "timestamp": rng.integers(978_300_000, 1_046_000_000, 600),
         "genres": genres,
+        "tags": [text.replace("|", ";") for text in reversed(genres)],
     }
     pq.write_table(pa.table(rows), "movies.parquet")
     assert train(file="movies.parquet") == 0
@@ -125,8 +126,10 @@ def test_names_and_values_tell_categories_times_and_lists(data):
         ("movie", "vocabulary"),
         ("age", "dense"),
         ("genres", "vocabulary"),
+        ("tags", "vocabulary"),
     ]
-    assert sorted(features[-1]["values"]) == ["Action", "Comedy", "Drama"]
+    assert [sorted(one["values"]) for one in features[-2:]] == 2 * [["Action", "Comedy", "Drama"]]
+    assert [one["list"]["separator"] for one in features[-2:]] == ["|", ";"]
     with hotrow.load_model(data / "models" / "dcn") as session:
         row = {"userId": [3], "movie": [5], "age": [30]}
         answers = [session.predict({**row, "genres": genres}) for genres in (["Drama|Action"], [["Drama", "Action"]])]
@@ -180,6 +183,7 @@ def test_a_file_of_features_is_kept(data, capsys):
         ("numbers.parquet", "clicked", "numbers.parquet: no column can be a category"),
         ("empty.parquet", "clicked", "empty.parquet: no samples"),
         ("wrong.parquet", "clicked", "wrong.parquet: "),
+        ("answers.csv", "clicked", "column clicked: expected 0 or 1, true or false, found the texts 'yes'"),
     ],
 )
 def test_data_without_features_is_refused(data, capsys, file, label, text):
@@ -189,6 +193,7 @@ def test_data_without_features_is_refused(data, capsys, file, label, text):
     (data / "short.csv").write_text("clicked,a,b\n1,x,1\n0,y\n")
     (data / "latin.csv").write_bytes(b"clicked,a,b\n1,Z\xfcrich,1\n0,y,2\n")
     (data / "twice.csv").write_text("clicked,a,a\n1,x,1\n0,y,2\n")
+    (data / "answers.csv").write_text("clicked,a\nyes,x\nno,y\n")
     assert train(file=file, label=label) == 1
     assert text in capsys.readouterr().err
     assert not list(data.glob("*.features.json"))
