@@ -16,6 +16,7 @@ from serving.storage.hps_layout import key_list, tag
 from serving.storage.marker import NOT_LOADED, Marker
 from serving.storage.rocksdb.engine import STORE_NAME, all_items, import_rocksdict, open_database, table_options
 from serving.storage.rocksdb.exit_gate import exit_gate
+from serving.storage.rocksdb.sort import ordinals
 from serving.storage.row_codec import value_list
 from serving.storage.store import Keys, Reached, TableSpec
 
@@ -165,6 +166,9 @@ class Database:
         room = batch_rows
         for spec, keys, values in changes:
             family, begin = self._handle.get_column_family_handle(tag(spec.name)), 0
+            if reached is not None:  # sorted rows take two thirds of the time; the last row of equal keys still wins
+                order = np.argsort(ordinals(keys, spec.key_bytes), kind="stable")
+                keys, values = keys[order], None if values is None else values[order]
             while begin < keys.size:
                 if not room:
                     self._handle.write(batch)
