@@ -1,8 +1,9 @@
-"""Run docs/updates.md: its golden bytes, and its reader that needs no Hotrow."""
+"""Run docs/updates.md: its golden bytes, and the example that reads a message without Hotrow."""
 
 import contextlib
 import io
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 from serving.stream import Kind, UpdateMessage, decode, encode
 
-PAGE = (Path(__file__).parents[3] / "docs" / "updates.md").read_text()
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "updates.md").read_text()
+read = runpy.run_path(str(ROOT / "examples" / "read_update.py"))["read"]
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +36,12 @@ def test_the_message_has_the_bytes_that_the_page_shows(page):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("kind", Kind)
-def test_the_reader_without_hotrow_reads_every_message(page, kind, dtype):
+def test_the_reader_without_hotrow_reads_every_message(kind, dtype):
     keys = np.arange(0 if kind == Kind.BARRIER else 5)
     rows = np.linspace(-2, 3, 10, dtype=np.float32).reshape(5, 2) if kind in ("upsert", "accumulate") else None
     payload = encode(UpdateMessage(kind, "dcn", "" if kind == Kind.BARRIER else "user", keys, rows, step=3), dtype)
 
-    header, read_keys, read_rows = page[0]["read"](payload)
+    header, read_keys, read_rows = read(payload)
     expected = decode(payload)
 
     assert (header["kind"], header["step"]) == (kind, 3)
