@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from serving.cli.main import main
-from serving.config.keys_without_effect import TABLE
 from serving.config.ps import ModelClause, PsDocument
 from serving.config.tiers import HashMapConfig, PersistentDbConfig
 from serving.config.update_source import UpdateSourceConfig
@@ -291,12 +290,6 @@ def test_no_key_may_be_null(read_key, where):
 def test_every_key_is_documented(where):
     for key in CLAUSES[where].known_keys():
         assert any(f"`{lead}{key}`" in DOCUMENTATION for lead in ("", ".", f"{where}.")), key
-
-
-def test_every_reason_for_no_effect_is_documented():
-    for row in TABLE:
-        keys = ", ".join(f"`{row.clause}.{key}`" if row.clause else f"`{key}`" for key in row.keys)
-        assert f"| {keys} | {row.reason} |" in DOCUMENTATION
 
 
 CASES = [
