@@ -287,7 +287,7 @@ def test_amounts_of_memory_are_bytes_or_binary_units(text, size_bytes):
 
 
 @pytest.mark.slow
-def test_the_example_of_the_guide_prints_the_output_of_the_guide(tmp_path):
+def test_the_example_of_the_guide_prints_what_the_guide_shows(tmp_path):
     train, record, command = re.findall(r"^```(?:python)?\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)[:3]
 
     def run(*arguments):
@@ -299,4 +299,5 @@ def test_the_example_of_the_guide_prints_the_output_of_the_guide(tmp_path):
     run("-c", record)
     prompt, _, shown = command.partition("\n")
     assert prompt.startswith("$ hotrow plan ")
-    assert run("-m", "serving.cli.main", *prompt.split()[2:]) == shown
+    printed = run("-m", "serving.cli.main", *prompt.split()[2:])
+    assert re.fullmatch(".*".join(map(re.escape, shown.split("...\n"))), printed, re.DOTALL)
