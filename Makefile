@@ -45,7 +45,7 @@ CUDA ?= cuda13
 GPU_PYTHON ?= $(BIN)/python
 GPU_READY := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.gpu)
 GPU_TESTS ?= $(if $(GPU_READY),tests,tests/kernels tests/gpu_cache tests/test_gpu_benchmark.py)
-BENCHMARKS := host_table host_time snapshot swaps rocksdb_misses rocksdb_load redis_store tiers updates update_stream features candidates eviction cache_policy scale predict batching training training_processes training_data fused_lookup sok persia
+BENCHMARKS := host_table host_time snapshot swaps rocksdb_misses rocksdb_load redis_store tiers updates update_stream features candidates eviction cache_policy scale predict batching pooling training training_processes training_data fused_lookup sok persia
 DRAWN_FAULTS ?= 60
 SEEDS ?= 1 2 3
 # The architectures, from sm_75 to sm_120, for which `make check-nvrtc` compiles; if empty, all.
@@ -53,6 +53,8 @@ ARCHITECTURES ?=
 # The Python of an environment with Triton, which the benchmark of servers compares with: .venv-numpy1/bin/python, after
 # `make test-triton`.
 TRITON ?=
+# Packages that only the benchmarks compare with.
+PEERS := $(VENV)-peers
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/host/*/*)
 
 help: ## list the commands
@@ -120,13 +122,13 @@ format: $(VENV)/.lint ## format and fix the sources with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.test ## all CPU benchmarks and their table; TRITON=python also measures Triton; results go to benchmarks/results/
-	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
+bench: $(VENV)/.test $(PEERS) ## all CPU benchmarks and their table; TRITON=python also measures Triton; results go to benchmarks/results/
+	@for name in $(BENCHMARKS); do PYTHONPATH=$(PEERS) $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
 	@$(BIN)/python -m benchmarks.servers $(if $(TRITON),--triton $(TRITON)) --json benchmarks/results/servers.json
 	@$(BIN)/python -m benchmarks.table
 
-bench-quick: $(VENV)/.test ## the same on small inputs, without writing results
-	@for name in $(BENCHMARKS) servers; do $(BIN)/python -m benchmarks.$$name --quick; done
+bench-quick: $(VENV)/.test $(PEERS) ## the same on small inputs, without writing results
+	@for name in $(BENCHMARKS) servers; do PYTHONPATH=$(PEERS) $(BIN)/python -m benchmarks.$$name --quick; done
 
 bench-gpu: gpu $(GPU_READY) ## check and then time the GPU cache on a GPU; results go to benchmarks/results/
 	@$(GPU_PYTHON) -m benchmarks.gpu --json benchmarks/results/gpu_cache.json
@@ -135,7 +137,7 @@ wheel: tools ## build a wheel and an sdist in dist/, and try both in clean envir
 	@.ci/wheel $(PYTHON) -c $(CURDIR)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 clean: ## remove the environments and everything built
-	rm -rf $(VENV) $(VENV)-numpy1 build dist demo_output loadtest_report .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-numpy1 $(PEERS) build dist demo_output loadtest_report .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # One clear line for each thing that a fresh machine may not have.
 .PHONY: tools
@@ -199,6 +201,11 @@ $(VENV)-numpy1/.done: $(BUILD_INPUTS) | tools
 	@$(VENV)-numpy1/bin/python -m pip install -q -c $(VENV)-numpy1/constraints.txt 'numpy==1.26.4' pydantic array-api-compat orjson pytest pytest-timeout pytest-xdist hypothesis scikit-build-core hatch-fancy-pypi-readme nanobind cmake ninja
 	@$(VENV)-numpy1/bin/python -m pip install -q --no-build-isolation --no-deps -e .
 	@touch $@
+
+# FBGEMM is built against the PyTorch of constraints.txt.
+$(PEERS): | $(VENV)/.test
+	@echo "installing FBGEMM, which benchmarks compare with"
+	@$(PIP) --no-deps --target $@ 'fbgemm-gpu-cpu==1.8.0'
 
 # Triton's Python backend corrupts tensors under NumPy 2. The server in nvidia-pytriton needs none of its dependencies.
 $(VENV)-numpy1/.triton: $(VENV)-numpy1/.done

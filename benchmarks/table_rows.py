@@ -37,6 +37,13 @@ HOST_TABLE = [
       for measure, words in (("fetch", "one lookup"), ("pooled", "one pooled lookup, bags of 20,")) for dim in SPEED),
     ("a second core wakes for a lookup, {pause_us} us after the last lookup", "host_table.wake_up", {},
      "us", "a condition variable, time", "<= 10 us"),
+    *(("one thread pools bags of 20 {type} rows, dim {dim}, {keys} keys", "pooling.rows_per_s",
+       {"dim": dim, "type": type_, "peer": peer}, "M rows/s", f"FBGEMM for the CPU, {peer}, known rows", ">= 1")
+      for dim in (16, 64, 128)
+      for type_, peer in (("fp32", "training"), ("fp32", "inference"), ("int8", "inference"))),
+    *(("the same for uniform keys, dim {dim}, against the ratio of the cache lines read", "pooling.lines",
+       {"dim": dim, "type": type_, "peer": "inference"}, "ratio", f"FBGEMM's lines per ours, {type_}", ">= 0.9")
+      for dim in (16, 64, 128) for type_ in ("fp32", "int8")),
     ("reader next to a full-rate writer, rate", "host_table.beside_writer", {}, "M rows/s", ALONE, ">= 0.95"),
     ("reader next to a full-rate writer, p99", "host_table.beside_writer_p99", {}, "ms", f"{ALONE}, time", "<= 1.2"),
 ]
