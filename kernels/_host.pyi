@@ -625,7 +625,7 @@ def update_tables(
         update_type: ``"Local"``, ``"Global"`` or ``"LazyGlobal"``; see ``training.optimizers``.
         learning_rate: of this step.
         step: counted from 1.
-        parameters: of the rule; see ``UpdateRule.parameters`` of ``training.optimizers.rules``.
+        parameters: of the rule; see ``UpdateRule.parameters`` of ``training.tables.rules``.
         scaler: gradients are divided by it.
 
     Raises:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from serving.model.strict_json import LARGEST_FLOAT32
 
 _INTEGERS = (np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.uint32))
+_DENSE = "torch.strided"  # the layout of PyTorch's dense tensors
 
 
 def is_whole(value: Any, least: int) -> bool:
@@ -75,11 +75,18 @@ def path(place: str, name: str, value: Any) -> Path:
 
 def integers(place: str, name: str, value: Any) -> NDArray[np.int64]:
     """Return the numbers of a tensor or an array, of any shape."""
-    is_plain = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
-    array = value.detach().cpu().numpy() if is_plain else value
-    if not isinstance(array, np.ndarray) or array.dtype not in _INTEGERS:
+    array = as_array(value)
+    if array is None or array.dtype not in _INTEGERS:
         raise TypeError(f"{place}: expected {name} as a tensor or an array of int64, got {shown(value)}")
     return np.ascontiguousarray(array, np.int64)
+
+
+def as_array(value: Any) -> NDArray[Any] | None:
+    """Return the numbers of an array, or of a dense tensor of PyTorch or TensorFlow. None: the value is another."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu() if str(value.layout) == _DENSE and not value.is_nested else None
+    array = value if isinstance(value, np.ndarray) or not hasattr(value, "numpy") else value.numpy()
+    return array if isinstance(array, np.ndarray) else None
 
 
 def _brief(value: Any) -> str:
@@ -87,10 +94,11 @@ def _brief(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value's type and shape, for messages."""
-    if isinstance(value, torch.Tensor) and value.is_nested:  # its shape has names, or is unknown
-        return f"nested {str(value.dtype).removeprefix('torch.')}"
-    if isinstance(value, torch.Tensor | np.ndarray):
-        sparse = "" if isinstance(value, np.ndarray) or value.layout == torch.strided else "sparse "
-        return f"{sparse}{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return type(value).__name__
+    """Return a value's type and shape, for messages. Arrays and tensors of PyTorch and TensorFlow have a shape."""
+    if isinstance(value, np.generic) or not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return type(value).__name__
+    dtype = getattr(value.dtype, "name", str(value.dtype).removeprefix("torch."))
+    if getattr(value, "is_nested", False) or getattr(value.shape, "rank", 0) is None:  # the shape is unknown
+        return f"nested {dtype}"
+    is_dense = str(getattr(value, "layout", _DENSE)) == _DENSE and not hasattr(value, "dense_shape")
+    return f"{'' if is_dense else 'sparse '}{dtype}{list(value.shape)}"

@@ -11,12 +11,12 @@ import torch
 from training.arguments import one_of, whole
 from training.deeprec.lookup import require_norm
 from training.embedding.collection import EmbeddingBagCollection
-from training.embedding.config import Combiner, Constant, EmbeddingBagConfig, Initializer, Normal
 from training.embedding.gradients import PooledBags, not_compiled
 from training.embedding.lookups import LocalLookups
 from training.embedding.parameter import TableParameter, sinks_of, which_make_rows
-from training.embedding.table import EmbeddingTable
 from training.sparse_tensor import read_ids
+from training.tables.config import Combiner, Constant, EmbeddingBagConfig, Initializer, Normal
+from training.tables.table import EmbeddingTable
 
 Fusion = Literal["v1", "v2"]
 

@@ -11,11 +11,11 @@ import torch
 from kernels.host import ArrayRows, first_outside
 from training.arguments import one_of, shown, whole
 from training.deeprec.partition import PartitionStrategy, shares, split
-from training.embedding.config import Combiner, EmbeddingBagConfig
 from training.embedding.gradients import PooledBags, not_compiled, sparse_gradients, to_floats
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import LocalLookups, LookedUpRows
 from training.sparse_tensor import read_ids
+from training.tables.config import Combiner, EmbeddingBagConfig
 
 FusionVersion = Literal["v1", "v2"]
 Params: TypeAlias = torch.Tensor | Sequence[torch.Tensor]

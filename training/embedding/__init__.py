@@ -2,10 +2,10 @@
 
 from training.embedding.clipping import clip_grad_norm_
 from training.embedding.collection import EmbeddingBagCollection
-from training.embedding.config import Constant, EmbeddingBagConfig, Normal, Uniform
 from training.embedding.joining import join_state_dicts
-from training.embedding.table import EmbeddingTable
 from training.row_file import TableRows
+from training.tables.config import Constant, EmbeddingBagConfig, Normal, Uniform
+from training.tables.table import EmbeddingTable
 
 __all__ = [
     "Constant",

@@ -11,16 +11,16 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from training.embedding.config import EmbeddingBagConfig
 from training.embedding.exchange import OwnedTable, Sharding, SharedLookups
 from training.embedding.gradients import PooledBags, not_compiled
 from training.embedding.inputs import NO_BAGS, FeatureBags, by_feature, read_feature
 from training.embedding.lookups import LocalLookups, LookedUpRows, Lookups
 from training.embedding.parameter import TableParameter, sinks_of, which_make_rows
-from training.embedding.table import EmbeddingTable
 from training.embedding.table_folders import write_tables
 from training.processes import Processes
 from training.samples import Bags
+from training.tables.config import EmbeddingBagConfig
+from training.tables.table import EmbeddingTable
 
 
 class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
@@ -223,7 +223,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         """Return all rows with their states, for ``state_dict``."""
         return {
             "shard": [self.processes.rank, self.processes.size, self._sharding],
-            "tables": {name: table.state() for name, table in self.tables.items()},
+            "tables": {name: _as_tensors(table.state()) for name, table in self.tables.items()},
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -274,6 +274,12 @@ def _check_arguments(tables: Any, seed: Any, sharding: Any) -> None:
 def _shown(shard: Sequence[Any]) -> str:
     rank, size, sharding = shard
     return f"{rank} of {size}, by {sharding}"
+
+
+def _as_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table's state with tensors, which ``torch.load`` reads without running code."""
+    arrays = {name: torch.from_numpy(value) for name, value in state.items() if isinstance(value, np.ndarray)}
+    return {**state, **arrays}
 
 
 def _drop_parameters(module: EmbeddingBagCollection, state: dict[str, Any], prefix: str, metadata: Any) -> None:

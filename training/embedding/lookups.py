@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.host import ArrayRows, BagLookup, TrainingTable, look_up_bags, weight_gradients
-from training.embedding.config import EmbeddingBagConfig
 from training.embedding.inputs import FeatureBags
+from training.tables.config import EmbeddingBagConfig
 
 Floats = NDArray[np.float32]
 

@@ -13,8 +13,8 @@ from training.embedding.exchange import OwnedTable, ShardSink, SharedLookups
 from training.embedding.gradients import Receiver, TableSink, backward_pass
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import Lookups
-from training.embedding.table import EmbeddingTable
 from training.processes import Processes
+from training.tables.table import EmbeddingTable
 
 # Functions that return the parameter or an alias.
 _ALIASES = {

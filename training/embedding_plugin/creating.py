@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from training.arguments import items, one_of, shown
-from training.embedding.table import EmbeddingTable
 from training.embedding_plugin.embedding import Optimizer
-from training.optimizers.rules import (
+from training.row_file import TableRows
+from training.tables.rules import (
     AdamRule,
     MomentumSgdRule,
     NesterovRule,
@@ -18,7 +18,7 @@ from training.optimizers.rules import (
     UpdateRule,
     UpdateType,
 )
-from training.row_file import TableRows
+from training.tables.table import EmbeddingTable
 
 OptimizerType = Literal["Adam", "MomentumSGD", "Nesterov", "SGD", "RowWiseAdaGrad"]
 _SCALERS = (1.0, 128.0, 256.0, 512.0, 1024.0)

@@ -19,11 +19,11 @@ from serving.model.sparse_rows import KeyType, RowLayout, key_range
 from training.embedding.gradients import PooledBags, RowGradient, not_compiled
 from training.embedding.inputs import read_feature
 from training.embedding.lookups import Floats, LocalLookups
-from training.embedding.table import EmbeddingTable
 from training.errors import SessionError
 from training.model.parameter_files import read_table
-from training.optimizers.rules import UpdateRule, UpdateType
 from training.samples import Bags
+from training.tables.rules import UpdateRule, UpdateType
+from training.tables.table import EmbeddingTable
 
 
 @dataclass(frozen=True, slots=True)

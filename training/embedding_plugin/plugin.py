@@ -10,13 +10,13 @@ import torch
 
 from serving.model.sparse_rows import KeyType, RowLayout
 from training.arguments import items, one_of, path, shown, whole
-from training.embedding.config import EmbeddingBagConfig
-from training.embedding.table import EmbeddingTable
 from training.embedding_plugin.creating import OptimizerType, first_rows, optimizer_of
 from training.embedding_plugin.embedding import Embedding, Limits
 from training.errors import SessionError
-from training.optimizers.rules import UpdateType
 from training.processes import Processes
+from training.tables.config import EmbeddingBagConfig
+from training.tables.rules import UpdateType
+from training.tables.table import EmbeddingTable
 
 _KEY_TYPES: dict[str, KeyType] = {"int64": "I64", "uint32": "I32"}
 _VALUE_TYPES = {"float": torch.float32, "half": torch.float16}

@@ -14,12 +14,12 @@ from kernels.host import KeyIndex
 from serving.errors import ConfigError, MissingExtraError, ModelFileError
 from serving.model.atomic import temporary_directory
 from training.data.keyset import read_keyset
-from training.embedding.table import EmbeddingTable
 from training.errors import DataError
 from training.model.ctr_model import CtrModel
 from training.publishing import Publisher
 from training.row_file import TableRows
 from training.samples import Bags
+from training.tables.table import EmbeddingTable
 
 _CHUNK_ROWS = 65_536
 _ROW_FIELDS = [("last_step", "<i8"), ("slot_id", "<u8")]

@@ -14,18 +14,18 @@ from serving.dense.network import run_graph
 from serving.model.dense_file import Weights, weight_key
 from serving.model.graph import Graph
 from training.embedding.collection import EmbeddingBagCollection, pool
-from training.embedding.config import EmbeddingBagConfig
 from training.embedding.exchange import Sharding
 from training.embedding.parameter import TableParameter, send_gradients
-from training.embedding.table import EmbeddingTable
 from training.model.document import TableOptimizer
 from training.model.initial_weights import initial_statistics, initial_weights
 from training.optimizers.regularizer import Regularizer
-from training.optimizers.rules import AdamRule, Move, UpdateRule, UpdateType
 from training.optimizers.tables import step_tables
 from training.processes import Processes
 from training.row_file import TableRows
 from training.samples import Bags, Samples
+from training.tables.config import EmbeddingBagConfig
+from training.tables.rules import AdamRule, Move, UpdateRule, UpdateType
+from training.tables.table import EmbeddingTable
 
 
 class CtrModel:

@@ -12,7 +12,7 @@ from serving.model.strict_json import Fields, read_json
 from training.built_in import built_in_graphs
 from training.optimizers.learning_rate import LearningRateSchedule
 from training.optimizers.regularizer import Regularizer
-from training.optimizers.rules import (
+from training.tables.rules import (
     AdamRule,
     MomentumSgdRule,
     NesterovRule,

@@ -33,8 +33,8 @@ from serving.model.regular_file import is_absent, open_regular
 from serving.model.sparse_file import KeyType, open_sparse
 from serving.model.sparse_rows import refuse_repeated_keys, row_dtype
 from serving.model.strict_json import Fields, read_json
-from training.embedding.table import EmbeddingTable
 from training.row_file import BLOCK_ROWS, TableRows, check_rule, is_row_file, read_rows, shape_of, write_rows
+from training.tables.table import EmbeddingTable
 
 
 def write_dense_states(path: Path, graph: Graph, states: Iterable[Weights], optimizer: str, step: int) -> None:

@@ -4,7 +4,7 @@ They also update the tables of an ``EmbeddingBagCollection``, whose parameters t
 states in the rows of the tables.
 
 A sparse gradient, such as that of ``torch.nn.Embedding(sparse=True)``, has rows, as a table has. What happens to the
-rows without a gradient is the update type; see ``training.optimizers.rules.update_rows``. With a dense gradient every
+rows without a gradient is the update type; see ``training.tables.rules.update_rows``. With a dense gradient every
 row has one.
 """
 
@@ -19,7 +19,8 @@ from typing import Any, ClassVar, get_args
 import torch
 
 from training.embedding.parameter import TableParameter, send_gradients
-from training.optimizers.rules import (
+from training.optimizers.tables import step_tables
+from training.tables.rules import (
     AdaGradRule,
     AdamRule,
     FtrlRule,
@@ -32,7 +33,6 @@ from training.optimizers.rules import (
     UpdateType,
     update_rows,
 )
-from training.optimizers.tables import step_tables
 
 Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 

@@ -7,7 +7,7 @@ import torch
 from kernels.host import look_up_bags, sum_row_gradients, update_tables
 from training.embedding.gradients import RowGradient
 from training.embedding.parameter import TableParameter
-from training.optimizers.rules import UpdateRule, UpdateType
+from training.tables.rules import UpdateRule, UpdateType
 
 
 def step_tables(

@@ -18,12 +18,12 @@ from serving.model.names import MODEL_NAME, NAME_EXPECTED, TABLE_NAME
 from serving.stream import Encoded, MessageEncoder, MessageFormat, WireDtype
 from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.parameter import TableParameter
-from training.embedding.table import EmbeddingTable
 from training.model.ctr_model import CtrModel
 from training.processes import Processes
 from training.publishing.outbox import Outbox
 from training.publishing.rows import Part, PublishedRows, TrainedTables
 from training.publishing.sender import Sender
+from training.tables.table import EmbeddingTable
 
 #: By default, deltas of at most this size wait for a log that is away.
 MOST_OUTBOX_BYTES = 8 << 30

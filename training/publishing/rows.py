@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from training.embedding.table import EmbeddingTable
 from training.processes import Processes
+from training.tables.table import EmbeddingTable
 
 PART_KEYS = 65_536
 Keys = NDArray[np.int64]

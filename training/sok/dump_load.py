@@ -1,25 +1,16 @@
-"""``sok.dump`` and ``sok.load``: one folder per variable, which any number of processes can read.
+"""``sok.dump`` and ``sok.load`` of variables in several processes."""
 
-A folder has HugeCTR's directory format, so ``hotrow import`` reads it too. A variable without a name is called
-``variable_<index in the list>``.
-"""
-
-from collections.abc import Iterator
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from serving.errors import ModelFileError
-from serving.model.sparse_file import open_sparse
-from training import arguments
+from training.calls import dumps
 from training.embedding.table_folders import write_tables
 from training.processes import Processes
 from training.sok.dynamic_variable import DynamicVariable
 from training.sok.lookup import AnyVariable
-from training.sok.variable import PART_ROWS, Floats, Ints, Variable
+from training.sok.variable import Variable
 
 
 def dump(path: str | PathLike[str], dump_vars: Any) -> None:
@@ -35,11 +26,10 @@ def dump(path: str | PathLike[str], dump_vars: Any) -> None:
             a folder above it.
         OutputError: the file system refuses.
     """
-    folder, variables = _replaced("dump", path), _by_name("dump", dump_vars)
+    folder, variables = dumps.replaced_folder("dump", path), _by_name("dump", dump_vars)
     rows = torch.tensor([variable.row_count for variable in variables.values()])
-    for name, count in zip(variables, _processes(variables).total("numbers of rows", rows), strict=True):
-        if not count:
-            raise ValueError(f"dump: variable {name!r} has no rows yet")
+    counts = _processes(variables).total("numbers of rows", rows).tolist()
+    dumps.require_rows("dump", dict(zip(variables, counts, strict=True)))
     write_tables(_processes(variables), folder, {name: variable.own_rows() for name, variable in variables.items()})
 
 
@@ -62,21 +52,9 @@ def incremental_dump(path: str | PathLike[str], dump_vars: Any, since: Any) -> d
             or still to come, or ``path`` is the current folder or a folder above it.
         OutputError: the file system refuses.
     """
-    folder, variables = _replaced("incremental_dump", path), _by_name("incremental_dump", dump_vars)
-    listed = since if isinstance(since, list | tuple) else [since]
-    if len(listed) != len(variables):
-        expected = f"since as a list with the step of each of {len(variables)} variables"
-        raise ValueError(f"incremental_dump: expected {expected}, got {since!r}")
-    rows = {}
-    for (name, variable), step in zip(variables.items(), listed, strict=True):
-        if not isinstance(variable, DynamicVariable):
-            came = f"{name!r}, a {type(variable).__name__}"
-            raise TypeError(f"incremental_dump: expected variables of the type DynamicVariable, got {came}")
-        arguments.whole("incremental_dump", "since", step)
-        if not 0 <= step <= variable.step:
-            expected = f"since from 0 to {variable.step}, the last step of variable {name!r} in this process"
-            raise ValueError(f"incremental_dump: expected {expected}, got {step}")
-        rows[name] = variable.own_rows(step)
+    folder, variables = dumps.replaced_folder("incremental_dump", path), _by_name("incremental_dump", dump_vars)
+    steps = dumps.steps_since("incremental_dump", variables, since, DynamicVariable)
+    rows = {name: variable.own_rows(step) for name, variable, step in steps}
     return write_tables(_processes(variables), folder, rows)
 
 
@@ -95,50 +73,11 @@ def load(path: str | PathLike[str], load_vars: Any) -> None:
         ValueError: two variables have the same name.
         ModelFileError: a file is missing or damaged, or has rows that the variable cannot have. Nothing has changed.
     """
-    path, variables = _read_path("load", path), _by_name("load", load_vars)
-    stored = sorted(folder.name for folder in path.glob("[!.]*") if folder.is_dir())
-    if not all(variable.name for variable in variables.values()) and len(stored) != len(variables):
-        expected = f"{len(variables)} folders, because a variable without a name is found by its place"
-        raise ModelFileError(path, f"expected {expected}, found {', '.join(stored) or 'none'}")
-    opened: list[tuple[AnyVariable, Iterator[tuple[Ints, Floats]]]] = []
-    for name, variable in variables.items():
-        if name not in stored:
-            raise ModelFileError(path, f"expected a folder {name!r}, found {', '.join(stored) or 'none'}")
-        model = open_sparse(path / name, variable.dimension)
-        parts = model.batches(PART_ROWS)  # checks every key
-        variable.check_stored(path / name / "key", np.concatenate(list(model.key_batches(PART_ROWS))))
-        opened.append((variable, parts))
-    for variable, parts in opened:
-        for keys, vectors in parts:
-            mine = variable.placement.owns(keys)
-            variable.set_rows(keys[mine], vectors[mine])
-
-
-def _replaced(call: str, path: Any) -> Path:
-    """Return the folder that a dump replaces, or raise ValueError if the current folder would go with it."""
-    folder = _read_path(call, path).resolve()
-    if Path.cwd().is_relative_to(folder):
-        raise ValueError(f"{call}: expected a folder to replace, got {str(path)!r}, which contains the current folder")
-    return folder
-
-
-def _read_path(call: str, path: Any) -> Path:
-    return arguments.path(call, "path", path)
+    dumps.load("load", path, _by_name("load", load_vars))
 
 
 def _by_name(call: str, variables: Any) -> dict[str, AnyVariable]:
-    listed = list(variables) if isinstance(variables, list | tuple) else [variables]
-    if not listed:
-        raise ValueError(f"{call}: expected at least one variable, got none")
-    named: dict[str, AnyVariable] = {}
-    for number, variable in enumerate(listed):
-        if not isinstance(variable, Variable | DynamicVariable):
-            raise TypeError(f"{call}: expected variables of sok, got {type(variable).__name__}")
-        name = variable.name or f"variable_{number}"
-        if name in named:
-            raise ValueError(f"{call}: expected variables of different names, got two called {name!r}")
-        named[name] = variable
-    return named
+    return dumps.by_name(call, variables, (Variable, DynamicVariable))
 
 
 def _processes(variables: dict[str, AnyVariable]) -> Processes:

@@ -1,7 +1,6 @@
 """``sok.DynamicVariable``: a table that makes a row when training first sees a key."""
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,17 +10,14 @@ from numpy.typing import NDArray
 
 from kernels.host import TrainingTable
 from training.arguments import one_of, whole
-from training.embedding.config import Constant, EmbeddingBagConfig, Initializer, Uniform
+from training.calls.dumps import Floats, Ints
+from training.calls.sok import KINDS, checked_name, read_initializer
 from training.embedding.inputs import FeatureBags
 from training.embedding.parameter import TableParameter
-from training.embedding.table import EmbeddingTable
 from training.sok.initialize import started
-from training.sok.placement import Placement, checked_name
-
-_NAMED: dict[str, Initializer] = {"random": Uniform(-0.05, 0.05), "ones": Constant(1.0), "zeros": Constant(0.0)}
-_KINDS = (None, "hbm", "hybrid")
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
+from training.sok.placement import Placement
+from training.tables.config import EmbeddingBagConfig, Initializer
+from training.tables.table import EmbeddingTable
 
 
 class DynamicVariable(TableParameter):
@@ -67,13 +63,13 @@ class DynamicVariable(TableParameter):
         """
         call, start = "DynamicVariable", started("DynamicVariable")
         dimension = whole(call, "dimension", dimension, 1)
-        one_of(call, "var_type", var_type, _KINDS)
+        one_of(call, "var_type", var_type, KINDS)
         if key_type not in (torch.int64, torch.int32) or dtype != torch.float32:
             expected = "the key_type torch.int64 or torch.int32 and the dtype torch.float32"
             raise TypeError(f"{call}: expected {expected}, got {key_type!r} and {dtype!r}")
         self.placement = Placement.read(call, mode, start.processes)
-        self._name = checked_name(call, name)
-        config = EmbeddingBagConfig(dimension, initializer=_read_initializer(initializer))
+        self.stored_name = checked_name(call, name)
+        config = EmbeddingBagConfig(dimension, initializer=read_initializer(initializer))
         table = EmbeddingTable(name or "dynamic variable", config, seed=start.next_seed())
         super().__init__(table, start.processes, self.placement.owner)
         self.requires_grad_(trainable)
@@ -81,7 +77,7 @@ class DynamicVariable(TableParameter):
     @property
     def name(self) -> str | None:
         """The name, or None."""
-        return self._name
+        return self.stored_name
 
     @property
     def dimension(self) -> int:
@@ -120,6 +116,10 @@ class DynamicVariable(TableParameter):
         for rows in self.table.dump(since):
             yield rows.keys, rows.vectors
 
+    def owns(self, keys: Ints) -> NDArray[np.bool_]:
+        """Return which keys int64[N] have their row in this process, bool[N]."""
+        return self.placement.owns(keys)
+
     def check_stored(self, path: Any, keys: Ints) -> None:
         """Accept all stored keys."""
 
@@ -129,7 +129,7 @@ class DynamicVariable(TableParameter):
 
     def __repr__(self, **named: Any) -> str:
         """Show the rows' number, not the missing elements."""
-        return f"DynamicVariable(name={self._name!r}, size={list(self.size)})"
+        return f"DynamicVariable(name={self.stored_name!r}, size={list(self.size)})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse ``pickle`` and ``torch.save``, which would lose the rows."""
@@ -138,23 +138,8 @@ class DynamicVariable(TableParameter):
     def __deepcopy__(self, memo: dict[int, Any]) -> "DynamicVariable":
         """Copy this process's rows with their states. Gradients are not copied."""
         copied = self.__new__(type(self))
-        copied.placement, copied._name = self.placement, self._name
+        copied.placement, copied.stored_name = self.placement, self.stored_name
         TableParameter.__init__(copied, copy.deepcopy(self.table, memo), self.processes, self.owner)
         copied.requires_grad_(self.requires_grad)
         memo[id(self)] = copied
         return copied
-
-
-def _read_initializer(initializer: Any) -> Initializer:
-    if isinstance(initializer, Initializer):
-        return initializer
-    if initializer in (None, "", *_NAMED):
-        return _NAMED[initializer or "random"]
-    try:
-        value = float(initializer)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        expected = "the initializer 'random', 'ones', 'zeros', a number or one of training.embedding"
-        raise ValueError(f"DynamicVariable: expected {expected}, got {initializer!r}")
-    return Constant(value)

@@ -9,13 +9,15 @@ import torch
 from kernels.host import KeyIndex, TrainingTable, first_outside, look_up_bags
 from serving.errors import ModelFileError
 from training.arguments import shown
-from training.embedding.config import Initializer
+from training.calls.dumps import PART_ROWS, Floats, Ints
+from training.calls.sok import checked_name
 from training.embedding.inputs import FeatureBags
 from training.embedding.parameter import tensors_in
 from training.errors import SessionError
 from training.sok.initialize import started
-from training.sok.placement import Placement, checked_name
-from training.sok.variable import PART_ROWS, Floats, Ints, Variable
+from training.sok.placement import Placement
+from training.sok.variable import Variable
+from training.tables.config import Initializer
 
 # The functions by which optimizers move weights.
 _MOVES = {"add_", "addcdiv_", "addcmul_", "index_add_", "index_copy_", "lerp_", "mul_", "sub_"}

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from training.arguments import shown, whole
-from training.embedding.config import Combiner, Initializer, Uniform
+from training.calls.sok import RANDOM, read_layer_combiner, require_slots
 from training.embedding.inputs import FeatureBags
 from training.sok.embedding_variable import EmbeddingVariable
-from training.sok.lookup import look_up, require_hotness
+from training.sok.lookup import look_up
 from training.sparse_tensor import read_ids
+from training.tables.config import Combiner, Initializer
 
 _KEY_TYPES = (torch.int64, torch.int32)
 
@@ -42,7 +42,7 @@ class _Layer(torch.nn.Module):  # type: ignore[misc]
         self.slot_num = whole(self._call, "slot_num", slot_num, 1)
         if key_dtype not in (None, *_KEY_TYPES):
             raise TypeError(f"{self._call}: expected the key_dtype torch.int64 or torch.int32, got {key_dtype!r}")
-        initializer = Uniform(-0.05, 0.05) if embedding_initializer is None else embedding_initializer
+        initializer = RANDOM if embedding_initializer is None else embedding_initializer
         if not isinstance(initializer, Initializer):
             expected = "embedding_initializer of training.embedding"
             raise TypeError(f"{self._call}: expected {expected}, got {shown(initializer)}")
@@ -198,9 +198,7 @@ class DistributedEmbedding(_Layer):
             embedding_initializer,
             name,
         )
-        if not isinstance(combiner, str) or combiner.lower() not in ("sum", "mean"):
-            raise ValueError(f"{self._call}: expected the combiner 'sum' or 'mean', got {combiner!r}")
-        self.combiner: Combiner = "sum" if combiner.lower() == "sum" else "mean"
+        self.combiner: Combiner = read_layer_combiner(self._call, combiner)
         self.max_nnz = whole(self._call, "max_nnz", max_nnz, 1)
         most = self.slot_num * self.max_nnz
         self.max_feature_num = (
@@ -226,15 +224,7 @@ class DistributedEmbedding(_Layer):
         """
         place = f"{self._call}: inputs"
         bags = read_ids(place, inputs).bags(default_id=None)
-        [rows] = bags.shape
-        if rows % self.slot_num:
-            raise ValueError(f"{place}: expected {self.slot_num} rows for each sample, got {rows}")
-        require_hotness(place, bags, "max_nnz", self.max_nnz)
         assert bags.row_ptrs is not None
-        of_samples = np.diff(bags.row_ptrs[:: self.slot_num])
-        if of_samples.max(initial=0) > self.max_feature_num:
-            sample = int(np.argmax(of_samples > self.max_feature_num))
-            expected = f"at most max_feature_num = {self.max_feature_num} keys in a sample"
-            raise ValueError(f"{place}: expected {expected}, got {of_samples[sample]} in sample {sample}")
+        require_slots(place, bags.row_ptrs, self.slot_num, self.max_nnz, self.max_feature_num)
         vectors = self._look_up(bags, self.combiner, training)
-        return vectors.reshape(rows // self.slot_num, self.slot_num, self.embedding_variable.dimension)
+        return vectors.reshape(-1, self.slot_num, self.embedding_variable.dimension)

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import torch
 
-from training.arguments import one_of, whole
-from training.embedding.config import Combiner, EmbeddingBagConfig
+from training.arguments import one_of
+from training.calls.sok import listed, require_hotness
 from training.embedding.exchange import KeyGradients, OwnedTable, SharedLookups, to_owners
 from training.embedding.gradients import PooledBags, Receiver, not_compiled, sparse_gradient, sparse_gradients
 from training.embedding.inputs import FeatureBags
@@ -18,6 +18,7 @@ from training.sok.dynamic_variable import DynamicVariable
 from training.sok.embedding_variable import EmbeddingVariable
 from training.sok.variable import Variable
 from training.sparse_tensor import read_ids
+from training.tables.config import Combiner, EmbeddingBagConfig
 
 AnyVariable: TypeAlias = Variable | DynamicVariable
 
@@ -56,13 +57,14 @@ def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, hotness: Any
     variables: list[AnyVariable] = list(params) if is_list else [params]
     _require_one_kind(variables)
     count = len(variables)
-    ids, weights = _listed("sp_ids", sp_ids, count, is_list), _listed("sp_weights", sp_weights, count, is_list)
-    most, how = _listed("hotness", hotness, count, is_list), _listed("combiners", combiners, count, is_list)
+    ids, weights = listed("sp_ids", sp_ids, count, is_list), listed("sp_weights", sp_weights, count, is_list)
+    most, how = listed("hotness", hotness, count, is_list), listed("combiners", combiners, count, is_list)
     bags = []
     for number, variable in enumerate(variables):
         place = f"lookup_sparse: sp_ids[{number}]" if is_list else "lookup_sparse: sp_ids"
         of_variable = read_ids(place, ids[number], weights[number]).bags(default_id=None)
-        require_hotness(place, of_variable, "hotness", most[number])
+        assert of_variable.row_ptrs is not None
+        require_hotness(place, of_variable.row_ptrs, "hotness", most[number])
         variable.check(place, of_variable)
         bags.append(of_variable)
     for combiner in how:
@@ -94,18 +96,6 @@ def look_up(
         receiver = sinks_of(dynamic, lookups)
     devices, weights = [one.device for one in bags], [one.weights for one in bags]
     return list(PooledBags.apply(lookups, receiver, devices, *variables, *weights))
-
-
-def require_hotness(place: str, bags: FeatureBags, name: str, most: Any) -> None:
-    """Refuse rows with more ids than ``most``, which is the argument ``name``. None: any number is allowed."""
-    if most is None:
-        return
-    most = whole(place, name, most, 1)
-    assert bags.row_ptrs is not None
-    counts = np.diff(bags.row_ptrs)
-    if counts.max(initial=0) > most:
-        row = int(np.argmax(counts > most))
-        raise ValueError(f"{place}: expected at most {name} = {most} ids in a row, got {counts[row]} in row {row}")
 
 
 def _to_owners(
@@ -149,15 +139,3 @@ def _kind(variable: Any) -> str:
         expected = "sok.Variable or sok.DynamicVariable"
         raise TypeError(f"lookup_sparse: expected {expected}, got {type(variable).__name__}")
     return "distributed" if variable.placement.owner is None else "localized"
-
-
-def _listed(name: str, value: Any, count: int, is_list: bool) -> list[Any]:
-    """Return one item for each variable."""
-    if value is None and name != "sp_ids":
-        return [None] * count
-    if not is_list:
-        return value if isinstance(value, list) and len(value) == 1 else [value]
-    if not isinstance(value, list | tuple) or len(value) != count:
-        came = f"{len(value)}" if isinstance(value, list | tuple) else type(value).__name__
-        raise ValueError(f"lookup_sparse: expected {name} as a list of {count}, one per variable, got {came}")
-    return list(value)

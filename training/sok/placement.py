@@ -7,7 +7,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.model.names import TABLE_NAME
 from training.processes import Processes
 
 _LOCALIZED = re.compile(r"localized:(\d+)")
@@ -50,10 +49,3 @@ class Placement:
         """Return which keys int64[N] have their row in this process, bool[N]."""
         owners = keys % self.processes.size if self.owner is None else np.full(len(keys), self.owner)
         return np.equal(owners, self.processes.rank)
-
-
-def checked_name(call: str, name: str | None) -> str | None:
-    """Return the name of a variable, or raise ValueError if it cannot be the name of a folder and a table."""
-    if name is not None and not (isinstance(name, str) and TABLE_NAME.fullmatch(name)):
-        raise ValueError(f"{call}: expected a name of letters, digits, '_', '.' and '-', got {name!r}")
-    return name

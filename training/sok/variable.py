@@ -7,16 +7,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.host import ArrayRows, first_outside
-from serving.errors import ModelFileError
+from kernels.host import ArrayRows
 from training.arguments import shown
+from training.calls.dumps import PART_ROWS, Floats, Ints, require_all_keys
+from training.calls.sok import checked_name, read_table, require_ids
 from training.embedding.inputs import FeatureBags
 from training.sok.initialize import started
-from training.sok.placement import Placement, checked_name
-
-PART_ROWS = 65_536
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
+from training.sok.placement import Placement
 
 
 class Variable(torch.nn.Parameter):  # type: ignore[misc]
@@ -33,7 +30,7 @@ class Variable(torch.nn.Parameter):  # type: ignore[misc]
 
     global_shape: tuple[int, int]
     placement: Placement
-    _name: str | None
+    stored_name: str | None
 
     def __new__(
         cls,
@@ -69,14 +66,14 @@ class Variable(torch.nn.Parameter):  # type: ignore[misc]
         variable: Variable = super().__new__(cls, rows)
         variable.global_shape = (shape[0], shape[1])
         variable.placement = placement
-        variable._name = name
+        variable.stored_name = name
         variable.register_post_accumulate_grad_hook(_mark_coalesced)
         return variable
 
     @property
     def name(self) -> str | None:
         """The name, or None."""
-        return self._name
+        return self.stored_name
 
     @property
     def dimension(self) -> int:
@@ -103,11 +100,7 @@ class Variable(torch.nn.Parameter):  # type: ignore[misc]
 
     def check(self, place: str, bags: FeatureBags) -> None:
         """Refuse keys beyond the table."""
-        last = self.global_shape[0] - 1
-        at = first_outside(bags.keys, 0, last)
-        if at < len(bags.keys):
-            row = "" if bags.row_ptrs is None else f" in row {np.searchsorted(bags.row_ptrs, at, 'right') - 1}"
-            raise IndexError(f"{place}: expected ids from 0 to {last}, got {bags.keys[at]}{row}")
+        require_ids(place, bags.keys, bags.row_ptrs, self.global_shape[0])
 
     def own_rows(self) -> Iterator[tuple[Ints, Floats]]:
         """Yield the keys and the vectors of this process's rows, part by part."""
@@ -116,12 +109,13 @@ class Variable(torch.nn.Parameter):  # type: ignore[misc]
         for first in range(0, len(keys), PART_ROWS):
             yield keys[first : first + PART_ROWS], vectors[first : first + PART_ROWS]
 
+    def owns(self, keys: Ints) -> NDArray[np.bool_]:
+        """Return which keys int64[N] have their row in this process, bool[N]."""
+        return self.placement.owns(keys)
+
     def check_stored(self, path: Any, keys: Ints) -> None:
         """Refuse stored keys, which are distinct, if they are not those of this table."""
-        rows = self.global_shape[0]
-        if len(keys) != rows or first_outside(keys, 0, rows - 1) < rows:
-            came = f"{len(keys):,} rows with keys from {keys.min()} to {keys.max()}"
-            raise ModelFileError(path, f"expected {rows:,} rows with keys from 0 to {rows - 1}, found {came}")
+        require_all_keys(path, keys, self.global_shape[0])
 
     def set_rows(self, keys: Ints, vectors: Floats) -> None:
         """Replace rows of this process."""
@@ -136,7 +130,7 @@ class Variable(torch.nn.Parameter):  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Variable":
         """Copy this process's rows."""
-        copied = self._make(self.detach().numpy(), self.global_shape, self.placement, self._name)
+        copied = self._make(self.detach().numpy(), self.global_shape, self.placement, self.stored_name)
         copied.requires_grad_(self.requires_grad)
         return copied
 
@@ -157,12 +151,4 @@ def _read_table(initial_value: Any, dtype: torch.dtype | None) -> NDArray[Any]:
         raise TypeError(f"Variable: expected a table [V, D], got {shown(initial_value)}")
     if isinstance(initial_value, torch.Tensor):
         initial_value = initial_value.detach().cpu().numpy()
-    try:
-        table = np.asarray(initial_value)
-    except ValueError as err:  # rows of several lengths
-        raise ValueError(f"Variable: expected a table [V, D], got {shown(initial_value)}: {err}") from err
-    if table.dtype.kind not in "fiu":
-        raise TypeError(f"Variable: expected a table of numbers, got {table.dtype}")
-    if table.ndim != 2 or not table.size:
-        raise ValueError(f"Variable: expected a table [V, D] with V and D of at least 1, got {list(table.shape)}")
-    return table
+    return read_table(initial_value)

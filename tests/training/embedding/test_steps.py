@@ -22,7 +22,7 @@ from kernels.host import (
     weight_gradients,
 )
 from tests.training.embedding.oracle import flat, pool
-from training.optimizers.rules import (
+from training.tables.rules import (
     AdaGradRule,
     AdamRule,
     FtrlRule,

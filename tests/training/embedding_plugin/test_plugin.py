@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kernels.errors import ReservedKeyError
 from training import embedding_plugin as plugin
-from training.embedding.table import EmbeddingTable
 from training.errors import SessionError
+from training.tables.table import EmbeddingTable
 
 ROWS, SLOTS, DIM = 7, 2, 3
 HPARAMS = {

@@ -10,9 +10,9 @@ from training.model.ctr_model import CtrModel
 from training.model.document import open_document
 from training.model.trainer import train
 from training.optimizers.learning_rate import LearningRateSchedule
-from training.optimizers.rules import AdamRule, MomentumSgdRule, NesterovRule, RowWiseAdaGradRule, SgdRule
 from training.synthetic.criteo_like import generate
 from training.synthetic.generator import generate_for
+from training.tables.rules import AdamRule, MomentumSgdRule, NesterovRule, RowWiseAdaGradRule, SgdRule
 
 DATA = Path(os.environ.get("HOTROW_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
 

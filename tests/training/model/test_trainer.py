@@ -11,9 +11,9 @@ from training.model.ctr_model import CtrModel
 from training.model.document import open_document
 from training.model.trainer import predict_logits, train
 from training.optimizers.learning_rate import LearningRateSchedule
-from training.optimizers.rules import AdamRule
 from training.samples import Bags, Samples
 from training.synthetic.criteo_like import generate
+from training.tables.rules import AdamRule
 
 RATE = LearningRateSchedule(0.003)
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.optimizers.rules import (
+from training.tables.rules import (
     AdaGradRule,
     AdamRule,
     FtrlRule,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.arguments import number, pair
-from training.optimizers.rules import AdaGradRule, AdamRule, MomentumSgdRule, RowWiseAdaGradRule, SgdRule, UpdateRule
+from training.tables.rules import AdaGradRule, AdamRule, MomentumSgdRule, RowWiseAdaGradRule, SgdRule, UpdateRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,19 @@
-"""How a gradient moves weights: the formulas of HugeCTR's optimizers, on float tensors.
+"""How a gradient moves weights: the formulas of HugeCTR's optimizers, on float tensors of PyTorch.
 
-``w`` are weights, ``g`` their gradient, ``lr`` the learning rate and ``t`` the step, counted from 1.
+``w`` are weights, ``g`` their gradient, ``lr`` the learning rate and ``t`` the step, counted from 1. The rows of tables
+move in ``kernels.host``. So only the methods of tensors are called here, and PyTorch is not imported.
 """
+
+from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 UpdateType = Literal["Local", "Global", "LazyGlobal"]
 
@@ -65,10 +69,10 @@ class UpdateRule(ABC):
 
     def new_states(self, weights: torch.Tensor) -> list[torch.Tensor]:
         """Return the states of these weights before the first step, each in the shape of the weights."""
-        return [torch.full_like(weights, value) for value in self.initial_states]
+        return [weights.new_full(weights.shape, value) for value in self.initial_states]
 
     @property
-    def of_dense_weights(self) -> "UpdateRule":
+    def of_dense_weights(self) -> UpdateRule:
         """The rule of the dense weights of a model whose tables have this rule."""
         return self
 
@@ -236,7 +240,7 @@ class AdamRule(UpdateRule):
         corrections = (1 - self.beta2**last).sqrt() / (1 - self.beta1**last)
         rates = move.learning_rate * corrections * (1 - self.beta1**elapsed) / (1 - self.beta1)
         moves = rates * first / (second.sqrt() + self.epsilon)
-        move.weights.sub_(torch.where(last > 0, moves, 0.0))
+        move.weights.sub_(moves.where(last > 0, 0.0))
         first.mul_(self.beta1**elapsed).add_(move.gradient, alpha=1 - self.beta1)
         second.mul_(self.beta2**elapsed).addcmul_(move.gradient, move.gradient, value=1 - self.beta2)
 
@@ -344,7 +348,7 @@ class FtrlRule(UpdateRule):
         new_root = n.sqrt()
         z.add_(move.gradient).add_((root - new_root) * move.weights / move.learning_rate)
         solved = (self.l1 * z.sign() - z) / (new_root / move.learning_rate + self.l2)
-        move.weights.copy_(torch.where(z.abs() > self.l1, solved, 0.0))
+        move.weights.copy_(solved.where(z.abs() > self.l1, 0.0))
 
 
 def update_rows(
@@ -364,7 +368,7 @@ def update_rows(
         last_steps: int64[V], the step of each row's last update; is changed.
     """
     if update_type == "Global" and rule.moves_always:
-        gradient = torch.zeros_like(move.weights).index_copy_(0, rows, move.gradient)
+        gradient = move.weights.new_zeros(move.weights.shape).index_copy_(0, rows, move.gradient)
         rule.update(Move(move.weights, move.states, gradient, move.learning_rate, move.step))
         last_steps[: len(gradient)] = move.step
         return

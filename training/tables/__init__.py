@@ -1,0 +1,1 @@
+"""Tables in training, without PyTorch and TensorFlow: rows, what a table is like, and how optimizers move rows."""
