@@ -1,13 +1,24 @@
-"""``hotrow predict --data``: score a file offline with a local model."""
+"""``hotrow predict --data``: score files offline with a local model.
+
+A pool of threads predicts while the main thread reads the data and writes the predictions. The predictions wait in a
+``PartialOutput``. When all rows are there, they become the output, next to the columns that the user keeps.
+"""
 
 import argparse
+import json
+import logging
 import re
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hotrow.partial_output import MARK, PartialOutput, open_partial_output
+from kernels.system_cores import usable_cores
+from serving.batch import read_batch
 from serving.errors import OutputError, RequestError
 from serving.model.atomic import atomic_write, remove_killed_writes
 from serving.model.records import numbered
@@ -15,8 +26,10 @@ from serving.opening import load_model
 from serving.session import InferenceSession
 from training.data.checks import ColumnMap
 from training.data.columns import (
+    CSV_SUFFIXES,
     PARQUET_SUFFIXES,
     Columns,
+    column_batches,
     files_of,
     has_csv,
     import_pyarrow,
@@ -24,11 +37,12 @@ from training.data.columns import (
     read_columns,
 )
 from training.data.raw_columns import RawColumns
+from training.errors import DataError
 from training.samples import Samples
 
-_ROW_GROUP = 65_536
+_log = logging.getLogger("hotrow.predict")
+_ROWS_AT_ONCE = 65_536  # are read, and are appended to the partial output
 _MOST_SAMPLES = 4096  # of one call
-_MARK = b"hotrow.predictions"  # in the metadata of files that this module wrote
 
 
 def score(options: argparse.Namespace) -> int:
@@ -38,24 +52,27 @@ def score(options: argparse.Namespace) -> int:
         HotrowError: the model, the data or the output cannot be used. The output is unchanged.
     """
     pa = import_pyarrow()
-    _check_output(pa, options.output, options.data, may_overwrite=options.overwrite)
-    remove_killed_writes(options.output.parent, re.escape(options.output.name))
+    output, data, keep = options.output, options.data, options.keep
+    partial_path = output.with_name(f"{output.name}.partial")
+    _check_output(pa, output, data, may_overwrite=options.overwrite)
+    remove_killed_writes(output.parent, f"{re.escape(output.name)}(\\.partial)?")
     with load_model(options.model) as session:
         if not isinstance(session, InferenceSession):
             raise RequestError(f"model {options.model!r} has no dense network, so it makes no predictions")
-        batch_size = min(session.config.max_batchsize, _MOST_SAMPLES)
-        samples = read_columns(options.data, _columns(session), batch_size=batch_size)
-        names = _names(session)
-        schema = pa.schema([(name, pa.float32()) for name in names], {_MARK: session.config.summary.encode()})
+        schema = pa.schema([(name, pa.float32()) for name in _names(session)])
+        kept = _KeptColumns(pa, data, keep, schema.names)
+        files = files_of(data, CSV_SUFFIXES if has_csv(data) else PARQUET_SUFFIXES)
+        origin = {"the model": f"{session.config.summary} {session.config.digest}", "the data": _stamp(files)}
         try:
-            with atomic_write(options.output) as file, pa.parquet.ParquetWriter(file, schema) as writer:
-                rows = 0
-                for part in _parts(_predicted(session, samples, options.data)):
-                    writer.write_table(pa.table(list(part.T), schema=schema))
-                    rows += len(part)
+            with open_partial_output(partial_path, schema, origin) as partial:
+                _predict(session, data, files, partial)
+                with atomic_write(output) as file:
+                    _write(pa, file, partial, kept, schema, session.config.summary)
+                    if _stamp(files) != origin["the data"]:
+                        raise DataError(data, f"changed while it was read; delete {partial_path} to begin again")
+                return partial.rows
         except OSError as err:
-            raise OutputError(f"{options.output}: cannot be written: {(err.strerror or str(err)).lower()}") from err
-    return rows
+            raise OutputError(f"{output}: cannot be written: {(err.strerror or str(err)).lower()}") from err
 
 
 def _check_output(pa: Any, output: Path, data: Path, *, may_overwrite: bool) -> None:
@@ -69,7 +86,7 @@ def _check_output(pa: Any, output: Path, data: Path, *, may_overwrite: bool) -> 
     if not output.exists():
         return
     try:
-        is_ours = _MARK in (pa.parquet.read_schema(output).metadata or {})
+        is_ours = MARK in (pa.parquet.read_schema(output).metadata or {})
     except (pa.ArrowException, OSError):
         is_ours = False
     if not is_ours and not may_overwrite:
@@ -91,28 +108,119 @@ def _names(session: InferenceSession) -> Sequence[str]:
     return numbered("prediction", session.graph.label_dim)
 
 
-def _predicted(session: InferenceSession, samples: Iterator[Samples], path: Path) -> Iterator[Any]:
-    """Yield float32[B, L], with a progress bar on a terminal."""
+def _stamp(files: Sequence[Path]) -> str:
+    """Return the names, sizes and times of files, which tell whether a file has changed."""
+    try:
+        found = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    except OSError as err:
+        raise DataError(err.filename, (err.strerror or str(err)).lower()) from err
+    return json.dumps(found)
+
+
+def _predict(session: InferenceSession, data: Path, files: Sequence[Path], partial: PartialOutput) -> None:
+    """Append the predictions that are missing, with a progress bar on a terminal."""
     from tqdm import tqdm  # slow to import
 
-    files: Sequence[Path] = () if has_csv(path) else files_of(path, PARQUET_SUFFIXES)
-    total = sum(map(parquet_rows, files)) or None
-    with tqdm(total=total, unit=" rows", desc=path.name, disable=None) as bar:
-        for part in samples:
-            keys, row_ptrs = part.bags.keys, part.bags.row_ptrs.astype(np.int32)
-            yield session.predict(part.dense, keys, row_ptrs)
-            bar.update(len(part))
-
-
-def _parts(answers: Iterator[Any]) -> Iterator[Any]:
-    """Join answers into parts of the size of a row group."""
+    pa = import_pyarrow()
+    if partial.rows:
+        _log.warning("%s has %s predictions; only the others are computed", partial.path, f"{partial.rows:,}")
+    total = None if has_csv(data) else sum(map(parquet_rows, files))
+    parts = read_columns(data, _columns(session), batch_size=_ROWS_AT_ONCE, first_row=partial.rows)
     waiting: list[Any] = []
-    rows = 0
-    for answer in answers:
-        waiting.append(answer)
-        rows += len(answer)
-        if rows >= _ROW_GROUP:
-            yield np.concatenate(waiting)
-            waiting, rows = [], 0
-    if waiting:
-        yield np.concatenate(waiting)
+    with tqdm(total=total, initial=partial.rows, unit=" rows", desc=data.name, disable=None) as bar:
+        for answer in _answers(session, parts, partial.rows):
+            waiting.append(answer)
+            bar.update(len(answer))
+            if sum(map(len, waiting)) >= _ROWS_AT_ONCE:
+                partial.append(_arrays(pa, waiting))
+                waiting = []
+        if waiting:
+            partial.append(_arrays(pa, waiting))
+
+
+def _arrays(pa: Any, answers: Sequence[Any]) -> list[Any]:
+    """Return a column of each output."""
+    return [pa.array(column) for column in np.ascontiguousarray(np.concatenate(answers).T)]
+
+
+def _answers(session: InferenceSession, parts: Iterator[Samples], first_row: int) -> Iterator[Any]:
+    """Yield float32[B, L] of a few samples at a time, in order. Threads predict while the next samples are read."""
+    size = min(session.config.max_batchsize, _MOST_SAMPLES)
+    threads = usable_cores()
+    most_waiting = max(2 * threads, _ROWS_AT_ONCE // size)
+    waiting: deque[Future[Any]] = deque()
+
+    def predict(samples: Samples, row: int) -> Any:
+        try:
+            batch = read_batch(session.config, samples.dense, samples.bags.keys, samples.bags.row_ptrs)
+            return session.predict_batch(batch).probabilities
+        except RequestError as err:
+            raise RequestError(f"rows {row:,} to {row + len(samples) - 1:,}: {err}") from err
+
+    pool = ThreadPoolExecutor(threads, "hotrow-predict")
+    try:
+        for part in parts:
+            for begin in range(0, len(part), size):
+                waiting.append(pool.submit(predict, part[begin : begin + size], first_row + begin))
+                while len(waiting) > most_waiting or (waiting and waiting[0].done()):
+                    yield waiting.popleft().result()
+            first_row += len(part)
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class _KeptColumns:
+    """Columns of the data that the output has, too."""
+
+    def __init__(self, pa: Any, data: Path, names: Sequence[str], others: Sequence[str]) -> None:
+        """Read their types.
+
+        Args:
+            pa: pyarrow.
+            data: the files.
+            names: of the columns.
+            others: the names of the other columns of the output.
+
+        Raises:
+            DataError: the data has no such column, or the name is that of another column of the output.
+        """
+        if twice := [name for name, count in Counter([*names, *others]).items() if count > 1]:
+            raise DataError("--keep", f"the output would have two columns {twice[0]!r}")
+        self._pa, self._data = pa, data
+        self._batches = column_batches(data, names) if names else iter(())
+        self._rest = next(self._batches, None)
+        self.schema = pa.schema([]) if self._rest is None else self._rest.schema.remove_metadata()
+
+    def take(self, rows: int) -> Sequence[Any]:
+        """Return the next rows of each column.
+
+        Raises:
+            DataError: a file is damaged, or a column has different types in different files.
+        """
+        parts = []
+        while self.schema.names and rows:
+            batch = self._rest if self._rest is not None else next(self._batches, None)
+            if batch is None:
+                raise DataError(self._data, "changed while it was read")
+            parts.append(self._typed(batch.slice(0, rows)))
+            self._rest = batch.slice(rows) if batch.num_rows > rows else None
+            rows -= parts[-1].num_rows
+        return list(self._pa.Table.from_batches(parts, self.schema).columns)
+
+    def _typed(self, batch: Any) -> Any:
+        try:
+            arrays = [array.cast(field.type) for array, field in zip(batch.columns, self.schema, strict=True)]
+        except self._pa.ArrowException as err:
+            raise DataError(self._data, f"a column of --keep has different types: {str(err).splitlines()[0]}") from err
+        return self._pa.record_batch(arrays, schema=self.schema)
+
+
+def _write(pa: Any, file: Any, partial: PartialOutput, kept: _KeptColumns, schema: Any, made_by: str) -> None:
+    """Write the kept columns and the predictions as one Parquet file."""
+    fields = [*kept.schema, *schema]
+    whole = pa.schema(fields, {MARK: made_by.encode()})
+    with pa.parquet.ParquetWriter(file, whole, use_dictionary=kept.schema.names) as writer:
+        for batch in partial.batches():
+            writer.write_table(pa.table([*kept.take(batch.num_rows), *batch.columns], schema=whole))

@@ -71,6 +71,10 @@ class Bags:
 
     def __getitem__(self, rows: slice | Ints) -> Self:
         """Select samples by slice or by int64 positions."""
+        if self._row_ptrs is not None and isinstance(rows, slice) and rows.step in (None, 1):  # a view
+            begin, end, _ = rows.indices(len(self))
+            row_ptrs = self._row_ptrs[begin * self.slots : max(begin, end) * self.slots + 1]
+            return type(self)(self.keys[row_ptrs[0] : row_ptrs[-1]], row_ptrs - row_ptrs[0], self.slots)
         return self._select(rows, slice(None))
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from serving.cli.client import DEFAULT_URL, Client, add_client_options, message_in
-from serving.cli.numbers import number
+from serving.cli.numbers import column_names, number
 from serving.errors import RequestError, ServingError
 from serving.frontend.tokens import INFER
 from serving.model.regular_file import read_regular
@@ -56,6 +56,13 @@ def add_parser(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help="with --data, the Parquet file for the predictions, in the order of the rows",
+    )
+    parser.add_argument(
+        "--keep",
+        type=column_names,
+        default=(),
+        metavar="COLUMNS",
+        help="with --output, columns of the data to write next to the predictions, separated by commas, such as an id",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an output that another program wrote")
     parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")

@@ -1,6 +1,11 @@
 """``hotrow predict --data``: the predictions of a file, as a session gives them."""
 
 import json
+import os
+import random
+import resource
+import signal
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import hotrow
+import hotrow.scoring
+from hotrow.partial_output import open_partial_output
 from serving.cli.main import main
+from serving.errors import OutputError
+from tests.tools.raw_model import write_raw_model
+from tests.tools.warm import Warm
 from tests.training.command.running import hotrow_train
 
 ROWS = 300
@@ -126,3 +136,250 @@ def test_a_command_line_without_samples_or_data_is_refused(options, text, capsys
     with pytest.raises(SystemExit):
         main(["predict", "m", *options])
     assert text in capsys.readouterr().err
+
+
+def rows_of(count):
+    """Rows of the model that ``write_raw_model`` writes."""
+    rng = np.random.default_rng(0)
+    return pa.table(
+        {
+            "id": np.arange(count) + 1000,
+            "user": [f"u{user}" for user in rng.integers(0, 50, count)],
+            "country": rng.choice(["de", "fr", "xx"], count),
+            "tags": [["a", "b"][:size] for size in rng.integers(0, 3, count)],
+            "seen": [[1, 2]] * count,
+            "member": [True] * count,
+            "price": rng.random(count),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def items(tmp_path_factory):
+    """A model, data, and the output of a run that nothing has stopped."""
+    folder = tmp_path_factory.mktemp("items")
+    write_raw_model(folder, "dcn", max_batchsize=7)
+    pq.write_table(rows_of(ROWS), folder / "items.parquet", row_group_size=33)
+    assert predict(folder, "items.parquet", "scores.parquet", "--keep", "id") == 0
+    return folder
+
+
+@pytest.fixture
+def small_steps(monkeypatch):
+    monkeypatch.setattr("hotrow.scoring._ROWS_AT_ONCE", 50)
+
+
+@pytest.fixture
+def stopped(items, tmp_path, small_steps, monkeypatch):
+    """The model and the data in a folder of their own, with the partial output of a run that nearly finished."""
+    for name in ("dcn", "items.parquet"):
+        (tmp_path / name).symlink_to(items / name)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hotrow.scoring._write", stop)
+        assert predict(tmp_path, "items.parquet", "scores.parquet", "--keep", "id")
+    return tmp_path
+
+
+def test_kept_columns_are_next_to_the_predictions(items):
+    found = pq.read_table(items / "scores.parquet")
+
+    assert found.column_names == ["id", "prediction"]
+    assert found["id"].to_pylist() == [*range(1000, 1000 + ROWS)]
+    assert pq.read_metadata(items / "scores.parquet").num_row_groups == 1
+
+
+def test_kept_columns_of_a_folder_of_csv_files_are_texts(folder, tmp_path):
+    lines = (folder / "clicks.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "0.csv").write_text("".join(lines[:100]))
+    (tmp_path / "parts" / "1.csv").write_text("".join([lines[0], *lines[100:]]))
+    output = tmp_path / "scores.parquet"
+    options = ["--data", str(tmp_path / "parts"), "--output", str(output), "--keep", "user,clicked"]
+
+    assert main(["predict", str(folder / "dcn"), *options]) == 0
+    clicks, found = pq.read_table(folder / "clicks.parquet"), pq.read_table(output)
+    assert found["user"].to_pylist() == clicks["user"].to_pylist()
+    assert found["clicked"].to_pylist() == [str(clicked) for clicked in clicks["clicked"].to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("keep", "text"),
+    [
+        ("idd", "items.parquet column idd: missing; the file has id, user, country"),
+        ("id,id", "--keep: the output would have two columns 'id'"),
+        ("prediction", "--keep: the output would have two columns 'prediction'"),
+        (",", "expected names of columns, got ','"),
+    ],
+)
+def test_columns_that_cannot_be_kept_are_refused(items, tmp_path, capsys, keep, text):
+    try:
+        code = predict(items, "items.parquet", str(tmp_path / "new.parquet"), "--keep", keep)
+    except SystemExit as err:
+        code = err.code
+    assert code
+    assert text in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_column_with_different_types_in_different_files_cannot_be_kept(items, tmp_path, capsys):
+    (tmp_path / "parts").mkdir()
+    table = rows_of(9)
+    pq.write_table(table, tmp_path / "parts" / "0.parquet")
+    pq.write_table(table.set_column(0, "id", pa.array(["x"] * 9)), tmp_path / "parts" / "1.parquet")
+
+    assert predict(items, str(tmp_path / "parts"), str(tmp_path / "new.parquet"), "--keep", "id") == 1
+    assert "parts: a column of --keep has different types: " in capsys.readouterr().err
+
+
+def test_what_a_kill_at_any_moment_leaves_is_completed(stopped, items, caplog):
+    partial, output = stopped / "scores.parquet.partial", stopped / "scores.parquet"
+    content, expected = partial.read_bytes(), pq.read_table(items / "scores.parquet")
+    chosen = random.Random(0)
+    has_gone_on = set()
+    for size in (len(content), len(content) - 1, *(chosen.randrange(400, len(content)) for _ in range(4))):
+        partial.write_bytes(content[:size])
+        output.unlink(missing_ok=True)
+        assert predict(stopped, "items.parquet", "scores.parquet", "--keep", "id") == 0
+        found = pq.read_table(output)
+        assert found["id"].equals(expected["id"])
+        np.testing.assert_allclose(found["prediction"], expected["prediction"], atol=1e-6)
+        assert not partial.exists()
+        has_gone_on.add("predictions; only the others are computed" in caplog.text)
+        caplog.clear()
+    assert has_gone_on == {True, False}
+
+
+def test_rows_that_are_there_are_not_computed_again(stopped, monkeypatch, caplog):
+    read, computed = hotrow.scoring.read_columns, []
+
+    def counted(*arguments, **options):
+        for part in read(*arguments, **options):
+            computed.append(len(part))
+            yield part
+
+    monkeypatch.setattr("hotrow.scoring.read_columns", counted)
+    assert predict(stopped, "items.parquet", "scores.parquet") == 0
+    found = int(caplog.text.split("partial has ")[1].split()[0])
+    assert found >= ROWS - 2 * 50
+    assert sum(computed) == ROWS - found
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.long)])
+def test_a_run_that_is_killed_again_and_again_has_the_same_output(items, tmp_path, kills):
+    pq.write_table(pa.concat_tables([rows_of(ROWS)] * 20), tmp_path / "many.parquet", row_group_size=1000)
+    chosen, output = random.Random(1), tmp_path / "scores.parquet"
+    options = ["predict", str(items / "dcn"), "--data", "many.parquet", "--output", "scores.parquet", "--keep", "id"]
+    program = (
+        "import hotrow.scoring, sys\nfrom serving.cli.main import main\n"
+        f"hotrow.scoring._ROWS_AT_ONCE = 100\nprint('begins', flush=True)\nsys.exit(main({options}))"
+    )
+    for _ in range(kills):
+        with Warm("-c", program, cwd=tmp_path) as process:
+            assert process.stdout.readline() == "begins\n"
+            time.sleep(chosen.uniform(0.01, 0.4))  # the moment of the kill
+            process.send_signal(signal.SIGKILL)
+        assert not output.exists() or len(pq.read_table(output)) == 20 * ROWS
+    with Warm("-c", program, cwd=tmp_path) as process:
+        process.communicate()
+    found, expected = pq.read_table(output), pq.read_table(items / "scores.parquet")
+    assert found["id"].to_pylist() == expected["id"].to_pylist() * 20
+    np.testing.assert_allclose(found["prediction"], np.tile(expected["prediction"], 20), atol=1e-6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["many.parquet", "scores.parquet"]
+
+
+def test_a_full_disk_keeps_the_rows_before_it(items, tmp_path, small_steps, capsys, caplog):
+    arguments = [items, str(items / "items.parquet"), str(tmp_path / "scores.parquet"), "--keep", "id"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        assert predict(*arguments) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "scores.parquet: cannot be written: file too large" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["scores.parquet.partial"]
+    assert predict(*arguments) == 0
+    assert "predictions; only the others are computed" in caplog.text
+    np.testing.assert_allclose(
+        pq.read_table(tmp_path / "scores.parquet")["prediction"],
+        pq.read_table(items / "scores.parquet")["prediction"],
+        atol=1e-6,
+    )
+
+
+def test_an_output_that_cannot_be_written_is_refused(items, capsys):
+    assert predict(items, "items.parquet", "/proc/scores.parquet") == 1
+    assert "/proc/scores.parquet: cannot be written: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["grown", "other times", "other model"])
+def test_rows_of_other_data_or_another_model_are_not_mixed(stopped, items, capsys, change):
+    partial = stopped / "scores.parquet.partial"
+    before = partial.read_bytes()
+    if change == "other model":
+        (stopped / "dcn").unlink()
+        write_raw_model(stopped, "dcn", seed=1)
+    else:
+        (stopped / "items.parquet").unlink()
+        pq.write_table(rows_of(ROWS + (change == "grown")), stopped / "items.parquet")
+
+    assert predict(stopped, "items.parquet", "scores.parquet") == 1
+    what = "model" if change == "other model" else "data"
+    assert f"predictions of an earlier run, but the {what} changed since; delete this file" in capsys.readouterr().err
+    assert partial.read_bytes() == before
+    partial.unlink()
+    assert predict(stopped, "items.parquet", "scores.parquet") == 0
+
+
+def test_data_that_changes_while_it_is_read_gives_no_output(stopped, monkeypatch, capsys):
+    data, write = stopped / "items.parquet", hotrow.scoring._write
+
+    def change(*arguments):
+        write(*arguments)
+        os.utime(data, ns=(0, 1))
+
+    content = data.read_bytes()
+    data.unlink()
+    data.write_bytes(content)
+    (stopped / "scores.parquet.partial").unlink()
+    monkeypatch.setattr("hotrow.scoring._write", change)
+    assert predict(stopped, "items.parquet", "scores.parquet") == 1
+    assert "items.parquet: changed while it was read; delete " in capsys.readouterr().err
+    assert not (stopped / "scores.parquet").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"notes", pa.schema([("x", pa.int64())]).serialize().to_pybytes()])
+def test_a_partial_file_of_another_program_stays(items, tmp_path, capsys, content):
+    partial = tmp_path / "scores.parquet.partial"
+    partial.write_bytes(content)
+
+    assert predict(items, "items.parquet", str(tmp_path / "scores.parquet"), "--overwrite") == 1
+    assert "partial: exists, and `hotrow predict` did not write it" in capsys.readouterr().err
+    assert partial.read_bytes() == content
+
+
+def test_two_runs_do_not_write_the_same_output(stopped):
+    schema = pa.schema([("prediction", pa.float32())])
+    with (
+        open_partial_output(stopped / "a.partial", schema, {}),
+        pytest.raises(OutputError, match=r"a\.partial: another `hotrow predict` writes this file"),
+        open_partial_output(stopped / "a.partial", schema, {}),
+    ):
+        pass
+
+
+def test_a_run_that_fails_before_it_has_rows_leaves_nothing(folder, tmp_path):
+    (tmp_path / "wrong.csv").write_text("clicked,user,price\n0,u1,free\n")
+
+    assert predict(folder, str(tmp_path / "wrong.csv"), str(tmp_path / "scores.parquet")) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.csv"]
+
+
+def test_data_without_rows_gives_an_output_without_rows(items, tmp_path):
+    pq.write_table(rows_of(0), tmp_path / "none.parquet")
+
+    assert predict(items, str(tmp_path / "none.parquet"), str(tmp_path / "scores.parquet"), "--keep", "id") == 0
+    assert pq.read_table(tmp_path / "scores.parquet").column_names == ["id", "prediction"]

@@ -57,6 +57,7 @@ CSV_SUFFIXES = (".csv", *(f".csv{packed}" for packed in (".gz", ".zst", ".bz2", 
 
 _log = logging.getLogger(__name__)
 Number = TypeVar("Number", np.int64, np.float32)
+Part = TypeVar("Part", Samples, Any)
 #: Which columns of a file are read: numbers and keys, or raw features.
 Columns: TypeAlias = ColumnMap | RawColumns
 
@@ -106,14 +107,34 @@ def read_csv(
         yield from _read_csv_file(file, columns, slot_sizes, batch_size)
 
 
-def read_columns(path: Path, columns: Columns, *, batch_size: int = 4096) -> Iterator[Samples]:
+def read_columns(path: Path, columns: Columns, *, batch_size: int = 4096, first_row: int = 0) -> Iterator[Samples]:
     """Yield the samples of Parquet or CSV files, as ``read_parquet`` and ``read_csv`` do.
+
+    Args:
+        path: the file or the folder.
+        columns: which columns to read.
+        batch_size: the samples of a batch.
+        first_row: how many rows to leave out. In Parquet, most of them are not decoded.
 
     Raises:
         DataError: see ``read_parquet``; or the file is of another format.
     """
-    read, suffixes = (read_csv, CSV_SUFFIXES) if has_csv(path) else (read_parquet, PARQUET_SUFFIXES)
-    return read(files_of(path, suffixes), columns, batch_size=batch_size)
+    if has_csv(path):
+        yield from _without(first_row, read_csv(files_of(path, CSV_SUFFIXES), columns, batch_size=batch_size))
+        return
+    for file in files_of(path, PARQUET_SUFFIXES):
+        rows = parquet_rows(file) if first_row else 0
+        if not first_row or first_row < rows:
+            yield from _read_parquet_file(file, columns, None, batch_size, first_row)
+        first_row = max(first_row - rows, 0)
+
+
+def _without(rows: int, parts: Iterator[Part]) -> Iterator[Part]:
+    """Leave out the first rows of a stream of samples or of pyarrow's record batches."""
+    for part in parts:
+        if rows < len(part):
+            yield part[rows:] if rows else part
+        rows = max(rows - len(part), 0)
 
 
 def read_hugectr_parquet(
@@ -144,17 +165,21 @@ def hugectr_columns(path: str | Path) -> ColumnMap:
     return columns
 
 
-def column_batches(path: Path) -> Iterator[Any]:
-    """Yield pyarrow's record batches with every column of Parquet or CSV files. Those of CSV are texts.
+def column_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Yield pyarrow's record batches of Parquet or CSV files. The columns of CSV are texts.
+
+    Args:
+        path: the file or the folder.
+        columns: which columns to read; None: all.
 
     Raises:
-        DataError: a file is missing or damaged, or is of another format.
+        DataError: a file is missing or damaged, is of another format, or has no such column.
         MissingExtraError: pyarrow is not installed.
     """
     pa = import_pyarrow()
     has_texts = has_csv(path)
     parse = pa.csv.ParseOptions(newlines_in_values=True)
-    form: Any = pa.dataset.ParquetFileFormat()
+    form = _parquet_format(pa)
     fault: Callable[[Path, Exception], DataError] = _damaged_parquet
     for file in files_of(path, CSV_SUFFIXES if has_texts else PARQUET_SUFFIXES):
         _check_regular(file)
@@ -168,7 +193,10 @@ def column_batches(path: Path) -> Iterator[Any]:
                 fault = partial(_damaged_csv, pa, texts)
                 convert = pa.csv.ConvertOptions(column_types=texts)
                 form = pa.dataset.CsvFileFormat(parse_options=parse, convert_options=convert)
-            batches = pa.dataset.dataset(str(file), format=form).to_batches(batch_size=_READ_ROWS)
+            data = pa.dataset.dataset(str(file), format=form)
+            if absent := [name for name in columns or () if name not in data.schema.names]:
+                raise DataError(file, missing_from(data.schema.names, absent[0]), column=absent[0])
+            batches = data.to_batches(columns=columns, batch_size=_READ_ROWS)
         except (pa.ArrowException, OSError) as err:
             raise fault(file, err) from err
         yield from _checked(pa, file, iter(batches), fault)
@@ -276,6 +304,14 @@ def _write_metadata(path: Path, columns: ColumnMap, rows: dict[str, int]) -> Non
         output.write(json.dumps(document, indent=2).encode() + b"\n")
 
 
+def _parquet_format(pa: Any) -> Any:
+    options = pa.dataset.ParquetFragmentScanOptions(
+        pre_buffer=False,  # it would keep the whole file in memory
+        page_checksum_verification=True,  # where pages have checksums
+    )
+    return pa.dataset.ParquetFileFormat(default_fragment_scan_options=options)
+
+
 def _check_regular(path: Path) -> None:
     try:
         check_regular(path)
@@ -293,19 +329,23 @@ def _opened_parquet(path: Path) -> Any:
 
 
 def _read_parquet_file(
-    path: Path, columns: Columns, slot_sizes: Sequence[int] | None, batch_size: int
+    path: Path, columns: Columns, slot_sizes: Sequence[int] | None, batch_size: int, first_row: int = 0
 ) -> Iterator[Samples]:
     pa = import_pyarrow()
     with _opened_parquet(path) as file:
         _check_names(path, columns, file.schema_arrow.names)
+        ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
     # A data set, unlike the file alone, decodes the next batches while this one is converted.
-    options = pa.dataset.ParquetFragmentScanOptions(page_checksum_verification=True)  # where pages have checksums
-    data = pa.dataset.dataset(str(path), format=pa.dataset.ParquetFileFormat(default_fragment_scan_options=options))
-    batches = data.to_batches(
+    data = pa.dataset.dataset(str(path), format=_parquet_format(pa))
+    first_group = int(np.searchsorted(ends, first_row, "right"))
+    fragment = next(data.get_fragments()).subset(row_group_ids=list(range(first_group, len(ends))))
+    batches = fragment.to_batches(
         columns=_distinct(columns), batch_size=_READ_ROWS, batch_readahead=_READ_AHEAD, fragment_readahead=1
     )
-    convert = _Converter(pa, path, columns, slot_sizes)
-    yield from _cut(map(convert, _checked(pa, path, iter(batches), _damaged_parquet)), batch_size)
+    checked_batches = _checked(pa, path, iter(batches), _damaged_parquet)
+    wanted = _without(first_row - int(ends[first_group - 1]) if first_group else first_row, checked_batches)
+    convert = _Converter(pa, path, columns, slot_sizes, first_row)
+    yield from _cut(map(convert, wanted), batch_size)
 
 
 def _read_csv_file(
@@ -435,12 +475,14 @@ def _cut(parts: Iterator[Samples], batch_size: int) -> Iterator[Samples]:
 class _Converter:
     """Makes samples of a file's record batches, one after another."""
 
-    def __init__(self, pa: Any, path: Path, columns: Columns, slot_sizes: Sequence[int] | None) -> None:
+    def __init__(
+        self, pa: Any, path: Path, columns: Columns, slot_sizes: Sequence[int] | None, first_row: int = 0
+    ) -> None:
         self._pa = pa
         self._path = path
         self._columns = columns
         self._slot_sizes = slot_sizes
-        self._first_row = 0
+        self._first_row = first_row
 
     def __call__(self, batch: Any) -> Samples:
         labels = self._numbers(batch, self._columns.labels)

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -26,6 +27,7 @@ from training.data import (
     write_file_list,
 )
 from training.data import columns as columns_module
+from training.data.columns import read_columns
 from training.data.csv_faults import EndedStream
 from training.errors import DataError
 from training.samples import Bags, Samples
@@ -82,6 +84,39 @@ def test_a_folder_is_read_file_by_file_in_batches(tmp_path):
     assert max(len(part) for part in parts) == 1000
     np.testing.assert_array_equal(found.bags.keys, np.arange(300_000))
     assert found.dense.shape == (300_000, 0)
+
+
+def test_memory_does_not_grow_with_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns_module, "_READ_ROWS", 2000)
+    data = pa.table({"click": np.zeros(400_000, np.int8), "user": np.random.default_rng(0).integers(0, 2**60, 400_000)})
+    pq.write_table(data, tmp_path / "a.parquet", row_group_size=2000, use_dictionary=False)
+    before = pa.total_allocated_bytes()
+
+    parts = read_parquet(tmp_path / "a.parquet", ColumnMap(("click",), (), ("user",)), batch_size=2000)
+
+    assert max(pa.total_allocated_bytes() - before for _ in parts) < data.nbytes / 2
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+@pytest.mark.parametrize("first_row", [0, 1, 9, 10, 11, 24, 25, 26, 49, 50, 70])
+def test_first_rows_can_be_left_out(tmp_path, suffix, first_row):
+    for number in range(2):
+        rows = pa.table({"click": np.arange(25) % 2, "user": np.arange(25) + 25 * number})
+        if suffix == ".csv":
+            pa_csv.write_csv(rows, tmp_path / f"{number}.csv")
+        else:
+            pq.write_table(rows, tmp_path / f"{number}.parquet", row_group_size=10)
+
+    parts = read_columns(tmp_path, ColumnMap(("click",), (), ("user",)), batch_size=7, first_row=first_row)
+
+    assert [key for part in parts for key in part.bags.keys.tolist()] == [*range(first_row, 50)]
+
+
+def test_a_fault_after_rows_that_are_left_out_has_its_row_of_the_file(tmp_path):
+    pq.write_table(pa.table({"click": [0, 1, 1, 0, 5], "user": range(5)}), tmp_path / "a.parquet", row_group_size=2)
+
+    with pytest.raises(DataError, match=r"a\.parquet column click record 4: expected 0 or 1, found 5"):
+        list(read_columns(tmp_path / "a.parquet", ColumnMap(("click",), (), ("user",)), first_row=3))
 
 
 def test_slot_sizes_make_keys_of_one_table(tmp_path):
