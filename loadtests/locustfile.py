@@ -31,7 +31,7 @@ def add_options(parser):
     parser.add_argument("--repository", type=Path, required=True, help="what the server serves")
     parser.add_argument("--model", help="the model's name; needed if there are several models")
     parser.add_argument("--scenario", choices=list(SCENARIOS), default="steady", help="number of users over time")
-    parser.add_argument("--samples", type=whole_number(1, 1 << 20), default=64, help="samples per request")
+    parser.add_argument("--samples", type=whole_number(1, 1 << 20), help="samples per request")
     parser.add_argument("--skew", type=number(4), default=1.0, help="exponent of Zipf's law; 0: uniform keys")
     parser.add_argument("--unknown", type=number(1), default=0.01, help="share of keys that no table has")
     parser.add_argument("--allow-remote", action="store_true", help="send load to another machine")
@@ -49,7 +49,9 @@ def prepare(environment, **_):
             refuse_remote(options.host or "")
         config = choose_model(read_repository(options.repository).models, options.model)
         environment.token_header = token_header()
-        environment.traffic = Traffic(config, options.samples, options.skew, options.unknown)
+        scenario = SCENARIOS[options.scenario]
+        samples = options.samples or scenario.samples
+        environment.traffic = Traffic(config, samples, options.skew, options.unknown, scenario.has_candidates)
     except HotrowError as err:
         sys.exit(f"loadtests: {err}")
     environment.model = config.name

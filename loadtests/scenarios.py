@@ -1,4 +1,4 @@
-"""How many users send requests, from the start of a run to its end."""
+"""How many users send requests, from the start of a run to its end, and of which kind."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,10 +10,14 @@ class Scenario(NamedTuple):
     Attributes:
         users: takes the elapsed share of the run, 0 to 1, and the highest number of users; returns the number of users.
         run_time_s: how long a run takes by default.
+        samples: the samples of a request by default.
+        has_candidates: whether the samples of a request are the candidates of one user.
     """
 
     users: Callable[[float, int], int]
     run_time_s: int
+    samples: int = 64
+    has_candidates: bool = False
 
 
 def steady(elapsed: float, peak: int) -> int:
@@ -36,4 +40,5 @@ SCENARIOS = {
     "ramp": Scenario(ramp, 120),
     "spike": Scenario(spike, 120),
     "soak": Scenario(steady, 3600),  # long enough to show memory that grows
+    "candidates": Scenario(steady, 60, samples=500, has_candidates=True),
 }

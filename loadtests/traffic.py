@@ -3,6 +3,8 @@
 import numpy as np
 
 from serving.config import ModelConfig, TableConfig
+from serving.errors import ServingError
+from serving.features import slots_of
 from serving.model.sparse_file import open_sparse
 
 #: Spreads the most frequent keys over a table's file. A prime above every number of rows, so no row comes twice.
@@ -52,20 +54,26 @@ class TableKeys:
 class Traffic:
     """Random requests for one model: one key per slot."""
 
-    def __init__(self, config: ModelConfig, samples: int, skew: float, unknown: float) -> None:
+    def __init__(
+        self, config: ModelConfig, samples: int, skew: float, unknown: float, has_candidates: bool = False
+    ) -> None:
         """Read the keys of all tables.
 
         Args:
             config: the model.
-            samples: samples per request; never more than the model's ``max_batchsize``.
+            samples: samples per request; never more than the model's ``max_batchsize``, except candidates.
             skew: exponent of Zipf's law; 0 draws all keys equally often.
             unknown: share of keys that no table has, 0 to 1.
+            has_candidates: the samples of a request are candidates of one user, who has three quarters of the slots
+                and all dense features.
 
         Raises:
             ModelFileError: a table's file is missing or is not such a model.
+            ServingError: there are candidates, but the model's inputs have no names.
         """
         self._rng = np.random.default_rng(0)
-        self._samples = min(samples, config.max_batchsize)
+        self._samples = samples if has_candidates else min(samples, config.max_batchsize)
+        self._names = _names(config) if has_candidates else ()
         self._dense_dim = config.dense_dim
         self._key_dtype = np.int64 if config.key_type == "I64" else np.uint32
         self._skew, self._unknown = skew, unknown
@@ -73,6 +81,8 @@ class Traffic:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The tensors of a new request by name."""
+        if self._names:
+            return self._candidates()
         keys = np.hstack([slot.draw(self._rng, (self._samples, 1), self._skew, self._unknown) for slot in self._slots])
         arrays = {
             "CATCOLUMN": keys.astype(self._key_dtype),
@@ -81,3 +91,20 @@ class Traffic:
         if self._dense_dim:
             arrays["DES"] = self._rng.random((self._samples, self._dense_dim), dtype=np.float32)
         return arrays
+
+    def _candidates(self) -> dict[str, np.ndarray]:
+        rows = [1 if place < len(self._slots) * 3 // 4 else self._samples for place in range(len(self._slots))]
+        keys = [
+            slot.draw(self._rng, (count, 1), self._skew, self._unknown)[:, 0]
+            for slot, count in zip(self._slots, rows, strict=True)
+        ]
+        dense = self._rng.random((self._dense_dim, 1), dtype=np.float32)
+        return dict(zip(self._names, [*keys, *dense], strict=True))
+
+
+def _names(config: ModelConfig) -> tuple[str, ...]:
+    """The names of the slots and of the dense features."""
+    slots = tuple(slot.own_name for slot in slots_of(config))
+    if not all(slots) or len(set(slots)) < len(slots) or len(config.dense_names) < config.dense_dim:
+        raise ServingError(f"candidates need names of slots and dense features, but {config.name!r} has none")
+    return slots + config.dense_names

@@ -6,10 +6,11 @@ import pytest
 from loadtests.checks import choose_model, refuse_remote
 from loadtests.scenarios import SCENARIOS
 from loadtests.traffic import Traffic
+from serving import load_model
 from serving.batch import read_batch
 from serving.config import read_repository
 from serving.errors import ModelFileError, ServingError
-from tests.tools.tiny_model import TinyModel
+from tests.tools.tiny_model import NamedModel, TinyModel
 
 
 def config_of(model, folder):
@@ -86,6 +87,23 @@ def test_a_request_has_no_more_samples_than_the_model_allows(tmp_path):
     assert Traffic(config, samples=64, skew=1, unknown=0).arrays()["CATCOLUMN"].shape == (8, 3)
 
 
+def test_a_request_has_one_user_and_many_candidates(tmp_path):
+    model = NamedModel(tables={"t": 4}, names=("a", "b", "c", "shown"), dense_names=("x", "y", "z"), max_batchsize=64)
+    with load_model(model.write(tmp_path)) as session:
+        arrays = Traffic(session.config, samples=500, skew=1, unknown=0, has_candidates=True).arrays()
+
+        assert {name: array.shape for name, array in arrays.items()} == {
+            **dict.fromkeys(("a", "b", "c", "x", "y", "z"), (1,)),
+            "shown": (500,),
+        }
+        assert session.predict(arrays).shape == (500, 1)
+
+
+def test_candidates_of_a_model_without_names_are_an_error(tmp_path):
+    with pytest.raises(ServingError, match="candidates need names of slots and dense features, but 'tiny' has none"):
+        Traffic(config_of(TinyModel(), tmp_path), samples=500, skew=1, unknown=0, has_candidates=True)
+
+
 def test_a_missing_table_is_an_error(tmp_path):
     config = config_of(TinyModel(), tmp_path)
     (tmp_path / "tiny" / "1" / "user" / "key").unlink()
@@ -101,6 +119,7 @@ def test_a_missing_table_is_an_error(tmp_path):
         ("ramp", [1, 5, 10, 15, 20, 20]),
         ("spike", [2, 2, 20, 2, 2, 2]),
         ("soak", [20, 20, 20, 20, 20, 20]),
+        ("candidates", [20, 20, 20, 20, 20, 20]),
     ],
 )
 def test_a_scenario_has_its_users_over_time(scenario, users):
