@@ -1,5 +1,6 @@
 """All figures of a replay as one JSON document."""
 
+from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -9,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotrow.replay.figures import describe, mean_of, quality
-from hotrow.replay.rows import named
-from hotrow.replay.tables import import_arrow, match, read_log, read_rows
-from hotrow.replay.version import logged_predictions, open_version, replay, requests_of
+from hotrow.replay.tables import RequestRows, RowFiles, import_arrow, match
+from hotrow.replay.version import logged_predictions, open_version, replay
 from serving.errors import TraceError, did_you_mean
 from serving.model.names import MODEL_VERSION, REQUEST_ID, REQUEST_TIME
+from serving.request_log import named, requests_of
 
 Labels = dict[str, NDArray[np.float64]]
 
@@ -43,21 +44,21 @@ def replay_document(
         raise TraceError("--on", "needs --labels")
     if labels_file is not None and not labels:
         raise TraceError("--labels", "needs --label, the column of the label")
-    table, source = read_log(log), str(log)
-    logged = logged_predictions(table)
-    document: dict[str, Any] = {"log": _about(table, source, logged)}
+    rows, source = RequestRows(log), str(log)
+    logged = logged_predictions(rows)
+    document: dict[str, Any] = {"log": _about(rows, logged)}
     found: Labels = {}
     if labels_file is not None:
         on = on or [REQUEST_ID]
-        theirs = read_rows(labels_file, texts=on)
-        matches = match(table, theirs, on, (source, str(labels_file)))
-        for name, values in _labels(theirs, labels, str(labels_file)).items():
-            found[name] = np.full(table.num_rows, np.nan)
+        theirs = RowFiles(labels_file, texts=on)
+        matches = match(rows, theirs, on)
+        for name, values in _labels(theirs, labels).items():
+            found[name] = np.full(rows.count, np.nan)
             found[name][matches.ours] = values[matches.theirs]
         samples = len(matches.ours)
         document["labels"] = {"path": str(labels_file), "samples": samples, "ambiguous": matches.ambiguous}
     elif labels:
-        found = _labels(table, labels, source)
+        found = _labels(rows, labels)
     document["models"] = []
     for path in models:
         with open_version(path) as session:
@@ -67,46 +68,55 @@ def replay_document(
                 raise TraceError(source, reason)
             if found and len(found) != outputs:
                 raise TraceError("--label", f"expected {outputs} columns for {named(session)}, got {', '.join(found)}")
-            replayed = replay(session, table, source)
-        document["models"].append(describe(replayed, table, logged, found))
+            replayed = replay(session, rows, document["log"]["requests"])
+        document["models"].append(describe(replayed, rows, logged, found))
     if found:
         document["quality"] = quality(found, logged)
     return document
 
 
-def _about(table: Any, source: str, logged: NDArray[np.float32]) -> dict[str, Any]:
+def _about(rows: RequestRows, logged: NDArray[np.float32]) -> dict[str, Any]:
     compute = import_module("pyarrow.compute")
-    names = table.column_names
-    times = compute.min_max(table[REQUEST_TIME]).as_py() if REQUEST_TIME in names else {"min": None, "max": None}
-    versions = table[MODEL_VERSION].value_counts().to_pylist() if MODEL_VERSION in names else []
+    requests, times, versions = 0, list[Any](), Counter[str]()
+    for table in rows.requests([REQUEST_TIME, MODEL_VERSION]):
+        requests += len(requests_of(table)) - 1
+        if REQUEST_TIME in table.column_names:
+            times += filter(None, compute.min_max(table[REQUEST_TIME]).as_py().values())
+            times = [min(times), max(times)] if times else []
+        if MODEL_VERSION in table.column_names:
+            versions.update(
+                {str(one["values"]): one["counts"] for one in table[MODEL_VERSION].value_counts().to_pylist()}
+            )
     return {
-        "path": source,
-        "requests": len(requests_of(table)) - 1,
-        "samples": table.num_rows,
-        "from": None if times["min"] is None else f"{times['min']:%Y-%m-%d %H:%M:%S %Z}",
-        "to": None if times["max"] is None else f"{times['max']:%Y-%m-%d %H:%M:%S %Z}",
-        "versions": {str(one["values"]): one["counts"] for one in versions},
+        "path": rows.source,
+        "requests": requests,
+        "samples": rows.count,
+        "from": f"{times[0]:%Y-%m-%d %H:%M:%S %Z}" if times else None,
+        "to": f"{times[1]:%Y-%m-%d %H:%M:%S %Z}" if times else None,
+        "versions": dict(versions),
         "mean_prediction": mean_of(logged),
     }
 
 
-def _labels(table: Any, names: Sequence[str], source: str) -> Labels:
+def _labels(rows: RowFiles, names: Sequence[str]) -> Labels:
     """Return columns of labels, with NaN for null.
 
     Raises:
         TraceError: a column is missing, or has other values than 0, 1 and null.
     """
     pa = import_module("pyarrow")
-    found = {}
     for name in names:
-        if name not in table.column_names:
-            raise TraceError(source, f"has no column {name!r}{did_you_mean(name, table.column_names)}")
+        if name not in rows.names:
+            raise TraceError(rows.source, f"has no column {name!r}{did_you_mean(name, rows.names)}")
+    table, found = rows.read(names), {}
+    for name in names:
         try:
             values = table[name].cast(pa.float64()).to_numpy()
         except pa.ArrowException as err:
-            raise TraceError(source, f"{name}: expected 0 and 1, got {table[name].type}") from err
+            raise TraceError(rows.source, f"{name}: expected 0 and 1, got {table[name].type}") from err
         wrong = np.flatnonzero(~np.isin(values, (0.0, 1.0)) & ~np.isnan(values))
         if wrong.size:
-            raise TraceError(source, f"{name}: expected 0 or 1, got {values[wrong[0]]:g} in row {wrong[0]}")
+            reason = f"{name}: expected 0 or 1, got {values[wrong[0]]:g} in row {wrong[0]}"
+            raise TraceError(rows.source, reason)
         found[name] = values
     return found

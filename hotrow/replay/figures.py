@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hotrow.replay.tables import RequestRows, drawn_rows
 from hotrow.replay.version import Replayed
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
 from training.model.metrics import area_under_curve, calibration, log_loss
@@ -23,11 +24,11 @@ _NEAR_ONE = 1 - 1e-9
 Floats = NDArray[np.floating[Any]]
 
 
-def differences(table: Any, logged: Floats, predictions: Floats, features: Sequence[str]) -> dict[str, Any]:
+def differences(log: RequestRows, logged: Floats, predictions: Floats, features: Sequence[str]) -> dict[str, Any]:
     """Describe how answers differ from those in the log.
 
     Args:
-        table: the log.
+        log: the requests.
         logged: [N, L].
         predictions: [N, L]; NaN: no answer.
         features: the columns by which differences are grouped.
@@ -39,6 +40,7 @@ def differences(table: Any, logged: Floats, predictions: Floats, features: Seque
     if not found.size:
         return {"samples": 0}
     limit = max(float(sizes.max()), 1e-6)
+    drawn = drawn_rows(log.count)
     counts, edges = np.histogram(found, bins=_BINS, range=(-limit, limit))
     return {
         "samples": int(answered.sum()),
@@ -48,21 +50,22 @@ def differences(table: Any, logged: Floats, predictions: Floats, features: Seque
         "quantiles_absolute": {str(part): float(np.quantile(sizes, part)) for part in (0.5, 0.9, 0.99)},
         "share_above": {str(size): float((sizes > size).mean()) for size in (0.001, 0.01, 0.1)},
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
-        "largest": list(_largest(table, logged, predictions, np.where(answered[:, None], np.abs(changes), 0))),
-        "by_feature": list(_by_feature(table, np.where(answered, changes.mean(axis=1), 0), answered, features)),
+        "largest": list(_largest(log, logged, predictions, np.where(answered[:, None], np.abs(changes), 0))),
+        "by_feature": list(
+            _by_feature(
+                log.take(drawn, features), np.where(answered, changes.mean(axis=1), 0)[drawn], answered[drawn], features
+            )
+        ),
     }
 
 
-def _largest(table: Any, logged: Floats, predictions: Floats, sizes: Floats) -> Iterator[dict[str, Any]]:
+def _largest(log: RequestRows, logged: Floats, predictions: Floats, sizes: Floats) -> Iterator[dict[str, Any]]:
     of_rows = sizes.max(axis=1)
-    for row in np.argsort(-of_rows, kind="stable")[:_LARGEST].tolist():
-        if of_rows[row]:
-            yield {
-                REQUEST_ID: table[REQUEST_ID][row].as_py(),
-                REQUEST_SAMPLE: table[REQUEST_SAMPLE][row].as_py(),
-                "logged": logged[row].tolist(),
-                "predicted": predictions[row].tolist(),
-            }
+    rows = np.argsort(-of_rows, kind="stable")[:_LARGEST]
+    rows = rows[of_rows[rows] > 0]
+    names = log.take(rows, (REQUEST_ID, REQUEST_SAMPLE)).select([REQUEST_ID, REQUEST_SAMPLE]).to_pylist()
+    for row, name in zip(rows, names, strict=True):
+        yield {**name, "logged": logged[row].tolist(), "predicted": predictions[row].tolist()}
 
 
 def _by_feature(
@@ -140,12 +143,12 @@ def quality(labels: Mapping[str, Floats], predictions: Floats) -> dict[str, Any]
     return found
 
 
-def describe(replayed: Replayed, table: Any, logged: Floats, labels: Mapping[str, Floats]) -> dict[str, Any]:
+def describe(replayed: Replayed, log: RequestRows, logged: Floats, labels: Mapping[str, Floats]) -> dict[str, Any]:
     """Return the figures of one version.
 
     Args:
         replayed: its answers.
-        table: the log.
+        log: the requests.
         logged: [N, L], the answers in the log.
         labels: [N] of each label; may be empty.
     """
@@ -153,7 +156,7 @@ def describe(replayed: Replayed, table: Any, logged: Floats, labels: Mapping[str
     document: dict[str, Any] = {
         "model": replayed.name,
         "mean_prediction": mean_of(replayed.predictions),
-        "differences": differences(table, logged, replayed.predictions, replayed.columns),
+        "differences": differences(log, logged, replayed.predictions, replayed.columns),
         "milliseconds": dict(zip(("p50", "p99"), map(float, times), strict=False)),
         "refused": {"requests": replayed.refused, "first": replayed.first_refusal},
         "keys": {"looked_up": replayed.keys, "defaulted": replayed.defaulted_keys},

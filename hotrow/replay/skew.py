@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotrow.replay.report import share, text_table
-from hotrow.replay.rows import RawRows, named, predictions_of
-from hotrow.replay.tables import import_arrow, match, read_log, read_rows
+from hotrow.replay.tables import RequestRows, RowFiles, drawn_rows, import_arrow, match
 from hotrow.replay.version import open_version
 from serving.errors import FeatureValueError, RequestError, TraceError
 from serving.features import FeatureConfig, array_of
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
+from serving.request_log import RawRows, counting_from, named
 from serving.session import InferenceSession
 
 _LONGEST = 60
@@ -64,24 +64,27 @@ def skew(model: Path, log: Path, data: Path, on: Sequence[str]) -> Iterator[str]
     with open_version(model) as session:
         if session.features is None or session.features.has_keys:
             raise TraceError(str(model), "has no features.json, and --skew compares raw features")
-        served = read_log(log)
-        trained = read_rows(data, texts=[*on, *session.features.names])
-        found = match(served, trained, on, (str(log), str(data)))
-        yield f"{len(found.ours):,} of {served.num_rows:,} samples of {log} are in {data}"
+        names = session.features.names
+        served, trained = RequestRows(log), RowFiles(data, texts=[*on, *names])
+        found = match(served, trained, on)
+        yield f"{len(found.ours):,} of {served.count:,} samples of {log} are in {data}"
         if found.ambiguous:
             yield f"{found.ambiguous:,} others have a {' and '.join(on)} that occurs several times"
-        served = served.take(found.ours)
+        drawn = drawn_rows(len(found.ours))
+        if len(drawn) < len(found.ours):
+            yield f"the figures are those of {len(drawn):,} samples, drawn evenly"
+        ours = served.take(found.ours[drawn], [REQUEST_ID, REQUEST_SAMPLE, *names])
         sides = (
-            _side(session, served, str(log), found.ours),
-            _side(session, trained.take(found.theirs), str(data), found.theirs),
+            _side(session, ours, served.source, found.ours[drawn]),
+            _side(session, trained.take(found.theirs[drawn], names), trained.source, found.theirs[drawn]),
         )
         for side in sides:
             if side.rows.absent:
                 yield f"{side.source} has no {', '.join(side.rows.absent)}, so the feature is missing there"
         yield ""
-        yield from _features(session, sides, served)
+        yield from _features(session, sides, ours)
         yield ""
-        yield _predictions(session, sides, len(found.ours))
+        yield _predictions(session, sides, len(drawn))
 
 
 def _side(session: InferenceSession, table: Any, source: str, numbers: NDArray[np.int64]) -> _Side:
@@ -159,11 +162,21 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 3]}..."
 
 
+def _predictions_of(session: InferenceSession, rows: RawRows, count: int) -> Any:
+    """Return float32[N, L], the answers to all rows."""
+    answers, most = [], session.config.max_batchsize
+    for first in range(0, count, most):
+        with counting_from(first):
+            batch = rows.reader(first, min(most, count - first))()
+        answers.append(session.predict_batch(batch).probabilities)
+    return np.concatenate(answers)
+
+
 def _predictions(session: InferenceSession, sides: tuple[_Side, _Side], count: int) -> str:
     answers = []
     for side in sides:
         try:
-            answers.append(predictions_of(session, side.rows, count))
+            answers.append(_predictions_of(session, side.rows, count))
         except RequestError as err:
             return f"predictions were not compared: {side.located(err)}"
     sizes = np.abs(answers[0].astype(np.float64) - answers[1])

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise, takewhile
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from hotrow.replay.rows import named, rows_of
+from hotrow.replay.tables import RequestRows, RowFiles
 from serving.errors import RequestError, TraceError
 from serving.metrics import Histogram
-from serving.model.names import PREDICTION, REQUEST_ID, REQUEST_SAMPLE
+from serving.model.names import PREDICTION, REQUEST_ID
 from serving.opening import load_model
 from serving.parameter_server import ParameterServer
+from serving.request_log import Rows, counting_from, named, parts_of, requests_of, rows_of
 from serving.session import InferenceSession
 from serving.storage import MemoryStore
 
@@ -67,55 +67,64 @@ def open_version(path: Path) -> Iterator[InferenceSession]:
         yield session
 
 
-def requests_of(table: Any) -> NDArray[np.int64]:
-    """Return where the rows of each request begin, and the number of rows. A client may use an id several times."""
-    ids = table.column(REQUEST_ID).combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    samples = table.column(REQUEST_SAMPLE).to_numpy()
-    begins = np.flatnonzero((ids[1:] != ids[:-1]) | (samples[1:] <= samples[:-1])) + 1
-    return np.concatenate([[0], begins, [table.num_rows]])
-
-
-def logged_predictions(table: Any) -> Floats:
+def logged_predictions(rows: RowFiles) -> Floats:
     """Return float32[N, L], the answers in a log; L is 0 without them."""
-    several = takewhile(table.column_names.__contains__, (f"{PREDICTION}_{label}" for label in count()))
-    names = [PREDICTION] if PREDICTION in table.column_names else list(several)
+    several = takewhile(rows.names.__contains__, (f"{PREDICTION}_{label}" for label in count()))
+    names = [PREDICTION] if PREDICTION in rows.names else list(several)
+    table = rows.read(names)
     columns = [table.column(name).to_numpy().astype(np.float32) for name in names]
     return np.stack(columns, axis=1) if columns else np.empty((table.num_rows, 0), np.float32)
 
 
-def replay(session: InferenceSession, table: Any, source: str) -> Replayed:
+def replay(session: InferenceSession, log: RequestRows, requests: int) -> Replayed:
     """Answer each request of a log, with the samples that it had.
 
     Args:
         session: the version.
-        table: the log.
-        source: the log's path, for messages.
+        log: the requests.
+        requests: how many there are.
 
     Raises:
         TraceError: the log has no columns that the version reads.
         StoreError: a tier did not answer.
     """
-    rows = rows_of(session, table, source)
-    shape = table.num_rows, session.config.label_dim
+    shape = log.count, session.config.label_dim
     found = Replayed(named(session), np.full(shape, np.nan, np.float32))
-    found.columns, found.absent = tuple(rows.names), tuple(rows.absent)
-    begins = requests_of(table).tolist()
-    for begin, end in tqdm(pairwise(begins), found.name, len(begins) - 1, unit=" requests", disable=None):
-        try:
-            read = rows.reader(begin, end - begin)
+    about = rows_of(session, log.empty, log.source)
+    found.columns, found.absent = tuple(about.names), tuple(about.absent)
+    first = 0
+    with tqdm(desc=found.name, total=requests, unit=" requests", disable=None) as bar:
+        for table in log.requests(about.names):
+            rows = rows_of(session, table, log.source)
+            for begin, end in pairwise(requests_of(table).tolist()):
+                try:
+                    found.predictions[first + begin : first + end] = _answer(session, rows, begin, end, found)
+                except RequestError as err:
+                    found.refused += 1
+                    found.first_refusal = found.first_refusal or f"request {table[REQUEST_ID][begin]}: {err}"
+                bar.update()
+            first += table.num_rows
+    found.unknown = _unknown(session)
+    return found
+
+
+def _answer(session: InferenceSession, rows: Rows, begin: int, end: int, found: Replayed) -> Floats:
+    """Answer the rows of one request as a server does, and count its time and its keys."""
+    answers, seconds, keys, defaulted_keys = list[Floats](), 0.0, 0, 0
+    for first, samples in parts_of(session, begin, end):
+        with counting_from(first - begin):
+            read = rows.reader(first, samples)
             began = perf_counter()
             batch = read()
             answer = session.predict_batch(batch)
-        except RequestError as err:
-            found.refused += 1
-            found.first_refusal = found.first_refusal or f"request {table[REQUEST_ID][begin]}: {err}"
-            continue
-        found.seconds.append(perf_counter() - began)
-        found.predictions[begin:end] = answer.probabilities
-        found.keys += batch.joined.keys.size
-        found.defaulted_keys += answer.defaulted_keys
-    found.unknown = _unknown(session)
-    return found
+        seconds += perf_counter() - began
+        answers.append(answer.probabilities)
+        keys += batch.joined.keys.size
+        defaulted_keys += answer.defaulted_keys
+    found.seconds.append(seconds)
+    found.keys += keys
+    found.defaulted_keys += defaulted_keys
+    return np.concatenate(answers)
 
 
 def _unknown(session: InferenceSession) -> dict[str, dict[str, int]]:

@@ -3,11 +3,24 @@
 Each sample of a request is one row. It has the raw features by name, or the keys of each slot and the dense features,
 and the columns of ``records``. Each model has a folder, because its rows have columns of their own.
 
-``log`` is what a server writes with, ``files`` are the files, ``records`` are the rows.
+``log`` is what a server writes with, ``files`` are the files, ``records`` are the rows as they are written. ``rows``
+are the same as a model reads them again.
 """
 
 from serving.request_log.files import stream_batches
 from serving.request_log.log import RequestLog
-from serving.request_log.records import key_columns, takes_raw_features
+from serving.request_log.records import folders_of
+from serving.request_log.rows import RawRows, Rows, counting_from, named, parts_of, requests_of, rows_of
 
-__all__ = ["RequestLog", "key_columns", "stream_batches", "takes_raw_features"]
+__all__ = [
+    "RawRows",
+    "RequestLog",
+    "Rows",
+    "counting_from",
+    "folders_of",
+    "named",
+    "parts_of",
+    "requests_of",
+    "rows_of",
+    "stream_batches",
+]

@@ -12,6 +12,7 @@
 
 from collections.abc import Collection, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,6 +130,12 @@ class RecordForm:
         tables = [join_keys(parts) for parts in zip(*(keys.tables for keys in sent), strict=True)]
         arrays = _arrays_of_keys(dense, tables)
         return [arrays[place] for place in self._kept]
+
+
+def folders_of(session: InferenceSession, log: Path) -> Sequence[Path]:
+    """Return the folders that a log may have for a model: of requests with its raw features, and with keys."""
+    name = session.config.name
+    return [log / name, log / f"{name}{_OF_KEYS}"] if takes_raw_features(session) else [log / name]
 
 
 def takes_raw_features(session: InferenceSession) -> bool:

@@ -13,10 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import hotrow
+import hotrow.replay.document
+from hotrow.replay.tables import RequestRows
 from serving.batch import read_batch
 from serving.cli.main import main
 from serving.model.data_files import DataFiles
-from serving.request_log import RequestLog
+from serving.request_log import RequestLog, requests_of
 from tests.tools.raw_model import FEATURES, write_raw_model
 from tests.tools.tiny_model import TinyModel, flatten
 
@@ -187,16 +189,105 @@ def test_requests_with_keys_are_replayed(tmp_path):
 
 def test_a_request_that_a_version_refuses_is_counted_and_the_others_are_answered(rows, tmp_path, capsys):
     folder = write_raw_model(tmp_path / "models", max_batchsize=2)
-    table = rows.slice(0, 9).take(pa.array([0, 1, 2, 3, 4, 6, 7]))  # two requests of two samples
-    pq.write_table(table, tmp_path / "log.parquet")
+    place = rows.column_names.index("seen")
+    table = rows.set_column(place, "seen", pa.array([[5000] if row == 2 else [1] for row in range(rows.num_rows)]))
+    pq.write_table(table.slice(0, 9), tmp_path / "log.parquet")
 
     (model,) = replayed(tmp_path / "log.parquet", folder, folder=tmp_path)["models"]
 
     assert model["refused"]["requests"] == 1
-    assert model["differences"]["samples"] == 4
-    assert (
-        "refused 1 requests; the first is request r0: 3 samples, but the model takes 1 to 2" in capsys.readouterr().out
+    assert model["differences"]["samples"] == 6
+    assert "refused 1 requests; the first is request r0: seen of sample 2: value 0: " in capsys.readouterr().out
+
+
+def test_requests_with_many_candidates_get_the_same_bits_again(tmp_path):
+    folder = write_raw_model(tmp_path / "models", max_batchsize=8)
+    with hotrow.load_model(folder) as session, closing(RequestLog(tmp_path / "log", 1.0, 1 << 30)) as log:
+        for count in (3, 8, 9, 50):
+            candidates = [{"user": f"u{number}", "price": number / 7} for number in range(count)]
+            batch = session.read({"context": {"country": "de", "tags": ["a", "b"]}, "candidates": candidates})
+            log.log(session, batch, session.predict_batch(batch), f"r{count}")
+
+    document = replayed(tmp_path / "log" / "raw", folder, folder=tmp_path)
+
+    assert document["log"] | {"path": "", "from": "", "to": "", "mean_prediction": 0} == {
+        "path": "",
+        "requests": 4,
+        "samples": 70,
+        "from": "",
+        "to": "",
+        "versions": {"1": 70},
+        "mean_prediction": 0,
+    }
+    assert document["models"][0]["differences"]["samples"] == 70
+    assert document["models"][0]["differences"]["largest_absolute"] == 0
+
+
+@pytest.mark.parametrize("part_rows", [1, 2, 7, 40])
+def test_a_log_that_is_read_in_parts_of_any_size_has_the_same_figures(models, rows, tmp_path, monkeypatch, part_rows):
+    (tmp_path / "log").mkdir()
+    for number, first in enumerate((0, 50, 51)):  # requests go on in the next file
+        end = (50, 51, rows.num_rows)[number]
+        pq.write_table(rows.slice(first, end - first), tmp_path / "log" / f"{number}.parquet", row_group_size=17)
+    (tmp_path / "whole").mkdir()
+    pq.write_table(rows, tmp_path / "whole" / "log.parquet")
+    options = {"folder": tmp_path, "options": ("--labels", tmp_path / "labels.csv", "--on", PAIRS, "--label", "bought")}
+    ones = pa.array(np.arange(rows.num_rows) % 3 == 0).cast(pa.int8())
+    labels = rows.select(["request_id", "request_sample"]).append_column("bought", ones)
+    pa_csv.write_csv(
+        labels.take(pa.array(np.random.default_rng(0).permutation(rows.num_rows))), tmp_path / "labels.csv"
     )
+    expected = replayed(tmp_path / "whole", models / "2", **options)
+
+    monkeypatch.setattr("hotrow.replay.tables._PART_ROWS", part_rows)
+    found = replayed(tmp_path / "log", models / "2", **options)
+
+    for document in (found, expected):
+        document["log"]["path"] = ""
+        document["models"][0]["milliseconds"] = {}
+    assert found == expected
+
+
+def test_the_features_of_a_large_log_are_those_of_evenly_drawn_samples(models, log, tmp_path, monkeypatch):
+    monkeypatch.setattr("hotrow.replay.tables._MOST_DRAWN", 80)
+
+    (model,) = replayed(log, models / "2", folder=tmp_path)["models"]
+
+    assert model["differences"]["samples"] == 120
+    of_prices = [one["samples"] for one in model["differences"]["by_feature"] if one["feature"] == "price"]
+    assert of_prices == [20, 20, 20]
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path, monkeypatch):
+    monkeypatch.setattr("hotrow.replay.tables._PART_ROWS", 500)
+    log = pa.table(
+        {
+            "request_id": pa.array([str(row // 300) for row in range(20_000)]),
+            "request_sample": np.arange(20_000, dtype=np.int32) % 300,
+            "user": pa.array([f"{row:09}" * 30 for row in range(20_000)]),
+        }
+    )
+    pq.write_table(log, tmp_path / "log.parquet", row_group_size=500, use_dictionary=False)
+    before = pa.total_allocated_bytes()
+    requests, rows, most_bytes = 0, 0, 0
+
+    for table in RequestRows(tmp_path / "log.parquet").requests(["user"]):
+        requests, rows = requests + len(requests_of(table)) - 1, rows + table.num_rows
+        most_bytes = max(most_bytes, pa.total_allocated_bytes() - before)
+
+    assert (requests, rows) == (67, 20_000)
+    assert most_bytes < log.nbytes / 2
+
+
+def test_a_file_that_is_deleted_while_the_log_is_read_is_named(models, log, tmp_path, monkeypatch, capsys):
+    (file,) = log.glob("*.parquet")
+    copy = tmp_path / "log.parquet"
+    copy.write_bytes(file.read_bytes())
+    about = hotrow.replay.document._about
+    monkeypatch.setattr(hotrow.replay.document, "_about", lambda *given: (about(*given), copy.unlink())[0])
+
+    assert main(["replay", str(copy), str(models / "1")]) == 1
+    assert "log.parquet: cannot be read: " in capsys.readouterr().err
 
 
 def test_if_nothing_was_answered_the_figures_have_no_numbers(models, rows, tmp_path, capsys):

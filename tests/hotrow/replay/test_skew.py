@@ -94,6 +94,27 @@ def test_words_for_missing_are_text_in_a_string_of_a_csv_file_as_in_training(mod
     assert country[4] == 100  # unknown there
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_data_is_read_in_parts_and_many_samples_are_drawn(models, log, rows, tmp_path, capsys, monkeypatch, kind):
+    monkeypatch.setattr("hotrow.replay.tables._PART_ROWS", 7)
+    monkeypatch.setattr("hotrow.replay.tables._MOST_DRAWN", 60)
+    country = pa.array(["fr" if value == "de" else value for value in rows["country"].to_pylist()])
+    table = rows.set_column(rows.column_names.index("country"), "country", country)
+    table = table.take(pa.array(np.random.default_rng(0).permutation(rows.num_rows)))
+    table = table.drop_columns(["tags", "seen", "member"])
+    (pa_csv.write_csv if kind == "csv" else pq.write_table)(table, tmp_path / f"data.{kind}")
+
+    assert main(["check", str(models / "1"), "--skew", str(log), str(tmp_path / f"data.{kind}"), *PAIRS]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        f"120 of 120 samples of {log} are in {tmp_path / f'data.{kind}'}",
+        "the figures are those of 60 samples, drawn evenly",
+    ]
+    german = 100 * np.mean([value == "de" for value in rows["country"].to_pylist()])
+    assert figures(lines)["country"][0] == pytest.approx(german, abs=15)
+    assert figures(lines)["user"][0] == figures(lines)["price"][0] == 0
+
+
 def test_rows_without_a_match_are_counted(check, rows):
     lines = check(pa.concat_tables([rows.slice(0, 60), rows.slice(57, 3)]), *PAIRS)
 

@@ -1,16 +1,22 @@
-"""The rows of a table as a model reads them: raw features by name, or the keys of each slot and the dense features."""
+"""The rows of a table as a model reads them: raw features by name, or the keys of each slot and the dense features.
+
+The table is one of the log, or of any file with the same columns.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.batch import Batch, read_batch, read_features
 from serving.errors import FeatureValueError, TraceError
 from serving.features import columns_of_arrays
-from serving.request_log import key_columns, takes_raw_features
+from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
+from serving.request_log.records import key_columns, takes_raw_features
 from serving.session import InferenceSession
 
 
@@ -118,19 +124,29 @@ def rows_of(session: InferenceSession, table: Any, source: str) -> Rows:
         raise TraceError(source, f"{reason}; it has {', '.join(table.column_names)}") from None
 
 
-def predictions_of(session: InferenceSession, rows: Rows, count: int) -> Any:
-    """Return float32[N, L], the answers to all rows of a table.
+@contextmanager
+def counting_from(first: int) -> Iterator[None]:
+    """Let an error about a value count the samples from ``first`` on."""
+    try:
+        yield
+    except FeatureValueError as err:
+        sample = None if err.sample is None else first + err.sample
+        raise FeatureValueError(err.feature, sample, err.reason) from err
 
-    Raises:
-        RequestError: a value cannot be used.
+
+def requests_of(table: Any) -> NDArray[np.int64]:
+    """Return where the rows of each request begin, and the number of rows. A client may use an id several times."""
+    ids = table.column(REQUEST_ID).combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    samples = table.column(REQUEST_SAMPLE).to_numpy()
+    begins = np.flatnonzero((ids[1:] != ids[:-1]) | (samples[1:] <= samples[:-1])) + 1
+    return np.concatenate([[0], begins, [table.num_rows]])
+
+
+def parts_of(session: InferenceSession, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts in which a server answers the rows of one request: the first row, and the number of rows.
+
+    The log does not say which requests had candidates, and only those may have more than ``max_batchsize`` samples.
     """
-    most = session.config.max_batchsize
-    parts = []
-    for first in range(0, count, most):
-        try:
-            batch = rows.reader(first, min(most, count - first))()
-        except FeatureValueError as err:  # with the row of the table
-            row = None if err.sample is None else first + err.sample
-            raise FeatureValueError(err.feature, row, err.reason) from err
-        parts.append(session.predict_batch(batch).probabilities)
-    return np.concatenate(parts)
+    most = end - begin if session.graph.mixes_samples else session.config.max_batchsize
+    for first in range(begin, end, most):
+        yield first, min(most, end - first)
