@@ -40,6 +40,7 @@ class Runtime:
         tolerance: the largest error of a probability that the engine int8 may have on these samples.
         device: where embeddings are cached; see ``open_devices``.
         max_candidates: the most candidates of a request; see ``InferenceSession``.
+        warm_up_from: the folder of a request log; a repository's versions answer its newest requests before they serve.
     """
 
     engine: Engine = "auto"
@@ -48,6 +49,7 @@ class Runtime:
     tolerance: float = DEFAULT_TOLERANCE
     device: str = "cpu"
     max_candidates: int = MAX_CANDIDATES
+    warm_up_from: Path | None = None
 
 
 def open_model(

@@ -80,6 +80,7 @@ _OPTIONS = (
     "log_max_bytes",
     "log_without",
     "sample",
+    "warm_up_from",
     "rejected",
     "max_staleness_s",
 )
@@ -324,6 +325,12 @@ def add_parser(commands: Any) -> None:
         help=f"the share of the requests that --record and --log-requests write (default: {_DEFAULTS['sample']})",
     )
     parser.add_argument(
+        "--warm-up-from",
+        type=Path,
+        metavar="DIR",
+        help="before a version serves, it answers the newest requests of this folder, which --log-requests wrote",
+    )
+    parser.add_argument(
         "--rejected",
         type=Path,
         metavar="FILE",
@@ -463,7 +470,7 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
     from serving.frontend.version import server_version
     from serving.frontend.workers import WorkerServer
     from serving.opening import Runtime
-    from serving.repository import ModelRepository
+    from serving.repository import ModelRepository, check_warm_up
 
     if place is not None:
         end_with(place.starter)
@@ -478,6 +485,7 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
         tolerance=tolerance,
         device=options.device,
         max_candidates=options.max_candidates,
+        warm_up_from=options.warm_up_from,
     )
     repository = ModelRepository(
         options.repository,
@@ -494,6 +502,8 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
         _request_log(options) as request_log,
         repository,
     ):
+        if options.warm_up_from is not None:
+            check_warm_up(options.warm_up_from)  # --log-requests may have made the folder
         _load(repository)
         if request_log is not None:
             request_log.check(repository.models().values())

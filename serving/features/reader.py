@@ -267,6 +267,12 @@ class FeatureReader:
                 self._known.update(found.known)
                 self._unknown.update(found.unknown)
 
+    def forget_counts(self) -> None:
+        """Count the values of requests from zero on."""
+        with self._lock:
+            self._known.clear()
+            self._unknown.clear()
+
     def readings(self, labels: tuple[tuple[str, str], ...]) -> Iterator[MetricSample]:
         """Return the counts of values and of ignored features, with the labels of the model."""
         with self._lock:

@@ -16,6 +16,7 @@ from serving.parameter_server.counters import table_samples
 from serving.parameter_server.table_files import Progress
 from serving.repository.served_model import ServedModel, served_model
 from serving.repository.version_tables import TablesInUse, VersionTables
+from serving.repository.warm_up import warm_up
 from serving.session import InferenceSession
 from serving.storage import RedisStore
 from serving.storage.memory import MemoryTable
@@ -84,6 +85,8 @@ class VersionLoader:
             if config.base is not None and model.updates is not None:
                 model.waits_for = partial(model.updates.behind, loaded)
             model.warm_up()
+            if self._runtime.warm_up_from is not None and isinstance(session, InferenceSession):
+                warm_up(session, self._runtime.warm_up_from, progress)
             opened.pop_all()
         return model
 
