@@ -32,7 +32,8 @@ forms of SOURCE in --table NAME=SOURCE:
   FILE.npy                              float32 or float16 [V, D]; row numbers are the keys
   FILE.npz                              the arrays 'keys' and 'vectors', or its only array
   KEYS,VECTORS                          two files: .npy, or int64 and --row-dtype, little-endian, no header
-  FOLDER                                with 'key' and 'emb_vector' (HugeCTR), or a DynamicEmb dump
+  FOLDER                                with 'key' and 'emb_vector' (HugeCTR), or a dump of DynamicEmb,
+                                        SparseOperationKit or TFRA
 
 examples:
   hotrow import --network dense.onnx --checkpoint model.pt --combiner sum --repository models --name ctr

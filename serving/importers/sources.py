@@ -9,6 +9,8 @@ from serving.importers.dynamicemb import DynamicEmbDump
 from serving.importers.numpy_files import open_folder, open_npy, open_npz, open_pair
 from serving.importers.rows import BareRows, TableRows
 from serving.importers.safetensors_file import SafetensorsFile
+from serving.importers.sok import SokDump
+from serving.importers.tfra import TfraTables
 from serving.importers.torch_file import TorchFile
 
 _CONVERTED = (
@@ -60,10 +62,14 @@ def open_checkpoint(path: Path, others: Sequence[str] = ()) -> Checkpoint:
         raise ModelFileError(path, f"expected {expected} or .pth, found {path.suffix or 'no suffix'!r}")
     if (path / ".metadata").exists():
         raise ModelFileError(path, _CONVERTED)
-    for checkpoint in (DynamicEmbDump(path), TableFolders(path)):
+    for kind in (DynamicEmbDump, SokDump, TfraTables, TableFolders):
+        checkpoint: Checkpoint = kind(path)
         if checkpoint.tables():
             return checkpoint
-    expected = "files such as <table>_emb_keys.rank_0.world_size_1 (DynamicEmb), or <table>/key and <table>/emb_vector"
+    expected = (
+        "files such as <table>_emb_keys.rank_0.world_size_1 (DynamicEmb), <table>-key and <table>-weight "
+        "(SparseOperationKit), <table>_mht_1of1-keys (TFRA), or <table>/key and <table>/emb_vector"
+    )
     raise ModelFileError(path, f"no tables found: expected {expected}")
 
 
