@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import ConfigError, ModelFileError
+from serving.importers.rows import BareRows, TableRows
+from serving.importers.sources import open_checkpoint
 from serving.model.names import MODEL_NAME, NAME_EXPECTED
-from serving.model.sparse_file import SparseModel, open_sparse
 from serving.stream import MessageEncoder, open_sink, read_settings
 
 _BATCH_ROWS = 65_536
@@ -21,7 +22,8 @@ def add_parser(commands: Any) -> None:
         "publish",
         help="send the rows of a folder to servers that follow a log of updates",
         description="Send the rows of a folder to a log of updates. The folder has a folder with key and emb_vector "
-        "for each table, as export_delta and sok.incremental_dump write them. Every row is checked before one is sent. "
+        "for each table, as export_delta and sok.incremental_dump write them. Or it is a dump of SparseOperationKit, "
+        "DynamicEmb or TFRA, with float32 rows, or a delta of TorchEasyRec. Every row is checked before one is sent. "
         "Sending the folder again does no harm.",
     )
     parser.add_argument("delta", type=Path, metavar="DELTA", help="the folder")
@@ -57,7 +59,7 @@ def publish(options: argparse.Namespace) -> int:
     with closing(open_sink(options.url, settings)) as sink:
         for is_sent in (False, True):
             for name, table in tables.items():
-                for keys, rows in table.batches(_BATCH_ROWS, warns=False):
+                for keys, rows in table.batches(_BATCH_ROWS):
                     for message in encoder.upserts(name, keys, rows, time_ms=time.time_ns() // 1_000_000):
                         if is_sent:
                             sink.send(message.payload, message.key_group, message.topic)
@@ -67,20 +69,17 @@ def publish(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tables(delta: Path) -> dict[str, SparseModel]:
-    """Open the tables of a folder.
+def _tables(delta: Path) -> dict[str, TableRows]:
+    """Open the tables of a folder, or of a Parquet file.
 
     Raises:
-        ModelFileError: the folder has no tables, or a table cannot be read.
+        ModelFileError: there are no tables, or one cannot be read or has a key twice.
     """
-    try:
-        names = sorted(path.parent.name for path in delta.glob("*/key"))
-        sizes = {name: [(delta / name / file).stat().st_size for file in ("key", "emb_vector")] for name in names}
-    except OSError as err:
-        raise ModelFileError(err.filename, f"cannot be read: {err.strerror}") from err
-    if not names:
-        raise ModelFileError(delta, "expected a folder with key and emb_vector for each table, found none")
-    return {
-        name: open_sparse(delta / name, max(2 * vector_bytes // max(key_bytes, 1), 1))
-        for name, (key_bytes, vector_bytes) in sizes.items()
-    }
+    if delta.is_file() and delta.suffix != ".parquet":
+        raise ModelFileError(delta, "expected a folder of tables")
+    checkpoint = open_checkpoint(delta)
+    opened = {name: checkpoint.rows(name) for name in checkpoint.tables()}
+    tables = {name: rows.as_dtype("fp32") if isinstance(rows, BareRows) else rows for name, rows in opened.items()}
+    for rows in tables.values():
+        rows.check_keys()
+    return tables

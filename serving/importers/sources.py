@@ -12,6 +12,7 @@ from serving.importers.safetensors_file import SafetensorsFile
 from serving.importers.sok import SokDump
 from serving.importers.tfra import TfraTables
 from serving.importers.torch_file import TorchFile
+from serving.importers.torcheasyrec import TorchEasyRecDelta
 
 _CONVERTED = (
     "a folder of torch.distributed.checkpoint, whose index is a pickle that can run code; convert it to one file: "
@@ -58,17 +59,20 @@ def open_checkpoint(path: Path, others: Sequence[str] = ()) -> Checkpoint:
             return SafetensorsFile(path)
         if path.suffix in (".pt", ".pth"):
             return TorchFile(path)
-        expected = ", ".join([*others, ".safetensors", ".pt"])
+        if path.suffix == ".parquet":
+            return TorchEasyRecDelta(path)
+        expected = ", ".join([*others, ".safetensors", ".parquet", ".pt"])
         raise ModelFileError(path, f"expected {expected} or .pth, found {path.suffix or 'no suffix'!r}")
     if (path / ".metadata").exists():
         raise ModelFileError(path, _CONVERTED)
-    for kind in (DynamicEmbDump, SokDump, TfraTables, TableFolders):
+    for kind in (DynamicEmbDump, SokDump, TfraTables, TableFolders, TorchEasyRecDelta):
         checkpoint: Checkpoint = kind(path)
         if checkpoint.tables():
             return checkpoint
     expected = (
         "files such as <table>_emb_keys.rank_0.world_size_1 (DynamicEmb), <table>-key and <table>-weight "
-        "(SparseOperationKit), <table>_mht_1of1-keys (TFRA), or <table>/key and <table>/emb_vector"
+        "(SparseOperationKit), <table>_mht_1of1-keys (TFRA), *.parquet (TorchEasyRec), or <table>/key and "
+        "<table>/emb_vector"
     )
     raise ModelFileError(path, f"no tables found: expected {expected}")
 

@@ -72,10 +72,26 @@ def test_a_row_that_cannot_be_sent_is_refused_before_any_row_is_sent(publish, tm
 def test_a_folder_without_tables_is_refused(publish, tmp_path):
     (tmp_path / "empty").mkdir()
 
-    for folder in (tmp_path / "empty", tmp_path / "absent"):
-        code, shown = publish(folder=folder)
+    for folder, expected in (("empty", "no tables found"), ("absent", "no such file")):
+        code, shown = publish(folder=tmp_path / folder)
         assert code == 1
-        assert f"{folder}: expected a folder with key and emb_vector for each table, found none" in shown.err
+        assert f"{tmp_path / folder}: {expected}" in shown.err
+
+
+def test_a_file_of_a_whole_model_is_refused(publish, tmp_path):
+    (tmp_path / "model.safetensors").touch()
+
+    assert publish(folder=tmp_path / "model.safetensors")[1].err.endswith(": expected a folder of tables\n")
+
+
+def test_rows_of_another_system_are_sent(publish, tmp_path):
+    (tmp_path / "tfra").mkdir()
+    KEYS[:2].tofile(tmp_path / "tfra" / "user_mht_1of1-keys")
+    ROWS[:2].tofile(tmp_path / "tfra" / "user_mht_1of1-values")
+
+    assert publish(folder=tmp_path / "tfra")[1].out == "user: published 2 rows\n"
+    sent = messages(tmp_path / "log")  # one for each group of keys
+    assert sorted(key for message in sent for key in message.keys.tolist()) == KEYS[:2].tolist()
 
 
 @pytest.mark.parametrize("cut", ["key", "emb_vector"])
