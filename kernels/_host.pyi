@@ -237,6 +237,7 @@ class PooledLookup:
         out: npt.NDArray[np.float32],
         samples: int,
         weights: Sequence[npt.NDArray[np.float32] | None] | None = None,
+        bags: Sequence[int] | None = None,
     ) -> list[tuple[int, npt.NDArray[np.bool_] | None]]:
         """Pool the bags of B samples, with the bits of ``HostTable.fetch_pooled`` of each table.
 
@@ -248,6 +249,7 @@ class PooledLookup:
                 Each table's vectors begin at the next multiple of 16 floats, and so does the end of the array.
             samples: B, at least 1.
             weights: of each table float32[N of the table] or None; None: no table has weights.
+            bags: how many bags each table has, in place of B * S. Its vectors are float32[bags, D].
 
         Returns:
             For each table that does not hold all of its keys: its place, and which keys were found, bool[N of the
@@ -258,6 +260,18 @@ class PooledLookup:
             TypeError: an argument has another type.
             ValueError: an argument has another shape or is not C-contiguous, or ``row_ptrs`` are not CSRs of the keys.
         """
+
+def gather_bags(
+    vectors: Sequence[npt.NDArray[np.float32]],
+    bags: Sequence[npt.NDArray[np.int32]],
+    out: Sequence[npt.NDArray[np.float32]],
+) -> None:
+    """Copy float32[R, D] to float32[N, D] by bags int32[N], as ``numpy.take``, for several tables in one call.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: an argument has another shape or is not C-contiguous, or a bag is not one of the R vectors.
+    """
 
 class SnapshotWriter:
     """The native part of ``kernels.snapshot.write_snapshot``."""
@@ -696,29 +710,84 @@ class FeatureTransform:
     def fill(self, column: int, kind: str, text: str, integer: int, number: float) -> None:
         """Use a value of the kind ``"text"``, ``"integer"`` or ``"float"`` in place of a column's missing values."""
 
-    def part(self, features: Sequence[int]) -> FeatureTransform:
-        """Return the transform of some features, by the order in which they were added; no feature twice.
-
-        Its slots and dense columns are those of these features, in their order. It has the same columns.
-        """
+    def spread(self, slots: int) -> None:
+        """Give the values of the list that was added last slots of their own, from its slot on."""
 
     def run(self, columns: Sequence[tuple[object, ...] | None], samples: int) -> tuple[Any, ...]:
         """Transform the samples.
 
         Args:
-            columns: ``("text", bytes uint8[T], begins int64[V], ends int64[V], valid, splits)``, or ``("integer",
-                values int64[V], valid, splits)``, or ``("float", values float32[V], valid, splits)``. ``valid`` is
-                bool[V] or None, ``splits`` int64[B + 1] or None. A column that no feature reads may be None.
+            columns: see ``read``.
             samples: B.
 
         Returns:
             keys int64[N], row_ptrs int32[B * S + 1], dense float32[B, F], and twice int64 for each feature in the order
             in which they were added: how many values its vocabulary has, and does not have. If a value cannot be
-            transformed: the number of the feature, the sample, the value and why.
+            transformed: the number of the feature, the row, the value and why.
 
         Raises:
             TypeError, ValueError: the columns do not fit.
         """
+
+    def read(
+        self,
+        columns: Sequence[tuple[object, ...] | None],
+        samples: int,
+        tables: Sequence[int],
+        users: npt.NDArray[np.int32] | None,
+        tensors: Tensors | None = None,
+    ) -> tuple[Any, ...]:
+        """Transform the samples, with the keys of each table together.
+
+        A slot has the rows of its column; a cross, the most rows of its columns. The bags of a table are those of its
+        slots with the fewest rows, row by row, and then those of its slots with more rows.
+
+        Args:
+            columns: ``("text", bytes uint8[T], begins int64[V], ends int64[V], valid, splits)``, or ``("integer",
+                values int64[V], valid, splits)``, or ``("float", values float32[V], valid, splits)``. ``valid`` is
+                bool[V] or None, ``splits`` int64[R + 1] or None. Or ``("tensor", number, lists)``: ``lists`` is None,
+                the number of rows if all lists are as long, or a tuple with the number of the tensor of their offsets.
+                A column has a row for each sample, one row for all, or a row for each user. A column that no feature
+                reads may be None.
+            samples: B.
+            tables: the slots of each table.
+            users: int32[B], the user of each sample, from 0 in steps of 0 or 1; None: one user.
+            tensors: those of columns.
+
+        Returns:
+            dense float32[B, F]; keys int64[N], table after table; row_ptrs int32, a CSR for each table; how many
+            offsets each table has; of each table int32[B * S], the bag of each slot of each sample, or None if each has
+            its own, sample-major; of each table a number of keys that no sample exceeds; and twice int64 for each
+            feature, as ``run``. Or the four items of ``run`` if a value cannot be transformed. With the reason
+            ``"offsets"``, the first item is the number of a column whose offsets are wrong, and the third how many
+            values it has.
+
+        Raises:
+            TypeError, ValueError: the columns do not fit.
+        """
+
+class Tensors:
+    """The tensors of a request, in its body."""
+
+    def texts(self, tensor: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return where the texts of a tensor of texts begin and end in its bytes."""
+
+def read_tensors(forms: npt.NDArray[np.int64], body: bytes, begin: int) -> Tensors | tuple[int, int]:
+    """Read the tensors that are one after another in a body, from ``begin`` to its end.
+
+    Args:
+        forms: int64[T, 3]: the datatype of each tensor, its items, and its bytes. The datatypes are 0: texts, each of
+            which comes after its length as uint32; 1: int64; 2: int32; 3: uint32; 4: float32; 5: others. All are
+            little-endian.
+        body: the bytes, which stay in memory as long as the tensors.
+        begin: where the tensors begin.
+
+    Returns:
+        The tensors. Or the number of the first tensor whose bytes are not its texts, and what ``find_texts`` returns.
+
+    Raises:
+        TypeError, ValueError: the forms do not fit the body.
+    """
 
 def find_texts(bytes: npt.NDArray[np.uint8], count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | int:
     """Return where ``count`` texts begin and end, each of which comes after its length as little-endian uint32.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kernels.host import first_outside, split_by_table
 from serving.arrays import flat_offsets, floats, integers
-from serving.config import ModelConfig, TableConfig
+from serving.config import ModelConfig
 from serving.errors import RequestError
 from serving.features import Column, FeatureReader, places_of, rows_of, spread
 from serving.model.slot_sizes import SlotRange, shift_keys
@@ -121,9 +121,7 @@ class Batch:
         if isinstance(sent, JoinedKeys):
             sent = Batch(self.dense, _expanded(sent.tables, self.bags)).joined
         elif sent is not None:
-            sizes = map(rows_of, sent)
-            pairs = zip(sent, sizes, strict=True)
-            sent = [spread(column, self.rows[size]) if size in self.rows else column for column, size in pairs]
+            sent = _spread(sent, self.rows)
         return Batch(self.dense, _expanded(self.tables, self.bags), sent)
 
     def parts(self, most: int) -> Iterator["Batch"]:
@@ -183,10 +181,41 @@ def read_features(config: ModelConfig, reader: FeatureReader, columns: Sequence[
     """
     if not 1 <= samples <= config.max_batchsize:
         raise RequestError(f"{samples} samples, but the model takes 1 to {config.max_batchsize}")
-    found = reader.transform(columns, samples)
-    batch = read_batch(config, found.dense, found.keys, found.row_ptrs)
+    return transformed(config, reader, columns, samples)
+
+
+def transformed(
+    config: ModelConfig,
+    reader: FeatureReader,
+    columns: Sequence[Column],
+    samples: int,
+    rows: Mapping[int, Places] | None = None,
+) -> Batch:
+    """Return the samples of columns as a Batch.
+
+    Args:
+        config: the model the request is for.
+        reader: of the model's features.
+        columns: by ``reader.inputs``.
+        samples: B, which has been checked.
+        rows: see ``Batch.rows``, for columns that samples share; None: each has a row for each sample.
+
+    Raises:
+        RequestError: a value cannot be transformed, or a sample has too many keys of a table.
+    """
+    users = next((of_users for size, of_users in (rows or {}).items() if size != 1), None)
+    found = reader.transform_by_table(columns, samples, users)
+    bags = None if rows is None else found.bags
+    sent = JoinedKeys(found.keys, found.row_ptrs, found.lengths)
+    try:
+        check_keys(found.keys, config.key_type, KEYS)
+    except RequestError:  # the message has the key's position among those of each sample
+        check_keys(reader.transform(_spread(columns, rows), samples).keys, config.key_type, KEYS)
+        raise
+    _check_limits(config, sent, found.most_keys, found.bags)
+    given = _shifted(config, sent, bags) if config.slot_keys == "unshifted" else sent
     reader.count(found)
-    return batch if reader.has_keys else Batch(batch.dense, batch.given, columns)
+    return Batch(found.dense, given, sent if reader.has_keys else columns, bags, rows or {})
 
 
 def check_batch(batch: Any) -> None:
@@ -254,6 +283,11 @@ def _expanded(tables: Sequence[TableKeys], bags: Sequence[Places | None]) -> lis
             keys = TableKeys(keys.keys[places], row_ptrs.astype(np.int32))
         expanded.append(keys)
     return expanded
+
+
+def _spread(columns: Sequence[Column], rows: Mapping[int, Places] | None) -> Sequence[Column]:
+    """Return columns with a row for each sample; see ``Batch.rows``."""
+    return [spread(column, rows[size]) if rows and (size := rows_of(column)) in rows else column for column in columns]
 
 
 def _part(keys: TableKeys, begin: int, samples: int, of: int) -> TableKeys:
@@ -337,37 +371,45 @@ def _by_table(config: ModelConfig, keys: Ints, offsets: Offsets) -> tuple[int, J
         _check_blocks(keys, offsets, list(accumulate(blocks, initial=0)))
         raise RequestError(f"{ROW_PTRS}: changed while it was read")
     keys, row_ptrs, _, most_keys = split
-    for place, (table, most_of_table) in enumerate(zip(config.tables, most_keys, strict=True)):
-        limit = table.max_keys_per_sample
-        if limit is not None and most_of_table > limit:
-            first = sum(lengths[:place])
-            of_table = row_ptrs[first : first + lengths[place] : table.slots]
-            raise too_many_keys(table, limit, np.diff(of_table))
-    return samples, JoinedKeys(keys, row_ptrs, lengths)
+    joined = JoinedKeys(keys, row_ptrs, lengths)
+    _check_limits(config, joined, most_keys)
+    return samples, joined
 
 
-def _shifted(config: ModelConfig, joined: JoinedKeys) -> JoinedKeys:
+def _shifted(config: ModelConfig, joined: JoinedKeys, bags: Sequence[Places | None] | None = None) -> JoinedKeys:
     """Return the same bags with keys of the tables in place of keys that begin at 0 in each slot."""
-    parts, begin, first = [], 0, 0
-    for table, length in zip(config.tables, joined.lengths, strict=True):
-        row_ptrs = joined.row_ptrs[first : first + length]
-        end = begin + int(row_ptrs[-1])
-        parts.append(shift_keys(joined.keys[begin:end], np.diff(row_ptrs), ranges(table.slot_ranges)))
-        begin, first = end, first + length
+    parts = []
+    for place, (table, of_table) in enumerate(zip(config.tables, joined.tables, strict=True)):
+        of_slots, of_bags = _ranges(table.slot_ranges), None if bags is None else bags[place]
+        if of_bags is not None:  # the range of each bag
+            slots = np.zeros(of_table.row_ptrs.size - 1, np.int64)
+            slots[of_bags] = np.arange(of_bags.size) % table.slots
+            of_slots = of_slots[0][slots], of_slots[1][slots]
+        parts.append(shift_keys(of_table.keys, np.diff(of_table.row_ptrs), of_slots))
     return JoinedKeys(np.concatenate(parts), joined.row_ptrs, joined.lengths)
 
 
 @cache
-def ranges(of_slots: tuple[SlotRange, ...]) -> tuple[Ints, Ints]:
+def _ranges(of_slots: tuple[SlotRange, ...]) -> tuple[Ints, Ints]:
     """Return the offsets and the sizes as arrays."""
     offsets, sizes = np.array(of_slots, np.int64).T
     return offsets, sizes
 
 
-def too_many_keys(table: TableConfig, limit: int, counts: NDArray[np.int32]) -> RequestError:
-    """Return the error for the first sample with more keys than ``limit``; ``counts`` has each sample's keys."""
-    at = int(np.argmax(counts > limit))
-    return RequestError(f"sample {at} has {counts[at]} keys, but table {table.name!r} takes at most {limit} per sample")
+def _check_limits(
+    config: ModelConfig, joined: JoinedKeys, most_keys: Sequence[int], bags: Sequence[Places | None] | None = None
+) -> None:
+    """Refuse a sample with more keys of a table than it may have. No sample has more than ``most_keys`` of a table."""
+    for place, (table, most) in enumerate(zip(config.tables, most_keys, strict=True)):
+        limit = table.max_keys_per_sample
+        if limit is None or most <= limit:
+            continue
+        lengths, of_table = np.diff(joined.tables[place].row_ptrs), None if bags is None else bags[place]
+        counts = (lengths if of_table is None else lengths[of_table]).reshape(-1, table.slots).sum(axis=1)
+        if counts.max() > limit:
+            at = int(np.argmax(counts > limit))
+            reason = f"{counts[at]} keys, but table {table.name!r} takes at most {limit} per sample"
+            raise RequestError(f"sample {at} has {reason}")
 
 
 def _check_blocks(keys: Ints, offsets: Offsets, borders: list[int]) -> None:

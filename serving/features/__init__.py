@@ -9,6 +9,7 @@ from serving.features.changes import changes
 from serving.features.columns import (
     MISSING_WORDS,
     Column,
+    TensorColumns,
     Texts,
     column_of,
     joined_texts,
@@ -42,6 +43,7 @@ __all__ = [
     "FeatureDefinition",
     "FeatureReader",
     "SlotOfTable",
+    "TensorColumns",
     "Texts",
     "Transformed",
     "array_of",

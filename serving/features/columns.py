@@ -5,17 +5,17 @@ null, NaN, an absent feature, the empty text of any feature, and ``MISSING_WORDS
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, chain, repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import cut_texts, floats_of, integers_of
+from kernels.host import Tensors, cut_texts, floats_of, integers_of
 from serving.errors import FeatureValueError, RequestError
 from serving.features.definition import FeatureConfig
 
@@ -57,6 +57,35 @@ class Texts(NamedTuple):
     begins: Ints
     ends: Ints
     valid: Flags | None = None
+
+
+class TensorColumns(Sequence[Column]):
+    """Columns that native code reads from the tensors of a request. They become arrays when they are asked for.
+
+    Attributes:
+        tensors: the tensors.
+        native: the columns in the native form.
+    """
+
+    def __init__(self, tensors: Tensors, native: Sequence[Column], arrays: Callable[[], Sequence[Column]]) -> None:
+        """Take columns, and what returns them as arrays."""
+        self.tensors, self.native, self._arrays = tensors, native, arrays
+
+    @cached_property
+    def _columns(self) -> Sequence[Column]:
+        return self._arrays()
+
+    @overload
+    def __getitem__(self, place: int) -> Column: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Column]: ...
+    def __getitem__(self, place: int | slice) -> Column | Sequence[Column]:
+        """Return a column of arrays, or several."""
+        return self._columns[place]
+
+    def __len__(self) -> int:
+        """Return the number of columns."""
+        return len(self.native)
 
 
 def column_of(

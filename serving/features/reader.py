@@ -3,9 +3,9 @@
 import codecs
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Lock
@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 
 from kernels.host import FeatureTransform, vocabulary_file
 from serving.errors import ConfigError, FeatureValueError, did_you_mean
-from serving.features.columns import Column, column_of, count_samples, joined_texts, missing_column
+from serving.features.columns import Column, TensorColumns, column_of, count_samples, joined_texts, missing_column
 from serving.features.definition import FeatureConfig, FeatureDefinition, KeyRange, check_ranges
 from serving.metrics import MetricSample
+from serving.model.names import OFFSETS
 from serving.model.regular_file import read_regular
 from serving.model.sparse_rows import LARGEST_KEY
 
 _MAGIC = b"HRVOCAB1"
 _HEAD_BYTES = 32
+_FAULT_ITEMS = 4  # of what the native transform returns: a feature, a row, a value and why
 _MOST_VOCABULARY_BYTES = 1 << 36
 _NATIVE = {"string": "text", "integer": "integer", "boolean": "integer", "float": "float"}
 _RANGE = re.compile(r"(.+)\[(\d{1,6}):(\d{1,6})\]")  # slots of a table, such as item[0:10]
@@ -78,6 +80,31 @@ class Transformed(NamedTuple):
     unknown: Mapping[str, int]
 
 
+class TransformedTables(NamedTuple):
+    """B samples of T tables and F dense numbers.
+
+    Attributes:
+        dense: float32[B, F].
+        keys: int64[N], table after table.
+        row_ptrs: int32, a CSR for each table, table after table.
+        lengths: how many offsets each table has.
+        bags: of each table int32[B * S], the bag of each slot of each sample; None: each has its own, sample-major. The
+            bags of a table are those of its slots with the fewest rows, row by row, and then those with more rows.
+        most_keys: of each table; no sample has more.
+        known: by feature with a vocabulary, how many values it has.
+        unknown: and how many it does not have.
+    """
+
+    dense: NDArray[np.float32]
+    keys: NDArray[np.int64]
+    row_ptrs: NDArray[np.int32]
+    lengths: Sequence[int]
+    bags: Sequence[NDArray[np.int32] | None]
+    most_keys: Sequence[int]
+    known: Mapping[str, int]
+    unknown: Mapping[str, int]
+
+
 class FeatureReader:
     """Reads the raw features of one model. Any thread may call it.
 
@@ -86,8 +113,6 @@ class FeatureReader:
         ranges: the keys that each feature can give, by name.
         of_slots: the feature of each slot, in graph order.
         inputs: the features that requests have, in the order of their columns.
-        dense_names: the features of the dense numbers, in their order.
-        inputs_of_slots: the features of each slot that requests have: those that a cross is made of, or the feature.
         vocabulary_bytes: the size of each vocabulary, by the feature's name. All processes share its memory.
         has_keys: the features only name the keys and dense numbers of the model.
     """
@@ -116,29 +141,25 @@ class FeatureReader:
         self.has_keys = has_keys
         places = _places(definition, slots, dense_dim, source)
         self.of_slots = tuple(feature for _, feature in sorted((at, name) for name in places for at in places[name]))
-        spread = [feature.name for feature in definition.slots if _RANGE.fullmatch(feature.slot_name)]
-        self._positions = _positions(self.of_slots, spread)
-        bag_of = {at: bag for bag, at in enumerate(np.flatnonzero(self._positions == 0).tolist())}
-        crossed = {feature.name: feature.of for feature in definition.features if feature.of is not None}
-        self.inputs_of_slots = tuple(crossed.get(name, (name,)) for name in self.of_slots)
         self.inputs = definition.columns
-        self.dense_names = tuple(feature.name for feature in definition.dense)
         self._names = {feature.name: number for number, feature in enumerate(self.inputs)}
         self._vocabularies: dict[str, int] = {}
         self._lock = Lock()  # guards the counters
         self._known, self._unknown, self._ignored = Counter[str](), Counter[str](), 0
         self._order: list[FeatureConfig] = []
-        self._number_of: dict[int, int] = {}  # the place in this order of the feature of a slot
-        self._transform = FeatureTransform(len(self.inputs), len(bag_of), dense_dim)
+        self._tables = [len(list(of_table)) for _, of_table in groupby(slot.table for slot in slots)]
+        self._transform = FeatureTransform(len(self.inputs), len(slots), dense_dim)
         self.ranges: dict[str, KeyRange] = {}
         self.vocabulary_bytes: dict[str, int] = {}
         for number, feature in enumerate(definition.features):
             if feature.kind == "dense":
                 continue
             where = f"features[{number}]"
-            for at in places[feature.name][:1] if feature.name in spread else places[feature.name]:
-                self._number_of[at] = len(self._order)
-                size = self._add(feature, bag_of[at], source, where)
+            is_spread = _RANGE.fullmatch(feature.slot_name) is not None
+            for at in places[feature.name][:1] if is_spread else places[feature.name]:
+                size = self._add(feature, at, source, where)
+                if is_spread:
+                    self._transform.spread(len(places[feature.name]))
                 self._add_options(feature)
             end = LARGEST_KEY + 1 if size is None else feature.offset + size
             if end > LARGEST_KEY + 1:
@@ -211,56 +232,50 @@ class FeatureReader:
         Raises:
             FeatureValueError: a value cannot be transformed.
         """
-        return self._transformed(self._transform, columns, samples, range(len(self._order)), self._positions)
+        found = self._transform.run(columns, samples)
+        if len(found) == _FAULT_ITEMS:
+            raise self._error(columns, *found)
+        keys, row_ptrs, dense, known, unknown = found
+        return Transformed(dense, keys, row_ptrs, self._counts(known), self._counts(unknown))
 
-    def transform_some(
-        self, columns: Sequence[Column | None], samples: int, slots: Sequence[int], dense: Sequence[int]
-    ) -> Transformed:
-        """Return the keys of some slots and some of the dense numbers; see ``transform``.
+    def transform_by_table(
+        self, columns: Sequence[Column], samples: int, users: NDArray[np.int32] | None = None
+    ) -> TransformedTables:
+        """Return the keys of each table and the dense numbers of ``columns``, in one native call.
 
         Args:
-            columns: None of a feature that none of them needs.
+            columns: each has a row for each sample, one row for all samples, or a row for each user.
             samples: B.
-            slots: the numbers of the slots, ascending.
-            dense: the numbers of the dense features, ascending.
-        """
-        first_dense = len(self._order) - len(self.dense_names)
-        numbers = [self._number_of[slot] for slot in slots if slot in self._number_of]
-        numbers += [first_dense + place for place in dense]
-        return self._transformed(self._transform.part(numbers), columns, samples, numbers, self._positions[slots])
+            users: int32[B], the user of each sample, in ascending order; None: there is one user.
 
-    def _transformed(
-        self,
-        transform: FeatureTransform,
-        columns: Sequence[Column | None],
-        samples: int,
-        numbers: Sequence[int],
-        positions: NDArray[np.int32],
-    ) -> Transformed:
-        """Return what a transform makes of columns; ``numbers`` are those of its features; see ``_positions``."""
-        found = transform.run(columns, samples)
-        if isinstance(found[0], int):
-            number, sample, at, why = found
-            feature = self._order[numbers[number]]
-            column = columns[self._names[feature.name]] if feature.name in self._names else None
-            splits = None if column is None else column[-1]
-            place = "" if splits is None else f"value {at - int(splits[sample])}: "
-            raise FeatureValueError(feature.name, sample, f"{place}{_WHY.get(why, why)}")
-        keys, row_ptrs, dense, *counts = found
-        if positions.any():
-            row_ptrs = _spread(row_ptrs, positions)
-        of_feature = {number: at for at, number in enumerate(numbers)} if self._vocabularies else {}
-        known, unknown = (
-            {name: int(one[of_feature[number]]) for name, number in self._vocabularies.items() if number in of_feature}
-            for one in counts
-        )
-        return Transformed(dense, keys, row_ptrs, known, unknown)
+        Raises:
+            FeatureValueError: a value cannot be transformed.
+        """
+        given, tensors = (columns.native, columns.tensors) if isinstance(columns, TensorColumns) else (columns, None)
+        found = self._transform.read(given, samples, self._tables, users, tensors)
+        if len(found) == _FAULT_ITEMS:
+            raise self._error(columns, *found)
+        return TransformedTables(*found[:-2], *map(self._counts, found[-2:]))
+
+    def _error(self, columns: Sequence[Column], number: int, row: int, at: int, why: str) -> FeatureValueError:
+        """Return the error of a value that cannot be transformed, of the feature that was added with this number."""
+        if why == "offsets":
+            reason = f"expected offsets from 0 to {at} that never fall, one more than samples"
+            return FeatureValueError(f"{self.inputs[number].name}{OFFSETS}", None, reason)
+        feature = self._order[number]
+        splits = columns[self._names[feature.name]][-1] if feature.name in self._names else None
+        place = "" if splits is None else f"value {at - int(splits[row])}: "
+        return FeatureValueError(feature.name, row, f"{place}{_WHY.get(why, why)}")
+
+    def _counts(self, counts: NDArray[np.int64]) -> Mapping[str, int]:
+        """Return the counts of features by the name of those that have a vocabulary."""
+        return {name: int(counts[number]) for name, number in self._vocabularies.items()}
 
     def __call__(self, given: Mapping[str, Any], samples: int) -> Transformed:
         """Transform named values; see ``columns``."""
         return self.transform(self.columns(given, samples), samples)
 
-    def count(self, found: Transformed) -> None:
+    def count(self, found: Transformed | TransformedTables) -> None:
         """Count the values of a request for ``readings``."""
         if self._vocabularies:
             with self._lock:
@@ -404,30 +419,6 @@ def _compiled(lines: Sequence[bytes], source: str, where: str, what: str) -> tup
         value = lines[second - 1].decode()
         raise ConfigError(source, where, f"{value[:64]!r} is in {what} {first} and in {what} {second}")
     return compiled, len(lines)
-
-
-def _positions(of_slots: Sequence[str], spread: Collection[str]) -> NDArray[np.int32]:
-    """Return for each slot the position of its value in the list of a feature; 0 for a feature that is not spread."""
-    found = np.zeros(len(of_slots), np.int32)
-    for at in range(1, len(of_slots)):
-        if of_slots[at] in spread and of_slots[at] == of_slots[at - 1]:
-            found[at] = found[at - 1] + 1
-    return found
-
-
-def _spread(row_ptrs: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Give each value of a list a slot of its own. The keys stay in their order.
-
-    Args:
-        row_ptrs: int32[B * T + 1], of T bags, one for each slot whose position is 0.
-        positions: int32[S], see ``_positions``.
-
-    Returns:
-        int32[B * S + 1].
-    """
-    bags = np.cumsum(positions == 0) - 1
-    begins, ends = (part.reshape(-1, bags[-1] + 1)[:, bags] for part in (row_ptrs[:-1], row_ptrs[1:]))
-    return np.append(np.minimum(begins + positions, ends).reshape(-1), row_ptrs[-1:])
 
 
 def _slots_in_range(feature: FeatureConfig, slots: Sequence[SlotOfTable], source: str, where: str) -> list[int]:

@@ -14,7 +14,7 @@ from time import perf_counter as now_s
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import HostTable, PooledLookup, fetch_tables, pool_rows
+from kernels.host import HostTable, PooledLookup, fetch_tables, gather_bags, pool_rows
 from serving.batch import Batch
 from serving.config import ModelConfig
 from serving.errors import StoreError, without_frames
@@ -264,7 +264,8 @@ class PooledTables:
         self._runs = [(len(list(some)), *size) for size, some in groupby(sizes)]
         slots, dims = zip(*sizes, strict=True)
         self._dims = dims
-        self._native = self._lookup_of(slots)
+        counts = [table.counting.pooled for table in tables]
+        self._native = PooledLookup(dims, slots, self._combiners, counts, _BOUNDS_NS)
 
     def lookup(
         self, batch: Batch, weights: Sequence[Weights | None] | None = None
@@ -295,7 +296,7 @@ class PooledTables:
         else:  # each table has its own number of bags
             counts = [length - 1 for length in lengths]
             out, embeddings = _room([(1, *size) for size in zip(counts, self._dims, strict=True)], 1)
-            rest = self._lookup_of(counts).fetch(native, keys, row_ptrs, out, 1, weights)
+            rest = self._native.fetch(native, keys, row_ptrs, out, 1, weights, counts)
         incomplete: list[tuple[int, Mask]] = []
         try:
             self._look_up_rest(batch, weights, rest, embeddings, incomplete)
@@ -352,21 +353,21 @@ class PooledTables:
             if place not in rest:
                 self._tables[place].counting.answered(-of_table.keys.size, 0)  # counted by the native call
 
-    def _lookup_of(self, bags: Sequence[int]) -> PooledLookup:
-        """Return the native lookup of so many bags of each table in each sample."""
-        counts = [table.counting.pooled for table in self._tables]
-        return PooledLookup(self._dims, bags, self._combiners, counts, _BOUNDS_NS)
-
     def _of_samples(
         self, pooled: Sequence[Vectors], bags: Sequence[NDArray[np.int32] | None], samples: int
     ) -> list[Vectors]:
         """Return the vectors of each slot of each sample, from those of the bags."""
-        return [
-            (of_table.reshape(-1, dim) if bag is None else of_table.reshape(-1, dim).take(bag, axis=0)).reshape(
-                samples, slots, dim
-            )
-            for of_table, bag, (slots, dim) in zip(pooled, bags, self._sizes, strict=True)
-        ]
+        _, embeddings = _room(self._runs, samples)
+        shared = []
+        for place, (of_table, bag) in enumerate(zip(pooled, bags, strict=True)):
+            if bag is None:
+                embeddings[place] = of_table.reshape(embeddings[place].shape)
+            else:
+                dim = self._dims[place]
+                shared.append((of_table.reshape(-1, dim), bag, embeddings[place].reshape(-1, dim)))
+        if shared:
+            gather_bags(*zip(*shared, strict=True))
+        return embeddings
 
     def _checked(self, batch: Batch, weights: Sequence[Weights | None]) -> list[Weights | None]:
         for table, of_table, given in zip(self._tables, batch.tables, weights, strict=True):

@@ -16,21 +16,40 @@ many of the samples each of U users has. Then a feature may also have U values.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch
-from serving.candidates import MAX_CANDIDATES, read_shared
+from serving.candidates import MAX_CANDIDATES, fewest_rows, read_ordered, read_shared
 from serving.config import ModelConfig
 from serving.errors import RequestError
-from serving.features import Column, FeatureConfig, FeatureDefinition, FeatureReader, column_of, slots_of
+from serving.features import (
+    Column,
+    FeatureConfig,
+    FeatureDefinition,
+    FeatureReader,
+    TensorColumns,
+    column_of,
+    rows_of,
+    slots_of,
+)
 from serving.features.definition import ValueType
 from serving.model.names import CANDIDATES, OFFSETS
+from serving.protocol.tensors import (
+    DTYPES,
+    BodyLayout,
+    BodyTensors,
+    Signature,
+    TensorSpec,
+    TextTensor,
+    config_document,
+    key_datatypes,
+)
 from serving.protocol.tensors import PLATFORM as PLATFORM
-from serving.protocol.tensors import Signature, TensorSpec, TextTensor, config_document, key_datatypes
 
 PROBABILITIES = "OUTPUT0"
 _STEPS = np.arange(4097, dtype=np.int64)
@@ -42,6 +61,12 @@ _DATATYPES: Mapping[ValueType, tuple[str, ...]] = {
     "integer": ("INT64", "INT32", "UINT32", "FP64", "BYTES"),
     "float": ("FP32", "FP64", "INT64", "INT32", "UINT32", "BYTES"),
     "boolean": ("BOOL", "INT64", "INT32", "UINT32", "BYTES"),
+}
+#: The dtypes that native code reads as the values of a feature.
+_READABLE: Mapping[ValueType, tuple[np.dtype[Any], ...]] = {
+    "string": tuple(DTYPES[name] for name in ("BYTES", "INT64", "INT32", "UINT32")),
+    "integer": tuple(DTYPES[name] for name in ("INT64", "INT32", "UINT32")),
+    "float": (DTYPES["FP32"],),
 }
 
 
@@ -82,7 +107,7 @@ def _ignores_others(features: FeatureDefinition | None) -> bool:
 
 def batch_of(
     config: ModelConfig,
-    inputs: dict[str, Any],
+    inputs: Mapping[str, Any],
     features: FeatureReader | None = None,
     max_candidates: int = MAX_CANDIDATES,
 ) -> Batch:
@@ -91,27 +116,80 @@ def batch_of(
     Raises:
         RequestError: a tensor is wrong, or the request has keys and raw features.
     """
+    names = list(inputs)
     if features is not None and _ignores_others(features.definition):
-        names = {DENSE, KEYS, ROW_PTRS, CANDIDATES, *(spec.name for spec in _inputs_of(features.definition))}
-        features.check_names(inputs.keys() - names)
-        inputs = {name: inputs[name] for name in inputs if name in names}
-    of_keys = inputs.keys() & {DENSE, KEYS, ROW_PTRS}
-    if features is None or len(of_keys) == len(inputs) > 0:
+        known = {DENSE, KEYS, ROW_PTRS, CANDIDATES, *(spec.name for spec in _inputs_of(features.definition))}
+        features.check_names(inputs.keys() - known)
+        names = [name for name in names if name in known]
+    of_keys = {DENSE, KEYS, ROW_PTRS}.intersection(names)
+    if features is None or len(of_keys) == len(names) > 0:
         if KEYS not in inputs:
             raise RequestError(f"inputs: missing {KEYS!r}")
         return read_batch(config, inputs.get(DENSE), inputs[KEYS], inputs.get(ROW_PTRS))
     if of_keys:
-        raw = next(name for name in inputs if name not in of_keys)
+        raw = next(name for name in names if name not in of_keys)
         raise RequestError(f"inputs: {min(of_keys)!r} and the raw feature {raw!r}; a request has keys or raw features")
     return _raw_batch(config, inputs, features, max_candidates)
 
 
-def _raw_batch(config: ModelConfig, inputs: dict[str, Any], reader: FeatureReader, max_candidates: int) -> Batch:
+def _raw_batch(config: ModelConfig, inputs: Mapping[str, Any], reader: FeatureReader, max_candidates: int) -> Batch:
     """Return the samples in tensors of raw features."""
+    most, counts = max(config.max_batchsize, max_candidates), inputs.get(CANDIDATES)
+    if isinstance(inputs, BodyTensors):
+        native = inputs.layout.remembered(partial(_native_columns, reader, most))
+        if native is not None:
+            columns = TensorColumns(inputs.read(), native.columns, partial(_ordered, reader, inputs, most))
+            return read_ordered(config, reader, columns, native.sizes, counts, max_candidates)
+    return read_shared(config, reader, _columns(reader, inputs, most), counts, max_candidates)
+
+
+class _NativeColumns(NamedTuple):
+    """The columns of a request, whose native form depends on the names, datatypes and shapes of tensors alone.
+
+    Attributes:
+        columns: by the inputs of the reader.
+        sizes: the rows of the features that are not absent, by name.
+    """
+
+    columns: Sequence[Column]
+    sizes: Mapping[str, int]
+
+
+def _native_columns(reader: FeatureReader, most: int, layout: BodyLayout) -> _NativeColumns | None:
+    """Return the columns that native code can read from tensors; None if a tensor is another, or does not fit."""
     columns: dict[str, Column] = {}
-    most = max(config.max_batchsize, max_candidates)
+    sizes: dict[str, int] = {}
     for feature in reader.inputs:
-        offsets = inputs.get(f"{feature.name}{OFFSETS}")
+        name, tensor = feature.name, layout.tensors.get(feature.name)
+        offsets = layout.tensors.get(f"{name}{OFFSETS}") if feature.is_list else None
+        if tensor is None and offsets is None:
+            continue
+        if tensor is None or tensor.dtype not in _READABLE.get(feature.value_type, ()):
+            return None
+        rows = math.prod(tensor.shape)
+        lists: int | tuple[int] | None = None
+        if offsets is not None:
+            rows, lists = math.prod(offsets.shape) - 1, (offsets.number,)
+        elif feature.is_list:
+            has_pairs = len(tensor.shape) == 2 or (len(tensor.shape) == 1 and tensor.dtype.kind != "O")
+            rows = lists = tensor.shape[0] if has_pairs else 0
+        if not 1 <= rows <= most:
+            return None
+        columns[name], sizes[name] = ("tensor", tensor.number, lists), rows
+    return _NativeColumns(reader.ordered(columns, fewest_rows(sizes)), sizes) if columns else None
+
+
+def _ordered(reader: FeatureReader, inputs: Mapping[str, Any], most: int) -> list[Column]:
+    """Return the columns of a request as arrays."""
+    columns = _columns(reader, inputs, most)
+    return reader.ordered(columns, fewest_rows({name: rows_of(column) for name, column in columns.items()}))
+
+
+def _columns(reader: FeatureReader, inputs: Mapping[str, Any], most: int) -> dict[str, Column]:
+    """Return the columns of tensors of raw features as arrays, by feature."""
+    columns: dict[str, Column] = {}
+    for feature in reader.inputs:
+        offsets = inputs.get(f"{feature.name}{OFFSETS}") if feature.is_list else None
         if feature.name not in inputs:
             if offsets is not None:
                 raise RequestError(f"inputs: {feature.name}{OFFSETS} came without {feature.name}")
@@ -120,7 +198,7 @@ def _raw_batch(config: ModelConfig, inputs: dict[str, Any], reader: FeatureReade
         columns[feature.name] = column_of(feature, values, count, splits)
     if not columns:
         raise RequestError(f"inputs: expected {KEYS} or raw features: {', '.join(reader.names)}")
-    return read_shared(config, reader, columns, inputs.get(CANDIDATES), max_candidates)
+    return columns
 
 
 def _values(feature: FeatureConfig, tensor: Any, offsets: Any, most: int) -> tuple[Any, Any, int]:

@@ -33,6 +33,9 @@ from serving.protocol.request import (
 from serving.protocol.shared_memory import RegionPart, SharedMemory, located
 from serving.protocol.tensors import (
     Array,
+    BodyLayout,
+    BodyTensor,
+    BodyTensors,
     Signature,
     Tensor,
     TensorSpec,
@@ -72,10 +75,14 @@ class _Input:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The JSON part of a request, checked; ``is_reusable`` if other requests may begin with the same bytes."""
+    """The JSON part of a request, checked; ``is_reusable`` if other requests may begin with the same bytes.
+
+    ``layout`` says where the tensors are if all of them follow the JSON part.
+    """
 
     id: str
     inputs: tuple[_Input, ...]
+    layout: BodyLayout | None
     outputs: tuple[OutputRequest, ...]
     places: Mapping[str, str]
     timeout_us: int
@@ -117,8 +124,12 @@ class InferDecoder:
             head = _read_head(body[:json_bytes], self._signature, self._bounds)
         else:
             head = self._remembered(body[:json_bytes])
-        arrays = _arrays(head, body, json_bytes, self._regions)
-        return InferRequest(head.id, arrays, head.outputs, head.places, head.timeout_us, head.wants_freshness)
+        inputs: Mapping[str, Tensor]
+        if head.layout is not None and head.layout.size_bytes == len(body) - json_bytes:
+            inputs = BodyTensors(head.layout, body, json_bytes)
+        else:
+            inputs = _arrays(head, body, json_bytes, self._regions)
+        return InferRequest(head.id, inputs, head.outputs, head.places, head.timeout_us, head.wants_freshness)
 
     def _remembered(self, text: bytes) -> _Head:
         head = self._heads.get(text)
@@ -157,7 +168,21 @@ def _read_head(text: bytes, signature: Signature, bounds: Bounds) -> _Head:
     is_reusable = not request_id and all(tensor.numbers is None for tensor in inputs.values())
     places = {name: tensor.path if tensor.numbers is None else f"{tensor.path}.data" for name, tensor in inputs.items()}
     options = timeout_of(parameters), wants_freshness(parameters)
-    return _Head(request_id, tuple(inputs.values()), outputs, places, *options, is_reusable)
+    layout = _layout_of(inputs)
+    return _Head(request_id, tuple(inputs.values()), layout, outputs, places, *options, is_reusable)
+
+
+def _layout_of(inputs: Mapping[str, _Input]) -> BodyLayout | None:
+    """Return where tensors are, or None if some of them are elsewhere."""
+    tensors: dict[str, BodyTensor] = {}
+    begin = 0
+    for number, tensor in enumerate(inputs.values()):
+        if tensor.numbers is not None or tensor.part is not None:
+            return None
+        place = f"{tensor.name} ({tensor.path})"
+        tensors[tensor.name] = BodyTensor(number, tensor.dtype, tensor.shape, begin, tensor.size_bytes, place)
+        begin += tensor.size_bytes
+    return BodyLayout(tensors)
 
 
 def _read_input(tensor: dict[str, Any], path: str, signature: Signature) -> _Input:

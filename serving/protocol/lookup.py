@@ -7,7 +7,7 @@
 ====================  ==============  ===========================================================================
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -37,7 +37,7 @@ def signature_of(config: ModelConfig) -> Signature:
     )
 
 
-def keys_of(config: ModelConfig, inputs: dict[str, Array]) -> list[NDArray[np.int64]]:
+def keys_of(config: ModelConfig, inputs: Mapping[str, Array]) -> list[NDArray[np.int64]]:
     """Return each table's keys in a request's arrays, which an ``InferDecoder`` for ``signature_of(config)`` made.
 
     Raises:

@@ -37,7 +37,7 @@ class InferRequest:
 
     Attributes:
         id: the client's id, returned in the answer; empty if the client sent none.
-        inputs: arrays by tensor name. Binary tensors are read-only views of the body, aligned for their dtype.
+        inputs: tensors by name. Those in the body are read-only views of it, aligned for their dtype.
         outputs: the outputs to answer, in the client's order; all outputs if the client named none.
         places: JSON path of each tensor's numbers, by tensor name.
         timeout_us: how many microseconds the request may wait before it is begun; 0: as long as it takes.
@@ -45,7 +45,7 @@ class InferRequest:
     """
 
     id: str
-    inputs: dict[str, Tensor]
+    inputs: Mapping[str, Tensor]
     outputs: tuple[OutputRequest, ...]
     places: Mapping[str, str]
     timeout_us: int = 0

@@ -1,21 +1,22 @@
 """Named tensors on the wire: datatypes, a model's inputs and outputs, and arrays from JSON numbers."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import find_texts
+from kernels.host import Tensors, find_texts, read_tensors
 from serving.errors import RequestError
 from serving.features import Texts, joined_texts
 from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import LARGEST_FLOAT32
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 #: KServe v2 datatypes the server reads, as little-endian NumPy dtypes.
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -27,6 +28,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
     "BYTES": np.dtype("O"),  # a ``TextTensor``
 }
+
+#: The datatypes that ``kernels.host.read_tensors`` knows, by their dtype; others have the next number.
+_NATIVE_DATATYPES = ("BYTES", "INT64", "INT32", "UINT32", "FP32")
+_NATIVE = {DTYPES[name]: number for number, name in enumerate(_NATIVE_DATATYPES)}
 
 #: The platform of a model in /v2/models/<model>, and its backend in its configuration.
 PLATFORM = "hotrow"
@@ -53,6 +58,108 @@ class TextTensor(NamedTuple):
 
 
 Tensor = Array | TextTensor
+
+
+class BodyTensor(NamedTuple):
+    """A tensor in the body of a request.
+
+    Attributes:
+        number: its number among them.
+        dtype: its dtype.
+        shape: its shape.
+        begin: where it begins behind the JSON part.
+        size_bytes: how many bytes it has.
+        place: its name and JSON path, for messages.
+    """
+
+    number: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    begin: int
+    size_bytes: int
+    place: str
+
+
+class BodyLayout:
+    """The tensors of a body: the same for all requests with the same JSON part.
+
+    Attributes:
+        tensors: by name.
+        size_bytes: how many bytes they have.
+    """
+
+    def __init__(self, tensors: Mapping[str, BodyTensor]) -> None:
+        """Take tensors that are one after another."""
+        self.tensors = tensors
+        self.size_bytes = sum(tensor.size_bytes for tensor in tensors.values())
+        self.has_texts = any(tensor.dtype.kind == "O" for tensor in tensors.values())
+        forms = [
+            (_NATIVE.get(tensor.dtype, len(_NATIVE)), math.prod(tensor.shape), tensor.size_bytes)
+            for tensor in tensors.values()
+        ]
+        self._forms = np.array(forms, np.int64).reshape(-1, 3)
+        self._remembered: list[Any] = []
+
+    def remembered(self, make: "Callable[[BodyLayout], T]") -> T:
+        """Return what ``make`` returned for this layout the first time. All callers give the same function."""
+        if not self._remembered:
+            self._remembered.append(make(self))
+        found: T = self._remembered[0]
+        return found
+
+    def read(self, body: bytes, begin: int) -> Tensors:
+        """Return the tensors of a body whose JSON part ends at ``begin``.
+
+        Raises:
+            RequestError: bytes are no texts.
+        """
+        found = read_tensors(self._forms, body, begin)
+        if isinstance(found, tuple):
+            number, texts = found
+            tensor = list(self.tensors.values())[number]
+            raise _wrong_texts(texts, tensor.shape, tensor.place)
+        return found
+
+
+class BodyTensors(Mapping[str, "Tensor"]):
+    """The tensors of a request by name, which are decoded when they are asked for.
+
+    Attributes:
+        layout: where they are.
+    """
+
+    def __init__(self, layout: BodyLayout, body: bytes, begin: int) -> None:
+        """Take a body whose JSON part ends at ``begin``. The rest of it has the size of the tensors.
+
+        Raises:
+            RequestError: bytes are no texts.
+        """
+        self.layout, self._body, self._begin = layout, body, begin
+        self._read = layout.read(body, begin) if layout.has_texts else None
+
+    def read(self) -> Tensors:
+        """Return all tensors, decoded in one native call."""
+        if self._read is None:
+            self._read = self.layout.read(self._body, self._begin)
+        return self._read
+
+    def __getitem__(self, name: str) -> "Tensor":
+        """Return a view of the body, or a copy if the JSON part's length leaves it unaligned."""
+        _, dtype, shape, begin, size_bytes, place = self.layout.tensors[name]
+        begin += self._begin
+        return tensor_from_bytes(memoryview(self._body)[begin : begin + size_bytes], dtype, shape, place)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self.layout.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self.layout.tensors)
+
+    def __len__(self) -> int:
+        """Return how many tensors there are."""
+        return len(self.layout.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +283,15 @@ def _texts_from_bytes(data: Any, shape: tuple[int, ...], path: str) -> TextTenso
     content, wanted = np.frombuffer(data, np.uint8), math.prod(shape)
     found = find_texts(content, wanted)
     if isinstance(found, int):
-        came = "more bytes follow" if found > wanted else f"the bytes end after {found:,}"
-        raise RequestError(f"{path}: shape {list(shape)} needs {wanted:,} strings, but {came}")
+        raise _wrong_texts(found, shape, path)
     return TextTensor(Texts(content, *found), shape)
+
+
+def _wrong_texts(found: int, shape: Sequence[int], path: str) -> RequestError:
+    """Return the error of bytes with fewer texts than a tensor, or with more bytes."""
+    wanted = math.prod(shape)
+    came = "more bytes follow" if found > wanted else f"the bytes end after {found:,}"
+    return RequestError(f"{path}: shape {list(shape)} needs {wanted:,} strings, but {came}")
 
 
 def tensor_from_bytes(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> Tensor:

@@ -3,7 +3,7 @@
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -138,7 +138,7 @@ class ServedModel(ABC):
         """Answer a request without keys, so that the first request does not wait for code to be compiled."""
 
     @abstractmethod
-    def read(self, inputs: dict[str, Any]) -> Any:
+    def read(self, inputs: Mapping[str, Any]) -> Any:
         """Check the arrays of a request, which have the datatypes of ``signature``, and return the question.
 
         Raises:
@@ -192,7 +192,7 @@ class ServedNetwork(ServedModel):
         with suppress(RequestError):  # a network may refuse so few samples, or have no finite answer to zeros
             self.session.predict_batch(read_batch(self.config, dense, keys, np.zeros(slots + 1, np.int32)))
 
-    def read(self, inputs: dict[str, Any]) -> Batch:
+    def read(self, inputs: Mapping[str, Any]) -> Batch:
         """See ``ServedModel.read``."""
         return ctr.batch_of(self.config, inputs, self.session.features, self.session.max_candidates)
 
@@ -235,7 +235,7 @@ class ServedTables(ServedModel):
         """See ``ServedModel.warm_up``."""
         self.session.lookup([np.empty(0, np.int64)] * len(self.config.tables))
 
-    def read(self, inputs: dict[str, Any]) -> Sequence[NDArray[np.int64]]:
+    def read(self, inputs: Mapping[str, Any]) -> Sequence[NDArray[np.int64]]:
         """See ``ServedModel.read``."""
         return lookup.keys_of(self.config, inputs)
 

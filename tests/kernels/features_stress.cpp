@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "features/tensors.hpp"
 #include "features/transform.hpp"
 
 using namespace hotrow;
@@ -99,21 +100,70 @@ struct Texts {
   }
 };
 
+// What a transform makes, in memory that is no larger than it says.
+struct Made {
+  std::vector<float> dense;
+  std::vector<int64_t> keys;
+  std::vector<int32_t> row_ptrs;
+  std::vector<std::vector<int32_t>> bags;
+
+  Made(const Transform& transform, size_t samples, const std::vector<size_t>& tables, size_t dense_dim)
+      : dense(samples * dense_dim), keys(transform.most_keys()) {
+    size_t offsets = 0;
+    std::vector<int32_t*> places;
+    bags.reserve(tables.size());
+    for (size_t t = 0; t < tables.size(); ++t) {
+      offsets += transform.bags(t) + 1;
+      bags.emplace_back(transform.has_bags(t) ? samples * tables[t] : 0);
+      places.push_back(bags.back().data());
+    }
+    row_ptrs.resize(offsets);
+    const Transform::Counts counts = transform.run({dense.data(), keys.data(), row_ptrs.data(), places});
+    keys.resize(counts.keys);
+    size_t first = 0, all = 0;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const size_t count = transform.bags(t);
+      require(row_ptrs[first] == 0, "row_ptrs");
+      for (size_t bag = 0; bag < count; ++bag) require(row_ptrs[first + bag] <= row_ptrs[first + bag + 1], "row_ptrs");
+      for (const int32_t bag : bags[t]) require(static_cast<size_t>(bag) < count, "bags");
+      all += static_cast<size_t>(row_ptrs[first + count]);
+      first += count + 1;
+    }
+    require(all == keys.size(), "keys");
+  }
+  bool operator==(const Made& other) const {
+    return dense == other.dense && keys == other.keys && row_ptrs == other.row_ptrs && bags == other.bags;
+  }
+};
+
+// Features of columns that samples share, in any way, from one transform in several threads.
 void transform_in_threads(std::mt19937_64& random, const std::string& path) {
-  const size_t samples = 1 + random() % 600;
+  const size_t users = 1 + random() % 4;
+  std::vector<int32_t> user_of;
+  for (size_t user = 0; user < users; ++user)
+    user_of.insert(user_of.end(), 1 + random() % 200, static_cast<int32_t>(user));
+  const size_t samples = user_of.size();
+  const auto some_rows = [&] {
+    const size_t rows[] = {1, users, samples};
+    return rows[random() % 3];
+  };
+  std::vector<Column> columns(4);
+  for (Column& column : columns) column.rows = column.count = some_rows();
   Texts single, many;
   std::vector<int64_t> splits = {0}, integers(samples);
   std::vector<float> floats(samples);
   std::vector<uint8_t> valid(samples);
-  for (size_t i = 0; i < samples; ++i) {
+  for (size_t i = 0; i < columns[0].rows; ++i)
     single.add(std::string(random() % 20, static_cast<char>('a' + random() % 26)));
+  for (size_t i = 0; i < columns[1].rows; ++i) {
     for (size_t values = random() % 5; values; --values) many.add("text" + std::to_string(random() % 99));
     splits.push_back(static_cast<int64_t>(many.ends.size()));
+  }
+  for (size_t i = 0; i < samples; ++i) {
     integers[i] = static_cast<int64_t>(random() % 1000);
     floats[i] = static_cast<float>(random() % 100);
     valid[i] = random() % 4 != 0;
   }
-  std::vector<Column> columns(4);
   const auto text = [](Column& column, const Texts& texts) {
     column.count = texts.ends.size();
     column.text = texts.bytes.data();
@@ -123,11 +173,17 @@ void transform_in_threads(std::mt19937_64& random, const std::string& path) {
   text(columns[0], single);
   text(columns[1], many);
   columns[1].splits = splits.data();
-  columns[2] = {ValueKind::kInteger, samples, nullptr, nullptr, nullptr, integers.data(), nullptr, valid.data(), nullptr};
-  columns[3] = {ValueKind::kFloat, samples, nullptr, nullptr, nullptr, nullptr, floats.data(), valid.data(), nullptr};
-  const Fill fill = {ValueKind::kFloat, "", 0, 15};
+  columns[1].has_lists = true;
+  columns[2].kind = ValueKind::kInteger;
+  columns[2].integers = integers.data();
+  columns[2].valid = random() % 2 ? valid.data() : nullptr;
+  columns[3].kind = ValueKind::kFloat;
+  columns[3].floats = floats.data();
+  columns[3].valid = valid.data();
+  const Fill fill = {ValueKind::kFloat, "", 0, 15}, text_fill = {ValueKind::kText, "filled", 0, 0};
   columns[3].fill = &fill;
-  std::vector<Feature> features(6);
+  if (random() % 2) columns[1].fill = &text_fill;
+  std::vector<Feature> features(7);
   features[0].kind = Feature::kHash;
   features[0].buckets = Buckets(1 + random() % 100000);
   features[1].kind = Feature::kVocabulary;
@@ -146,18 +202,55 @@ void transform_in_threads(std::mt19937_64& random, const std::string& path) {
   features[4].kind = Feature::kCross;
   features[4].place = 4;
   features[4].parts = {{0, {}, true}, {2, {}, random() % 2 == 0}, {3, {10, 20}, false}};
-  features[5].kind = Feature::kDense;
-  features[5].column = 3;
-  const Transformed expected = transform(features, columns, samples, 5, 1);
-  require(expected.row_ptrs.back() == static_cast<int32_t>(expected.keys.size()), "row_ptrs");
+  features[5].kind = Feature::kHash;
+  features[5].column = 1;
+  features[5].place = 5;
+  features[5].slots = 3;
+  features[5].most_values = 3;
+  features[5].keep = Feature::kFirst;
+  features[6].kind = Feature::kDense;
+  features[6].column = 3;
+  const std::vector<size_t> tables = random() % 2 ? std::vector<size_t>{8} : std::vector<size_t>{1, 4, 3};
+  const Transform transform(features, columns, {samples, user_of.data()}, tables, 1);
+  const Made expected(transform, samples, tables, 1);
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i)
     threads.emplace_back([&] {
-      const Transformed found = transform(features, columns, samples, 5, 1);
-      require(found.keys == expected.keys && found.row_ptrs == expected.row_ptrs && found.dense == expected.dense,
-              "another thread got other keys");
+      require(Made(transform, samples, tables, 1) == expected, "another thread got other keys");
     });
   for (std::thread& thread : threads) thread.join();
+}
+
+// Random bytes as tensors: each in memory of its own, at any alignment.
+void read_random_tensors(std::mt19937_64& random) {
+  for (int round = 0; round < 200; ++round) {
+    const size_t padding = random() % 9;
+    std::string bytes(random() % 64, 0);
+    for (char& byte : bytes) byte = static_cast<char>(random() % 3 ? random() % 5 : random());
+    const OwnText own(std::string(padding, 'x') + bytes);
+    Tensor values{static_cast<Datatype>(random() % 5), 0, own.view().substr(padding), {}};
+    values.count = values.datatype == Datatype::kBytes ? random() % 20 : bytes.size() / (values.datatype == Datatype::kInt64 ? 8 : 4);
+    if (!values.has_right_size() || values.read() != values.count) continue;
+    const OwnText own_offsets(std::string(4 * (1 + random() % 5), static_cast<char>(random() % 2)));
+    Tensor offsets{Datatype::kInt32, own_offsets.size / 4, own_offsets.view(), {}};
+    TensorColumn tensor{0, &values, random() % 2 == 0, nullptr};
+    Column column;
+    column.kind = kind_of(values.datatype);
+    column.count = column.rows = values.count;
+    if (tensor.has_lists && random() % 2) {
+      tensor.offsets = &offsets;
+      column.rows = offsets.count - 1;
+    }
+    TensorMemory memory;
+    try {
+      read_tensor(tensor, column, memory);
+    } catch (const TensorFault&) {
+      continue;
+    }
+    for (size_t at = 0; at < column.count; ++at)
+      if (!column.is_missing(at)) is_utf8(column.value(at).text);
+    if (column.splits) require(column.splits[column.rows] == static_cast<int64_t>(column.count), "splits");
+  }
 }
 
 }  // namespace
@@ -170,6 +263,7 @@ int main(int, char** arguments) {
     hash_texts_of_every_length(random);
     read_damaged_vocabularies(random, path);
     transform_in_threads(random, path);
+    read_random_tensors(random);
   }
   std::printf("%d rounds\n", rounds);
 }

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.errors import ReservedKeyError
-from kernels.host import HostTable, PooledLookup, lookup_threads, round_rows, set_lookup_threads
+from kernels.host import HostTable, PooledLookup, gather_bags, lookup_threads, round_rows, set_lookup_threads
 from kernels.shared import SharedTable
 from kernels.snapshot import Snapshot
 from tests.kernels.snapshot_files import write
@@ -286,6 +286,74 @@ def test_a_wrong_request_is_refused(change, error, message):
 
     with pytest.raises(error, match=message):
         lookup.fetch(**good | change)
+
+
+def test_each_table_may_have_its_own_number_of_bags(subjects):
+    few, rng = subjects[:3], np.random.default_rng(0)
+    counts = [5, 1, 40]
+    requests = [request(rng, count) for count in counts]
+    keys, row_ptrs = (np.concatenate(parts) for parts in zip(*requests, strict=True))
+    sizes = [-(-count * one.dim // 16) * 16 for count, one in zip(counts, few, strict=True)]
+    out = np.full(sum(sizes), 7, np.float32)
+    Model(few).lookup.fetch([one.table for one in few], keys, row_ptrs, out, 1, None, counts)
+    for one, count, of_table, part in zip(few, counts, requests, np.split(out, np.cumsum(sizes)[:-1]), strict=True):
+        wanted = pooled_by_numpy(one, *of_table, None)
+        np.testing.assert_array_equal(part[: count * one.dim].reshape(count, one.dim), wanted)
+        assert (part[count * one.dim :] == 7).all()
+
+
+@pytest.mark.parametrize("bags", [[1], [0, 1], [2**31, 1], [2**31 - 1, 1]])
+def test_wrong_numbers_of_bags_are_refused(bags):
+    lookup = PooledLookup([8, 8], [1, 1], ["sum", "sum"], [np.zeros(3, np.int64) for _ in range(2)], [])
+    arrays = np.zeros(0, np.int64), np.zeros(4, np.int32), np.zeros(32, np.float32)
+    with pytest.raises(ValueError, match="bags: expected"):
+        lookup.fetch([None, None], *arrays, 1, None, bags)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    tables=st.lists(
+        st.tuples(st.integers(1, 5), st.integers(0, 20)).flatmap(
+            lambda one: st.tuples(st.just(one), st.lists(st.integers(0, one[0] - 1), min_size=one[1], max_size=one[1]))
+        ),
+        max_size=4,
+    ),
+    dim=st.integers(1, 9),
+)
+def test_gathered_vectors_are_those_of_take(tables, dim):
+    vectors = [np.random.default_rng(rows).normal(size=(rows, dim)).astype(np.float32) for (rows, _), _ in tables]
+    bags = [np.array(of_table, np.int32) for _, of_table in tables]
+    out = [np.full((of_table.size, dim), 7, np.float32) for of_table in bags]
+    gather_bags(vectors, bags, out)
+    for found, of_table, places in zip(out, vectors, bags, strict=True):
+        np.testing.assert_array_equal(found, of_table.take(places, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"bags": np.array([0, 3], np.int32)}, ValueError, "bags: expected numbers less than 3"),
+        ({"bags": np.array([-1, 0], np.int32)}, ValueError, "bags: expected numbers less than 3"),
+        ({"bags": np.array([0, 1])}, TypeError, "bags: expected int32"),
+        ({"bags": np.zeros(3, np.int32)}, ValueError, "out: expected float32.N, D. of shape .3, 4."),
+        ({"vectors": np.zeros((3, 5), np.float32)}, ValueError, "out: expected float32.N, D. of shape .2, 5."),
+        ({"vectors": np.zeros((3, 4))}, TypeError, "vectors: expected float32"),
+        ({"vectors": np.zeros((0, 4), np.float32)}, ValueError, "bags: expected numbers less than 0"),
+        ({"out": np.zeros((4, 2), np.float32).T}, ValueError, "out: .* is not C-contiguous"),
+        ({"out": np.broadcast_to(np.float32(0), (2, 4))}, ValueError, "out: "),
+    ],
+)
+def test_wrong_bags_are_not_gathered(change, error, message):
+    good = {
+        "vectors": np.zeros((3, 4), np.float32),
+        "bags": np.array([0, 2], np.int32),
+        "out": np.zeros((2, 4), np.float32),
+    }
+    gather_bags(*([one] for one in good.values()))
+    with pytest.raises(error, match=message):
+        gather_bags(*([one] for one in (good | change).values()))
+    with pytest.raises(ValueError, match="expected vectors, bags and out of the same tables"):
+        gather_bags([], [good["bags"]], [])
 
 
 def test_a_reserved_key_is_refused():

@@ -14,11 +14,13 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
 #include "bindings/arguments.hpp"
 #include "bindings/results.hpp"
+#include "features/tensors.hpp"
 #include "features/transform.hpp"
 
 namespace hotrow {
@@ -62,10 +64,111 @@ ValueKind kind_of(const std::string& name) {
   throw nb::value_error(("kind: expected 'text', 'integer' or 'float', got '" + name + "'").c_str());
 }
 
-// A column is a tuple: ("text", bytes, begins, ends, valid, splits), or ("integer" or "float", values, valid, splits).
-Column column_of(Borrowed& borrowed, const nb::tuple& given, size_t samples) {
+// The tensors of a request, in its body. Python frees it, so its GIL is held then.
+struct PyTensors {
+  explicit PyTensors(nb::handle object) : body(object, "body", "uint8[T]") {}
+  const Array body;
+  std::vector<Tensor> tensors;
+
+  const Tensor& at(size_t number) const {
+    if (number >= tensors.size()) throw nb::value_error("tensor: there are fewer tensors");
+    if (tensors[number].datatype == Datatype::kOther) throw nb::value_error("tensor: has another datatype");
+    return tensors[number];
+  }
+};
+
+// Tensors that are one after another in a body, from `begin` to its end, or the number of the first one whose texts are
+// wrong, and how many texts were found. `forms` has the datatype, the items and the bytes of each tensor.
+nb::object read_tensors(nb::handle forms_in, nb::handle body, size_t begin) {
+  const Array forms(forms_in, "forms", "int64[T, 3]");
+  forms.require(Dtype::kInt64, 2);
+  forms.require_shape(forms.size(0), 3);
+  auto made = std::make_unique<PyTensors>(body);
+  made->body.require(Dtype::kUint8, 1);
+  if (begin > made->body.size(0)) throw nb::value_error("begin: expected a place in the body");
+  std::string_view rest(made->body.data<const char>() + begin, made->body.size(0) - begin);
+  made->tensors.reserve(forms.size(0));
+  for (size_t i = 0; i < forms.size(0); ++i) {
+    const int64_t* const form = forms.data<const int64_t>() + 3 * i;
+    if (form[0] < 0 || form[0] > static_cast<int64_t>(Datatype::kOther) || form[1] < 0)
+      throw nb::value_error("forms: expected a datatype and a number of items");
+    if (form[2] < 0 || static_cast<size_t>(form[2]) > rest.size())
+      throw nb::value_error("forms: the body has fewer bytes");
+    Tensor& tensor = made->tensors.emplace_back();
+    tensor.datatype = static_cast<Datatype>(form[0]);
+    tensor.count = static_cast<size_t>(form[1]);
+    tensor.bytes = rest.substr(0, static_cast<size_t>(form[2]));
+    if (!tensor.has_right_size()) throw nb::value_error("forms: the items need another number of bytes");
+    rest.remove_prefix(tensor.bytes.size());
+  }
+  if (!rest.empty()) throw nb::value_error("forms: the body has more bytes");
+  size_t number = 0, found = 0;
+  {
+    std::optional<GilRelease> release;
+    release_gil_unless(made->body.size(0) <= 64 * kTinyKeys, release);
+    for (; number < made->tensors.size(); ++number)
+      if ((found = made->tensors[number].read()) != made->tensors[number].count) break;
+  }
+  if (number < made->tensors.size()) return nb::make_tuple(number, found);
+  return nb::cast(made.release(), nb::rv_policy::take_ownership);
+}
+
+// The columns of a request, and the memory that they need.
+struct Columns {
+  Borrowed borrowed;
+  std::vector<TensorColumn> tensors;
+  TensorMemory memory;
+  std::vector<Column> columns;
+};
+
+// A column is a tuple: ("tensor", number, lists). `lists` is None, the number of rows of lists of the same length, or a
+// tuple with the number of the tensor of their offsets.
+Column tensor_column_of(Columns& columns, const nb::tuple& given, const PyTensors* tensors) {
+  if (given.size() != 3 || !tensors) throw nb::value_error("column: expected a tensor, and tensors");
+  TensorColumn tensor{columns.columns.size(), &tensors->at(nb::cast<size_t>(given[1]))};
   Column column;
-  column.kind = kind_of(nb::cast<std::string>(given[0]));
+  column.is_given = true;
+  column.kind = kind_of(tensor.values->datatype);
+  column.count = column.rows = tensor.values->count;
+  const nb::object lists = given[2];
+  column.has_lists = tensor.has_lists = !lists.is_none();
+  if (nb::tuple offsets; nb::try_cast(lists, offsets)) {
+    tensor.offsets = &tensors->at(offsets.size() ? nb::cast<size_t>(offsets[0]) : SIZE_MAX);
+    if (kind_of(tensor.offsets->datatype) != ValueKind::kInteger || !tensor.offsets->count)
+      throw nb::value_error("offsets: expected at least one integer");
+    column.rows = tensor.offsets->count - 1;
+  } else if (tensor.has_lists) {
+    column.rows = nb::cast<size_t>(lists);
+    if (column.rows ? column.count % column.rows : column.count)
+      throw nb::value_error("lists: expected rows of the same length");
+  }
+  columns.tensors.push_back(tensor);
+  return column;
+}
+
+// Where lists begin: a copy, because an offset that changed after its check could point outside of the values. Null for
+// lists of one value each.
+const int64_t* splits_of(Columns& columns, const Array& given, size_t count) {
+  const size_t rows = given.size(0) - 1;
+  const int64_t* const first = given.data<const int64_t>();
+  std::vector<int64_t> splits(first, first + rows + 1);
+  if (splits[0] != 0 || splits[rows] != static_cast<int64_t>(count) || !std::is_sorted(splits.begin(), splits.end()))
+    throw nb::value_error("splits: expected offsets from 0 to the number of values that never fall");
+  bool has_one_each = count == rows;
+  for (size_t row = 0; has_one_each && row < rows; ++row) has_one_each = splits[row] == static_cast<int64_t>(row);
+  if (has_one_each) return nullptr;
+  columns.memory.integers.push_back(std::move(splits));
+  return columns.memory.integers.back().data();
+}
+
+// A column is a tuple: ("text", bytes, begins, ends, valid, splits), or ("integer" or "float", values, valid, splits),
+// or a tensor.
+Column column_of(Columns& columns, const nb::tuple& given, const PyTensors* tensors) {
+  Borrowed& borrowed = columns.borrowed;
+  const auto form = nb::cast<std::string>(given[0]);
+  if (form == "tensor") return tensor_column_of(columns, given, tensors);
+  Column column;
+  column.kind = kind_of(form);
   const bool is_text = column.kind == ValueKind::kText, is_integer = column.kind == ValueKind::kInteger;
   const size_t next = is_text ? 4 : 2;
   if (given.size() != next + 2) throw nb::value_error("column: expected another number of items");
@@ -81,14 +184,13 @@ Column column_of(Borrowed& borrowed, const nb::tuple& given, size_t samples) {
   }
   const Array* valid = borrow(borrowed, given[next], "valid", "bool[V]", Dtype::kBool, column.count);
   if (valid) column.valid = valid->data<const uint8_t>();
-  const Array* splits = borrow(borrowed, given[next + 1], "splits", "int64[B + 1]", Dtype::kInt64, samples + 1);
-  if (splits) {
-    column.splits = splits->data<const int64_t>();
-    if (column.splits[0] != 0 || column.splits[samples] != static_cast<int64_t>(column.count) ||
-        !std::is_sorted(column.splits, column.splits + samples + 1))
-      throw nb::value_error("splits: expected offsets from 0 to the number of values that never fall");
-  } else if (column.count != samples) {
-    throw nb::value_error("values: expected one for each sample, or splits");
+  column.is_given = true;
+  column.rows = column.count;
+  if (const Array* splits = borrow(borrowed, given[next + 1], "splits", "int64[R + 1]", Dtype::kInt64, SIZE_MAX)) {
+    if (!splits->size(0)) throw nb::value_error("splits: expected at least one offset");
+    column.rows = splits->size(0) - 1;
+    column.splits = splits_of(columns, *splits, column.count);
+    column.has_lists = column.splits;
   }
   return column;
 }
@@ -164,53 +266,49 @@ class PyTransform {
     feature.keep = keep == "first" ? Feature::kFirst : keep == "last" ? Feature::kLast : Feature::kAll;
   }
 
+  // The values of the list feature that was added last have slots of their own, from its slot on.
+  void spread(size_t slots) {
+    if (features_.empty() || features_.back().kind == Feature::kDense || features_.back().kind == Feature::kCross ||
+        !slots || features_.back().place + slots > slots_)
+      throw nb::value_error("slots: expected slots of the feature that was added last");
+    features_.back().slots = slots;
+  }
+
   // What stands for the missing values of a column, in each feature that reads it.
   void fill(size_t column, const std::string& kind, const std::string& text, int64_t integer, float number) {
     require_column(column);
     fills_[column] = Fill{kind_of(kind), text, integer, number};
   }
 
-  // The transform of some of the features, by their numbers. Their slots and dense columns keep their order.
-  PyTransform part(const std::vector<size_t>& numbers) const {
-    std::vector<size_t> slots(slots_ + 1), dense(dense_dim_ + 1);  // how many places before each are taken
-    for (const size_t number : numbers) {
-      if (number >= features_.size()) throw nb::value_error("features: there are fewer features");
-      const Feature& feature = features_[number];
-      ++(feature.kind == Feature::kDense ? dense : slots)[feature.place + 1];
-    }
-    std::partial_sum(slots.begin(), slots.end(), slots.begin());
-    std::partial_sum(dense.begin(), dense.end(), dense.begin());
-    PyTransform out(fills_.size(), slots.back(), dense.back());
-    out.fills_ = fills_;
-    for (const size_t number : numbers) {
-      out.features_.push_back(features_[number]);
-      size_t& place = out.features_.back().place;
-      place = (out.features_.back().kind == Feature::kDense ? dense : slots)[place];
-    }
-    return out;
+  // The transform of all slots as one table; see read().
+  nb::tuple run(const nb::sequence& columns, size_t samples) const {
+    const nb::tuple found = read(columns, samples, {slots_}, nb::none(), nullptr);
+    if (found.size() == 4) return found;
+    return nb::make_tuple(found[1], found[2], found[0], found[6], found[7]);
   }
 
-  // (keys, row_ptrs, dense, known, unknown), or (feature, sample, value, why) of the first fault.
-  nb::tuple run(const nb::sequence& given, size_t samples) const {
-    Borrowed borrowed;
-    std::vector<Column> columns;
+  // (dense, keys, row_ptrs, lengths, bags, most keys, known, unknown), or (feature, row, value, why) of the first fault.
+  // The reason "offsets" is a fault of the lists of a column, whose number comes first. It has so many values.
+  nb::tuple read(const nb::sequence& given, size_t samples, const std::vector<size_t>& tables, nb::handle users,
+                 const PyTensors* tensors) const {
+    Columns columns;
     for (const nb::handle column : given)
-      columns.push_back(column.is_none() ? Column() : column_of(borrowed, nb::cast<nb::tuple>(column), samples));
-    check(columns, samples);
-    for (size_t i = 0; i < columns.size(); ++i) columns[i].fill = fills_[i] ? &*fills_[i] : nullptr;
-    Transformed out;
+      columns.columns.push_back(column.is_none() ? Column() : column_of(columns, nb::cast<nb::tuple>(column), tensors));
+    for (size_t i = 0; i < columns.columns.size() && i < fills_.size(); ++i)
+      columns.columns[i].fill = fills_[i] ? &*fills_[i] : nullptr;
+    std::vector<int32_t> user_of;
+    const size_t user_count = read_users(users, samples, user_of);
+    check(columns.columns, samples, user_count, tables);
     std::optional<TransformFault> fault;
-    std::optional<GilRelease> release;
-    release_gil_unless(samples * features_.size() <= kTinyKeys, release);
     try {
-      out = transform(features_, columns, samples, slots_, dense_dim_);
+      const Transform transform(features_, columns.columns, {samples, user_of.data()}, tables, dense_dim_);
+      return run_into_arrays(transform, columns, samples, tables);
     } catch (const TransformFault& found) {
       fault = found;
+    } catch (const TensorFault& found) {
+      fault = {found.column, 0, found.values, "offsets"};
     }
-    release.reset();
-    if (fault) return nb::make_tuple(fault->feature, fault->sample, fault->value, fault->why);
-    nb::object dense = array_of(out.dense).attr("reshape")(samples, dense_dim_);
-    return nb::make_tuple(array_of(out.keys), array_of(out.row_ptrs), dense, array_of(out.known), array_of(out.unknown));
+    return nb::make_tuple(fault->feature, fault->row, fault->value, fault->why);
   }
 
  private:
@@ -230,31 +328,89 @@ class PyTransform {
     return features_.back();
   }
 
-  // Whether a column has values: those that no feature reads may be None.
-  static bool is_given(const Column& column, size_t samples) { return column.splits || column.count == samples; }
+  // The number of users, and the user of each sample; None: one user.
+  static size_t read_users(nb::handle given, size_t samples, std::vector<int32_t>& user_of) {
+    if (given.is_none()) return 1;
+    const Array users(given, "users", "int32[B]");
+    users.require(Dtype::kInt32, 1);
+    users.require_shape(samples);
+    user_of.assign(users.data<const int32_t>(), users.data<const int32_t>() + samples);
+    int32_t last = 0;
+    for (const int32_t user : user_of) {
+      if (user != last && user != last + 1) throw nb::value_error("users: expected 0, and then steps of 0 or 1");
+      last = user;
+    }
+    return static_cast<size_t>(last) + 1;
+  }
 
-  // Text has no number, and a float no key: the caller has given each column the type of its features.
-  void check(const std::vector<Column>& columns, size_t samples) const {
+  // Text has no number, and a float no key: the caller has given each column the type of its features. Columns that no
+  // feature reads may be None.
+  void check(const std::vector<Column>& columns, size_t samples, size_t users, const std::vector<size_t>& tables) const {
     if (columns.size() != fills_.size()) throw nb::value_error("columns: expected as many as the transform has");
+    if (std::accumulate(tables.begin(), tables.end(), size_t{0}) != slots_)
+      throw nb::value_error("tables: expected the slots of the transform");
+    if (samples > INT32_MAX / std::max<size_t>(slots_, 1))
+      throw nb::value_error("samples: too many for 32-bit offsets");
+    for (const Column& column : columns)
+      if (column.is_given && column.rows != samples && (!samples || (column.rows != 1 && column.rows != users)))
+        throw nb::value_error("values: expected one for each sample, for each user or for all, or splits");
     std::vector<size_t> of_slots(slots_), of_dense(dense_dim_);
     for (const Feature& feature : features_) {
-      ++(feature.kind == Feature::kDense ? of_dense : of_slots)[feature.place];
-      const ValueKind kind = columns[feature.column].kind;
-      bool is_right = is_given(columns[feature.column], samples);
-      if (feature.kind == Feature::kDense || feature.kind == Feature::kBucketize) is_right &= kind != ValueKind::kText;
-      if (feature.kind == Feature::kHash || feature.kind == Feature::kVocabulary) is_right &= kind != ValueKind::kFloat;
-      if (feature.kind == Feature::kIdentity) is_right &= kind == ValueKind::kInteger;
+      if (feature.kind == Feature::kDense) ++of_dense[feature.place];
+      else
+        for (size_t slot = 0; slot < feature.slots; ++slot) ++of_slots[feature.place + slot];
+      const Column& column = columns[feature.column];
+      bool is_right = column.is_given;
+      if (feature.kind == Feature::kDense || feature.kind == Feature::kBucketize)
+        is_right &= column.kind != ValueKind::kText;
+      if (feature.kind == Feature::kHash || feature.kind == Feature::kVocabulary)
+        is_right &= column.kind != ValueKind::kFloat;
+      if (feature.kind == Feature::kIdentity) is_right &= column.kind == ValueKind::kInteger;
       for (const CrossPart& part : feature.parts) {
-        const Column& column = columns[part.column];
-        is_right &= is_given(column, samples) && !column.splits &&
-                    (column.kind == ValueKind::kFloat) <= !part.boundaries.empty() &&
-                    (column.kind == ValueKind::kText) <= part.is_text;
+        const Column& of_part = columns[part.column];
+        is_right &= of_part.is_given && !of_part.has_lists && (of_part.kind == ValueKind::kFloat) <= !part.boundaries.empty() &&
+                    (of_part.kind == ValueKind::kText) <= part.is_text;
       }
       if (!is_right) throw nb::value_error("columns: a feature cannot read a column of this kind");
     }
     const auto is_one = [](size_t count) { return count == 1; };
     if (!std::all_of(of_slots.begin(), of_slots.end(), is_one) || !std::all_of(of_dense.begin(), of_dense.end(), is_one))
       throw nb::value_error("expected one feature for each slot and for each dense column");
+  }
+
+  nb::tuple run_into_arrays(const Transform& transform, Columns& columns, size_t samples,
+                            const std::vector<size_t>& tables) const {
+    size_t offsets = 0;
+    nb::list lengths, bags;
+    std::vector<std::unique_ptr<Array>> arrays;
+    const auto array = [&](size_t items, const nb::object& dtype) {
+      nb::object made = python().empty(items, dtype);
+      arrays.push_back(std::make_unique<Array>(made, "items", "items[N]", Array::kWrite));
+      return made;
+    };
+    nb::object dense = array(samples * dense_dim_, python().float32);
+    nb::object keys = array(transform.most_keys(), python().int64);
+    Transform::Out out{arrays[0]->data<float>(), arrays[1]->data<int64_t>(), nullptr, {}};
+    for (size_t t = 0; t < tables.size(); ++t) {
+      lengths.append(transform.bags(t) + 1);
+      offsets += transform.bags(t) + 1;
+      bags.append(transform.has_bags(t) ? array(samples * tables[t], python().int32) : nb::none());
+      out.bags.push_back(transform.has_bags(t) ? arrays.back()->data<int32_t>() : nullptr);
+    }
+    nb::object row_ptrs = array(offsets, python().int32);
+    out.row_ptrs = arrays.back()->data<int32_t>();
+    Transform::Counts counts;
+    {
+      std::optional<GilRelease> release;
+      release_gil_unless(transform.most_keys() + samples * dense_dim_ <= kTinyKeys, release);
+      for (const TensorColumn& tensor : columns.tensors)
+        read_tensor(tensor, columns.columns[tensor.column], columns.memory);
+      counts = transform.run(out);
+    }
+    arrays.clear();
+    if (counts.keys < transform.most_keys()) keys = keys[nb::slice(nb::int_(0), nb::int_(counts.keys), nb::none())];
+    return nb::make_tuple(dense.attr("reshape")(samples, dense_dim_), keys, row_ptrs, lengths, bags, counts.most_keys,
+                          array_of(counts.known), array_of(counts.unknown));
   }
 
   std::vector<std::optional<Fill>> fills_;  // of each column
@@ -272,7 +428,6 @@ nb::object places(const TextPlaces& found, bool has_splits) {
 nb::object find(nb::handle bytes, size_t count) {
   const Array data(bytes, "bytes", "uint8[T]");
   data.require(Dtype::kUint8, 1);
-  if (count > data.size(0) / 4) return nb::cast(std::min(count - 1, data.size(0) / 4));
   TextPlaces found;
   size_t number = 0;
   {
@@ -396,8 +551,14 @@ void bind_features(nb::module_& module) {
       .def("limit", &PyTransform::limit, nb::arg("most_values"), nb::arg("keep"))
       .def("fill", &PyTransform::fill, nb::arg("column"), nb::arg("kind"), nb::arg("text"), nb::arg("integer"),
            nb::arg("number"))
-      .def("part", &PyTransform::part, nb::arg("features"))
-      .def("run", &PyTransform::run, nb::arg("columns"), nb::arg("samples"));
+      .def("spread", &PyTransform::spread, nb::arg("slots"))
+      .def("run", &PyTransform::run, nb::arg("columns"), nb::arg("samples"))
+      .def("read", &PyTransform::read, nb::arg("columns"), nb::arg("samples"), nb::arg("tables"),
+           nb::arg("users").none(), nb::arg("tensors").none() = nb::none());
+  nb::class_<PyTensors>(module, "Tensors").def("texts", [](const PyTensors& tensors, size_t number) {
+    return places(tensors.at(number).texts, false);
+  }, nb::arg("tensor"));
+  module.def("read_tensors", &read_tensors, nb::arg("forms"), nb::arg("body"), nb::arg("begin"));
   module.def("find_texts", &find, nb::arg("bytes"), nb::arg("count"));
   module.def("cut_texts", &cut, nb::arg("bytes"), nb::arg("begins"), nb::arg("ends"), nb::arg("valid").none(),
              nb::arg("separator"));

@@ -2,6 +2,7 @@
 #include "bindings/pooled_lookup_bindings.hpp"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -66,15 +67,23 @@ class PooledLookup {
 };
 
 // Whole cache lines, so that two cores never write to the same one.
-size_t floats_of(const PooledLookup::Table& table, size_t samples) {
+size_t floats_of(size_t bags, uint32_t dim) {
   constexpr size_t kLine = 16;
-  return (samples * table.slots * table.dim + kLine - 1) / kLine * kLine;
+  return (bags * dim + kLine - 1) / kLine * kLine;
 }
 
-size_t out_floats(const PooledLookup& lookup, size_t samples) {
-  size_t floats = 0;
-  for (const auto& table : lookup.tables) floats += floats_of(table, samples);
-  return floats;
+// How many bags each table has: as given, or its slots for each sample.
+std::vector<size_t> bags_of(const PooledLookup& lookup, size_t samples,
+                            const std::optional<std::vector<int64_t>>& given) {
+  if (given && given->size() != lookup.tables.size())
+    throw nb::value_error(("bags: expected " + std::to_string(lookup.tables.size())).c_str());
+  std::vector<size_t> bags;
+  int64_t most = INT32_MAX;  // of all tables together, so that no size overflows
+  for (size_t t = 0; t < lookup.tables.size(); ++t) {
+    if (given) most -= static_cast<int64_t>(in_range("bags", (*given)[t], static_cast<uint64_t>(most)));
+    bags.push_back(given ? static_cast<size_t>((*given)[t]) : samples * lookup.tables[t].slots);
+  }
+  return bags;
 }
 
 // One CSR per table, table after table, as int64. A copy: see RowPtrs.
@@ -144,19 +153,22 @@ nb::object found_of(const TableLookup& one) {
 // One request's arguments, checked and divided between the tables.
 class Request {
  public:
-  Request(const PooledLookup& lookup, nb::handle keys, nb::handle row_ptrs, nb::handle out, size_t samples,
-          nb::handle weights)
+  Request(const PooledLookup& lookup, nb::handle keys, nb::handle row_ptrs, nb::handle out,
+          const std::vector<size_t>& bags, nb::handle weights)
       : lookups(lookup.tables.size()),
         keys_(keys, Keys::kLookUp),
         out_(out, "out", "float32[N]", Array::kWrite),
         weights_(weights, lookups.size()),
         found_(new bool[keys_.count()]) {
-    size_t length = lookups.size();
-    for (const auto& table : lookup.tables) length += samples * table.slots;
+    size_t length = lookups.size(), floats = 0;
+    for (size_t t = 0; t < lookups.size(); ++t) {
+      length += bags[t];
+      floats += floats_of(bags[t], lookup.tables[t].dim);
+    }
     offsets_ = copy_offsets(row_ptrs, length);
     out_.require(Dtype::kFloat32, 1);
-    out_.require_shape(out_floats(lookup, samples));
-    divide(lookup, samples);
+    out_.require_shape(floats);
+    divide(lookup, bags);
     is_tiny = keys_.count() <= kTinyKeys && length <= 2 * kTinyKeys;
   }
 
@@ -164,12 +176,12 @@ class Request {
   bool is_tiny = false;
 
  private:
-  void divide(const PooledLookup& lookup, size_t samples) {
+  void divide(const PooledLookup& lookup, const std::vector<size_t>& bags_of_tables) {
     const int64_t* offsets = offsets_.get();
     size_t first_key = 0, first_float = 0;
     for (size_t t = 0; t < lookups.size(); ++t) {
       const PooledLookup::Table& table = lookup.tables[t];
-      const size_t bags = samples * table.slots;
+      const size_t bags = bags_of_tables[t];
       if (!is_csr(offsets, bags, keys_.count() - first_key)) refuse_offsets();
       TableLookup& one = lookups[t];
       one.key_count = static_cast<size_t>(offsets[bags]);
@@ -179,7 +191,7 @@ class Request {
       one.found = found_.get() + first_key;
       offsets += bags + 1;
       first_key += one.key_count;
-      first_float += floats_of(table, samples);
+      first_float += floats_of(bags, table.dim);
     }
     if (first_key != keys_.count()) refuse_offsets();
   }
@@ -198,10 +210,11 @@ class Request {
 
 // (place, found) of each table that does not hold all of its keys; found is None if it was not read.
 nb::list pool_tables(const PooledLookup& lookup, const nb::sequence& tables, nb::handle keys, nb::handle row_ptrs,
-                     nb::handle out, int64_t samples, nb::handle weights) {
+                     nb::handle out, int64_t samples, nb::handle weights,
+                     const std::optional<std::vector<int64_t>>& bags) {
   const size_t count = lookup.tables.size();
   if (nb::len(tables) != count) throw nb::value_error(("tables: expected " + std::to_string(count)).c_str());
-  Request request(lookup, keys, row_ptrs, out, in_range("samples", samples, INT32_MAX), weights);
+  Request request(lookup, keys, row_ptrs, out, bags_of(lookup, in_range("samples", samples, INT32_MAX), bags), weights);
   std::vector<nb::object> held;  // until the call ends, whatever becomes of the sequence
   held.reserve(count);
   bool may_wait = false;
@@ -223,6 +236,71 @@ nb::list pool_tables(const PooledLookup& lookup, const nb::sequence& tables, nb:
   return rest;
 }
 
+// One table's vectors, and which of them goes where.
+struct Gather {
+  std::unique_ptr<Array> vectors, bags, out;
+  size_t count, dim;  // of the vectors, of which there is at least one
+  bool is_right = true;
+
+  // Neighbours that stay neighbours are copied together. A bag is read once: another thread may write to it.
+  void run() {
+    const float* const from = vectors->data<const float>();
+    const int32_t* const bag = bags->data<const int32_t>();
+    float* to = out->data<float>();
+    const size_t bag_count = bags->size(0);
+    size_t first = 0, length = 0;  // of the vectors that are copied next
+    const auto copy = [&] {
+      if (length) std::memcpy(to, from + first * dim, length * dim * sizeof(float));
+      to += length * dim;
+    };
+    for (size_t i = 0; i < bag_count; ++i) {
+      const auto next = static_cast<size_t>(static_cast<uint32_t>(bag[i]));
+      if (next >= count) {
+        is_right = false;
+        return;
+      }
+      if (next == first + length) {
+        ++length;
+        continue;
+      }
+      copy();
+      first = next;
+      length = 1;
+    }
+    copy();
+  }
+};
+
+// Copy vectors to the bags' places, table by table.
+void gather_bags(const nb::sequence& vectors, const nb::sequence& bags, const nb::sequence& out) {
+  if (nb::len(vectors) != nb::len(bags) || nb::len(vectors) != nb::len(out))
+    throw nb::value_error("expected vectors, bags and out of the same tables");
+  std::vector<Gather> tables;
+  size_t floats = 0;
+  for (size_t t = 0; t < nb::len(vectors); ++t) {
+    const nb::object from = vectors[t], bag = bags[t], to = out[t];
+    Gather one{std::make_unique<Array>(from, "vectors", "float32[R, D]"),
+               std::make_unique<Array>(bag, "bags", "int32[N]"),
+               std::make_unique<Array>(to, "out", "float32[N, D]", Array::kWrite), 0, 0};
+    one.vectors->require(Dtype::kFloat32, 2);
+    one.bags->require(Dtype::kInt32, 1);
+    one.out->require(Dtype::kFloat32, 2);
+    one.count = one.vectors->size(0);
+    one.dim = one.vectors->size(1);
+    one.out->require_shape(one.bags->size(0), static_cast<int64_t>(one.dim));
+    floats += one.bags->size(0) * one.dim;
+    tables.push_back(std::move(one));
+  }
+  {
+    std::optional<GilRelease> release;
+    release_gil_unless(floats <= 16 * kTinyKeys, release);
+    for (Gather& one : tables) one.run();
+  }
+  for (const Gather& one : tables)
+    if (!one.is_right)
+      throw nb::value_error(("bags: expected numbers less than " + std::to_string(one.count)).c_str());
+}
+
 }  // namespace
 
 void bind_pooled_lookup(nb::module_& module) {
@@ -231,7 +309,9 @@ void bind_pooled_lookup(nb::module_& module) {
                     const nb::sequence&, std::vector<int64_t>>(),
            nb::arg("dims"), nb::arg("slots"), nb::arg("combiners"), nb::arg("counts"), nb::arg("bounds_ns"))
       .def("fetch", &pool_tables, nb::arg("tables"), nb::arg("keys").none(), nb::arg("row_ptrs").none(),
-           nb::arg("out").none(), nb::arg("samples"), nb::arg("weights").none() = nb::none());
+           nb::arg("out").none(), nb::arg("samples"), nb::arg("weights").none() = nb::none(),
+           nb::arg("bags").none() = nb::none());
+  module.def("gather_bags", &gather_bags, nb::arg("vectors"), nb::arg("bags"), nb::arg("out"));
 }
 
 }  // namespace hotrow

@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <memory>
+#include <numeric>
 
 namespace hotrow {
 namespace {
 
 constexpr int64_t kLargestKey = INT64_MAX - 2, kSmallestKey = INT64_MIN + 2;
 constexpr uint64_t kCrossSeed = 0xDECAFCAFFE;  // TensorFlow's
-// Samples are transformed in blocks of this size: feature by feature, and then put in the order of samples.
-constexpr size_t kBlockSamples = 256;
+// Rows are transformed in blocks of this size: feature by feature, and then put in the order of rows.
+constexpr size_t kBlockRows = 256;
 constexpr const char* kTooMany = "gives more keys than 32-bit offsets reach";
 
 // A value as text. An integer is its decimal digits, as in TensorFlow and Keras.
@@ -51,205 +53,355 @@ uint64_t place_among(const std::vector<float>& boundaries, const Value& value, V
   return static_cast<uint64_t>(std::upper_bound(boundaries.begin(), boundaries.end(), number) - boundaries.begin());
 }
 
-// The keys of one feature for a block of samples.
+// The keys of one feature, row by row, in memory with room for all of them.
 struct Bags {
-  std::vector<int64_t> keys;
-  std::vector<uint32_t> ends;  // of each sample's keys; empty: each sample has one key
+  int64_t* keys = nullptr;
+  size_t count = 0;
+  std::vector<uint32_t> ends;  // of each row's keys; empty: so far each row has one key
 
-  void clear() {
-    keys.clear();
-    ends.clear();
+  void add(int64_t key) { keys[count++] = key; }
+  // Where the keys of a row begin and end.
+  std::pair<size_t, size_t> of_row(size_t row) const {
+    if (ends.empty()) return {row, row + 1};
+    return {row ? ends[row - 1] : 0, ends[row]};
   }
 };
 
 // Makes the keys or the numbers of one feature.
 class FeatureValues {
  public:
-  FeatureValues(size_t number, const Feature& feature, const std::vector<Column>& columns)
-      : number_(number), feature_(feature), columns_(columns), column_(columns[feature.column]) {}
+  FeatureValues(size_t number, const Feature& feature, const std::vector<Column>& columns, const Samples& samples,
+                size_t rows)
+      : number_(number),
+        feature_(feature),
+        columns_(columns),
+        column_(columns[feature.column]),
+        samples_(samples),
+        rows_(rows) {}
 
   int64_t known() const { return known_; }
   int64_t unknown() const { return unknown_; }
 
-  // Put the keys of the samples from `begin` to `end` into `bags`.
-  void add_block(size_t begin, size_t end, Bags& bags) {
-    bags.clear();
-    size_t sample = begin;
-    if (feature_.kind == Feature::kHash && feature_.hash == Hash::kFarm && column_.kind == ValueKind::kText &&
-        !column_.splits) {
-      bags.keys.resize(end - begin);
-      for (; sample < end && !column_.is_missing(sample); ++sample) {
-        const std::string_view text(column_.text + column_.begins[sample],
-                                    static_cast<size_t>(column_.ends[sample] - column_.begins[sample]));
-        require(is_utf8(text), sample, sample, "is not UTF-8");
-        bags.keys[sample - begin] = bucket_of(fingerprint64(text), feature_);
-      }
-      bags.keys.resize(sample - begin);
-    }
-    if (sample < end) {
-      for (size_t i = 0; i < sample - begin; ++i) bags.ends.push_back(static_cast<uint32_t>(i + 1));
-      for (; sample < end; ++sample) {
-        add_keys(sample, bags.keys);
-        require(bags.keys.size() <= INT32_MAX, sample, 0, kTooMany);
-        bags.ends.push_back(static_cast<uint32_t>(bags.keys.size()));
-      }
+  // Append the keys of the rows from `begin` to `end` to `bags`, which have those of the rows before.
+  void add_rows(size_t begin, size_t end, Bags& bags) {
+    size_t row = begin;
+    if (bags.ends.empty() && !column_.splits) row = add_one_each(begin, end, bags);
+    if (row == end) return;
+    while (bags.ends.size() < row) bags.ends.push_back(static_cast<uint32_t>(bags.ends.size() + 1));
+    for (; row < end; ++row) {
+      add_keys(row, bags);
+      bags.ends.push_back(static_cast<uint32_t>(bags.count));
     }
   }
 
-  // Append the keys of a sample.
-  void add_keys(size_t sample, std::vector<int64_t>& keys) {
-    if (feature_.kind == Feature::kCross) return add_cross(sample, keys);
-    const auto [begin, end] = values_of(sample);
-    const Fill* const fill = column_.fill;
-    if (begin == end && fill) return add_key(sample, begin, fill->value(), fill->kind, keys);
-    for (size_t at = begin; at < end; ++at) {
-      if (!column_.is_missing(at)) add_key(sample, at, column_.value(at), column_.kind, keys);
-      else if (fill) add_key(sample, at, fill->value(), fill->kind, keys);
-    }
-  }
-
-  float number(size_t sample) {
-    const auto [begin, end] = values_of(sample);
+  float number(size_t row) const {
+    const auto [begin, end] = values_of(row);
     const bool is_missing = begin == end || column_.is_missing(begin);
-    require(!is_missing || column_.fill, sample, begin, "is missing");
+    require(!is_missing || column_.fill, row, begin, "is missing");
     const Value value = is_missing ? column_.fill->value() : column_.value(begin);
     const ValueKind kind = is_missing ? column_.fill->kind : column_.kind;
     float single = kind == ValueKind::kInteger ? static_cast<float>(value.integer) : value.number;
-    require(std::isfinite(single), sample, begin, "is infinite");
+    require(std::isfinite(single), row, begin, "is infinite");
     if (feature_.lowest < feature_.highest) single = std::min(std::max(single, feature_.lowest), feature_.highest);
     double number = single;
     if (feature_.takes_log) {
-      require(number > -1, sample, begin, "has no logarithm");
+      require(number > -1, row, begin, "has no logarithm");
       number = std::log1p(number);
     }
     single = static_cast<float>((number - feature_.mean) / feature_.scale);
-    require(std::isfinite(single), sample, begin, "is too large");
+    require(std::isfinite(single), row, begin, "is too large");
     return single;
   }
 
  private:
-  void require(bool is_right, size_t sample, size_t at, const char* why) const {
-    if (!is_right) throw TransformFault{number_, sample, at, why};
+  void require(bool is_right, size_t row, size_t at, const char* why) const {
+    if (!is_right) throw TransformFault{number_, row, at, why};
   }
 
-  // Which values of the column are the sample's.
-  std::pair<size_t, size_t> values_of(size_t sample) const {
-    if (!column_.splits) return {sample, sample + 1};
-    size_t begin = static_cast<size_t>(column_.splits[sample]), end = static_cast<size_t>(column_.splits[sample + 1]);
+  // Append the keys of rows that have one value and one key each, up to the first row that may have none.
+  size_t add_one_each(size_t begin, size_t end, Bags& bags) const {
+    size_t row = begin;
+    if (feature_.kind == Feature::kHash && feature_.hash == Hash::kFarm && column_.kind == ValueKind::kText) {
+      for (; row < end && !column_.is_missing(row); ++row) {
+        const std::string_view text(column_.text + column_.begins[row],
+                                    static_cast<size_t>(column_.ends[row] - column_.begins[row]));
+        require(is_utf8(text), row, row, "is not UTF-8");
+        bags.add(bucket_of(fingerprint64(text), feature_));
+      }
+    } else if (feature_.kind == Feature::kIdentity && !column_.valid) {
+      for (; row < end; ++row) bags.add(checked_key(row, row, column_.integers[row]));
+    }
+    return row;
+  }
+
+  // Append the keys of a row.
+  void add_keys(size_t row, Bags& bags) {
+    if (feature_.kind == Feature::kCross) return add_cross(row, bags);
+    const auto [begin, end] = values_of(row);
+    const Fill* const fill = column_.fill;
+    if (begin == end && fill) return add_key(row, begin, fill->value(), fill->kind, bags);
+    for (size_t at = begin; at < end; ++at) {
+      if (!column_.is_missing(at)) add_key(row, at, column_.value(at), column_.kind, bags);
+      else if (fill) add_key(row, at, fill->value(), fill->kind, bags);
+    }
+  }
+
+  // Which values of the column are the row's.
+  std::pair<size_t, size_t> values_of(size_t row) const {
+    if (!column_.splits) return {row, row + 1};
+    size_t begin = static_cast<size_t>(column_.splits[row]), end = static_cast<size_t>(column_.splits[row + 1]);
     if (end - begin > feature_.most_values) {
-      require(feature_.keep != Feature::kAll, sample, begin, "has too many values");
+      require(feature_.keep != Feature::kAll, row, begin, "has too many values");
       if (feature_.keep == Feature::kFirst) end = begin + feature_.most_values;
       else begin = end - feature_.most_values;
     }
     return {begin, end};
   }
 
-  void add_cross(size_t sample, std::vector<int64_t>& keys) const {
+  // The row of a column with fewer rows than the feature, whose rows are then samples or users.
+  size_t row_of(const Column& column, size_t row) const {
+    if (column.rows == rows_) return row;
+    return column.rows == 1 ? 0 : samples_.row(row, column.rows);
+  }
+
+  void add_cross(size_t row, Bags& bags) const {
     uint64_t hash = kCrossSeed;
     for (const CrossPart& part : feature_.parts) {
       const Column& column = columns_[part.column];
-      const bool is_missing = column.is_missing(sample);
+      const size_t at = row_of(column, row);
+      const bool is_missing = column.is_missing(at);
       if (is_missing && !column.fill) return;
-      const Value value = is_missing ? column.fill->value() : column.value(sample);
+      const Value value = is_missing ? column.fill->value() : column.value(at);
       const ValueKind kind = is_missing ? column.fill->kind : column.kind;
-      if (kind == ValueKind::kText) require(is_utf8(value.text), sample, sample, "is not UTF-8");
+      if (kind == ValueKind::kText) require(is_utf8(value.text), row, row, "is not UTF-8");
       hash = cross(hash, part.is_text              ? fingerprint64(Text(value, kind).view())
                          : part.boundaries.empty() ? static_cast<uint64_t>(value.integer)
                                                    : place_among(part.boundaries, value, kind));
     }
-    keys.push_back(bucket_of(hash, feature_));
+    bags.add(bucket_of(hash, feature_));
   }
 
-  void add_key(size_t sample, size_t at, const Value& value, ValueKind kind, std::vector<int64_t>& keys) {
-    if (kind == ValueKind::kText) require(is_utf8(value.text), sample, at, "is not UTF-8");
+  void add_key(size_t row, size_t at, const Value& value, ValueKind kind, Bags& bags) {
+    if (kind == ValueKind::kText) require(is_utf8(value.text), row, at, "is not UTF-8");
     switch (feature_.kind) {
-      case Feature::kHash: keys.push_back(bucket_of(hash_of(feature_, Text(value, kind).view()), feature_)); return;
-      case Feature::kVocabulary: return add_place(Text(value, kind).view(), keys);
+      case Feature::kHash: return bags.add(bucket_of(hash_of(feature_, Text(value, kind).view()), feature_));
+      case Feature::kVocabulary: return add_place(Text(value, kind).view(), bags);
       case Feature::kBucketize:
-        keys.push_back(feature_.offset + static_cast<int64_t>(place_among(feature_.boundaries, value, kind)));
-        return;
-      default: break;
+        return bags.add(feature_.offset + static_cast<int64_t>(place_among(feature_.boundaries, value, kind)));
+      default: return bags.add(checked_key(row, at, value.integer));
     }
-    const int64_t key = value.integer;
-    const uint64_t size = feature_.buckets.count();
-    require(!size || static_cast<uint64_t>(key) < size, sample, at, "is outside of its range");
-    require(key >= kSmallestKey && key <= kLargestKey, sample, at, "is reserved");
-    keys.push_back(feature_.offset + key);
   }
 
-  void add_place(std::string_view text, std::vector<int64_t>& keys) {
+  int64_t checked_key(size_t row, size_t at, int64_t key) const {
+    const uint64_t size = feature_.buckets.count();
+    require(!size || static_cast<uint64_t>(key) < size, row, at, "is outside of its range");
+    require(key >= kSmallestKey && key <= kLargestKey, row, at, "is reserved");
+    return feature_.offset + key;
+  }
+
+  void add_place(std::string_view text, Bags& bags) {
     const int64_t place = feature_.vocabulary->find(text);
     const Buckets& unknown = feature_.unknown_buckets;
     ++(place < 0 ? unknown_ : known_);
     if (place < 0 && !unknown.count()) return;
     const uint64_t key = place < 0 ? unknown.remainder(fingerprint64(text)) : unknown.count() + static_cast<uint64_t>(place);
-    keys.push_back(feature_.offset + static_cast<int64_t>(key));
+    bags.add(feature_.offset + static_cast<int64_t>(key));
   }
 
   const size_t number_;
   const Feature& feature_;
   const std::vector<Column>& columns_;
   const Column& column_;
+  const Samples& samples_;
+  const size_t rows_;
   int64_t known_ = 0, unknown_ = 0;
 };
 
-// Where the keys of a sample of the block begin and end.
-std::pair<size_t, size_t> of_sample(const Bags& bags, size_t sample) {
-  if (bags.ends.empty()) return {sample, sample + 1};
-  return {sample ? bags.ends[sample - 1] : 0, bags.ends[sample]};
-}
-
 }  // namespace
 
-Transformed transform(const std::vector<Feature>& features, const std::vector<Column>& columns, size_t samples,
-                      size_t slots, size_t dense_dim) {
-  Transformed out;
-  out.dense.resize(samples * dense_dim);
-  out.row_ptrs.resize(samples * slots + 1);
-  out.keys.reserve(samples * slots);
-  std::vector<FeatureValues> values;
-  std::vector<size_t> of_slot(slots);
-  values.reserve(features.size());
-  for (size_t i = 0; i < features.size(); ++i) {
-    values.emplace_back(i, features[i], columns);
-    if (features[i].kind != Feature::kDense) of_slot[features[i].place] = i;
+// One run of a transform.
+class TransformRun {
+ public:
+  explicit TransformRun(const Transform& transform)
+      : of_(transform), bags_(of_.features_.size()), keys_(new int64_t[of_.most_keys_]) {
+    values_.reserve(of_.features_.size());
+    size_t first_key = 0;
+    for (size_t i = 0; i < of_.features_.size(); ++i) {
+      values_.emplace_back(i, of_.features_[i], of_.columns_, of_.samples_, of_.rows_[i]);
+      if (of_.features_[i].kind == Feature::kDense) continue;
+      bags_[i].keys = keys_.get() + first_key;
+      first_key += of_.most_keys_of(i);
+    }
   }
-  for (size_t i = 0; i < features.size(); ++i)
-    if (features[i].kind == Feature::kDense)
-      for (size_t sample = 0; sample < samples; ++sample)
-        out.dense[sample * dense_dim + features[i].place] = values[i].number(sample);
-  std::vector<Bags> bags(slots);
-  size_t bag = 0;
-  for (size_t begin = 0; begin < samples; begin += kBlockSamples) {
-    const size_t end = std::min(samples, begin + kBlockSamples);
-    size_t keys = out.keys.size();
-    bool has_one_each = true;
-    for (size_t slot = 0; slot < slots; ++slot) {
-      values[of_slot[slot]].add_block(begin, end, bags[slot]);
-      keys += bags[slot].keys.size();
-      has_one_each &= bags[slot].ends.empty();
+
+  // Make the keys, feature by feature, and write the dense numbers. Features with the fewest rows come first.
+  void read(float* dense) {
+    std::vector<size_t> sizes(of_.rows_);
+    std::sort(sizes.begin(), sizes.end());
+    sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+    for (const size_t rows : sizes) {
+      for (size_t i = 0; i < values_.size(); ++i)
+        if (of_.features_[i].kind == Feature::kDense && of_.rows_[i] == rows) write_numbers(i, dense);
+      for (size_t begin = 0; begin < rows; begin += kBlockRows)
+        for (const Transform::Slot& slot : of_.slots_)
+          if (slot.rows == rows && slot.value == 0)
+            values_[slot.feature].add_rows(begin, std::min(rows, begin + kBlockRows), bags_[slot.feature]);
     }
-    if (keys > INT32_MAX) throw TransformFault{of_slot[0], begin, 0, kTooMany};
-    size_t at = out.keys.size();
-    out.keys.resize(keys);
-    for (size_t slot = 0; has_one_each && slot < slots; ++slot) {
-      int64_t* key = out.keys.data() + at + slot;
-      for (const int64_t of_sample : bags[slot].keys) *key = of_sample, key += slots;
+  }
+
+  Transform::Counts write(const Transform::Out& out) const {
+    Transform::Counts counts;
+    int64_t* keys = out.keys;
+    int32_t* row_ptrs = out.row_ptrs;
+    for (size_t t = 0; t < of_.tables_.size(); ++t) {
+      const Transform::Table& table = of_.tables_[t];
+      size_t most = 0;
+      *row_ptrs = 0;
+      for (const Transform::Group& group : table.groups)
+        most += has_one_each(group) ? write_one_each(group, keys, row_ptrs) : write_bags(group, keys, row_ptrs);
+      keys += *row_ptrs++;
+      counts.most_keys.push_back(static_cast<int64_t>(most));
+      if (of_.has_bags(t)) write_places(table, out.bags[t]);
     }
-    for (size_t sample = 0; sample < end - begin; ++sample)
-      for (size_t slot = 0; slot < slots; ++slot) {
-        const auto [first, last] = has_one_each ? std::pair(sample, sample + 1) : of_sample(bags[slot], sample);
-        const int64_t* const from = bags[slot].keys.data();
-        if (!has_one_each) std::copy(from + first, from + last, out.keys.data() + at);
-        at += last - first;
-        out.row_ptrs[++bag] = static_cast<int32_t>(at);
+    counts.keys = static_cast<size_t>(keys - out.keys);
+    for (const FeatureValues& of_feature : values_) {
+      counts.known.push_back(of_feature.known());
+      counts.unknown.push_back(of_feature.unknown());
+    }
+    return counts;
+  }
+
+ private:
+  void write_numbers(size_t feature, float* dense) const {
+    const size_t rows = of_.rows_[feature], samples = of_.samples_.count;
+    std::vector<float> numbers(rows);
+    for (size_t row = 0; row < rows; ++row) numbers[row] = values_[feature].number(row);
+    float* number = dense + of_.features_[feature].place;
+    for (size_t sample = 0; sample < samples; ++sample, number += of_.dense_dim_)
+      *number = numbers[of_.samples_.row(sample, rows)];
+  }
+
+  // Whether each bag has one key.
+  bool has_one_each(const Transform::Group& group) const {
+    return std::all_of(group.slots.begin(), group.slots.end(), [this](size_t place) {
+      const Transform::Slot& slot = of_.slots_[place];
+      return slot.value == 0 && slot.is_last && bags_[slot.feature].ends.empty();
+    });
+  }
+
+  // Append the keys and the offsets of a group, row by row. `keys` are the table's, and `row_ptrs` is the last offset
+  // so far. Both return the most keys of a row.
+  size_t write_one_each(const Transform::Group& group, int64_t* keys, int32_t*& row_ptrs) const {
+    const size_t slots = group.slots.size(), first = static_cast<size_t>(*row_ptrs);
+    for (size_t begin = 0; begin < group.rows; begin += kBlockRows) {
+      const size_t end = std::min(group.rows, begin + kBlockRows);
+      for (size_t i = 0; i < slots; ++i) {
+        const int64_t* const from = bags_[of_.slots_[group.slots[i]].feature].keys;
+        int64_t* key = keys + first + begin * slots + i;
+        for (size_t row = begin; row < end; ++row, key += slots) *key = from[row];
+      }
+    }
+    for (size_t bag = 1; bag <= group.rows * slots; ++bag) row_ptrs[bag] = static_cast<int32_t>(first + bag);
+    row_ptrs += group.rows * slots;
+    return slots;
+  }
+
+  size_t write_bags(const Transform::Group& group, int64_t* keys, int32_t*& row_ptrs) const {
+    size_t most = 0;
+    for (size_t row = 0; row < group.rows; ++row) {
+      const int32_t first = *row_ptrs;
+      for (const size_t place : group.slots) {
+        const Transform::Slot& slot = of_.slots_[place];
+        const Bags& bags = bags_[slot.feature];
+        const auto [begin, end] = bags.of_row(row);
+        const size_t from = std::min(begin + slot.value, end), to = slot.is_last ? end : std::min(from + 1, end);
+        std::copy(bags.keys + from, bags.keys + to, keys + *row_ptrs);
+        row_ptrs[1] = *row_ptrs + static_cast<int32_t>(to - from);
+        ++row_ptrs;
+      }
+      most = std::max(most, static_cast<size_t>(*row_ptrs - first));
+    }
+    return most;
+  }
+
+  // Write the bag of each slot of each sample.
+  void write_places(const Transform::Table& table, int32_t* places) const {
+    std::vector<int32_t> first(table.slots);
+    int32_t begin = 0;
+    for (const Transform::Group& group : table.groups) {
+      const auto slots = static_cast<int32_t>(group.slots.size());
+      for (int32_t i = 0; i < slots; ++i) first[group.slots[static_cast<size_t>(i)] - table.first_slot] = begin + i;
+      begin += static_cast<int32_t>(group.rows) * slots;
+    }
+    for (const Transform::Group& group : table.groups)
+      for (size_t sample = 0; sample < of_.samples_.count; ++sample) {
+        const auto bag = static_cast<int32_t>(of_.samples_.row(sample, group.rows) * group.slots.size());
+        int32_t* const of_sample = places + sample * table.slots;
+        for (const size_t slot : group.slots) of_sample[slot - table.first_slot] = first[slot - table.first_slot] + bag;
       }
   }
-  for (const FeatureValues& of_feature : values) {
-    out.known.push_back(of_feature.known());
-    out.unknown.push_back(of_feature.unknown());
+
+  const Transform& of_;
+  std::vector<FeatureValues> values_;
+  std::vector<Bags> bags_;  // of each feature
+  const std::unique_ptr<int64_t[]> keys_;
+};
+
+Transform::Transform(const std::vector<Feature>& features, const std::vector<Column>& columns, const Samples& samples,
+                     const std::vector<size_t>& tables, size_t dense_dim)
+    : features_(features), columns_(columns), samples_(samples), dense_dim_(dense_dim) {
+  slots_.resize(std::accumulate(tables.begin(), tables.end(), size_t{0}));
+  for (size_t i = 0; i < features.size(); ++i) {
+    const Feature& feature = features[i];
+    size_t rows = columns[feature.column].rows;
+    for (const CrossPart& part : feature.parts) rows = std::max(rows, columns[part.column].rows);
+    rows_.push_back(rows);
+    if (feature.kind == Feature::kDense) continue;
+    for (size_t value = 0; value < feature.slots; ++value)
+      slots_[feature.place + value] = {i, rows, value, value + 1 == feature.slots};
+    most_keys_ += most_keys_of(i);
+    if (most_keys_ > INT32_MAX) throw TransformFault{i, 0, 0, kTooMany};
   }
-  return out;
+  size_t first = 0;
+  for (const size_t slots : tables) {
+    Table table{first, slots, {}};
+    std::vector<size_t> order(slots);
+    std::iota(order.begin(), order.end(), first);
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return slots_[a].rows < slots_[b].rows; });
+    for (const size_t slot : order) {
+      if (table.groups.empty() || table.groups.back().rows != slots_[slot].rows)
+        table.groups.push_back({slots_[slot].rows, {}});
+      table.groups.back().slots.push_back(slot);
+    }
+    tables_.push_back(std::move(table));
+    first += slots;
+  }
+}
+
+size_t Transform::most_keys_of(size_t feature) const {
+  const Feature& of = features_[feature];
+  const Column& column = columns_[of.column];
+  const size_t rows = rows_[feature];
+  if (!column.has_lists || !rows) return rows;
+  const size_t values = of.most_values > column.count / rows ? column.count : rows * of.most_values;
+  return values + (column.fill ? rows : 0);
+}
+
+size_t Transform::bags(size_t table) const {
+  size_t bags = 0;
+  for (const Group& group : tables_[table].groups) bags += group.rows * group.slots.size();
+  return bags;
+}
+
+bool Transform::has_bags(size_t table) const {
+  const std::vector<Group>& groups = tables_[table].groups;
+  return groups.size() > 1 || (groups.size() == 1 && groups[0].rows != samples_.count);
+}
+
+Transform::Counts Transform::run(const Out& out) const {
+  TransformRun run(*this);
+  run.read(out.dense);
+  return run.write(out);
 }
 
 }  // namespace hotrow

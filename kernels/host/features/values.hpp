@@ -1,6 +1,7 @@
 // The values of one column of raw features, and how text is cut into values.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -28,7 +29,7 @@ struct Fill {
   Value value() const { return {text, integer, number}; }
 };
 
-// V values of B samples. A value that is not valid, NaN or the empty text is missing.
+// V values of R rows. A value that is not valid, NaN or the empty text is missing.
 struct Column {
   ValueKind kind = ValueKind::kText;
   size_t count = 0;                 // V
@@ -38,8 +39,11 @@ struct Column {
   const int64_t* integers = nullptr;
   const float* floats = nullptr;
   const uint8_t* valid = nullptr;   // [V]; null: all are valid
-  const int64_t* splits = nullptr;  // [B + 1], where each sample's list begins; null: a value each
+  const int64_t* splits = nullptr;  // [R + 1], where each row's list begins; null: a value each
   const Fill* fill = nullptr;       // null: a missing value stays missing
+  size_t rows = 0;                  // R
+  bool is_given = false;            // no feature reads a column that is not given
+  bool has_lists = false;           // splits are there, or will be when the values are
 
   bool is_missing(size_t at) const {
     if (valid && !valid[at]) return true;
@@ -61,9 +65,12 @@ struct TextPlaces {
 };
 
 // Find `count` texts, each after its length as uint32. Returns the number of texts that were found, which is less if
-// the bytes end too early, and one more if bytes are left.
+// the bytes end too early, and one more if bytes are left. Bytes that cannot have so many texts are not read.
 inline size_t find_texts(const char* bytes, size_t size, size_t count, TextPlaces& out) {
+  if (count > size / 4) return std::min(count - 1, size / 4);
   size_t at = 0;
+  out.begins.reserve(count);
+  out.ends.reserve(count);
   for (size_t found = 0; found < count; ++found) {
     if (size - at < 4) return found;
     const auto byte = [&](size_t i) { return static_cast<uint64_t>(static_cast<unsigned char>(bytes[at + i])); };

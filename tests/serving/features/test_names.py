@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import hotrow
-from serving.batch import read_features
+from serving.candidates import read_shared
 from serving.config import ModelConfig, TableConfig
 from serving.errors import ConfigError, RequestError
 from serving.features import definition_of_names, open_features, slots_of_graph
@@ -170,8 +170,18 @@ def test_a_slot_for_one_key_takes_one_value():
             {"a": [3, 11], "b": [4, 0]},
             [3, 14, UNKNOWN_KEY, 10],
         ),
+        (
+            {"slot_keys": "unshifted", "slot_ranges": (SlotRange(0, 10), SlotRange(10, 5))},
+            {"a": [3], "b": [4, 0, 11]},
+            [3, 14, 3, 10, 3, UNKNOWN_KEY],
+        ),
         ({"key_type": "I32"}, {"a": [0, 2**32 - 1], "b": ["7", None]}, [0, 7, 2**32 - 1]),
         ({"key_type": "I32"}, {"a": [-1], "b": [0]}, "CATCOLUMN: -1 at position 0: a uint32 key is in 0..4294967295"),
+        (
+            {"key_type": "I32"},
+            {"a": [1], "b": [0, -1]},
+            "CATCOLUMN: -1 at position 3: a uint32 key is in 0..4294967295",
+        ),
     ],
 )
 def test_keys_by_name_are_those_that_the_model_takes(changed, values, keys):
@@ -185,13 +195,13 @@ def test_keys_by_name_are_those_that_the_model_takes(changed, values, keys):
         dense_dim=0,
         label_dim=1,
     )
-    reader, samples = open_features(config), len(values["a"])
-    columns = reader.columns(values, samples)
+    reader = open_features(config)
+    columns = reader.named_columns(values)
     if isinstance(keys, str):
         with pytest.raises(RequestError, match=re.escape(keys)):
-            read_features(config, reader, columns, samples)
+            read_shared(config, reader, columns, None, 8)
     else:
-        assert read_features(config, reader, columns, samples).joined.keys.tolist() == keys
+        assert read_shared(config, reader, columns, None, 8).expanded().joined.keys.tolist() == keys
 
 
 def test_a_graph_without_names_has_no_features():
