@@ -45,7 +45,7 @@ CUDA ?= cuda13
 GPU_PYTHON ?= $(BIN)/python
 GPU_READY := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.gpu)
 GPU_TESTS ?= $(if $(GPU_READY),tests,tests/kernels tests/gpu_cache tests/test_gpu_benchmark.py)
-BENCHMARKS := host_table host_time snapshot swaps rocksdb_misses rocksdb_load redis_store tiers updates update_stream features candidates eviction cache_policy scale predict batching pooling training training_processes training_data fused_lookup sok persia
+BENCHMARKS := host_table host_time snapshot swaps rocksdb_misses rocksdb_load redis_store tiers updates update_stream features candidates eviction cache_policy scale predict offline batching pooling training training_processes training_data fused_lookup sok persia
 DRAWN_FAULTS ?= 60
 SEEDS ?= 1 2 3
 # The architectures, from sm_75 to sm_120, for which `make check-nvrtc` compiles; if empty, all.

@@ -30,7 +30,7 @@ from tests.tools.tiny_model import NamedModel
 
 ROWS_OF_TABLE, ROWS_OF_FRAME = 100_000, 1024
 NAMES = [f"c{slot}" for slot in range(SLOTS)], [f"i{column}" for column in range(FEATURES)]
-ROWS = {"strings": 1_000_000, "keys": 2_000_000, "dcn": 200_000}
+ROWS = {"strings": 500_000, "keys": 1_000_000, "dcn": 100_000}
 
 
 def main():

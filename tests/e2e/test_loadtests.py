@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.tiny_model import NamedModel
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -45,6 +47,21 @@ def test_a_scenario_runs_against_a_server_of_its_own(repository, tmp_path, scena
     keys, unknown = re.search(r"server: ([\d,]+) keys looked up, ([\d.]+) % of them unknown", done.stdout).groups()
     assert int(keys.replace(",", "")) >= int(total["Request Count"]) * 64 * 3  # samples and slots
     assert float(unknown) == pytest.approx(25, abs=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_requests_have_one_user_and_many_candidates(tmp_path, protocol):
+    names = ("user", "history", "city", "shown")
+    NamedModel(tables={"t": 4}, names=names, dense_names=("x", "y", "z")).write(tmp_path / "models", "named")
+    options = ["--scenario", "candidates", "--protocol", protocol, "--output", tmp_path, "-u", "2", "-t", "1s"]
+
+    done = load(tmp_path / "models", *options)
+
+    assert done.returncode == 0, done.stderr
+    *_, total = rows(tmp_path / f"candidates_{protocol}_stats.csv")
+    [keys] = re.findall(r"server: ([\d,]+) keys looked up", done.stdout)
+    assert int(keys.replace(",", "")) >= int(total["Request Count"]) * 503 > 0
 
 
 @pytest.mark.long

@@ -75,17 +75,28 @@ def test_requests_of_every_protocol_are_logged_by_all_workers_under_the_id_of_th
     assert [row["user"] for row in rows["by-grpc"]] == ["u1", "u2"]
 
 
-def test_after_a_kill_the_next_server_makes_a_parquet_file_of_what_was_written(start, models, tmp_path):
+def test_after_a_kill_the_next_server_answers_what_was_written_and_makes_a_parquet_file_of_it(start, models, tmp_path):
     options = ("--log-requests", str(tmp_path / "log"), "--sample", "1")
     served = start(models, *options)
     served.ask("/predict/raw", SAMPLES, {"X-Request-Id": "killed"})
     while b'hotrow_logged_requests_total{state="written"} 1.0' not in served.ask("/metrics")[2]:
         time.sleep(0.05)
     served.stop(signal.SIGKILL)
-    start(models, *options).stop()
+    following = start(models, *options, "--warm-up-from", str(tmp_path / "log"))
+    page = following.ask("/metrics")[2].decode()
+    following.stop()
 
+    assert "model raw: version 1 is warm after 1 requests of " in following.log.read_text()
+    assert not re.search(r"^hotrow_(requests|samples)_total\{.*raw", page, re.MULTILINE)
     assert len(rows_of(tmp_path / "log" / "raw")["killed"]) == 3
     assert list((tmp_path / "log" / "raw").glob("*.arrow")) == []
+
+
+def test_a_log_to_warm_up_from_that_is_absent_ends_the_start(hotrow_serve, models, tmp_path):
+    done = hotrow_serve(models, "--http-port", "0", "--warm-up-from", tmp_path / "none")
+
+    assert done.returncode == 2
+    assert f"--warm-up-from: {tmp_path / 'none'}: no such folder" in done.stderr
 
 
 def test_a_misspelt_feature_to_leave_out_ends_the_start(hotrow_serve, models, tmp_path):
