@@ -17,7 +17,7 @@ import promql_parser
 import pytest
 import yaml
 
-from serving.cli.serve import VARIABLES
+from serving.cli.variables import VARIABLES
 from tests.e2e.conftest import serving
 from tests.tools.redis_servers import RedisServer, free_port, server_binary, wait_until
 from tests.tools.tiny_model import TinyModel
@@ -391,16 +391,17 @@ def test_systemd_accepts_the_unit(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_the_unit_starts_the_server_and_waits_until_it_is_ready(served):
     _, settings = unit()
     program, *arguments = settings["ExecStart"].split()
-    wait = settings["ExecStartPost"].replace("${HOTROW_HTTP_PORT}", served["HOTROW_HTTP_PORT"])
 
     assert (Path(program).name, arguments[0]) == ("hotrow", "serve")
     assert run([program, "serve", "--help"]).returncode == 0
-    assert run(shlex.split(wait)).returncode == 0
+    assert run(shlex.split(settings["ExecStartPost"]), env=served).returncode == 0
     assert settings["DynamicUser"] == "yes"
+
+
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
 def test_the_runtime_of_kserve_fits_the_image():
@@ -413,17 +414,103 @@ def test_the_runtime_of_kserve_fits_the_image():
     kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
     assert given.keys() <= VARIABLES.keys()
     assert [entry["containerPort"] for entry in container["ports"]] == [port]
-    assert {container[probe]["httpGet"]["port"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")} == {
-        port
-    }
     assert spec["annotations"]["prometheus.kserve.io/port"] == str(port)
+    assert int(given["HOTROW_SHUTDOWN_DELAY_S"]) + int(given["HOTROW_DRAIN_TIMEOUT_S"]) < 30  # Kubernetes' own time
 
 
 @pytest.mark.slow
 def test_the_probes_of_kserve_are_answered(served):
     spec = read_yaml("kserve-runtime.yaml")["spec"]
     [container] = spec["containers"]
-    probes = [container[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
-    for path in [*probes, spec["annotations"]["prometheus.kserve.io/path"]]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{served['HOTROW_HTTP_PORT']}{path}") as answer:
-            assert answer.status == 200
+    for probe in PROBES:
+        assert run(container[probe]["exec"]["command"], env=served).returncode == 0
+    metrics = f"http://127.0.0.1:{served['HOTROW_HTTP_PORT']}{spec['annotations']['prometheus.kserve.io/path']}"
+    with urllib.request.urlopen(metrics) as answer:
+        assert answer.status == 200
+
+
+def rendered(**values):
+    """What Helm makes of the chart with these values, by kind."""
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
+    with helm.Chart.load(str(DOCKER / "helm")) as chart:
+        files = chart.render(values, name="ctr", namespace="serving")
+    objects = [part for text in files.values() for part in yaml.safe_load_all(text) if part]
+    for part in objects:
+        kubernetes_validate.validate(part, kubernetes_validate.latest_version(), strict=True)
+    return {part["kind"]: part for part in objects}
+
+
+def container_of(objects):
+    spec = objects["Deployment"]["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    return spec, container, {variable["name"]: variable["value"] for variable in container["env"]}
+
+
+def test_helm_accepts_the_chart():
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
+
+    assert helm.lint(str(DOCKER / "helm")) == []
+
+
+def test_the_chart_starts_the_image_and_selects_its_pods():
+    objects = rendered()
+    spec, container, environment = container_of(objects)
+    labels = objects["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    selectors = [objects[kind]["spec"]["selector"] for kind in ("Deployment", "PodDisruptionBudget")]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+
+    assert environment.keys() <= VARIABLES.keys()
+    assert [*(selector["matchLabels"] for selector in selectors), objects["Service"]["spec"]["selector"]] == 3 * [labels]
+    assert ports == {kind: int(variables("cpu")[f"HOTROW_{kind.upper()}_PORT"]) for kind in ("http", "grpc")}
+    assert {port["targetPort"] for port in objects["Service"]["spec"]["ports"]} == ports.keys()
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+
+
+def test_the_chart_waits_for_the_stop_of_the_server():
+    spec, _, environment = container_of(rendered(options={"shutdown-delay-s": 30, "drain-timeout-s": 60}))
+
+    assert (environment["HOTROW_SHUTDOWN_DELAY_S"], environment["HOTROW_DRAIN_TIMEOUT_S"]) == ("30", "60")
+    assert spec["terminationGracePeriodSeconds"] > 90
+
+
+def test_the_chart_passes_options_on_as_the_server_reads_them():
+    options = {"access-log": True, "max-body-bytes": 1 << 28, "load-model": "*", "sample": 0.05, "engine": "numpy"}
+    _, _, environment = container_of(rendered(options=options))
+
+    assert environment["HOTROW_ACCESS_LOG"] == "1"
+    assert environment["HOTROW_MAX_BODY_BYTES"] == "268435456"
+    assert environment["HOTROW_LOAD_MODEL"] == "*"
+    assert environment["HOTROW_SAMPLE"] == "0.05"
+    assert environment["HOTROW_LOG_FORMAT"] == "json"  # a default of the chart
+
+
+def test_the_chart_mounts_tokens_and_certificates_that_exist():
+    spec, container, environment = container_of(rendered(tokensSecret="tokens", tlsSecret="tls"))
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+
+    assert Path(environment["HOTROW_TOKENS"]).parent == Path(mounted["tokens"])
+    assert {Path(environment[f"HOTROW_SSL_{file}FILE"]).parent for file in ("CERT", "KEY")} == {Path(mounted["tls"])}
+    assert {volume["name"] for volume in spec["volumes"] if "secret" in volume} == {"tokens", "tls"}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param({"option": {}}, "option", id="an unknown value"),
+        pytest.param({"options": {"max_inflight": 3}}, "max_inflight", id="an option with underscores"),
+        pytest.param({"options": {"drain-timeout-s": "8s"}}, "drain-timeout-s", id="a time that is no number"),
+    ],
+)
+def test_the_chart_refuses_wrong_values(values, expected):
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
+
+    with pytest.raises(helm.HelmError, match=expected):
+        rendered(**values)
+
+
+@pytest.mark.slow
+def test_the_probes_of_the_chart_are_answered(served):
+    _, container, _ = container_of(rendered())
+
+    for probe in PROBES:
+        assert run(container[probe]["exec"]["command"], env=served).returncode == 0

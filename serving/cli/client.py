@@ -51,8 +51,10 @@ class Client:
         server: the server's URL or the path of its Unix socket, for messages.
     """
 
-    def __init__(self, url: str, options: argparse.Namespace, timeout_s: float) -> None:
+    def __init__(self, url: str, options: argparse.Namespace, timeout_s: float, is_own: bool = False) -> None:
         """Take the options of ``add_client_options``.
+
+        With ``is_own``, the server is this machine's own: its certificate is not verified, and it gets no token.
 
         Raises:
             RequestError: the URL, an option or the token cannot be used.
@@ -75,8 +77,9 @@ class Client:
         self._prefix = parts.path.rstrip("/")
         self._uds: Path | None = options.uds
         self._certificate: Path | None = options.certfile
+        self._certificate_option = _certificate_option(is_own)
         self._timeout_s = timeout_s
-        self._tls = _context(options) if parts.scheme == "https" else None
+        self._tls = _context(options, is_own) if parts.scheme == "https" else None
         for option, file in {
             "--ca-certs": options.ca_certs,
             "--certfile": options.certfile,
@@ -84,7 +87,7 @@ class Client:
         }.items():
             if file is not None and self._tls is None:
                 raise RequestError(f"{option} needs https://..., got {url!r}")
-        self._headers = token_header()
+        self._headers = {} if is_own else token_header()
 
     def ask(self, path: str, scope: str, body: bytes | None = None) -> tuple[int, str, bytes]:
         """Send one request, a POST of JSON if it has a body; return the answer's code, reason and body.
@@ -145,8 +148,8 @@ class Client:
         if _ABOUT_CERTIFICATES.search(alert):
             reason = f"the server ends TLS with the alert {alert.lower().replace('_', ' ')!r}"
             if self._certificate is None:
-                return f"{reason}; it may want a client's certificate: --certfile FILE"
-            return f"{reason}; it does not accept --certfile {self._certificate}"
+                return f"{reason}; it may want a client's certificate: {self._certificate_option} FILE"
+            return f"{reason}; it does not accept {self._certificate_option} {self._certificate}"
         return f"no TLS connection{because(error)}; a server without TLS needs http://"
 
     def _connection(self) -> HTTPConnection:
@@ -165,11 +168,17 @@ class Client:
             connection.sock = self._tls.wrap_socket(connection.sock, server_hostname=self._host)
 
 
-def _context(options: argparse.Namespace) -> ssl.SSLContext:
+def _certificate_option(is_own: bool) -> str:
+    return "--ssl-certfile" if is_own else "--certfile"
+
+
+def _context(options: argparse.Namespace, is_own: bool) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=options.ca_certs)
     except OSError as err:  # an error of OpenSSL too
         raise RequestError(f"--ca-certs {options.ca_certs}: expected certificates in PEM form{because(err)}") from err
+    if is_own:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if options.certfile is None:
         if options.keyfile is not None:
             raise RequestError("--keyfile needs --certfile")
@@ -179,7 +188,7 @@ def _context(options: argparse.Namespace) -> ssl.SSLContext:
         context.load_cert_chain(options.certfile, options.keyfile or options.certfile, password="")
     except OSError as err:
         expected = "expected a certificate and its key, in PEM form and without a password"
-        raise RequestError(f"--certfile {options.certfile}: {expected}{because(err)}") from err
+        raise RequestError(f"{_certificate_option(is_own)} {options.certfile}: {expected}{because(err)}") from err
     return context
 
 

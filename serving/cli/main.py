@@ -17,6 +17,7 @@ from serving.frontend.version import server_version
 #: The modules of the commands. A module is imported when its command is called, because some of them take long.
 _COMMANDS = {
     "serve": "serving.cli.serve",
+    "ready": "serving.cli.ready",
     "stats": "serving.cli.stats",
     "updates": "serving.cli.updates",
     "check": "serving.cli.check",

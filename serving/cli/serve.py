@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.system_cores import usable_cores
 from serving.candidates import MAX_CANDIDATES
-from serving.cli.client import TOKEN_VARIABLE
+from serving.cli.address_options import DEFAULT_HOST, DEFAULT_PORT, add_address_options
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, logging_to_standard_error
-from serving.cli.numbers import VariableText, is_on, memory_size, names_variable, number, one_of, ratio, whole_number
+from serving.cli.numbers import is_on, memory_size, names_variable, number, one_of, ratio, whole_number
 from serving.cli.outcome import outcome
 from serving.cli.progress import load_progress
 from serving.cli.shared_folders import remove_abandoned_sockets
 from serving.cli.threads import end_process_after, in_thread
+from serving.cli.variables import SERVE_OPTIONS, from_environment, warn_of_misspelt_variables
 from serving.config.control import CONTROL_MODES
 from serving.errors import (
     ConfigError,
     MissingExtraError,
     ModelFileError,
     ServingError,
-    nearest,
     told,
 )
 from serving.frontend.limits import ENVELOPE_BYTES, Limits
@@ -44,49 +44,6 @@ if TYPE_CHECKING:
     from serving.request_log import RequestLog
 
 _log = logging.getLogger("hotrow.server")
-_PREFIX = "HOTROW_"
-_OPTIONS = (
-    "host",
-    "http_port",
-    "grpc_port",
-    "uds",
-    "ssl_certfile",
-    "ssl_keyfile",
-    "ssl_ca_certs",
-    "tokens",
-    "workers",
-    "threads",
-    "engine",
-    "calibration",
-    "tolerance",
-    "device",
-    "model_control_mode",
-    "repository_poll_secs",
-    "load_model",
-    "max_body_bytes",
-    "max_answer_bytes",
-    "max_inflight",
-    "max_inflight_per_token",
-    "max_connections",
-    "max_batch_size",
-    "max_queue_delay_ms",
-    "max_queue_wait_ms",
-    "max_candidates",
-    "log_level",
-    "log_format",
-    "access_log",
-    "record",
-    "log_requests",
-    "log_max_bytes",
-    "log_without",
-    "sample",
-    "warm_up_from",
-    "rejected",
-    "max_staleness_s",
-)
-#: The options that variables also set, by variable: HOTROW_GRPC_PORT sets --grpc-port.
-VARIABLES = {f"{_PREFIX}{option.upper()}": option for option in _OPTIONS}
-_ALMOST = 0.85  # how similar a misspelt variable is to the right one
 _MOST_WORKERS = 64  # as many processes as can read shared RAM
 _MOST_THREADS = 1024
 _MOST_INFLIGHT = 65536
@@ -100,21 +57,21 @@ _LARGEST_MESSAGE_BYTES = (2 << 30) - 1 - ENVELOPE_BYTES  # gRPC counts a message
 _MOST_CONNECTIONS = 1 << 20
 #: The defaults of options that go with some options only. They are filled in once that is checked.
 _DEFAULTS = {
-    "host": "127.0.0.1",
-    "http_port": 8000,
+    "host": DEFAULT_HOST,
+    "http_port": DEFAULT_PORT,
     "repository_poll_secs": 15,
     "max_inflight_per_token": Limits().max_inflight_per_token,
     "sample": 0.01,
     "log_max_bytes": 10 << 30,
     "log_without": (),
 }
-#: How long a stop waits for clients that send requests or receive answers.
-# Container engines send SIGKILL ten seconds after SIGTERM.
-_STOP_TIMEOUT_S = 8
+#: The default of --drain-timeout-s. Container engines send SIGKILL ten seconds after SIGTERM.
+_DRAIN_TIMEOUT_S = 8
+_LONGEST_STOP_S = 3600
 # A request that waits for Python's global lock gets it after so long; Python's own 5 ms is longer than most requests.
 _SWITCH_S = 0.0005
-#: How long after the signal to stop the process ends, even if a thread hangs.
-_LAST_RESORT_S = 9
+#: How long after a stop should be over the process ends, even if a thread hangs.
+_LAST_RESORT_S = 1
 
 
 def add_parser(commands: Any) -> None:
@@ -131,28 +88,12 @@ def add_parser(commands: Any) -> None:
         metavar="REPO",
         help="a model repository, a ps.json, a v3.0 inference JSON, or the folder of one model",
     )
-    parser.add_argument("--host", help=f"address to listen on (default: {_DEFAULTS['host']})")
-    parser.add_argument(
-        "--http-port",
-        "--port",
-        type=whole_number(0, 65535),
-        metavar="N",
-        help=f"port to listen on; 0 takes a free port (default: {_DEFAULTS['http_port']})",
-    )
+    add_address_options(parser)
     parser.add_argument(
         "--grpc-port",
         type=whole_number(0, 65535),
         metavar="N",
         help="also answer gRPC on this port; 0 takes a free port; needs the extra grpc",
-    )
-    parser.add_argument(
-        "--uds", type=Path, metavar="PATH", help="answer HTTP on this Unix socket instead of --host and --http-port"
-    )
-    parser.add_argument(
-        "--ssl-certfile", type=Path, metavar="FILE", help="TLS for HTTP and gRPC, with this certificate (PEM)"
-    )
-    parser.add_argument(
-        "--ssl-keyfile", type=Path, metavar="FILE", help="private key (PEM), if it is not in the certificate's file"
     )
     parser.add_argument(
         "--ssl-ca-certs",
@@ -276,6 +217,22 @@ def add_parser(commands: Any) -> None:
         help="maximum candidates of a request; the model's max_batch_size if that is more (default: %(default)s)",
     )
     parser.add_argument(
+        "--shutdown-delay-s",
+        type=number(_LONGEST_STOP_S, "seconds"),
+        default=0,
+        metavar="S",
+        help="after SIGTERM, answer for this long but be unready, so that load balancers stop sending requests "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--drain-timeout-s",
+        type=number(_LONGEST_STOP_S, "seconds"),
+        default=_DRAIN_TIMEOUT_S,
+        metavar="S",
+        help="then, how long clients may take to send their requests and to receive their answers (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
         "--log-level",
         type=one_of(*LOG_LEVELS),
         default="info",
@@ -344,20 +301,7 @@ def add_parser(commands: Any) -> None:
         help="a model whose rows are older than this, while updates wait, is not ready; sets the max_staleness_s of "
         "the ps.json's update_source (default: no limit)",
     )
-    parser.set_defaults(run=serve, error_code=2, **_environment())
-
-
-def _environment() -> dict[str, str]:
-    """The options that the environment sets, such as HOTROW_GRPC_PORT; the command line wins."""
-    return {option: VariableText.of(name, os.environ[name]) for name, option in VARIABLES.items() if name in os.environ}
-
-
-def _warn_of_misspelt_variables() -> None:
-    """Warn of variables that are almost options. Kubernetes sets others, such as HOTROW_SERVICE_HOST."""
-    for name in sorted(os.environ.keys() - VARIABLES.keys() - {TOKEN_VARIABLE}):
-        close = nearest(name, VARIABLES, cutoff=_ALMOST)
-        if name.startswith(_PREFIX) and close:
-            _log.warning("the variable %s has no effect; did you mean %s?", name, close[0])
+    parser.set_defaults(run=serve, error_code=2, **from_environment(SERVE_OPTIONS))
 
 
 class _Names(argparse.Action):
@@ -387,12 +331,14 @@ def serve(options: argparse.Namespace) -> int:
 
     place = WorkerPlace.of_this_process()
 
+    last_resort_s = options.drain_timeout_s + _LAST_RESORT_S
+
     def must_end(exit_code: int) -> None:
         """End the process in good order, or after a while even if a thread hangs."""
-        end_process_after(_LAST_RESORT_S, exit_code)
+        end_process_after(options.shutdown_delay_s + last_resort_s, exit_code)
 
     def end(*_: object) -> None:
-        must_end(0)
+        end_process_after(last_resort_s, 0)
         sys.exit(0)
 
     # Until the server handles it. Process 1 of a container ignores a signal without a handler.
@@ -406,7 +352,7 @@ def serve(options: argparse.Namespace) -> int:
 
         def checked(options: argparse.Namespace) -> int:
             if place is None:
-                _warn_of_misspelt_variables()
+                warn_of_misspelt_variables()
             _check_together(options)
             for option, default in _DEFAULTS.items():
                 if getattr(options, option) is None:
@@ -464,7 +410,7 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
     from serving.frontend.batcher import Batching
     from serving.frontend.front_end import FrontEnd, Settings
     from serving.frontend.http.app import create_app
-    from serving.frontend.http.server import Neighbour, host_of, run, url_of
+    from serving.frontend.http.server import Neighbour, Stop, host_of, run, url_of
     from serving.frontend.tls import Tls
     from serving.frontend.tokens import Tokens
     from serving.frontend.version import server_version
@@ -546,12 +492,11 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
                 app,
                 listener,
                 ready,
-                _STOP_TIMEOUT_S,
+                Stop(options.drain_timeout_s, options.shutdown_delay_s, must_end, front.control.leave),
                 all_neighbours,
                 tls,
                 shares_listener=is_shared,
                 limits=limits,
-                stopping=must_end,
             )
     return 0
 

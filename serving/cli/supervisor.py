@@ -33,8 +33,9 @@ _log = logging.getLogger("hotrow.workers")
 _PR_SET_PDEATHSIG = 1
 #: A worker that ends earlier than this again and again waits before it is started: twice as long each time.
 _SETTLED_S = 30.0
-#: A worker that does not end after SIGTERM is killed, before a container engine kills the supervisor after 10 s.
-_KILL_AFTER_S = 9.5
+#: How long after its stop should be over a worker is killed. With the default options, a container engine kills the
+#: supervisor later.
+_KILL_AFTER_S = 1.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 #: How often a worker is asked, and how long it may take to answer. A worker that is silent twice is replaced: the first
 #: time, the supervisor may have been stopped with it.
@@ -79,7 +80,8 @@ class Supervisor:
             )
             self._held = opened.pop_all()
         places = [replace(place, number=number) for number in range(options.workers)]
-        self._workers = [_Worker(place, standard_error, lock) for place in places]
+        stop_s = options.shutdown_delay_s + options.drain_timeout_s
+        self._workers = [_Worker(place, standard_error, lock, stop_s) for place in places]
         self._stopped_by: signal.Signals | None = None
         self._is_ready = False
         self._rolling: asyncio.Task[None] | None = None
@@ -137,7 +139,7 @@ class Supervisor:
         if self._stopped_by is None:
             self._stopped_by = number
             serving.cancel()
-        elif number == signal.SIGINT:
+        else:  # a second signal ends the delay of the stop, or the stop
             for worker in self._workers:
                 worker.send(number)
 
@@ -165,8 +167,9 @@ class _Worker:
         printed: what the process printed until it was ready.
     """
 
-    def __init__(self, place: WorkerPlace, standard_error: int, lock: int) -> None:
+    def __init__(self, place: WorkerPlace, standard_error: int, lock: int, stop_s: float) -> None:
         self._place = place
+        self._stop_s = stop_s
         self._lock = lock  # of the sockets' folder, which each process keeps
         self._standard_error = standard_error
         self._launch: asyncio.Future[Process] | None = None
@@ -277,7 +280,7 @@ class _Worker:
             self.send(how)
             self.send(signal.SIGCONT)  # a stopped process would not hear
             try:
-                await asyncio.wait_for(process.wait(), _KILL_AFTER_S if how == signal.SIGTERM else None)
+                await asyncio.wait_for(process.wait(), self._stop_s + _KILL_AFTER_S if how == signal.SIGTERM else None)
             except TimeoutError:  # it does not even end itself
                 self.send(signal.SIGKILL)
                 await process.wait()

@@ -28,7 +28,7 @@ from serving.protocol.document import known_only, optional, parse_document
 from serving.protocol.samples import example_of
 from serving.protocol.shared_memory import SharedMemory
 from serving.protocol.tensors import PLATFORM
-from serving.repository import ModelRepository
+from serving.repository import ModelRepository, ServedModel
 
 #: The extensions of KServe v2 that the server has, by their names in Triton.
 EXTENSIONS = [
@@ -77,6 +77,7 @@ class Control:
         # from ending.
         self._loads = CallThreads("hotrow-load", _MOST_LOADS)
         self._unloads = CallThreads("hotrow-unload", _MOST_UNLOADS)
+        self._is_leaving = False
         self.regions = regions
 
     def close(self) -> None:
@@ -84,18 +85,25 @@ class Control:
         self._loads.close()
         self._unloads.close()
 
+    def leave(self) -> None:
+        """Report from now on that nothing is ready, because the server is about to stop; any thread may call it."""
+        self._is_leaving = True
+
     def is_ready(self) -> bool:
-        """Whether every model is ready or degraded."""
-        return self._repository.readiness_of_all().is_ready
+        """Whether every model is ready or degraded, and the server goes on."""
+        return not self._is_leaving and self._repository.readiness_of_all().is_ready
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
         """Whether requests for a model can succeed; raises UnknownModelError if it is not served."""
-        return self._repository.readiness(self._repository.loaded(model, version)).is_ready
+        return self._is_served_ready(self._repository.loaded(model, version))
 
     def is_model_ready_if_served(self, model: str, version: str = "") -> bool | None:
         """See ``is_model_ready``; None if the model is not served. Cheap for any name."""
         served = self._repository.find(model, version)
-        return None if served is None else self._repository.readiness(served).is_ready
+        return None if served is None else self._is_served_ready(served)
+
+    def _is_served_ready(self, served: ServedModel) -> bool:
+        return not self._is_leaving and self._repository.readiness(served).is_ready
 
     def server(self) -> Document:
         """The server's name, version and extensions."""

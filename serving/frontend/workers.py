@@ -321,7 +321,8 @@ class WorkerServer:
 
     async def _hand_over(self) -> None:
         await asyncio.gather(*(server.hand_over() for server in self._grpc_servers))
-        signal.raise_signal(signal.SIGTERM)
+        for _ in range(2):  # the second signal ends the delay of the stop, because the other workers go on
+            signal.raise_signal(signal.SIGTERM)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answer: tuple[Any, str, int]

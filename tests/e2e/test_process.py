@@ -184,6 +184,40 @@ def test_sigterm_under_load_answers_every_request_that_reached_the_server(start_
     assert all(is_right(answer, expected) for answer in answered)
 
 
+def test_after_sigterm_a_server_is_unready_and_answers_until_its_delay_is_over(start, tiny_repository, model):
+    served = start(tiny_repository, "--shutdown-delay-s", "600", "--grpc-port", "0")
+    body, expected = samples_of(model, 2, seed=1)
+    grpc_address = re.search(r"listening for gRPC on (\S+)", served.printed)[1]
+    client = tritonclient.grpc.InferenceServerClient(grpc_address)
+
+    def readiness():
+        paths = ["/v2/health/ready", "/v2/models/tiny/ready"]
+        return [*(served.ask(path)[0] for path in paths), client.is_server_ready(), client.is_model_ready("tiny")]
+
+    assert readiness() == [200, 200, True, True]
+    served.process.send_signal(signal.SIGTERM)
+    until(lambda: served.ask("/v2/health/ready")[0] == 503)
+    code, headers, answer = served.ask("/predict/tiny", body)
+
+    assert readiness() == [503, 503, False, False]
+    assert (code, headers["connection"]) == (200, "close")  # clients come again, perhaps to another server
+    assert is_right(answer, expected)
+    assert served.ask("/v2/health/live")[0] == 200
+    assert client.is_server_live()
+    client.close()
+    assert served.stop(signal.SIGTERM) == 0  # a second signal ends the delay
+    assert "not ready from now on, and stopping in 600" in served.log.read_text()
+
+
+def test_a_client_may_take_as_long_as_the_drain_timeout(start, tiny_repository, model):
+    served = start(tiny_repository, "--drain-timeout-s", "0")
+    held = HeldRequest(served, samples_of(model, 1, seed=1)[0])
+
+    assert served.stop() == 0
+    with contextlib.suppress(ConnectionError):
+        assert not held.finish()[0].startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_while_models_load_ends_the_server_quietly(tiny_repository, number, code):
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -267,13 +267,18 @@ class TestTls:
         assert "eof_received" not in served.log.read_text()
         assert "Traceback" not in served.log.read_text()
 
-    def test_a_unix_socket_may_have_tls(self, start, repository, certificates, tmp_path):
+    def test_a_unix_socket_may_have_tls(self, start, repository, certificates, tmp_path, monkeypatch, capsys):
         path = tmp_path / "hotrow.sock"
         start(repository, *with_tls(certificates, "--uds", path))
 
         transport = httpx.HTTPTransport(uds=str(path), verify=trusting(certificates))
         with httpx.Client(transport=transport) as client:
             assert json.loads(client.get("https://localhost/v2").content)["name"] == "hotrow"
+        monkeypatch.setenv("HOTROW_UDS", str(path))
+        assert main(["ready"]) == 1
+        assert "a server with TLS needs https://" in capsys.readouterr().err
+        monkeypatch.setenv("HOTROW_SSL_CERTFILE", str(certificates / "both.pem"))
+        assert main(["ready"]) == 0
 
     def test_predict_and_stats_take_a_token_a_private_authority_a_client_certificate_and_a_unix_socket(
         self, start, repository, certificates, tmp_path, model, capsys, monkeypatch
@@ -318,6 +323,10 @@ class TestTls:
             assert capsys.readouterr().err == f"hotrow predict: {path}: {reason}\n"
             assert main(["stats", "https://localhost", *certificate]) == 1
             assert capsys.readouterr().err == f"hotrow stats: {path}: {reason}\n"
+        ready = ["ready", "--uds", str(path), "--ssl-certfile"]
+        assert main([*ready, str(certificates / "client.pem"), f"--ssl-keyfile={certificates / 'client-key.pem'}"]) == 0
+        assert main([*ready, str(certificates / "both.pem")]) == 1  # a certificate of no client
+        assert f"it does not accept --ssl-certfile {certificates / 'both.pem'}" in capsys.readouterr().err
         assert f"--ssl-ca-certs {authorities}: a certificate expired on 2020-01-02 00:00 UTC" in served.log.read_text()
 
     def test_an_expired_certificate_is_logged(self, certificates, caplog):

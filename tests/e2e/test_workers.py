@@ -377,7 +377,7 @@ def test_a_stopped_worker_is_replaced_all_grpc_clients_are_answered_and_sigterm_
 @pytest.mark.long
 @pytest.mark.parametrize("how", ASKING)
 def test_no_request_fails_while_sighup_restarts_the_workers(start, folder, how):
-    served = start(folder, "--workers", "2", "--grpc-port", "0", *PATIENT)
+    served = start(folder, "--workers", "2", "--grpc-port", "0", "--shutdown-delay-s", "600", *PATIENT)
     before = workers_of(served)
 
     with Load(served, how) as load:
@@ -541,7 +541,7 @@ def test_a_worker_that_is_killed_at_the_start_ends_it(folder):
 
 
 def test_sigterm_answers_what_was_accepted_by_every_worker_and_exits_0(start, folder):
-    served = start(folder, "--workers", "2")
+    served = start(folder, "--workers", "2", "--shutdown-delay-s", "600")
     workers = workers_of(served)
     head = b"POST /predict/tiny HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nConnection: close\r\n"
     head += b"Content-Length: %d\r\n\r\n" % len(BODY)
@@ -551,6 +551,10 @@ def test_sigterm_answers_what_was_accepted_by_every_worker_and_exits_0(start, fo
         assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
 
     served.process.send_signal(signal.SIGTERM)
+    until(lambda: served.log.read_text().count("not ready from now on") == 2)
+    assert {served.ask("/v2/health/ready")[0] for _ in range(8)} == {503}
+    assert served.ask("/predict/tiny", BODY)[0] == 200
+    served.process.send_signal(signal.SIGTERM)  # ends the delay
     until(lambda: served.log.read_text().count("stopping: ") == 2)
     answers = []
     for connection in held:

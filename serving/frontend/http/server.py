@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -114,6 +115,24 @@ def url_of(listener: socket.socket, has_tls: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How a server stops. SIGTERM and SIGINT stop it.
+
+    Attributes:
+        timeout_s: how long clients may take to send requests and to receive answers. Their connections are cut then.
+        delay_s: how long requests are answered as before after the first signal. Each answer closes its connection. A
+            second signal ends the delay.
+        stopping: called with the process's exit code when the first signal arrives.
+        leaving: called when the delay begins.
+    """
+
+    timeout_s: float
+    delay_s: float = 0.0
+    stopping: Callable[[int], None] = lambda _code: None
+    leaving: Callable[[], None] = lambda: None
+
+
 class Server(uvicorn.Server):
     """uvicorn's start and stop, with connections of our own.
 
@@ -124,20 +143,21 @@ class Server(uvicorn.Server):
         self,
         app: ASGIApp,
         ready: Callable[[], None],
-        stop_timeout_s: float,
+        stop: Stop,
         tls: Tls | None = None,
         shares_listener: bool = False,
         limits: Limits | None = None,
-        stopping: Callable[[int], None] | None = None,
     ) -> None:
         """Serve ``app``; see ``run``."""
         self._open_connections = OpenConnections(limits or Limits())
-        self._stopping = stopping
+        self._stop = stop
+        self._signals = 0
+        self._stops_s = 0.0  # the stop does not begin before this time
         self._tls = tls
         self._ready = ready
         self._shares_listener = shares_listener
         self.stop_began_s = math.inf
-        super().__init__(uvicorn_config(app, stop_timeout_s))
+        super().__init__(uvicorn_config(app, stop.timeout_s))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server.startup``; connections are accepted here, because uvicorn's bound is not enough."""
@@ -151,11 +171,21 @@ class Server(uvicorn.Server):
         self.servers = acceptors  # type: ignore[assignment]  # uvicorn only closes them
         self._ready()
 
+    async def on_tick(self, counter: int) -> bool:
+        """See ``uvicorn.Server.on_tick``; returns True once the delay of the stop is over."""
+        if not await super().on_tick(counter):
+            return False
+        waits_s = 0.0 if self.force_exit else self._stops_s - time.monotonic()
+        if waits_s > 0 and not self._open_connections.is_draining:
+            _log.info("not ready from now on, and stopping in %.1f s", waits_s)
+            self._stop.leaving()
+        self._open_connections.is_draining = True
+        return waits_s <= 0
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server.shutdown``; waits first, because idle connections may have a request on its way."""
         began = self.stop_began_s = time.monotonic()
         _log.info("stopping: new connections are refused, and requests that have arrived are answered")
-        self._open_connections.is_draining = True
         if self._shares_listener:  # a connection that another process accepts is not cut below
             for listening in self.servers:
                 listening.close()
@@ -171,10 +201,13 @@ class Server(uvicorn.Server):
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
     def is_stopped_by(self, number: int) -> None:
-        """Report the first signal to stop; see ``run``."""
-        if self._stopping is not None:
-            self._stopping(128 + number if number == signal.SIGINT else 0)
-            self._stopping = None
+        """Take a signal to stop; see ``Stop``."""
+        self._signals += 1
+        if self._signals == 1:
+            self._stops_s = time.monotonic() + self._stop.delay_s
+            self._stop.stopping(128 + number if number == signal.SIGINT else 0)
+        else:
+            self._stops_s = 0.0
 
 
 class Neighbour(Protocol):
@@ -191,13 +224,12 @@ def run(
     app: ASGIApp,
     listener: socket.socket,
     ready: Callable[[], None],
-    stop_timeout_s: float,
+    stop: Stop,
     neighbours: Sequence[Neighbour] = (),
     tls: Tls | None = None,
     *,
     shares_listener: bool = False,
     limits: Limits | None = None,
-    stopping: Callable[[int], None] | None = None,
 ) -> None:
     """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, then answer accepted requests and return.
 
@@ -207,27 +239,25 @@ def run(
         app: the application.
         listener: a listening socket.
         ready: called once requests are answered and signals are handled.
-        stop_timeout_s: after the signal, how long clients may take to send requests and to receive answers. Their
-            connections are cut after that.
+        stop: how it stops.
         neighbours: servers of other protocols. They start before and stop after this server.
         tls: the certificates; None: no TLS.
         shares_listener: other processes accept connections on ``listener`` too.
         limits: the limits of connections; None: the defaults.
-        stopping: called with the process's exit code when the first signal arrives.
 
     Raises:
         ConfigError: a neighbour cannot be started.
     """
-    server = Server(app, ready, stop_timeout_s, tls, shares_listener, limits, stopping)
+    server = Server(app, ready, stop, tls, shares_listener, limits)
 
-    def stop(number: int, _frame: FrameType | None) -> None:
+    def end(number: int, _frame: FrameType | None) -> None:
         server.should_exit = True
         server.is_stopped_by(number)
 
     # For signals before and after uvicorn handles them: at its end, uvicorn raises the signal that stopped it again.
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, end)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(server, listener, neighbours, stop_timeout_s))
+        runner.run(_serve(server, listener, neighbours, stop.timeout_s))
 
 
 async def _serve(

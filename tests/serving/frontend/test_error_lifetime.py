@@ -19,7 +19,7 @@ from serving.errors import DeadlineError, OverloadedError, StoreError, StoreTime
 from serving.frontend.batcher import Batching
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.http.app import create_app
-from serving.frontend.http.server import Server, listen
+from serving.frontend.http.server import Server, Stop, listen
 from serving.frontend.limits import Limits
 from serving.repository import ModelRepository
 from serving.session import InferenceSession
@@ -79,7 +79,7 @@ async def served(repository, settings):
     """Serve in this process; yields a client."""
     front = FrontEnd(repository, settings)
     with listen("127.0.0.1", 0) as listener:
-        server = Server(create_app(front), ready=lambda: None, stop_timeout_s=10)
+        server = Server(create_app(front), ready=lambda: None, stop=Stop(10))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:

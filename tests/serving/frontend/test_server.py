@@ -9,7 +9,7 @@ import uvloop
 
 from serving.errors import ConfigError
 from serving.frontend.http.edge import Edge
-from serving.frontend.http.server import Server, listen, listening_on_path, url_of
+from serving.frontend.http.server import Server, Stop, listen, listening_on_path, url_of
 from serving.frontend.limits import Limits
 from serving.metrics import RequestMetrics
 
@@ -54,7 +54,7 @@ def stop_while_in_hand(app, request):
 
         with listen("127.0.0.1", 0) as listener:
             limits = Limits(body_timeout_s=1)  # afterwards an answered connection is closed
-            server = Server(Edge(watched, RequestMetrics()), ready=lambda: None, stop_timeout_s=1, limits=limits)
+            server = Server(Edge(watched, RequestMetrics()), ready=lambda: None, stop=Stop(1), limits=limits)
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(request)
