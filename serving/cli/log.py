@@ -1,14 +1,17 @@
-"""The log of ``hotrow serve``: standard error, which never blocks the server."""
+"""The log of ``hotrow serve``: standard error, which never blocks the server. A JSON log has standard output too."""
 
 import faulthandler
 import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from itertools import pairwise
 from traceback import print_exc
 from types import TracebackType
+from typing import TextIO
 
 from serving.cli.standard_error import LineStream, StandardError
 from serving.errors import printable
@@ -16,48 +19,102 @@ from serving.errors import printable
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 _MOST_LINE_CHARACTERS = 64 << 10
+_STREAMS = {1: "stdout", 2: "stderr"}  # the loggers of other lines
+
+
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Whether these words of a `hotrow serve`, which may be wrong, or the environment ask for a JSON log."""
+    forms = [os.environ.get("HOTROW_LOG_FORMAT"), *(two[1] for two in pairwise(words) if two[0] == "--log-format")]
+    forms += [word.partition("=")[2] for word in words if word.startswith("--log-format=")]
+    return forms[-1] == "json"
 
 
 @contextmanager
-def logging_to_standard_error(level: str, form: str, worker: int | None = None) -> Iterator[int]:
+def process_log(level: str, form: str, worker: int | None = None) -> Iterator[int]:
     """Log to standard error, from this level on, as text or as one JSON object per line, with the worker's number.
 
-    Python code never waits for the reader of standard error. With ``json``, every line that other code writes there
-    becomes a JSON object too.
+    Python code never waits for the reader of standard error. With ``json``, every line that other code writes to
+    standard output or standard error becomes a JSON object too. The standard output of a worker stays as it is,
+    because only its supervisor reads it.
 
     Yields:
         the descriptor of the standard error that this process was started with.
     """
     formatter = _json_formatter(worker) if form == "json" else _TextFormatter(worker)
+    root, before = logging.getLogger(), (sys.stdout, sys.stderr)
+    with ExitStack() as opened:
+        started_with, handler = opened.enter_context(_unblocked(2, formatter))
+        root.addHandler(handler)
+        opened.callback(root.removeHandler, handler)
+        opened.callback(root.setLevel, root.level)
+        root.setLevel(level.upper())
+        opened.callback(_restore_streams, *before)
+        sys.stderr = handler.stream
+        if form == "json":
+            if faulthandler.is_enabled():  # a process that crashes runs no thread that could read a pipe
+                faulthandler.enable(file=started_with)
+            sys.stderr = opened.enter_context(_as_records(2, logging.WARNING, handler))
+            if worker is None:
+                _, printer = opened.enter_context(_unblocked(1, formatter))
+                sys.stdout = opened.enter_context(_as_records(1, logging.INFO, printer))
+        try:
+            yield started_with
+        except Exception:  # one line of JSON per line of its traceback
+            if form != "json":
+                raise
+            print_exc()
+            raise SystemExit(1) from None
+
+
+def _restore_streams(output: TextIO, errors: TextIO) -> None:
+    sys.stdout, sys.stderr = output, errors
+
+
+@contextmanager
+def _unblocked(number: int, formatter: logging.Formatter) -> Iterator[tuple[int, logging.StreamHandler[StandardError]]]:
+    """Yield a copy of a standard stream's descriptor, and a handler that writes to it and never waits."""
 
     def dropped_line(dropped: int) -> str:
         text = f"the log was not read in time, or its disk was full: {dropped:,} lines were dropped"
         return formatter.format(_record("hotrow.log", logging.WARNING, text)) + "\n"
 
-    started_with, root, before = os.dup(2), logging.getLogger(), sys.stderr
-    output = StandardError(started_with, dropped_line)
-    handler = logging.StreamHandler(output)
+    descriptor = os.dup(number)
+    stream = StandardError(descriptor, dropped_line)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(formatter)
-    root.addHandler(handler)
-    level_before = root.level
-    root.setLevel(level.upper())
-    other = _OtherLines(started_with, handler) if form == "json" else None
-    sys.stderr = output if other is None else other.stream
     try:
-        yield started_with
-    except Exception:  # one line of JSON per line of its traceback
-        if other is None:
-            raise
-        print_exc()
-        raise SystemExit(1) from None
+        yield descriptor, handler
     finally:
-        sys.stderr = before
-        if other is not None:
-            other.finish()
-        root.removeHandler(handler)
-        root.setLevel(level_before)
-        if output.finish():
-            os.close(started_with)
+        if stream.finish():
+            os.close(descriptor)
+
+
+@contextmanager
+def _as_records(number: int, level: int, handler: logging.Handler) -> Iterator[LineStream]:
+    """Make records of the lines on a standard stream that are not of the log, such as those of C++ libraries.
+
+    Yields:
+        the stream for Python's code.
+    """
+    stream = LineStream(lambda line: handler.handle(_record(_STREAMS[number], level, line)))
+    started_with = os.dup(number)
+    readable, writable = os.pipe()
+    os.dup2(writable, number)
+    os.close(writable)
+
+    def read() -> None:
+        with open(readable, encoding="utf-8", errors="backslashreplace") as lines:
+            while line := lines.readline(_MOST_LINE_CHARACTERS):
+                stream.write(line if line.endswith("\n") else line + "\n")
+
+    thread = threading.Thread(target=read, name=f"lines-of-{_STREAMS[number]}", daemon=True)
+    thread.start()
+    try:
+        yield stream
+    finally:
+        os.dup2(started_with, number)  # closes the pipe, unless a child process has it too
+        os.close(started_with)
+        thread.join(0.5)
 
 
 class _TextFormatter(logging.Formatter):
@@ -80,34 +137,15 @@ class _TextFormatter(logging.Formatter):
 def _json_formatter(worker: int | None) -> logging.Formatter:
     from pythonjsonlogger.json import JsonFormatter
 
+    class Formatter(JsonFormatter):
+        def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802
+            """Return the time in UTC, as RFC 3339 has it."""
+            return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
     fields = ["asctime", "levelname", "name", "message"]
     renamed = {"asctime": "time", "levelname": "level", "name": "logger"}
     of_worker = {} if worker is None else {"worker": worker}
-    return JsonFormatter(fields, rename_fields=renamed, static_fields=of_worker)
-
-
-class _OtherLines:
-    """Lines on standard error that are not of the log, such as those of C++ libraries, become records of the log."""
-
-    def __init__(self, started_with: int, handler: logging.Handler) -> None:
-        self._started_with = started_with
-        self.stream = LineStream(lambda line: handler.handle(_record("stderr", logging.WARNING, line)))
-        if faulthandler.is_enabled():  # a process that crashes runs no thread that could read the pipe
-            faulthandler.enable(file=started_with)
-        readable, writable = os.pipe()
-        os.dup2(writable, 2)
-        os.close(writable)
-        self._thread = threading.Thread(target=self._read, args=(readable,), name="other-lines", daemon=True)
-        self._thread.start()
-
-    def finish(self) -> None:
-        os.dup2(self._started_with, 2)  # closes the pipe, unless a child process has it too
-        self._thread.join(0.5)
-
-    def _read(self, readable: int) -> None:
-        with open(readable, encoding="utf-8", errors="backslashreplace") as lines:
-            while line := lines.readline(_MOST_LINE_CHARACTERS):
-                self.stream.write(line if line.endswith("\n") else line + "\n")
+    return Formatter(fields, rename_fields=renamed, static_fields=of_worker)
 
 
 def _record(name: str, level: int, message: str) -> logging.LogRecord:

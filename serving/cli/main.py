@@ -3,7 +3,8 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -48,10 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 an error, 2 a wrong command line or a server that could not start, 130 interrupted.
     """
-    options = _parse(arguments)
+    with _log_of_errors(sys.argv[1:] if arguments is None else arguments):
+        options = _parse(arguments)
     if options.command not in _REPORTS:
         outlive_readers()
     return outcome(options, options.run)
+
+
+@contextmanager
+def _log_of_errors(words: Sequence[str]) -> Iterator[None]:
+    """Write errors of the command line as `hotrow serve` writes its log."""
+    if words[:1] != ["serve"]:
+        yield
+        return
+    from serving.cli.log import asks_for_json, process_log
+
+    with process_log("info", "json") if asks_for_json(words) else nullcontext():
+        yield
 
 
 class _Parser(argparse.ArgumentParser):

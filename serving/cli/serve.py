@@ -18,13 +18,13 @@ from kernels.system_cores import usable_cores
 from serving.candidates import MAX_CANDIDATES
 from serving.cli.address_options import DEFAULT_HOST, DEFAULT_PORT, add_address_options
 from serving.cli.engine_options import add_engine_options, checked_tolerance
-from serving.cli.log import LOG_FORMATS, LOG_LEVELS, logging_to_standard_error
+from serving.cli.log import LOG_FORMATS, LOG_LEVELS, process_log
 from serving.cli.numbers import is_on, memory_size, names_variable, number, one_of, ratio, whole_number
 from serving.cli.outcome import outcome
 from serving.cli.progress import load_progress
 from serving.cli.shared_folders import remove_abandoned_sockets
 from serving.cli.threads import end_process_after, in_thread
-from serving.cli.variables import SERVE_OPTIONS, from_environment, warn_of_misspelt_variables
+from serving.cli.variables import SERVE_OPTIONS, from_environment, naming_variables, warn_of_misspelt_variables
 from serving.config.control import CONTROL_MODES
 from serving.errors import (
     ConfigError,
@@ -345,7 +345,7 @@ def serve(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, end)
     _permit_open_files()
     number = None if place is None else place.number
-    with logging_to_standard_error(options.log_level, options.log_format, number) as standard_error:
+    with process_log(options.log_level, options.log_format, number) as standard_error:
         supervises = place is None and options.workers > 1
         serves = partial(_serve, place=place, must_end=must_end)
         run = partial(_supervise, standard_error=standard_error) if supervises else serves
@@ -353,13 +353,14 @@ def serve(options: argparse.Namespace) -> int:
         def checked(options: argparse.Namespace) -> int:
             if place is None:
                 warn_of_misspelt_variables()
-            _check_together(options)
-            for option, default in _DEFAULTS.items():
-                if getattr(options, option) is None:
-                    setattr(options, option, default)
-            if place is None:
-                remove_abandoned_sockets()
-            return run(options)
+            with naming_variables():
+                _check_together(options)
+                for option, default in _DEFAULTS.items():
+                    if getattr(options, option) is None:
+                        setattr(options, option, default)
+                if place is None:
+                    remove_abandoned_sockets()
+                return run(options)
 
         return outcome(options, checked)  # here, so that the log's format includes its error
 

@@ -2,11 +2,13 @@
 
 import logging
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from serving.cli.client import TOKEN_VARIABLE
 from serving.cli.numbers import VariableText
-from serving.errors import nearest
+from serving.errors import ConfigError, did_you_mean
 
 _PREFIX = "HOTROW_"
 #: The options of `hotrow serve` that variables set.
@@ -53,7 +55,12 @@ SERVE_OPTIONS = (
 )
 #: The same options by variable.
 VARIABLES = {f"{_PREFIX}{option.upper()}": option for option in SERVE_OPTIONS}
-_ALMOST = 0.85  # how similar a misspelt variable is to the right one
+#: Variables that are no options, and those that Kubernetes sets in every container for a service ``hotrow``.
+_OTHERS = re.compile(
+    rf"({TOKEN_VARIABLE}|HOTROW_(WORKER|PERSIA|LOOKUP_THREADS|DISABLE_AVX2|REQUIRE_GPU|(RUNNER|TRITON|TEST)_\w+))=.*"
+    r"|\w+_SERVICE_(HOST|PORT(_\w+)?)=.*|\w+_PORT=\w+://.*|\w+_PORT_\d+_\w+=.*",
+    re.DOTALL,
+)
 _log = logging.getLogger("hotrow.server")
 
 
@@ -64,8 +71,19 @@ def from_environment(options: Iterable[str]) -> dict[str, str]:
 
 
 def warn_of_misspelt_variables() -> None:
-    """Warn of variables that are almost options. Kubernetes sets others, such as HOTROW_SERVICE_HOST."""
-    for name in sorted(os.environ.keys() - VARIABLES.keys() - {TOKEN_VARIABLE}):
-        close = nearest(name, VARIABLES, cutoff=_ALMOST)
-        if name.startswith(_PREFIX) and close:
-            _log.warning("the variable %s has no effect; did you mean %s?", name, close[0])
+    """Warn of variables without effect that look like options."""
+    for name in sorted(os.environ.keys() - VARIABLES.keys()):
+        if name.startswith(_PREFIX) and not _OTHERS.fullmatch(f"{name}={os.environ[name]}"):
+            _log.warning("the variable %s has no effect%s", name, did_you_mean(name, VARIABLES))
+
+
+@contextmanager
+def naming_variables() -> Iterator[None]:
+    """Have errors that name an option name the variable too if the environment sets it."""
+    try:
+        yield
+    except ConfigError as err:
+        variable = _PREFIX + err.source.partition(" ")[0].removeprefix("--").replace("-", "_").upper()
+        if not err.source.startswith("--") or variable not in VARIABLES or variable not in os.environ:
+            raise
+        raise ConfigError(f"{variable} or {err.source}", err.path, err.reason) from err

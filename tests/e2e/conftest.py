@@ -82,7 +82,8 @@ def serving(repository, log, *options, start=started_warm):
         watchdog.start()
         try:
             lines = []
-            for line in process.stdout:
+            for printed in process.stdout:
+                line = json.loads(printed)["message"] + "\n" if printed.startswith("{") else printed  # a JSON log
                 lines.append(line)
                 if line.startswith("listening on "):
                     break

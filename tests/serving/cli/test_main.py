@@ -115,17 +115,54 @@ def test_a_wrong_option_in_the_environment_is_refused(monkeypatch, capsys, name,
     assert expected in capsys.readouterr().err
 
 
-def test_a_misspelt_variable_is_reported_and_those_of_kubernetes_are_not(monkeypatch, tmp_path, capfd):
-    monkeypatch.setenv("HOTROW_TOKNS", "tokens.json")
-    monkeypatch.setenv("HOTROW_TOKEN", "of the client")
-    monkeypatch.setenv("HOTROW_PORT", "tcp://10.0.0.1:80")
-    monkeypatch.setenv("HOTROW_SERVICE_HOST", "10.0.0.1")
+def test_a_variable_without_effect_is_named_and_those_of_others_are_not(monkeypatch, tmp_path, capfd):
+    of_others = {
+        "HOTROW_TOKEN": "of the client",
+        "HOTROW_SERVICE_HOST": "10.0.0.1",  # of Kubernetes, for a service `hotrow`
+        "HOTROW_SERVICE_PORT_HTTP": "80",
+        "HOTROW_PORT_80_TCP_ADDR": "10.0.0.1",
+        "HOTROW_RUNNER_SEED": "1",
+    }
+    without_effect = {
+        "HOTROW_TOKNS": "; did you mean 'HOTROW_TOKENS'?",
+        "HOTROW_PORT": "; did you mean 'HOTROW_HTTP_PORT'?",
+        "HOTROW_GRPC": "; did you mean 'HOTROW_GRPC_PORT'?",
+        "HOTROW_XYZZY_PLUGH_QUUX": "",
+    }
+    for name in (*of_others, *without_effect):
+        monkeypatch.setenv(name, of_others.get(name, "1"))
 
     assert main(["serve", str(tmp_path / "none"), "--http-port", "0"]) == 2
 
     warnings = [line for line in capfd.readouterr().err.splitlines() if "WARNING" in line]
-    assert len(warnings) == 1
-    assert warnings[0].endswith("the variable HOTROW_TOKNS has no effect; did you mean HOTROW_TOKENS?")
+    expected = {f"the variable {name} has no effect{hint}" for name, hint in without_effect.items()}
+    assert {line.partition("hotrow.server: ")[2] for line in warnings} == expected
+
+
+@pytest.mark.parametrize("value", ["tcp://10.0.0.1:80", "udp://10.0.0.1:80"])
+def test_the_port_of_a_service_of_kubernetes_is_not_reported(monkeypatch, tmp_path, capfd, value):
+    monkeypatch.setenv("HOTROW_PORT", value)
+
+    main(["serve", str(tmp_path / "none"), "--http-port", "0"])
+
+    assert "WARNING" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("HOTROW_SAMPLE", "0.5", "HOTROW_SAMPLE or --sample: needs --record or --log-requests"),
+        ("HOTROW_LOAD_MODEL", "a,b", "HOTROW_LOAD_MODEL or --load-model: needs --model-control-mode explicit"),
+        ("HOTROW_UDS", "/proc/none/s", "HOTROW_UDS or --uds /proc/none/s: cannot listen: No such file or directory"),
+        ("HOTROW_SSL_CERTFILE", "none.pem", "HOTROW_SSL_CERTFILE or --ssl-certfile none.pem: "),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_blamed(monkeypatch, capfd, tmp_path, name, value, expected):
+    monkeypatch.setenv(name, value)
+
+    assert main(["serve", str(tmp_path)]) == 2
+
+    assert capfd.readouterr().err.startswith(f"hotrow serve: {expected}")
 
 
 def test_as_many_requests_run_at_a_time_as_the_container_has_cores(monkeypatch, capsys):
