@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+    from prometheus_client.samples import Exemplar
 
 #: Upper bounds of the request times' buckets, in seconds.
 LATENCY_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -27,20 +28,25 @@ class Histogram:
         bounds_s: upper bounds in seconds, ascending; a duration on a bound counts below it.
         counts: number of durations between each bound and the bound before it; the last entry counts longer durations.
         sum_s: sum of all durations.
+        exemplars: by bucket, the latest duration of a request with a trace: the trace's id, seconds, and when.
     """
 
-    __slots__ = ("bounds_s", "counts", "sum_s")
+    __slots__ = ("bounds_s", "counts", "exemplars", "sum_s")
 
     def __init__(self, bounds_s: tuple[float, ...]) -> None:
         """Start empty."""
         self.bounds_s = bounds_s
         self.counts = [0] * (len(bounds_s) + 1)
         self.sum_s = 0.0
+        self.exemplars: dict[int, tuple[str, float, float]] = {}
 
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(self.bounds_s, seconds)] += 1
+    def observe(self, seconds: float, trace_id: str = "") -> None:
+        """Count one duration; ``trace_id`` names the trace of its request."""
+        bucket = bisect_left(self.bounds_s, seconds)
+        self.counts[bucket] += 1
         self.sum_s += seconds
+        if trace_id:
+            self.exemplars[bucket] = trace_id, seconds, time.time()
 
     def add(self, counts: Iterable[int], sum_s: float) -> None:
         """Add the counts and the sum of another histogram of the same bounds."""
@@ -50,7 +56,7 @@ class Histogram:
     def copy(self) -> "Histogram":
         """Return a copy that later observations do not change."""
         other = Histogram(self.bounds_s)
-        other.counts, other.sum_s = self.counts.copy(), self.sum_s
+        other.counts, other.sum_s, other.exemplars = self.counts.copy(), self.sum_s, self.exemplars.copy()
         return other
 
     def quantile(self, part: float) -> float | None:
@@ -72,10 +78,15 @@ class Histogram:
         """The histogram as JSON."""
         return {"bounds_s": self.bounds_s, "counts": self.counts.copy(), "sum_s": self.sum_s}
 
-    def buckets(self) -> list[tuple[str, float]]:
-        """Prometheus's cumulative buckets."""
+    def buckets(self) -> list[tuple[str, float, "Exemplar | None"]]:
+        """Prometheus's cumulative buckets and their exemplars."""
+        from prometheus_client.samples import Exemplar
+
         bounds = [*(f"{bound:g}" for bound in self.bounds_s), "+Inf"]
-        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
+        exemplars: list[Exemplar | None] = [None] * len(bounds)
+        for bucket, (trace_id, seconds, time_s) in self.exemplars.items():
+            exemplars[bucket] = Exemplar({"trace_id": trace_id}, seconds, time_s)
+        return list(zip(bounds, map(float, accumulate(self.counts)), exemplars, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +124,14 @@ class RequestMetrics:
         with self._lock:
             self._in_flight += 1
 
-    def finished(self, model: str, code: int, seconds: float) -> None:
+    def finished(self, model: str, code: int, seconds: float, trace_id: str = "") -> None:
         """Count an answered request.
 
         Args:
             model: the model's name, empty if no such model is loaded.
             code: HTTP status.
             seconds: from the request's first byte that arrived to the answer's last byte.
+            trace_id: the request's trace; "" if it has none.
         """
         with self._lock:
             self._in_flight -= 1
@@ -127,7 +139,7 @@ class RequestMetrics:
             histogram = self._seconds.get(model)
             if histogram is None:
                 histogram = self._seconds[model] = Histogram(LATENCY_BUCKETS_S)
-            histogram.observe(seconds)
+            histogram.observe(seconds, trace_id)
 
     def predicted(self, model: str, samples: int) -> None:
         """Count ``samples`` samples that a model answered."""
@@ -166,6 +178,7 @@ class ModelStatistics:
         self._failures, self._failed_ns = 0, 0
         self._samples = self._requests = 0
         self._spent_ns = [0, 0, 0, 0]  # by stage
+        self._queue = Histogram(LATENCY_BUCKETS_S)
         self._batches: dict[int, list[int]] = {}  # by size: batches, and the nanoseconds of each stage but the queue
 
     def answered(self, samples: int, batch_samples: int, times_ns: Sequence[int]) -> None:
@@ -182,6 +195,7 @@ class ModelStatistics:
             self._requests += 1
             spent = self._spent_ns
             spent[0] += begun - arrived
+            self._queue.observe((begun - arrived) / 1e9)
             spent[1] += decoded - begun
             spent[2] += computed - decoded
             spent[3] += ended - computed
@@ -200,6 +214,12 @@ class ModelStatistics:
         with self._lock:
             self._failures += 1
             self._failed_ns += nanoseconds
+
+    def samples(self, labels: tuple[tuple[str, str], ...]) -> Iterator[MetricSample]:
+        """The waits of answered requests, as a sample for the page."""
+        with self._lock:
+            queue = self._queue.copy()
+        yield MetricSample("hotrow_queue_seconds", "Time from a request's arrival until its turn.", labels, queue)
 
     def document(self, name: str, version: str) -> dict[str, Any]:
         """Return Triton's ``model_stats`` object."""
@@ -284,9 +304,9 @@ class Metrics:
         yield from families.values()
         yield from _process_families()
 
-    def page(self) -> bytes:
-        """The page in Prometheus's text format."""
-        return _page(self.collect())
+    def page(self, is_open: bool = False) -> bytes:
+        """The page in Prometheus's text format; with ``is_open`` in the format OpenMetrics, which has exemplars."""
+        return _page(self.collect(), is_open)
 
     def record(self) -> list[Any]:
         """What the page shows, as JSON for ``merged_page``."""
@@ -295,23 +315,25 @@ class Metrics:
                 family.name,
                 family.documentation,
                 family.type,
-                [[sample.name, sample.labels, sample.value] for sample in family.samples],
+                [[sample.name, sample.labels, sample.value, sample.exemplar] for sample in family.samples],
             ]
             for family in self.collect()
         ]
 
 
-def merged_page(records: Mapping[int, list[Any]]) -> bytes:
+def merged_page(records: Mapping[int, list[Any]], is_open: bool = False) -> bytes:
     """One page of the ``Metrics.record`` of several workers, by worker; each sample has a label with its worker."""
     from prometheus_client.core import Metric
+    from prometheus_client.samples import Exemplar
 
     families: dict[str, Metric] = {}
     for worker, record in records.items():
         for name, documentation, kind, samples in record:
             family = families.setdefault(name, Metric(name, documentation, kind))
-            for sample, labels, value in samples:
-                family.add_sample(sample, {"worker": str(worker), **labels}, value)
-    return _page(families.values())
+            for sample, labels, value, *exemplar in samples:  # none from a worker that an earlier release started
+                traced = Exemplar(*exemplar[0]) if exemplar and exemplar[0] else None
+                family.add_sample(sample, {"worker": str(worker), **labels}, value, exemplar=traced)
+    return _page(families.values(), is_open)
 
 
 class _Collector:
@@ -324,10 +346,11 @@ class _Collector:
         return self._families
 
 
-def _page(families: Iterable["Metric"]) -> bytes:
-    from prometheus_client import generate_latest
+def _page(families: Iterable["Metric"], is_open: bool) -> bytes:
+    from prometheus_client.exposition import generate_latest
+    from prometheus_client.openmetrics import exposition as open_metrics
 
-    return generate_latest(cast(Any, _Collector(families)))
+    return (open_metrics.generate_latest if is_open else generate_latest)(cast(Any, _Collector(families)))
 
 
 def _process_families() -> Iterable["Metric"]:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter as now_s
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ from serving.dense.network import DenseNetwork, Engine
 from serving.errors import DeviceMemoryError
 from serving.lookup import LookupSession
 from serving.model.graph import Graph, is_network_file, read_model_graph
+from serving.stages import Stage, listener
 from serving.storage.store import Mask
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class HostRoute:
     def predict(self, batch: Batch) -> Prediction:
         """See ``Route.predict``."""
         looked_up = self._lookup.lookup_pooled(batch)
+        began_s = now_s() if listener.stages is not None else 0.0
         most = self._lookup.config.max_batchsize
         if batch.samples <= most:
             probabilities = self._network(batch.dense, looked_up.embeddings)
@@ -83,6 +86,8 @@ class HostRoute:
             parts = [slice(begin, begin + most) for begin in range(0, batch.samples, most)]
             rows = looked_up.embeddings
             probabilities = np.concatenate([self._network(batch.dense[at], [of[at] for of in rows]) for at in parts])
+        if listener.stages is not None:
+            listener.stages.append(Stage("network", began_s, now_s(), {"hotrow.samples": batch.samples}))
         return Prediction(probabilities, looked_up.defaulted_keys, looked_up.incomplete)
 
 
@@ -118,12 +123,20 @@ class DeviceRoute:
         )
 
     def _answer(self, batch: Batch) -> Prediction:
+        began_s = now_s()
         with self._lookup.request(batch) as request:
             network = self._network_in(request.work)
             network.begin(batch.samples)
             while request.complete():
                 network.again()
+            looked_up_s = now_s()
             probabilities = network.answer()
+        if listener.stages is not None:
+            device = {"hotrow.device": self._lookup.device.name}
+            listener.stages += [
+                Stage("lookup", began_s, looked_up_s, device),
+                Stage("network", looked_up_s, now_s(), {**device, "hotrow.samples": batch.samples}),
+            ]
         return Prediction(probabilities, request.defaulted_keys, request.incomplete)
 
     def _network_in(self, work: "DeviceWorkspace") -> "NetworkWorkspace":

@@ -248,6 +248,12 @@ def add_parser(commands: Any) -> None:
     )
     access_log = parser.add_argument("--access-log", action="store_true", help="log one line per request")
     access_log.type = names_variable(is_on)  # for HOTROW_ACCESS_LOG
+    traces = parser.add_argument(
+        "--traces",
+        action="store_true",
+        help="send spans of requests to OpenTelemetry, as the variables OTEL_* say; needs the extra otel",
+    )
+    traces.type = names_variable(is_on)
     parser.add_argument(
         "--record",
         type=Path,
@@ -414,6 +420,7 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
     from serving.frontend.http.server import Neighbour, Stop, host_of, run, url_of
     from serving.frontend.tls import Tls
     from serving.frontend.tokens import Tokens
+    from serving.frontend.tracing import Tracing
     from serving.frontend.version import server_version
     from serving.frontend.workers import WorkerServer
     from serving.opening import Runtime
@@ -426,6 +433,7 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
     certificate = options.ssl_certfile
     tls = None if certificate is None else Tls(certificate, options.ssl_keyfile, options.ssl_ca_certs)
     tokens = None if options.tokens is None else Tokens(options.tokens)
+    tracing = Tracing(None if place is None else place.number) if options.traces else None
     runtime = Runtime(
         options.engine,
         calibration=options.calibration,
@@ -468,7 +476,7 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
         batching = Batching(options.max_batch_size, *waits_s)
         threads = options.threads or max(1, usable_cores() // options.workers)
         settings = Settings(threads, limits, batching, options.access_log)
-        front = FrontEnd(repository, settings, recorder, siblings, request_log)
+        front = FrontEnd(repository, settings, recorder, siblings, request_log, tracing)
         grpc_port = options.grpc_port if place is None or place.grpc_port is None else place.grpc_port
         neighbours = [
             open_it(front, options.host, grpc_port, tls, shares_port=place is not None, tokens=tokens)

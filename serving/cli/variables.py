@@ -44,6 +44,7 @@ SERVE_OPTIONS = (
     "log_level",
     "log_format",
     "access_log",
+    "traces",
     "record",
     "log_requests",
     "log_max_bytes",

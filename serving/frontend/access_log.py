@@ -11,10 +11,11 @@ from serving.model.names import MODEL_NAME
 Headers = list[tuple[bytes, bytes]]
 
 REQUEST_ID = b"x-request-id"
+_TRACE = b"traceparent"  # of W3C Trace Context
 #: The headers that an answer repeats, and their forms. Other values are ignored: they could forge headers or log lines.
 _REPEATED = {
     REQUEST_ID: re.compile(rb"[!-~]{1,128}"),
-    b"traceparent": re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),  # W3C Trace Context
+    _TRACE: re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
 }
 _MOST_PATH_CHARACTERS = 512
 
@@ -38,6 +39,12 @@ def with_request_id(headers: Headers) -> Headers:
 def request_id_of(headers: Headers) -> str:
     """Return the id in what ``repeated_headers`` or ``with_request_id`` returned; "" if there is none."""
     return dict(headers).get(REQUEST_ID, b"").decode()
+
+
+def sampled_trace_of(headers: Headers) -> str:
+    """Return the id of the caller's trace in what ``repeated_headers`` returned; "" if the caller does not keep it."""
+    parent = dict(headers).get(_TRACE, b"").decode() if headers else ""
+    return parent[3:35] if parent and int(parent[-2:], 16) & 1 else ""
 
 
 def log_request(method: str, path: str, status: int | str, began_s: float, headers: Headers, model: str) -> None:

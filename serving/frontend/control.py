@@ -297,7 +297,7 @@ class Control:
         logging.getLogger().setLevel(level)
 
     def trace_settings(self, model: str = "") -> Document:
-        """The trace settings; Hotrow writes no traces."""
+        """Triton's trace settings, which are always off; see `hotrow serve --traces`."""
         if model:
             self._repository.loaded(model)
         return _TRACE_SETTINGS
@@ -310,5 +310,5 @@ class Control:
         """
         known_only(changes, frozenset(_TRACE_SETTINGS), "")
         if changes.get("trace_level") not in (None, ["OFF"], [], "OFF"):
-            raise RequestError("trace_level: expected OFF: Hotrow writes no traces")
+            raise RequestError("trace_level: expected OFF: `hotrow serve --traces` sends traces to OpenTelemetry")
         return self.trace_settings(model)

@@ -14,8 +14,10 @@ from serving.config import ModelConfig
 from serving.errors import DeadlineError
 from serving.repository import ServedModel
 from serving.session import ModelSession
+from serving.stages import listening
 
 if TYPE_CHECKING:
+    from serving.frontend.tracing import RequestTrace
     from serving.protocol.request import InferRequest  # which Triton's backend does not need
 
 Record = Callable[[ModelConfig, Sequence[NDArray[np.int64]]], None]
@@ -36,6 +38,7 @@ class Exchange(ABC):
         record: records its keys of each table; None: they are not recorded.
         log: logs it with its answer; None: it is not logged.
         request_id: its id; "" if it needs none.
+        trace: its trace; None: it has none.
         question: what ``read`` returned.
         written: what ``write`` returned.
         error: why ``answer_together`` could not answer it.
@@ -46,6 +49,7 @@ class Exchange(ABC):
     record: Record | None = None
     log: Log | None = None
     request_id = ""
+    trace: "RequestTrace | None" = None
     question: Any = None
     written: Any = None
     error: Exception | None = None
@@ -81,6 +85,11 @@ class Exchange(ABC):
     def note(self) -> None:
         """Note that a stage has ended."""
         self.times_ns.append(perf_counter_ns())
+
+    def traced_by(self, trace: "RequestTrace | None") -> None:
+        """Have ``trace`` follow the request."""
+        if trace is not None:
+            self.trace, trace.times_ns = trace, self.times_ns
 
     def take_error(self) -> Any:
         """Return the error and forget it.
@@ -166,7 +175,7 @@ def _answer_batch(model: ServedModel, batch: Sequence[Exchange]) -> None:
     answers: Sequence[Any] | None = None
     if len(batch) > 1:
         with suppress(Exception):  # one of the requests may be the reason, so each is answered alone
-            answers = model.answer([exchange.question for exchange in batch])
+            answers = _answers(model, batch)
     ended_ns = perf_counter_ns()
     for place, exchange in enumerate(batch):
         try:
@@ -185,9 +194,23 @@ def _answer_batch(model: ServedModel, batch: Sequence[Exchange]) -> None:
 
 def _answer(model: ServedModel, exchange: Exchange) -> None:
     exchange.batch_samples = exchange.samples
-    (answer,) = model.answer([exchange.question])
+    (answer,) = _answers(model, [exchange])
     exchange.note()
     _write(model, exchange, answer)
+
+
+def _answers(model: ServedModel, exchanges: Sequence[Exchange]) -> Sequence[Any]:
+    """Answer questions together; each trace gets the stages of all."""
+    questions = [exchange.question for exchange in exchanges]
+    traces = [exchange.trace for exchange in exchanges if exchange.trace is not None]
+    if not traces:
+        return model.answer(questions)
+    with listening() as stages:
+        try:
+            return model.answer(questions)
+        finally:
+            for trace in traces:
+                trace.stages += stages
 
 
 def _write(model: ServedModel, exchange: Exchange, answer: Any) -> None:

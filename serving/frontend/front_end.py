@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from platform import python_version
 
 from serving.frontend import access_log
 from serving.frontend.batcher import Batching
@@ -11,6 +12,8 @@ from serving.frontend.limits import Limits
 from serving.frontend.recorder import Recorder
 from serving.frontend.runner import Runner
 from serving.frontend.status import Status
+from serving.frontend.tracing import Tracing
+from serving.frontend.version import server_version
 from serving.frontend.workers import Siblings
 from serving.metrics import MetricSample, RequestMetrics
 from serving.protocol.shared_memory import SharedMemory
@@ -48,10 +51,11 @@ class FrontEnd:
         recorder: Recorder | None = None,
         siblings: Siblings | None = None,
         request_log: RequestLog | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Serve the models of ``repository``. The caller closes ``recorder`` and ``request_log`` after the front end.
 
-        ``siblings`` are the other workers of the same server.
+        ``siblings`` are the other workers of the same server, and ``tracing`` traces requests until ``close``.
         """
         settings = settings or Settings()
         self.repository = repository
@@ -62,6 +66,7 @@ class FrontEnd:
         if self.has_access_log:
             access_log.switch_on()
         self.metrics = RequestMetrics()
+        self.tracing = tracing
         self._runner = Runner(settings.threads)
         self._regions = SharedMemory()
         self.endpoint = PredictEndpoint(
@@ -73,6 +78,8 @@ class FrontEnd:
 
     def readings(self) -> Iterator[MetricSample]:
         """Return the counters of the models, and of the request log, for the metrics page."""
+        labels = (("version", server_version()), ("python", python_version()))
+        yield MetricSample("hotrow_build_info", "The versions of the server.", labels, 1, is_gauge=True)
         yield from self.repository.readings()
         if self._request_log is not None:
             yield from self._request_log.readings()
@@ -80,5 +87,7 @@ class FrontEnd:
     def close(self) -> None:
         """Wait for running work, and end the threads."""
         self._runner.close()
+        if self.tracing is not None:
+            self.tracing.close()
         self.control.close()
         self._regions.unregister()

@@ -23,7 +23,15 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from kernels.errors import HotrowError
 from serving.errors import ConfigError
 from serving.frontend.access import Access
-from serving.frontend.access_log import Headers, log_request, new_id, repeated_headers, request_id_of, with_request_id
+from serving.frontend.access_log import (
+    Headers,
+    log_request,
+    new_id,
+    repeated_headers,
+    request_id_of,
+    sampled_trace_of,
+    with_request_id,
+)
 from serving.frontend.client_texts import message_of
 from serving.frontend.codes import ANSWERED, codes_of
 from serving.frontend.exchange import Exchange
@@ -203,21 +211,21 @@ def _call(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Call], Any]:
     """Turn a method that returns an answer into a method of a gRPC service; its errors end the call."""
 
     @wraps(answer)
-    def of_request(self: Any, request: Any, _token: str, _request_id: str) -> Any:
+    def of_request(self: Any, request: Any, _token: str, _ids: Headers) -> Any:
         return answer(self, request)
 
     return _call_of_client(of_request)
 
 
-def _call_of_client(answer: Callable[[Any, Any, str, str], Any]) -> Callable[[Any, Any, Call], Any]:
-    """See ``_call``; ``answer`` also gets the name of the client's token, and the request's id."""
+def _call_of_client(answer: Callable[[Any, Any, str, Headers], Any]) -> Callable[[Any, Any, Call], Any]:
+    """See ``_call``; ``answer`` also gets the name of the client's token, and the request's ids."""
 
     @wraps(answer)
     async def call(self: Any, request: Any, call: Call) -> Any:
         ids = await _repeat_ids(call.context, self.has_ids)
         began, status = perf_counter(), "CANCELLED"
         try:
-            found = answer(self, request, call.token, request_id_of(ids))
+            found = answer(self, request, call.token, ids)
             found = await found if isawaitable(found) else found
             status = "OK"
             return found
@@ -251,12 +259,12 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def __init__(self, front: FrontEnd) -> None:
         self._control, self._endpoint, self._metrics = front.control, front.endpoint, front.metrics
-        self._bounds = front.limits.bounds
+        self._bounds, self._tracing = front.limits.bounds, front.tracing
         self.has_access_log, self.has_ids = front.has_access_log, front.has_ids
 
     @_call_of_client
-    def ModelInfer(self, request: Any, token: str, request_id: str) -> Any:
-        return self._infer(request, token, request_id)
+    def ModelInfer(self, request: Any, token: str, ids: Headers) -> Any:
+        return self._infer(request, token, ids, request_id_of(ids))
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[Any]:
         """Answer the requests of a stream one after another; an error does not end the stream."""
@@ -264,7 +272,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         async for request in requests:
             began, status = perf_counter(), "CANCELLED"
             try:
-                infer = self._infer(request, call.token, new_id() if self.has_ids else "")
+                infer = self._infer(request, call.token, ids, new_id() if self.has_ids else "")
                 answer = service_pb2.ModelStreamInferResponse(infer_response=await infer)
                 status = "OK"
             except ANSWERED as err:
@@ -278,16 +286,18 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             answer.infer_response.parameters["triton_final_response"].bool_param = True
             yield answer
 
-    async def _infer(self, message: Any, token: str, request_id: str) -> Any:
+    async def _infer(self, message: Any, token: str, ids: Headers, request_id: str) -> Any:
         """Answer one request and count it."""
         began, model, code = perf_counter(), "", CLIENT_GONE
         self._metrics.started()
+        trace = None if self._tracing is None else self._tracing.begin("ModelInfer", ids, request_id)
         try:
             version = message.model_version
             batcher = self._endpoint.find(message.model_name, version)
             model = batcher.model.name
             exchange = _InferExchange(message, self._control.regions, self._bounds)
             exchange.request_id = request_id
+            exchange.traced_by(trace)
             try:
                 await self._endpoint.run(batcher, version, exchange.size_bytes, exchange, token)
             except BaseException:
@@ -303,7 +313,10 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             _log.exception("ModelInfer failed")
             raise HotrowError("internal error; see the server's log") from err
         finally:
-            self._metrics.finished(model, code, perf_counter() - began)
+            trace_id = sampled_trace_of(ids) if trace is None else trace.id
+            self._metrics.finished(model, code, perf_counter() - began, trace_id)
+            if trace is not None:
+                trace.end(model, code)
 
     @_call
     def ServerLive(self, _request: Any) -> Any:

@@ -23,6 +23,7 @@ from serving.parameter_server.arguments import check_weights
 from serving.parameter_server.counters import FETCH_BUCKETS_S
 from serving.parameter_server.table import Table
 from serving.parameter_server.tier_table import CacheTable, native_tables
+from serving.stages import Stage, listener
 from serving.storage.store import Keys, Mask, RowPtrs, Vectors, Weights, bags_with
 
 NOWHERE = -1
@@ -290,6 +291,7 @@ class PooledTables:
             weights = self._checked(batch, weights)
         native = native_tables(self._fastest)
         keys, row_ptrs, lengths = batch.joined
+        began_s = now_s() if listener.stages is not None else 0.0
         if batch.bags is None:
             out, embeddings = _room(self._runs, batch.samples)
             rest = self._native.fetch(native, keys, row_ptrs, out, batch.samples, weights)
@@ -297,6 +299,9 @@ class PooledTables:
             counts = [length - 1 for length in lengths]
             out, embeddings = _room([(1, *size) for size in zip(counts, self._dims, strict=True)], 1)
             rest = self._native.fetch(native, keys, row_ptrs, out, 1, weights, counts)
+        if listener.stages is not None and any(table is not None for table in native):
+            about = {"hotrow.tier": self._fastest[0].tier.name, "hotrow.keys": keys.size}
+            listener.stages.append(Stage("lookup", began_s, now_s(), about))
         incomplete: list[tuple[int, Mask]] = []
         try:
             self._look_up_rest(batch, weights, rest, embeddings, incomplete)

@@ -1,10 +1,11 @@
 """A store as one tier, and one table in it: whether it answers, and, in a cache, whether its rows may be trusted."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter as now_s
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from serving.model.records import Combiner
 from serving.parameter_server.cache_state import CacheState
 from serving.parameter_server.circuit_breaker import CircuitBreaker
 from serving.parameter_server.first_rows import FirstRows
+from serving.stages import Stage, listener
 from serving.storage import SnapshotStore
 from serving.storage.row_codec import may_be_copied, rounded
 from serving.storage.store import (
@@ -216,13 +218,22 @@ class TierTable:
         try:
             answer = fetch() if self.tier.breaker is None else self._within_budget(keys, fetch)
         except StoreError as err:
+            self._note(started, now_s(), keys, {"exception.message": str(err)})
             self.table.check_loaded()
             self._failed(err, keys)
             return without_frames(err)
-        self.table.counting.fetched(self.tier.depth, now_s() - started)
+        ended = now_s()
+        self.table.counting.fetched(self.tier.depth, ended - started)
+        self._note(started, ended, keys)
         if self._failed_keys is not None:
             self._answered(keys)
         return answer
+
+    def _note(self, began_s: float, ended_s: float, keys: Keys, error: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Note a call for the trace of its request."""
+        if listener.stages is not None:
+            about = {"hotrow.tier": self.tier.name, "hotrow.table": self.table.name, "hotrow.keys": keys.size, **error}
+            listener.stages.append(Stage("lookup", began_s, ended_s, about))
 
     def _within_budget(self, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]) -> tuple[Vectors, Mask]:
         if self.tier.breaker is None:

@@ -117,6 +117,7 @@ class VersionLoader:
             config, tables = model.config, model.tables
             digest = (("model", config.name), ("version", str(config.version)), ("digest", config.short_digest))
             yield MetricSample("hotrow_model_info", "The digest of a served version's files.", digest, 1, is_gauge=True)
+            yield from model.statistics.samples(digest[:2])
             yield from model.session.request_readings()
             in_use.setdefault((tables.config.name, tables.config.version), tables)
         for tables in in_use.values():  # with the version that brings the tables, once for all that share them

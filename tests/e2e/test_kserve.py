@@ -89,7 +89,7 @@ def test_log_settings_change_what_the_server_logs(start, repository):
 def test_trace_settings_are_off_and_no_trace_can_be_asked_for(client, model_name):
     assert client.get_trace_settings(model_name)["trace_level"] == ["OFF"]
     assert client.update_trace_settings(model_name, {"trace_level": ["OFF"]})["trace_level"] == ["OFF"]
-    with pytest.raises(InferenceServerException, match="trace_level: expected OFF: Hotrow writes no traces"):
+    with pytest.raises(InferenceServerException, match="trace_level: expected OFF: `hotrow serve --traces` sends"):
         client.update_trace_settings(model_name, {"trace_level": ["TIMESTAMPS"]})
 
 

@@ -1,12 +1,22 @@
 """The server's counters and the page that Prometheus reads."""
 
+import json
 import threading
 
 import numpy as np
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.metrics import LATENCY_BUCKETS_S, Histogram, Metrics, MetricSample, RequestMetrics
+from serving.metrics import (
+    LATENCY_BUCKETS_S,
+    Histogram,
+    Metrics,
+    MetricSample,
+    ModelStatistics,
+    RequestMetrics,
+    merged_page,
+)
 
 
 def values(requests, pulled=lambda: []):
@@ -30,6 +40,48 @@ def test_requests_are_counted_by_model_and_code():
     assert page["hotrow_requests_total", ("code", "200"), ("model", "a")] == 2
     assert page["hotrow_requests_total", ("code", "400"), ("model", "a")] == 1
     assert page["hotrow_requests_total", ("code", "404"), ("model", "")] == 1
+
+
+def open_metrics(page):
+    """Read the page in the form OpenMetrics with its own parser; return the exemplars by bucket."""
+    families = open_metrics_families(page.decode())
+    return {
+        sample.labels["le"]: (sample.exemplar.labels, sample.exemplar.value)
+        for family in families
+        for sample in family.samples
+        if sample.exemplar
+    }
+
+
+def test_a_bucket_has_the_trace_of_its_latest_request_that_has_one():
+    requests = RequestMetrics()
+    for seconds, trace_id in [(0.02, "a" * 32), (0.021, "b" * 32), (0.022, ""), (11.0, "c" * 32), (0.3, "")]:
+        requests.started()
+        requests.finished("ctr", 200, seconds, trace_id)
+    metrics = Metrics(requests, lambda: [])
+
+    expected = {"0.025": ({"trace_id": "b" * 32}, 0.021), "+Inf": ({"trace_id": "c" * 32}, 11.0)}
+    assert open_metrics(metrics.page(is_open=True)) == expected
+    assert open_metrics(merged_page({7: json.loads(json.dumps(metrics.record()))}, is_open=True)) == expected
+    assert b"trace_id" not in metrics.page()  # the older form has no place for it
+
+
+def test_a_page_has_the_samples_of_a_worker_that_does_not_know_exemplars():
+    record = [["hotrow_requests", "help", "counter", [["hotrow_requests_total", {"model": "a"}, 3.0]]]]
+
+    assert b'hotrow_requests_total{model="a",worker="2"} 3.0' in merged_page({2: record})
+
+
+def test_the_waits_of_requests_are_a_histogram():
+    statistics = ModelStatistics()
+    for waited_ns in (50_000, 3_000_000):
+        statistics.answered(1, 1, [1000, 1000 + waited_ns, 9_000_000, 9_000_001, 9_000_002])
+
+    page = values(RequestMetrics(), lambda: statistics.samples((("model", "a"),)))
+
+    assert page["hotrow_queue_seconds_count", ("model", "a")] == 2
+    assert page["hotrow_queue_seconds_sum", ("model", "a")] == pytest.approx(0.00305)
+    assert page["hotrow_queue_seconds_bucket", ("le", "0.0001"), ("model", "a")] == 1
 
 
 def test_requests_in_flight_rise_and_fall():

@@ -5,6 +5,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from serving.protocol.infer_schema import INFER_ANSWER_SCHEMA, INFER_SCHEMA
 from serving.protocol.samples import PREDICTIONS_SCHEMA, SAMPLES_SCHEMA
 
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _DESCRIPTION = """\
 CTR model serving. KServe v2 inference is at `/v2/models/{model}/infer`.
 
@@ -107,15 +109,18 @@ def create_app(front: FrontEnd, access: Access | None = None) -> ASGIApp:
 def _add_metrics_route(app: FastAPI, front: FrontEnd) -> None:
     metrics, siblings = Metrics(front.metrics, front.readings), front.siblings
 
-    def page() -> bytes | str:  # waits for GPUs and for the other workers
-        return metrics.page() if siblings is None else merged_page(siblings.of_all("metrics", metrics.record()))
+    def page(is_open: bool) -> bytes:  # waits for GPUs and for the other workers
+        if siblings is None:
+            return metrics.page(is_open)
+        return merged_page(siblings.of_all("metrics", metrics.record()), is_open)
 
-    shared = _Shared(page)
+    shared = [_Shared(partial(page, is_open)) for is_open in (False, True)]
 
     @app.get("/metrics", response_class=Response)
-    async def prometheus() -> Response:
-        """Counters in Prometheus's text format."""
-        return Response(await shared.result(), media_type=_PROMETHEUS_TEXT)
+    async def prometheus(request: Request) -> Response:
+        """Counters in Prometheus's text format or, if the client accepts it, in OpenMetrics' with exemplars."""
+        is_open = _OPEN_METRICS.partition(";")[0] in request.headers.get("accept", "")
+        return Response(await shared[is_open].result(), media_type=_OPEN_METRICS if is_open else _PROMETHEUS_TEXT)
 
 
 def _add_status_routes(app: FastAPI, front: FrontEnd) -> None:

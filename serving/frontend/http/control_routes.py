@@ -123,7 +123,7 @@ def _add_log_and_trace_routes(app: FastAPI, control: Control, bodies: "_Bodies")
 
         @app.get(path)
         async def trace_settings(model: str = in_path) -> dict[str, Any]:
-            """The trace settings; Hotrow writes no traces."""
+            """Triton's trace settings, which are always off; see `hotrow serve --traces`."""
             return control.trace_settings(model)
 
         @app.post(path)

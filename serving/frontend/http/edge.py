@@ -13,7 +13,14 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.frontend.access import Access, path_needs, shown_path
-from serving.frontend.access_log import Headers, log_request, repeated_headers, request_id_of, with_request_id
+from serving.frontend.access_log import (
+    Headers,
+    log_request,
+    repeated_headers,
+    request_id_of,
+    sampled_trace_of,
+    with_request_id,
+)
 from serving.frontend.client_texts import message_of
 from serving.frontend.codes import ANSWERED, RETRY_AFTER_S, codes_of
 from serving.frontend.http.body import ClientDisconnectedError
@@ -26,6 +33,8 @@ MODEL = "hotrow.model"
 TOKEN = "hotrow.token"
 #: Key of the ASGI scope for the request's id, if the answer has one.
 ID = "hotrow.request_id"
+#: Key of the ASGI scope for the request's trace, if it has one.
+TRACE = "hotrow.trace"
 
 #: For browsers: other sites may not frame an answer, and an answer is only read as its own type.
 BROWSER_HEADERS: Headers = [
@@ -110,7 +119,11 @@ class Edge:
             await self._answer(scope, receive, watched)
         finally:
             if MODEL in scope:
-                self._metrics.finished(scope[MODEL], watched.code, perf_counter() - began)
+                trace = scope.get(TRACE)
+                trace_id = sampled_trace_of(repeated) if trace is None else trace.id
+                self._metrics.finished(scope[MODEL], watched.code, perf_counter() - began, trace_id)
+                if trace is not None:
+                    trace.end(scope[MODEL], watched.code)
             if self._has_access_log:
                 # Not scope["path"], which may have line ends: its percent signs are decoded.
                 path = scope["raw_path"].decode("latin-1").encode("unicode_escape").decode()

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.errors import RequestError
 from serving.frontend.access import Access
-from serving.frontend.access_log import Headers
+from serving.frontend.access_log import Headers, repeated_headers
 from serving.frontend.batcher import Batcher
 from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.exchange import Exchange
@@ -26,7 +26,7 @@ from serving.frontend.http.body import (
     read_body,
 )
 from serving.frontend.http.connection import connection_of
-from serving.frontend.http.edge import ID, MODEL, TOKEN, Edge, wrong_method
+from serving.frontend.http.edge import ID, MODEL, TOKEN, TRACE, Edge, wrong_method
 from serving.frontend.http.headers import headers_of
 from serving.frontend.tokens import INFER
 from serving.metrics import RequestMetrics
@@ -76,8 +76,13 @@ class Decoders:
 
 
 class HttpExchange(Exchange):
-    """A request body in some form."""
+    """A request body in some form.
 
+    Attributes:
+        route: where it is sent.
+    """
+
+    route: str
     written: Answer
 
     def __init__(self, body: bytes, headers: dict[bytes, bytes], max_bytes: int, decoders: Decoders) -> None:
@@ -119,6 +124,7 @@ class HttpExchange(Exchange):
 class InferExchange(HttpExchange):
     """KServe v2's ``infer``."""
 
+    route = "/v2/models/{model}/infer"
     _request: InferRequest
 
     @property
@@ -157,6 +163,7 @@ class InferExchange(HttpExchange):
 class SamplesExchange(HttpExchange):
     """``{"samples": [...]}`` or ``{"context": {...}, "candidates": [...]}``."""
 
+    route = "/predict/{model}"
     _wants_freshness: bool
 
     def _read(self, model: ServedModel, body: bytes) -> Any:
@@ -188,6 +195,7 @@ class HttpEndpoint:
         self._limits = front.limits
         self._decoders = Decoders(front.control.regions, front.limits.bounds)
         self._arriving = arriving
+        self._tracing = front.tracing
 
     async def answer(self, scope: Scope, receive: Receive, form: type[HttpExchange]) -> Answer:
         """Answer one request for the model that ``scope``'s path names.
@@ -203,6 +211,9 @@ class HttpEndpoint:
         """
         scope[MODEL] = ""
         self._metrics.started()
+        if self._tracing is not None:
+            name, headers = f"POST {form.route}", repeated_headers(scope["headers"])
+            scope[TRACE] = self._tracing.begin(name, headers, scope.get(ID, ""))
         path = scope["path_params"]
         name, version = path["model"], path.get("version", "")
         batcher = self._endpoint.find(name, version)
@@ -217,6 +228,7 @@ class HttpEndpoint:
             exchange = form(body, headers, self._limits.max_body_bytes, self._decoders)
             exchange.deadline_s = _deadline_of(headers)
             exchange.request_id = scope.get(ID, "")
+            exchange.traced_by(scope.get(TRACE))
             await self._endpoint.run(batcher, version, exchange.size_bytes, exchange, token)
         except BaseException:
             batcher.model.statistics.failed(perf_counter_ns() - began_ns)
