@@ -82,6 +82,7 @@ def test_the_figures_move_with_the_differences_of_readings(browse):
         "p50": "1.0 ms",
         "p99": "9.7 ms",
         "failed": "0",
+        "errors": "0",
         "defaulted": "10.0 %",
         "memory": "",
     }
@@ -216,7 +217,7 @@ def test_a_model_without_a_loaded_version_is_shown(browse):
     document = status()
     document["models"][0]["versions"] = []
     with status_server(document) as server:
-        assert "ctr 100 requests" in (text := text_of(browse(server.url)))
+        assert "ctr No version 100 requests" in (text := text_of(browse(server.url)))
 
     assert "No version is loaded." in text
 
@@ -224,6 +225,127 @@ def test_a_model_without_a_loaded_version_is_shown(browse):
 def test_no_model_is_said(browse):
     with status_server(status(models=[])) as server:
         assert "No model is served." in text_of(browse(server.url))
+
+
+def many_models(second):
+    """Twenty-four models; one has a tier that fails, one a version that does not serve, and one is degraded."""
+    models = [status(requests=100 + 10 * second, model=f"ctr-{number:02}")["models"][0] for number in range(24)]
+    models[3]["versions"][0]["tables"][0]["tiers"][1] |= {"errors": 12 + 2 * second, "is_up": False}
+    models[5]["versions"][0] |= {"state": "UNAVAILABLE", "reason": "it is broken"}
+    models[7]["versions"][0]["reason"] = "tier redis does not answer"
+    return status(10.0 + second) | {"models": models}
+
+
+def test_many_models_are_an_overview_that_names_what_is_wrong(browse):
+    with status_server(*map(many_models, range(3))) as server:
+        server.pages["/frame"] = (
+            b'<iframe style="width:1200px;height:500px" src="/"></iframe><script>setTimeout(() => '
+            b"{ document.title = frames[0].document.documentElement.scrollHeight }, 3000)</script>"
+        )
+        height = int(re.search(r"<title>(\d+)</title>", browse(f"{server.url}/frame"))[1])
+    with status_server(*map(many_models, range(3))) as server:
+        dom = browse(server.url)
+
+    text = text_of(dom)
+    assert height < 2000
+    assert dom.count('<details class="card model"') == 24
+    assert "open" not in re.search(r'<details class="card model"[^>]*>', dom)[0]
+    assert "Unfold all 24 models" in text
+    assert "ctr-02 ready 120 requests 2 failed 7,680 samples" in text
+    assert re.search(r"ctr-03 rocksdb failing 120 requests 2 failed \d+ tier errors", text)
+    assert "ctr-05 unavailable" in text
+    assert "ctr-07 degraded" in text
+    assert re.search(r'id="figure-errors" class="bad">2\.0<', dom)
+
+
+@pytest.mark.parametrize(
+    ("act", "shown", "opened"),
+    [
+        pytest.param("filter('CTR-1')", 10, 0, id="filter"),
+        pytest.param("filter('none')", 0, 0, id="filter all"),
+        pytest.param("click()", 24, 24, id="unfold all"),
+        pytest.param("click(); click()", 24, 0, id="fold all"),
+        pytest.param("filter('-03'); click(); filter('')", 24, 1, id="unfold what is shown"),
+    ],
+)
+def test_models_can_be_filtered_and_folded(browse, act, shown, opened):
+    page = f"""<iframe src="/"></iframe><script>
+      const within = () => frames[0].document;
+      const click = () => within().getElementById("fold").click();
+      const filter = (text) => {{ const field = within().getElementById("filter"); field.value = text;
+        field.dispatchEvent(new Event("input")); }};
+      setTimeout(() => {{ {act}; setTimeout(() => {{
+        const models = [...within().querySelectorAll("details")];
+        document.title = [models.filter((one) => !one.hidden).length, models.filter((one) => one.open).length];
+      }}, 1500); }}, 2500)</script>"""
+    with status_server(*map(many_models, range(9))) as server:
+        server.pages["/frame"] = page.encode()
+        dom = browse(f"{server.url}/frame")
+
+    assert re.search(r"<title>([\d,]*)</title>", dom)[1] == f"{shown},{opened}"
+
+
+def test_few_models_are_open_and_a_fold_stays_when_a_model_comes(browse):
+    later = status(12.0) | {"models": [status(model=name)["models"][0] for name in ("ctr", "other")]}
+    page = b"""<iframe src="/"></iframe><script>
+      setTimeout(() => { frames[0].document.querySelector("details").open = false }, 1500);
+      setTimeout(() => { document.title = [...frames[0].document.querySelectorAll("details")].map((one) => one.open) },
+        4500)</script>"""
+    with status_server(status(10.0), status(11.0), later) as server:
+        server.pages["/frame"] = page
+        dom = browse(f"{server.url}/frame")
+
+    assert "<title>false,true</title>" in dom
+
+
+def test_the_charts_survive_a_reload_and_begin_again_with_another_process(browse):
+    page = b"""<iframe src="/"></iframe><script>
+      const points = () => frames[0].document.querySelector(".curve").getAttribute("d").split(/[ML]/).length - 1;
+      setTimeout(() => { window.before = points(); frames[0].location.reload() }, 4500);
+      setTimeout(() => { document.title = [window.before, points()] }, 6800)</script>"""
+    same = [status(10.0 + second) | {"time_s": 1.7e9 + second} for second in range(40)]
+    other = [one | {"time_s": 1.8e9 + one["uptime_s"]} for one in same]
+    with status_server(*same) as server:
+        server.pages["/frame"] = page
+        kept = re.search(r"<title>(\d+),(\d+)</title>", browse(f"{server.url}/frame"))
+    with status_server(*same[:5], *other[5:]) as server:
+        server.pages["/frame"] = page
+        dropped = re.search(r"<title>(\d+),(\d+)</title>", browse(f"{server.url}/frame"))
+
+    assert int(kept[2]) > int(kept[1]) >= 3
+    assert int(dropped[2]) < int(kept[2])
+
+
+@pytest.mark.parametrize(
+    ("bucket", "labels"),
+    [
+        pytest.param([0, 0, 0, 100], ["5 ms", "10 ms"], id="milliseconds"),
+        pytest.param([100, 0, 0, 0], ["0.5 ms", "1 ms"], id="a millisecond"),
+    ],
+)
+def test_an_axis_of_times_has_one_unit_and_reads_as_a_time(browse, bucket, labels):
+    document = status(10.0)
+    documents = []
+    for second in range(3):
+        counts = [second * one for one in bucket]
+        documents.append(status(10.0 + second) | {"models": [document["models"][0] | {"latency": times(*counts)}]})
+    with status_server(*documents) as server:
+        dom = browse(server.url)
+
+    latency = dom.partition("<h2>Latency</h2>")[2]
+    assert re.findall(r"<span style=\"top: \d+%;\">([^<]*)<", latency)[1:3] == labels
+
+
+def test_a_slow_server_has_an_axis_in_seconds(browse):
+    bounds = {"bounds_s": [1.0, 2.5, 10.0], "sum_s": 0.0}
+    documents = [status(10.0 + second) for second in range(3)]
+    for second, document in enumerate(documents):
+        document["models"][0]["latency"] = bounds | {"counts": [0, 50 * second, 0, 0]}
+    with status_server(*documents) as server:
+        dom = browse(server.url)
+
+    latency = dom.partition("<h2>Latency</h2>")[2]
+    assert re.findall(r"<span style=\"top: \d+%;\">([^<]*)<", latency)[1:3] == ["1.5 s", "3 s"]
 
 
 def test_no_screen_scrolls_sideways(browse):

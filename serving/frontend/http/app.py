@@ -31,6 +31,13 @@ from serving.protocol.samples import PREDICTIONS_SCHEMA, SAMPLES_SCHEMA
 
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+#: The groups of routes, in the order of /docs, and the beginnings of their paths. The first that matches counts.
+_GROUPS = {
+    "Predict": r"/predict|.*/infer$",
+    "Models": r"/v2/(models|repository)",
+    "Settings": r"/v2/(logging|trace|systemsharedmemory|cudasharedmemory)",
+    "Server": "",
+}
 _DESCRIPTION = """\
 CTR model serving. KServe v2 inference is at `/v2/models/{model}/infer`.
 
@@ -102,7 +109,7 @@ def create_app(front: FrontEnd, access: Access | None = None) -> ASGIApp:
     endpoint = HttpEndpoint(front, arriving)
     _add_infer_routes(app, endpoint)
     _add_predict_route(app, endpoint)
-    _add_examples(app, front)
+    _complete_document(app, front)
     return InferPath(app, endpoint, front, access)
 
 
@@ -191,12 +198,23 @@ def _add_predict_route(app: FastAPI, endpoint: HttpEndpoint) -> None:
         return _response(await endpoint.answer(request.scope, request.receive, SamplesExchange))
 
 
-def _add_examples(app: FastAPI, front: FrontEnd) -> None:
-    """Have the OpenAPI document show what the models that are served now take."""
+def _group_of(path: str) -> str:
+    """Return the group of a path in the page of all routes."""
+    return next(group for group, pattern in _GROUPS.items() if re.match(pattern, path))
+
+
+def _complete_document(app: FastAPI, front: FrontEnd) -> None:
+    """Have the OpenAPI document show groups of routes, and what the models that are served now take."""
     without = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = deepcopy(without())
+        paths = document["paths"]
+        document["tags"] = [{"name": group} for group in _GROUPS]
+        document["paths"] = {path: paths[path] for group in _GROUPS for path in paths if _group_of(path) == group}
+        for path, methods in paths.items():
+            for operation in methods.values():
+                operation["tags"] = [_group_of(path)]
         examples = {model: {"value": body} for model, body in front.control.examples().items()}
         if examples:
             body = document["paths"]["/predict/{model}"]["post"]["requestBody"]["content"]["application/json"]

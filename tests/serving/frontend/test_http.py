@@ -290,6 +290,19 @@ def test_the_openapi_document_describes_every_route_for_people(ask):
     assert responses["200"]["content"]["application/json"]["schema"]["example"]["predictions"] == [[0.731]]
 
 
+def test_the_page_of_the_routes_begins_with_predict_and_has_groups(ask):
+    document = ask("GET", "/openapi.json").json()
+    groups = {path: operation["tags"] for path, methods in document["paths"].items() for operation in methods.values()}
+
+    assert next(iter(document["paths"])) == "/predict/{model}"
+    assert [tag["name"] for tag in document["tags"]] == ["Predict", "Models", "Settings", "Server"]
+    assert groups["/v2/models/{model}/infer"] == ["Predict"]
+    assert groups["/v2/models/{model}/versions/{version}/ready"] == ["Models"]
+    assert groups["/v2/repository/index"] == ["Models"]
+    assert groups["/v2/systemsharedmemory/status"] == ["Settings"]
+    assert groups["/v2/health/ready"] == groups["/metrics"] == groups["/status"] == ["Server"]
+
+
 def test_the_openapi_document_describes_infer_with_its_errors_and_an_example_that_is_answered(ask):
     infer = ask("GET", "/openapi.json").json()["paths"]["/v2/models/{model}/infer"]["post"]
 
