@@ -1,7 +1,7 @@
-"""What a request spends its time on, for traces. Code that works on requests notes stages if its thread is listened to."""
+"""What a request spends its time on, for traces. Code that works on it notes stages if somebody listens."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ class Stage(NamedTuple):
     name: str
     began_s: float
     ended_s: float
-    attributes: dict[str, str | int]
+    attributes: Mapping[str, str | int]
 
 
 class _Listener(threading.local):
@@ -33,7 +33,8 @@ listener = _Listener()
 @contextmanager
 def listening() -> Iterator[list[Stage]]:
     """Yield a list of the stages that this thread notes inside the block."""
-    listener.stages = stages = []
+    stages: list[Stage] = []
+    listener.stages = stages
     try:
         yield stages
     finally:

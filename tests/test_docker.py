@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import kubernetes_validate
@@ -18,7 +19,14 @@ import pytest
 import yaml
 
 from serving.cli.variables import VARIABLES
+from serving.frontend.front_end import FrontEnd
+from serving.frontend.http.app import create_app
+from serving.repository import ModelRepository
+from serving.request_log import RequestLog
+from serving.stream.folder import FolderSink
 from tests.e2e.conftest import serving
+from tests.serving.frontend.app_client import Client
+from tests.serving.ps_files import write_ps
 from tests.tools.redis_servers import RedisServer, free_port, server_binary, wait_until
 from tests.tools.tiny_model import TinyModel
 
@@ -30,6 +38,7 @@ DOCKERFILES = [*SERVERS, "train"]
 MODELS = "/models"
 DASHBOARD = json.loads((DOCKER / "grafana" / "hotrow.json").read_text())
 QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+ALERTS = [rule for group in yaml.safe_load((DOCKER / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
 
 
 def read_yaml(name):
@@ -352,13 +361,73 @@ def metrics_of(expression):
     return {name for name in found if name}
 
 
+@pytest.fixture(scope="module")
+def metric_names(page, tmp_path_factory):
+    """The names on the pages of that server, and of a server that follows updates and logs requests."""
+    folder = tmp_path_factory.mktemp("followed")
+    TinyModel().write(folder / "models", "ctr", 3)
+    write_ps(folder / "models", update_source={"type": "folder", "path": str(folder / "log"), "poll_timeout_ms": 20})
+    FolderSink(folder / "log").send(b"no message", 0)
+    with ModelRepository(folder / "models") as repository:
+        repository.load()
+        with closing(RequestLog(folder / "requests", 1, 1 << 20)) as log:
+            client = Client(create_app(FrontEnd(repository, request_log=log)))
+            wait_until(lambda: "hotrow_update_rejected_total{" in client.get("/metrics").text, "a message is rejected")
+            followed = client.get("/metrics").text
+    return set(re.findall(r"^(\w+)(?:\{| )", page + followed, flags=re.MULTILINE))
+
+
 @pytest.mark.slow
-def test_every_metric_of_the_dashboard_is_on_the_servers_page(page):
-    served_names = set(re.findall(r"^(\w+)(?:\{| )", page, flags=re.MULTILINE))
-    for query in QUERIES:
+def test_every_metric_of_the_dashboard_the_alerts_and_the_autoscaling_is_on_a_servers_page(metric_names):
+    of_prometheus = {"up"}
+    scaling = [trigger["metadata"]["query"] for trigger in read_yaml("keda.yaml")["spec"]["triggers"]]
+    for query in [*QUERIES, *(rule["expr"] for rule in ALERTS), *scaling]:
         asked = metrics_of(query)
         assert asked
-        assert asked <= served_names
+        assert asked - of_prometheus <= metric_names
+
+
+def test_the_alerts_have_what_prometheus_and_a_reader_need():
+    names = [rule["alert"] for rule in ALERTS]
+
+    assert len(names) == len(set(names))
+    for rule in ALERTS:
+        assert rule.keys() - {"for"} == {"alert", "expr", "labels", "annotations"}
+        assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"})
+        assert rule["annotations"].keys() == {"summary"}
+        promql_parser.parse(rule["expr"])
+
+
+def test_the_examples_of_alerts_name_the_labels_that_the_server_has(metric_names):
+    examples = read_yaml("alerts_test.yml")
+    series = [entry["series"] for test in examples["tests"] for entry in test["input_series"]]
+
+    assert examples["rule_files"] == ["alerts.yml"]
+    for one in series:
+        [selector] = [promql_parser.parse(one)]
+        assert selector.name in metric_names | {"up"}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool: apt-get install prometheus")
+def test_the_alerts_fire_when_they_should():
+    checked = run(["promtool", "test", "rules", str(DOCKER / "alerts_test.yml")])
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_prometheus_reads_the_alerts():
+    mounts = dict(volume.split(":")[:2] for volume in read_yaml("compose.yaml")["services"]["prometheus"]["volumes"])
+    folder = Path(mounts["./prometheus.yml"]).parent
+
+    assert [str(folder / file) for file in read_yaml("prometheus.yml")["rule_files"]] == [mounts["./alerts.yml"]]
+
+
+def test_the_autoscaling_is_of_the_charts_deployment():
+    spec = read_yaml("keda.yaml")["spec"]
+
+    assert spec["scaleTargetRef"]["name"] == rendered()["Deployment"]["metadata"]["name"]
+    assert spec["minReplicaCount"] < spec["maxReplicaCount"]
+    assert all(float(trigger["metadata"]["threshold"]) > 0 for trigger in spec["triggers"])
 
 
 def test_grafana_finds_its_data_source_and_its_dashboard():
@@ -449,7 +518,9 @@ def container_of(objects):
 def test_helm_accepts_the_chart():
     helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
 
-    assert helm.lint(str(DOCKER / "helm")) == []
+    found = helm.lint(str(DOCKER / "helm"), strict=True)
+
+    assert [message["error"] for message in found["messages"]] == ["icon is recommended"]
 
 
 def test_the_chart_starts_the_image_and_selects_its_pods():
@@ -460,7 +531,9 @@ def test_the_chart_starts_the_image_and_selects_its_pods():
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
 
     assert environment.keys() <= VARIABLES.keys()
-    assert [*(selector["matchLabels"] for selector in selectors), objects["Service"]["spec"]["selector"]] == 3 * [labels]
+    assert [*(selector["matchLabels"] for selector in selectors), objects["Service"]["spec"]["selector"]] == 3 * [
+        labels
+    ]
     assert ports == {kind: int(variables("cpu")[f"HOTROW_{kind.upper()}_PORT"]) for kind in ("http", "grpc")}
     assert {port["targetPort"] for port in objects["Service"]["spec"]["ports"]} == ports.keys()
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
@@ -499,6 +572,7 @@ def test_the_chart_mounts_tokens_and_certificates_that_exist():
         pytest.param({"option": {}}, "option", id="an unknown value"),
         pytest.param({"options": {"max_inflight": 3}}, "max_inflight", id="an option with underscores"),
         pytest.param({"options": {"drain-timeout-s": "8s"}}, "drain-timeout-s", id="a time that is no number"),
+        pytest.param({"options": {"http-port": 80}}, "http-port", id="a port that the service does not have"),
     ],
 )
 def test_the_chart_refuses_wrong_values(values, expected):

@@ -115,6 +115,7 @@ def _as_records(number: int, level: int, handler: logging.Handler) -> Iterator[L
         os.dup2(started_with, number)  # closes the pipe, unless a child process has it too
         os.close(started_with)
         thread.join(0.5)
+        stream.write("\n")  # for a line without an end
 
 
 class _TextFormatter(logging.Formatter):
@@ -138,7 +139,7 @@ def _json_formatter(worker: int | None) -> logging.Formatter:
     from pythonjsonlogger.json import JsonFormatter
 
     class Formatter(JsonFormatter):
-        def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802
+        def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
             """Return the time in UTC, as RFC 3339 has it."""
             return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -68,7 +68,9 @@ _log = logging.getLogger("hotrow.server")
 def from_environment(options: Iterable[str]) -> dict[str, str]:
     """Return the values of ``options`` that the environment sets, as defaults for argparse; the command line wins."""
     of_options = {f"{_PREFIX}{option.upper()}": option for option in options}
-    return {option: VariableText.of(name, os.environ[name]) for name, option in of_options.items() if name in os.environ}
+    return {
+        option: VariableText.of(name, os.environ[name]) for name, option in of_options.items() if name in os.environ
+    }
 
 
 def warn_of_misspelt_variables() -> None:

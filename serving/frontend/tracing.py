@@ -52,7 +52,9 @@ class RequestTrace:
         passed = zip(_INTERVALS, times_s, times_s[1:], strict=False)
         intervals = [Stage(name, began_s, ended_s, {}) for name, began_s, ended_s in passed if name]
         for stage in sorted([*intervals, *self.stages], key=lambda stage: stage.began_s):
-            child = self._tracer.start_span(stage.name, inside, attributes=stage.attributes, start_time=self._at(stage.began_s))
+            child = self._tracer.start_span(
+                stage.name, inside, attributes=stage.attributes, start_time=self._at(stage.began_s)
+            )
             if "exception.message" in stage.attributes:
                 child.set_status(Status(StatusCode.ERROR))
             child.end(self._at(stage.ended_s))

@@ -300,7 +300,7 @@ class PooledTables:
             out, embeddings = _room([(1, *size) for size in zip(counts, self._dims, strict=True)], 1)
             rest = self._native.fetch(native, keys, row_ptrs, out, 1, weights, counts)
         if listener.stages is not None and any(table is not None for table in native):
-            about = {"hotrow.tier": self._fastest[0].tier.name, "hotrow.keys": keys.size}
+            about: dict[str, str | int] = {"hotrow.tier": self._fastest[0].tier.name, "hotrow.keys": keys.size}
             listener.stages.append(Stage("lookup", began_s, now_s(), about))
         incomplete: list[tuple[int, Mask]] = []
         try:

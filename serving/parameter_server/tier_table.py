@@ -1,11 +1,10 @@
 """A store as one tier, and one table in it: whether it answers, and, in a cache, whether its rows may be trusted."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter as now_s
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -218,7 +217,7 @@ class TierTable:
         try:
             answer = fetch() if self.tier.breaker is None else self._within_budget(keys, fetch)
         except StoreError as err:
-            self._note(started, now_s(), keys, {"exception.message": str(err)})
+            self._note(started, now_s(), keys, err)
             self.table.check_loaded()
             self._failed(err, keys)
             return without_frames(err)
@@ -229,10 +228,13 @@ class TierTable:
             self._answered(keys)
         return answer
 
-    def _note(self, began_s: float, ended_s: float, keys: Keys, error: Mapping[str, str] = MappingProxyType({})) -> None:
+    def _note(self, began_s: float, ended_s: float, keys: Keys, error: StoreError | None = None) -> None:
         """Note a call for the trace of its request."""
         if listener.stages is not None:
-            about = {"hotrow.tier": self.tier.name, "hotrow.table": self.table.name, "hotrow.keys": keys.size, **error}
+            about: dict[str, str | int] = {"hotrow.tier": self.tier.name, "hotrow.table": self.table.name}
+            about["hotrow.keys"] = keys.size
+            if error is not None:
+                about["exception.message"] = str(error)
             listener.stages.append(Stage("lookup", began_s, ended_s, about))
 
     def _within_budget(self, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]) -> tuple[Vectors, Mask]:

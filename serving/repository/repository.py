@@ -57,7 +57,7 @@ from serving.repository.peers import Peers, check_same
 from serving.repository.served_model import ServedModel
 from serving.repository.served_versions import ServedVersions
 from serving.repository.source import ModelSource, Versions, stamps_of, with_digest
-from serving.repository.states import ModelState
+from serving.repository.states import UNLOADED, ModelState
 from serving.storage.store import LastingStore
 
 logger = logging.getLogger("hotrow.repository")
@@ -332,8 +332,9 @@ class ModelRepository(ServedVersions):
         return sorted([*states.values(), *absent], key=lambda state: (state.name, int(state.version or 0)))
 
     def readings(self) -> Iterable[MetricSample]:
-        """Return the counters of the parameter server and the caches for the metrics page."""
-        return () if self._loader is None else self._loader.readings(self.all_loaded())
+        """Return the states of versions, and the counters of the parameter server and the caches."""
+        states = [state.sample() for state in self.index() if state.state]  # a model that was never loaded has none
+        return states if self._loader is None else chain(states, self._loader.readings(self.all_loaded()))
 
     def describe(self) -> Iterable[str]:
         """Lines for an operator: each model with its memory and mapped files, and the tiers."""
@@ -702,7 +703,7 @@ class ModelRepository(ServedVersions):
             number = model.config.version
             self._states.show(name, number, "UNLOADING")
             loader.drop(model)
-            self._states.show(name, number, "UNAVAILABLE", "unloaded")
+            self._states.show(name, number, "UNAVAILABLE", UNLOADED)
 
 
 def _has_base(pair: tuple[ModelConfig, Any]) -> bool:

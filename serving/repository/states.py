@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from kernels.errors import HotrowError
 from serving.errors import printable, told
+from serving.metrics import MetricSample
 
 logger = logging.getLogger("hotrow.repository")
 
+#: The reason of a version that a client has unloaded.
+UNLOADED = "unloaded"
 #: A model's name and a version's number; 0 stands for the whole model.
 Place = tuple[str, int]
 
@@ -31,6 +34,15 @@ class ModelState:
         """The state of a version, or of a whole model."""
         name, number = place
         return cls(printable(name), str(number or ""), state, reason, digest)
+
+    def sample(self) -> MetricSample:
+        """The state as a sample for the metrics page."""
+        words = {"READY": "degraded" if self.reason else "ready"}
+        words["UNAVAILABLE"] = UNLOADED if self.reason == UNLOADED else "unavailable"
+        state = words.get(self.state, self.state.lower())
+        labels = (("model", self.name), ("version", self.version), ("state", state))
+        help_text = "1 for the state of a version: ready, degraded, unavailable, loading, unloading or unloaded."
+        return MetricSample("hotrow_model_state", help_text, labels, 1, is_gauge=True)
 
 
 class VersionStates:

@@ -212,8 +212,8 @@ class HttpEndpoint:
         scope[MODEL] = ""
         self._metrics.started()
         if self._tracing is not None:
-            name, headers = f"POST {form.route}", repeated_headers(scope["headers"])
-            scope[TRACE] = self._tracing.begin(name, headers, scope.get(ID, ""))
+            context = repeated_headers(scope["headers"])
+            scope[TRACE] = self._tracing.begin(f"POST {form.route}", context, scope.get(ID, ""))
         path = scope["path_params"]
         name, version = path["model"], path.get("version", "")
         batcher = self._endpoint.find(name, version)

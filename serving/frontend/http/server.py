@@ -177,7 +177,7 @@ class Server(uvicorn.Server):
             return False
         waits_s = 0.0 if self.force_exit else self._stops_s - time.monotonic()
         if waits_s > 0 and not self._open_connections.is_draining:
-            _log.info("not ready from now on, and stopping in %.1f s", waits_s)
+            _log.info("not ready from now on, and stopping in %.0f s", waits_s)
             self._stop.leaving()
         self._open_connections.is_draining = True
         return waits_s <= 0

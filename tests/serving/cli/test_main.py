@@ -125,7 +125,8 @@ def test_a_variable_without_effect_is_named_and_those_of_others_are_not(monkeypa
     }
     without_effect = {
         "HOTROW_TOKNS": "; did you mean 'HOTROW_TOKENS'?",
-        "HOTROW_PORT": "; did you mean 'HOTROW_HTTP_PORT'?",
+        "HOTROW_HTTPPORT": "; did you mean 'HOTROW_HTTP_PORT'?",
+        "HOTROW_PORT": "; did you mean 'HOTROW_HOST'?",
         "HOTROW_GRPC": "; did you mean 'HOTROW_GRPC_PORT'?",
         "HOTROW_XYZZY_PLUGH_QUUX": "",
     }

@@ -12,7 +12,7 @@ from serving.cli.main import main
 
 @contextmanager
 def answering(*codes):
-    """A server that answers each request with the next code, the last one again and again; yields its port and paths."""
+    """A server that answers each request with the next code, the last again and again; yields its port and paths."""
     left, asked = list(codes), []
 
     class Handler(BaseHTTPRequestHandler):
@@ -78,7 +78,7 @@ def test_a_bad_variable_and_a_misspelt_variable_are_named(monkeypatch, capsys, c
     with pytest.raises(SystemExit):
         main(["ready"])
 
-    assert "the variable HOTROW_HTTP_PROT has no effect; did you mean HOTROW_HTTP_PORT?" in caplog.text
+    assert "the variable HOTROW_HTTP_PROT has no effect; did you mean 'HOTROW_HTTP_PORT'?" in caplog.text
     assert "got 'http' in the variable HOTROW_HTTP_PORT" in capsys.readouterr().err
 
 

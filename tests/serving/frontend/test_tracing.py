@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_a_request_is_a_span_with_its_stages_inside(traced):
     assert names[:2] == ["queue", "decode"]
     assert names[-2:] == ["network", "encode"]
     assert set(names[2:-2]) == {"lookup"}
-    for before, after in zip(stages, stages[1:], strict=False):
+    for before, after in pairwise(stages):
         assert before.start_time <= before.end_time <= after.end_time
         assert request.start_time <= before.start_time
         assert after.end_time <= request.end_time
@@ -91,7 +92,8 @@ def test_each_call_of_a_tier_is_a_lookup_with_its_tier_and_keys(traced):
 
     lookups = [dict(span.attributes) for span in traced.spans() if span.name == "lookup"]
     assert lookups[0] == {"hotrow.tier": "memory", "hotrow.keys": 1}
-    assert lookups[-1] == {"hotrow.tier": "rocksdb", "hotrow.table": "ctr@3.user", "hotrow.keys": 1}
+    assert lookups[-1].pop("hotrow.table").endswith(".user")
+    assert lookups[-1] == {"hotrow.tier": "rocksdb", "hotrow.keys": 1}
 
 
 def test_a_callers_context_is_the_parent(traced):
