@@ -107,8 +107,8 @@ def create_app(front: FrontEnd, access: Access | None = None) -> ASGIApp:
     _add_metrics_route(app, front)
     _add_status_routes(app, front)
     endpoint = HttpEndpoint(front, arriving)
-    _add_infer_routes(app, endpoint)
     _add_predict_route(app, endpoint)
+    _add_infer_routes(app, endpoint)
     _complete_document(app, front)
     return InferPath(app, endpoint, front, access)
 
