@@ -17,7 +17,8 @@ from kernels.host import first_outside, split_by_table
 from serving.arrays import flat_offsets, floats, integers
 from serving.config import ModelConfig
 from serving.errors import RequestError
-from serving.features import Column, FeatureReader, places_of, rows_of, spread
+from serving.features import Column, FeatureReader, places_of, rows_of, slots_of, spread
+from serving.model.sequences import TooLong
 from serving.model.slot_sizes import SlotRange, shift_keys
 from serving.model.sparse_rows import KeyType, key_range
 
@@ -75,14 +76,16 @@ class Batch:
     """B samples.
 
     Attributes:
-        dense: float32[B, F], all finite.
+        dense: float32[B, F], all finite; the masks of sequences follow, see ``with_positions``.
         given: the keys in one of two forms: one entry per embedding table, in graph order, or joined.
         sent: what the request had, for the request log: columns of raw features, or the keys of all tables before those
             of each slot are shifted. None: unknown.
         bags: by table, the bag of each slot of each sample, int32[B * S]; None of a table, or of all tables: each slot
-            of each sample has a bag of its own, in order. Samples that share a bag are looked up once.
+            of each sample has a bag of its own, in order. Samples that share a bag are looked up once. A sequence has a
+            bag for each position.
         rows: by the number of rows of a column of ``sent``, the row of each sample; columns with a row for each sample
             are not in it.
+        sent_bags: the bags of ``sent``, before sequences have a bag for each position; None: they are ``bags``.
     """
 
     dense: NDArray[np.float32]
@@ -90,6 +93,7 @@ class Batch:
     sent: Sequence[Column] | JoinedKeys | None = None
     bags: Sequence[Places | None] | None = None
     rows: Mapping[int, Places] = field(default_factory=dict)
+    sent_bags: Sequence[Places | None] | None = None
 
     @property
     def samples(self) -> int:
@@ -119,7 +123,7 @@ class Batch:
             return self
         sent = self.sent
         if isinstance(sent, JoinedKeys):
-            sent = Batch(self.dense, _expanded(sent.tables, self.bags)).joined
+            sent = Batch(self.dense, _expanded(sent.tables, self.sent_bags or self.bags)).joined
         elif sent is not None:
             sent = _spread(sent, self.rows)
         return Batch(self.dense, _expanded(self.tables, self.bags), sent)
@@ -164,7 +168,44 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     joined = _shifted(config, sent) if config.slot_keys == "unshifted" else sent
     if given_keys.ndim == 2 and len(given_keys) != 1:
         _check_rows(config, given_keys.shape, samples)
-    return Batch(read_dense(dense, samples, config), joined, sent)
+    return with_positions(config, Batch(read_dense(dense, samples, config), joined, sent))
+
+
+def with_positions(config: ModelConfig, batch: Batch) -> Batch:
+    """Return a batch in which each position of a sequence has a bag, and the masks follow the dense features.
+
+    Args:
+        config: the model.
+        batch: has one bag for each slot of each sample.
+
+    Raises:
+        RequestError: a sequence has too many keys.
+    """
+    if all(table.sequences is None for table in config.tables):
+        return batch
+    bags: list[Places | None] = list(batch.bags or [None] * len(config.tables))
+    offsets, masks = [], []
+    for place, (table, (_, row_ptrs)) in enumerate(zip(config.tables, batch.tables, strict=True)):
+        sequences = table.sequences
+        if sequences is not None:
+            if found := sequences.too_long(row_ptrs, bags[place]):
+                raise _too_long(config, place, found)
+            row_ptrs, bags[place], has_key = sequences.spread(row_ptrs, bags[place])
+            masks += [has_key] if sequences.mask else []
+        offsets.append(row_ptrs)
+    dense = np.concatenate([batch.dense, *masks], axis=1, dtype=np.float32) if masks else batch.dense
+    given = JoinedKeys(batch.joined.keys, np.concatenate(offsets), [of_table.size for of_table in offsets])
+    return Batch(dense, given, batch.sent, None if batch.bags is None else bags, batch.rows, batch.bags)
+
+
+def _too_long(config: ModelConfig, place: int, found: TooLong) -> RequestError:
+    table = config.tables[place]
+    assert table.sequences is not None
+    name = [slot.name for slot in slots_of(config) if slot.table == table.name][found.slot]
+    most = table.sequences.most[found.slot]
+    return RequestError(
+        f"sample {found.sample} has {found.keys} keys in the sequence {name!r}, at most {most} are allowed"
+    )
 
 
 def read_features(config: ModelConfig, reader: FeatureReader, columns: Sequence[Column], samples: int) -> Batch:
@@ -215,7 +256,8 @@ def transformed(
     _check_limits(config, sent, found.most_keys, found.bags)
     given = _shifted(config, sent, bags) if config.slot_keys == "unshifted" else sent
     reader.count(found)
-    return Batch(found.dense, given, sent if reader.has_keys else columns, bags, rows or {})
+    batch = Batch(found.dense, given, sent if reader.has_keys else columns, bags, rows or {})
+    return with_positions(config, batch)
 
 
 def check_batch(batch: Any) -> None:

@@ -3,9 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from training.embedding import EmbeddingBagCollection, EmbeddingBagConfig, clip_grad_norm_, join_state_dicts
+    from training.embedding import (
+        EmbeddingBagCollection,
+        EmbeddingBagConfig,
+        EmbeddingCollection,
+        clip_grad_norm_,
+        join_state_dicts,
+    )
 
-__all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "clip_grad_norm_", "join_state_dicts"]
+__all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "EmbeddingCollection", "clip_grad_norm_", "join_state_dicts"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from serving.model.manifest import MANIFEST_NAME, Manifest, read_manifest
 from serving.model.names import MODEL_NAME, NAME_EXPECTED
 from serving.model.records import Combiner
 from serving.model.regular_file import is_absent, real_path
+from serving.model.sequences import SequenceSlots
 from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
 from serving.model.sparse_rows import KeyType, RowLayout
 
@@ -48,6 +49,7 @@ class TableConfig(Record):
         row_dtype: the row type in RAM. The rows of every tier are rounded to it.
         slot_ranges: the keys of each slot, if they begin at 0 in the slots of a request; else empty.
         slot_names: the graph's names of the slots; empty if it has none.
+        sequences: which slots are sequences; None: all are pooled.
     """
 
     name: str
@@ -61,6 +63,12 @@ class TableConfig(Record):
     row_dtype: RowDtype = "fp32"
     slot_ranges: tuple[SlotRange, ...] = ()
     slot_names: tuple[str, ...] = ()
+    sequences: SequenceSlots | None = None
+
+    @property
+    def positions(self) -> int:
+        """The rows of a sample: one of each pooled slot, and L of a sequence."""
+        return self.slots if self.sequences is None else self.sequences.positions
 
 
 class ModelConfig(Record):
@@ -110,6 +118,12 @@ class ModelConfig(Record):
     gpu_network: GpuNetworkConfig = GpuNetworkConfig()
     stream: StreamStart | None = None
     base: "ModelConfig | None" = None
+
+    @property
+    def dense_width(self) -> int:
+        """The columns of a batch's ``dense``: F, and those of the masks of sequences."""
+        of_tables = (table.sequences for table in self.tables)
+        return self.dense_dim + sum(found.positions for found in of_tables if found and found.mask)
 
     @property
     def of_tables(self) -> "ModelConfig":
@@ -289,7 +303,7 @@ def tables_of(
         TableConfig(
             name=embedding.table,
             dim=embedding.dim,
-            slots=embedding.slots,
+            slots=inputs[embedding.bottom].slots,
             combiner=embedding.combiner,
             default_value=float(embedding.default_value),
             file=real_path(file),
@@ -297,6 +311,7 @@ def tables_of(
             max_keys_per_sample=inputs[embedding.bottom].max_keys_per_sample,
             slot_ranges=ranges.get(embedding.bottom, ()),
             slot_names=inputs[embedding.bottom].names,
+            sequences=inputs[embedding.bottom].sequences,
         )
         for embedding, file in zip(graph.embeddings, files, strict=True)
     )

@@ -311,7 +311,8 @@ def _lookup_tables(clause: ModelClause, at: Location) -> tuple[TableConfig, ...]
 
 
 def _check_against_graph(clause: ModelClause, graph: Graph, dense_file: Path, at: Location) -> None:
-    slots = sum(embedding.slots for embedding in graph.embeddings)
+    inputs = {entry.top: entry for entry in graph.sparse}
+    slots = sum(inputs[embedding.bottom].slots for embedding in graph.embeddings)
     for key, value, expected in (
         ("label_dim", clause.label_dim, graph.label_dim),
         ("slot_num", clause.slot_num, slots),

@@ -51,7 +51,7 @@ class DeviceNetwork:
         """Queue the network without waiting. Call it once normally before ``Device.capture`` calls it.
 
         Args:
-            dense: float32[B, F]; B and F may be 0.
+            dense: float32[B, F]; B and F may be 0. The masks of sequences follow, in the order of ``Graph.masks``.
             embeddings: float32[B, S, D] per embedding layer, in graph order.
             stream: the stream to queue on. The arrays are on the device and complete on this stream.
 
@@ -82,7 +82,7 @@ class DeviceNetwork:
         """Run once on zeros, which uploads constants, rounds weights and compiles kernels before the first request."""
         samples = max(self.graph.least_samples, _TRIAL_SAMPLES)
         zeros = self.device.zeros
-        dense = zeros((samples, self.graph.dense_dim), np.float32)
+        dense = zeros((samples, self.graph.dense_width), np.float32)
         rows = [zeros((samples, e.slots, e.dim), np.float32) for e in self.graph.embeddings]  # kept until they are read
         self(dense, rows, stream)
         stream.synchronize()

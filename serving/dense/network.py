@@ -38,7 +38,7 @@ class DenseNetwork(Protocol):
         """Return the probabilities.
 
         Args:
-            dense: float32[B, F]; B and F may be 0.
+            dense: float32[B, F]; B and F may be 0. The masks of sequences follow, in the order of ``Graph.masks``.
             embeddings: float32[B, S, D] per embedding layer, in graph order.
 
         Returns:
@@ -86,7 +86,11 @@ def input_tensors(graph: Graph, dense: Floats, embeddings: Sequence[Floats]) -> 
     """Check a network's arguments and return them by tensor name; see ``DenseNetwork.__call__``."""
     if len(embeddings) != len(graph.embeddings):
         raise ValueError(f"expected {len(graph.embeddings)} embedding tensors, got {len(embeddings)}")
-    tensors = {graph.dense_top: dense}
+    tensors = {graph.dense_top: dense[:, : graph.dense_dim] if graph.masks else dense}
+    begin = graph.dense_dim
+    for mask, columns in graph.masks:
+        tensors[mask] = dense[:, begin : begin + columns]
+        begin += columns
     tensors.update(zip((embedding.top for embedding in graph.embeddings), embeddings, strict=True))
     samples = dense.shape[0] if dense.ndim else 0
     if too_few := graph.too_few(samples):

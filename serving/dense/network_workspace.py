@@ -219,7 +219,7 @@ def _check_inputs(graph: Graph, max_samples: int, dense: Array, embeddings: tupl
     """Check that a lookup's arrays fit the network's inputs."""
     if len(embeddings) != len(graph.embeddings):
         raise ValueError(f"expected {len(graph.embeddings)} embedding tensors, got {len(embeddings)}")
-    shapes: dict[str, tuple[int, ...]] = {graph.dense_top: (max_samples, graph.dense_dim)}
+    shapes: dict[str, tuple[int, ...]] = {graph.dense_top: (max_samples, graph.dense_width)}
     shapes |= {layer.top: (max_samples, layer.slots, layer.dim) for layer in graph.embeddings}
     for (name, shape), array in zip(shapes.items(), (dense, *embeddings), strict=True):
         if array.shape != shape or array.dtype != np.float32:

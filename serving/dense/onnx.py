@@ -63,7 +63,7 @@ def build_onnx(graph: Graph, weights: Weights) -> bytes:
     read = {bottom for layer in graph.layers for bottom in layer.bottoms}
     inputs = {
         name: ndonnx.argument(shape=("B", *graph.shapes[name][1:]), dtype=ndonnx.float32)
-        for name in (graph.dense_top, *(embedding.top for embedding in graph.embeddings))
+        for name in (graph.dense_top, *dict(graph.masks), *(embedding.top for embedding in graph.embeddings))
         if name in read
     }
     # Weights stay NumPy arrays, so values computed from weights alone become constants of the model.

@@ -41,14 +41,21 @@ def _is_flat(entry: Any, graph: Graph, source: str) -> bool:
     if entry.name == graph.dense_top:
         _check(entry, "input", [(graph.dense_dim,)], source)
         return False
+    masks = dict(graph.masks)
+    if entry.name in masks:
+        _check(entry, "input", [(masks[entry.name],)], source)
+        return False
     for embedding in graph.embeddings:
         if entry.name == embedding.top:
             flat = (embedding.slots * embedding.dim,)
             _check(entry, "input", [(embedding.slots, embedding.dim), flat], source)
             return len(entry.shape) == 2
-    names = [graph.dense_top, *(embedding.top for embedding in graph.embeddings)]
+    names = [graph.dense_top, *masks, *(embedding.top for embedding in graph.embeddings)]
     hint = did_you_mean(entry.name, names)
-    reason = f"input {entry.name!r}: expected the name of the dense top or of an embedding's top"
+    what = (
+        "of the dense top, of a mask or of an embedding's top" if masks else "of the dense top or of an embedding's top"
+    )
+    reason = f"input {entry.name!r}: expected the name {what}"
     raise ModelFileError(source, f"{reason} ({', '.join(names)}){hint}")
 
 

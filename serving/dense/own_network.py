@@ -56,7 +56,8 @@ def _try(network: OnnxNetwork, graph: Graph, file: Path) -> bool:
     """Run the network on samples together and one by one; return whether their answers differ."""
     rng = np.random.default_rng(0)
     # From 0 to 1: valid as a number and as an index, because some networks turn a feature into an index.
-    dense = rng.random((_TRIAL_SAMPLES, graph.dense_dim), np.float32)
+    dense = rng.random((_TRIAL_SAMPLES, graph.dense_width), np.float32)
+    dense[:, graph.dense_dim :] = 1.0  # masks of full sequences
     tables = [rng.random((_TRIAL_SAMPLES, e.slots, e.dim), np.float32) for e in graph.embeddings]
     together = _answer(network, dense, tables, file)
     each = [slice(sample, sample + 1) for sample in range(_TRIAL_SAMPLES)]

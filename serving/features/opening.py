@@ -14,25 +14,29 @@ from serving.features.definition import (
 from serving.features.reader import FeatureReader, SlotOfTable
 from serving.model.records import Graph
 from serving.model.regular_file import is_absent
+from serving.model.sequences import SequenceSlots
 
 _GRAPH_FILE = "graph.json"
 
 
 def slots_of(config: ModelConfig) -> list[SlotOfTable]:
     """Return the slots of a model in order."""
-    return _slots((table.name, table.slots, table.slot_names, table.max_keys_per_sample) for table in config.tables)
+    return _slots(
+        (table.name, table.slots, table.slot_names, table.max_keys_per_sample, table.sequences)
+        for table in config.tables
+    )
 
 
 def slots_of_graph(graph: Graph) -> list[SlotOfTable]:
     """Return the slots of a graph in order."""
     inputs = {entry.top: entry for entry in graph.sparse}
+    pairs = ((each.table, inputs[each.bottom]) for each in graph.embeddings)
     return _slots(
-        (each.table, each.slots, inputs[each.bottom].names, inputs[each.bottom].max_keys_per_sample)
-        for each in graph.embeddings
+        (table, entry.slots, entry.names, entry.max_keys_per_sample, entry.sequences) for table, entry in pairs
     )
 
 
-def _slots(tables: Iterable[tuple[str, int, Sequence[str], int | None]]) -> list[SlotOfTable]:
+def _slots(tables: Iterable[tuple[str, int, Sequence[str], int | None, SequenceSlots | None]]) -> list[SlotOfTable]:
     """Return the slots of tables in order.
 
     A table's only slot has the place ``user``, and several slots have their numbers: ``item[0]``, ``item[1]``. These
@@ -40,9 +44,13 @@ def _slots(tables: Iterable[tuple[str, int, Sequence[str], int | None]]) -> list
     """
     return [
         SlotOfTable(
-            table if slots == 1 else f"{table}[{slot}]", table, names[slot] if names else "", most_keys == slots
+            place=table if slots == 1 else f"{table}[{slot}]",
+            table=table,
+            own_name=names[slot] if names else "",
+            has_one_key=most_keys == (slots if sequences is None else sequences.positions),
+            most=0 if sequences is None else sequences.most[slot],
         )
-        for table, slots, names, most_keys in tables
+        for table, slots, names, most_keys, sequences in tables
         for slot in range(slots)
     ]
 
@@ -52,15 +60,18 @@ def definition_of_names(slots: Sequence[SlotOfTable], dense: Sequence[str]) -> F
 
     None if the graph has no names.
     """
-    by_name: dict[str, bool] = {}
+    by_name: dict[str, list[SlotOfTable]] = {}
     for slot in slots:
         if not slot.own_name:
             return None
-        by_name[slot.own_name] = by_name.get(slot.own_name, True) and slot.has_one_key
+        by_name.setdefault(slot.own_name, []).append(slot)
     first = next(iter(by_name))
     features = [FeatureConfig(name=name, kind="dense") for name in dense]
-    for name, has_one_key in by_name.items():
-        several, shares = None if has_one_key else ListConfig(), None if name == first else first
+    for name, own in by_name.items():
+        longest = min((slot.most for slot in own if slot.most), default=None)
+        has_one_key = longest is None and all(slot.has_one_key for slot in own)
+        several = None if has_one_key else ListConfig(most=longest)
+        shares = None if name == first else first
         features.append(FeatureConfig(name=name, kind="identity", list=several, shares=shares))
     return FeatureDefinition(format=1, features=tuple(features))
 

@@ -49,12 +49,14 @@ class SlotOfTable(NamedTuple):
         table: the table's name.
         own_name: the graph's name of the slot; empty if the graph has none.
         has_one_key: a sample has at most one key for each slot of the table.
+        most: the most keys of a sequence; 0: the slot is pooled.
     """
 
     place: str
     table: str
     own_name: str = ""
     has_one_key: bool = False
+    most: int = 0
 
     @property
     def name(self) -> str:
@@ -458,6 +460,12 @@ def _places(
             key = "slot" if feature.slot is not None else "name"
             reason = f"the model has no slot {feature.slot_name!r}{close}; it has {', '.join(names)}"
             raise ConfigError(source, f"features[{number}].{key}", reason)
+        longest = min((slots[at].most for at in found[feature.name] if slots[at].most), default=0)
+        if longest and feature.list is not None and (feature.list.most or 0) > longest:
+            reason = (
+                f"{feature.list.most}, but the sequence {feature.slot_name!r} of the model has at most {longest} keys"
+            )
+            raise ConfigError(source, f"features[{number}].list.most", reason)
     owners = {at: name for name in found for at in found[name]}
     for at, slot in enumerate(slots):
         if at not in owners:

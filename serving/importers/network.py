@@ -126,7 +126,9 @@ def answer_to(graph: Graph, network: DenseNetwork, first_rows: Sequence[Vectors]
         for rows, embedding in zip(first_rows, graph.embeddings, strict=True)
     ]
     try:
-        answer = network(np.zeros((_SAMPLES, graph.dense_dim), np.float32), embeddings)
+        dense = np.zeros((_SAMPLES, graph.dense_width), np.float32)
+        dense[:, graph.dense_dim :] = 1.0  # masks of full sequences
+        answer = network(dense, embeddings)
     except RequestError as err:
         raise ModelFileError(source, f"tried on {_SAMPLES} samples: {err}") from err
     if not np.isfinite(answer).all():

@@ -19,10 +19,33 @@ from serving.importers.rows import BareDtype, TableRows
 from serving.model.graph import name_inputs, parse_graph
 from serving.model.names import TABLE_NAME, names_of_positions
 from serving.model.records import Combiner, Graph
+from serving.model.sequences import SequenceSlots
 from serving.model.version_writer import ONNX_FILE, check_table_names
 
 _LARGEST = 2**31 - 1  # the most samples of a request, and the most keys of a sample
 _RENAME = "export the network with other input_names"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsOfRequest:
+    """The slots of a table in requests.
+
+    Attributes:
+        names: what requests call them.
+        sequences: which are sequences; None: all are pooled.
+        has_one_key: a sample has at most one key in each slot, and at each position of a sequence.
+    """
+
+    names: tuple[str, ...]
+    sequences: SequenceSlots | None = None
+    has_one_key: bool = False
+
+    @property
+    def most_keys(self) -> int:
+        """The most keys of a sample."""
+        if not self.has_one_key:
+            return _LARGEST
+        return len(self.names) if self.sequences is None else self.sequences.positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +55,14 @@ class PlannedTable:
     Attributes:
         name: the name of the table and of the input.
         rows: where its rows come from.
-        slots: S.
         combiner: how the rows of one slot are pooled.
-        slot_names: what requests call the slots.
-        has_one_key: a sample has at most one key in each slot.
+        slots: its slots in requests.
     """
 
     name: str
     rows: TableRows
-    slots: int
     combiner: Combiner
-    slot_names: tuple[str, ...]
-    has_one_key: bool = False
+    slots: SlotsOfRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +99,9 @@ class ImportPlan:
             "sparse": [
                 {
                     "top": keys[table.name],
-                    "slot_num": table.slots,
-                    "max_feature_num_per_sample": table.slots if table.has_one_key else _LARGEST,
+                    "slot_num": len(table.slots.names),
+                    "max_feature_num_per_sample": table.slots.most_keys,
+                    **_sequence(table.slots.sequences),
                 }
                 for table in self.tables
             ],
@@ -93,7 +113,7 @@ class ImportPlan:
             "sparse_model_file": [table.name for table in self.tables],
         }
         document = {"inference": inference, "layers": [data, *(_embedding(table, keys) for table in self.tables)]}
-        slots = [name for table in self.tables for name in table.slot_names]
+        slots = [name for table in self.tables for name in table.slots.names]
         return name_inputs(document, slots, self.dense_names)
 
     def graph(self) -> Graph:
@@ -106,8 +126,9 @@ class ImportPlan:
         yield f"network {self.network.source}: {dense}, answers [B, {self.network.label_dim}]"
         for table in self.tables:
             keys = "row numbers are the keys" if table.rows.keys is None else "with keys"
+            slots = len(table.slots.names)
             yield (
-                f"table {table.name}: {table.slots} slot{'s' * (table.slots > 1)}, {table.combiner}; "
+                f"table {table.name}: {slots} slot{'s' * (slots > 1)}, {table.combiner}; "
                 f"{table.rows.rows:,} rows of {table.rows.dim} from {table.rows.source}, {keys}"
             )
         if self.features is not None:
@@ -181,17 +202,24 @@ def with_features(plan: ImportPlan, features: FeatureDefinition, source: str) ->
 
 
 def plan_matched(
-    network: ImportedNetwork, matching: Matching, combiners: Mapping[str, Combiner], max_batchsize: int
+    network: ImportedNetwork,
+    matching: Matching,
+    combiners: Mapping[str, Combiner],
+    max_batchsize: int,
+    of_tables: Mapping[str, SlotsOfRequest] | None = None,
 ) -> ImportPlan:
-    """Check that a network and the tables of its inputs fit. See ``plan_import``. ``combiners`` has every table."""
+    """Check that a network and the tables of its inputs fit. See ``plan_import``.
+
+    ``combiners`` has every table. ``of_tables`` are the slots of each table; None: as many as its input has rows.
+    """
     if not 1 <= max_batchsize <= _LARGEST:
         raise ConfigError(network.source, "max_batchsize", f"expected 1 to {_LARGEST}, got {max_batchsize!r}")
     inputs = {entry.name: entry for entry in network.inputs}
-    slots = {name: _slots(network.source, inputs[name], rows) for name, rows in matching.rows.items()}
-    planned = tuple(
-        PlannedTable(name, rows, slots[name], combiners[name], tuple(names_of_positions(name, slots[name])))
+    slots = of_tables or {
+        name: SlotsOfRequest(tuple(names_of_positions(name, _slots(network.source, inputs[name], rows))))
         for name, rows in matching.rows.items()
-    )
+    }
+    planned = tuple(PlannedTable(name, rows, combiners[name], slots[name]) for name, rows in matching.rows.items())
     for table in planned:
         trained = table.rows.pooling.combiner
         if trained not in (None, table.combiner):
@@ -248,6 +276,15 @@ def _embedding(table: PlannedTable, keys: Mapping[str, str]) -> dict[str, Any]:
             **({"default_emb_vec_value": default_value} if default_value else {}),
         },
     }
+
+
+def _sequence(sequences: SequenceSlots | None) -> dict[str, Any]:
+    """Return the part of a sparse input that says which slots are sequences."""
+    if sequences is None:
+        return {}
+    mask = {"mask": sequences.mask} if sequences.mask else {}
+    padding = {} if sequences.padding == "end" else {"padding": sequences.padding}
+    return {"sequence": {"most": list(sequences.most), **mask, **padding}}
 
 
 def _fresh(name: str, taken: set[str]) -> str:

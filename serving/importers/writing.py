@@ -108,6 +108,8 @@ def _predict_once(folder: Path, name: str) -> None:
     config = read_inference_config(folder / GRAPH_FILE, name)
     graph, network = open_dense(*config.network_files(), config.onnx_file)
     # no warnings: faulty rows were reported when they were copied, and the folder is about to be renamed
-    batches = [open_table_file(config, table).batches(rows_tried(table.slots), warns=False) for table in config.tables]
+    batches = [
+        open_table_file(config, table).batches(rows_tried(table.positions), warns=False) for table in config.tables
+    ]
     first_rows = [next(batch)[1] for batch in batches]
     answer_to(graph, network, first_rows, str(folder))

@@ -118,7 +118,7 @@ def keys_left_out(config: ModelConfig) -> str:
 
 def first_max_keys(config: ModelConfig) -> int:
     """Return how many keys, over all tables, a model's workspaces have room for at first."""
-    per_sample = sum(table.max_keys_per_sample or table.slots for table in config.tables)
+    per_sample = sum(table.max_keys_per_sample or table.positions for table in config.tables)
     return max(min(config.max_batchsize * per_sample, _MOST_FIRST_KEYS), SINGLE_KEYS)
 
 
@@ -131,9 +131,9 @@ def caches_memory(plans: Sequence[PlannedCache]) -> Memory:
 def buffers_memory(config: ModelConfig) -> Memory:
     """Return the memory of a model's worker buffers on one device, with their download buffers and erasure buffers."""
     samples, buffers = config.max_batchsize, config.gpu_cache.worker_buffers
-    bags = [BagRows(table.slots, table.combiner) for table in config.tables]
+    bags = [BagRows(table.positions, table.combiner) for table in config.tables]
     dims = [table.dim for table in config.tables]
-    largest = samples, first_max_keys(config), config.dense_dim
+    largest = samples, first_max_keys(config), config.dense_width
     device_bytes = workspace_bytes(bags, dims, *largest, SINGLE_KEYS)
     answer_bytes = 4 * (most_floats(bags, dims, samples, SINGLE_KEYS) + samples * config.label_dim)
     host_bytes = workspace_host_bytes(bags, *largest) + answer_bytes

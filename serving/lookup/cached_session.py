@@ -271,7 +271,7 @@ class CachedLookupSession(LookupSession):
     def _warm_up(self) -> None:
         """Compile the kernels and make one workspace, so that the first request does not wait for them."""
         none = np.empty(0, dtype=np.int64)
-        empty = [TableKeys(none, np.zeros(table.slots + 1, dtype=np.int32)) for table in self.config.tables]
+        empty = [TableKeys(none, np.zeros(table.positions + 1, dtype=np.int32)) for table in self.config.tables]
         with self._workspaces.lend(1) as work:
             work.pooling.pool(empty)
             work.pooling.missing()
@@ -372,14 +372,14 @@ def _open_workspaces(
     """Return a pool that makes each workspace when it is first needed; ``opened`` drops them."""
     group = CacheGroup(
         [cache.cache for cache in caches],
-        [table.slots for table in config.tables],
+        [table.positions for table in config.tables],
         [table.combiner for table in config.tables],
         [table.default_value for table in config.tables],
     )
 
     def make(max_keys: int) -> DeviceWorkspace:
         with _within_memory(config, group.device, max_keys):
-            return DeviceWorkspace(group, config.max_batchsize, max_keys, config.dense_dim)
+            return DeviceWorkspace(group, config.max_batchsize, max_keys, config.dense_width)
 
     return opened.enter_context(closing(Workspaces(make, config.gpu_cache.worker_buffers, first_max_keys(config))))
 

@@ -64,6 +64,10 @@ class GraphReader:
         for top in self._sparse:
             self._claim(top, fields, "sparse.top")
         self._shapes[data.dense_top] = (B, data.dense_dim)
+        for entry in data.sparse:
+            if entry.sequences is not None and entry.sequences.mask:
+                self._claim(entry.sequences.mask, fields, "sparse.sequence.mask")
+                self._shapes[entry.sequences.mask] = (B, entry.positions)
 
     def read(self, source: str) -> Graph:
         """Read the layers after Data, and return the graph. Raise ConfigError as ``parse_graph`` does."""
@@ -126,6 +130,10 @@ class GraphReader:
         embedding = read_embedding(fields, self._sparse)
         if embedding.table in self._names:
             raise fields.error(f"two layers are called {embedding.table!r}", "name" if "name" in fields else "top")
+        is_read = any(other.bottom == embedding.bottom for other in self._embeddings)
+        if is_read and self._sparse[embedding.bottom].sequences is not None:
+            reason = f"two layers read the sequences of {embedding.bottom!r}; expected a sparse input for each"
+            raise fields.error(reason, "bottom")
         self._names.add(embedding.table)
         self._claim(embedding.top, fields)
         self._embeddings.append(embedding)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from serving.model.names import TABLE_NAME, is_taken
 from serving.model.records import Combiner, Embedding, SparseInput
+from serving.model.sequences import Padding, SequenceSlots
 from serving.model.sparse_rows import RowLayout
 from serving.model.strict_json import Fields
 
@@ -25,6 +26,11 @@ _EMBEDDING_IGNORED = (
 )  # fmt: skip
 _EMBEDDING_TRAINING = ("optimizer", "hybrid_embedding_param", "plan_file", "slot_size")
 _SPARSE_TYPES = {"DistributedSlot": "DistributedSlot", "LocalizedSlot": "LocalizedSlot"}
+_SPARSE_KEYS = (
+    "top", "slot_num", "type", "max_feature_num_per_sample", "max_nnz", "nnz_per_slot", "is_fixed_length", "names",
+)  # fmt: skip
+_LONGEST_SEQUENCE = 65_536
+_PADDINGS: Mapping[str, Padding] = {"end": "end", "start": "start"}
 _LARGEST_DIM = 65_536  # the most floats in a row of a host table
 _COMBINERS: Mapping[int | str, Combiner] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean", "sqrtn": "sqrtn"}
 
@@ -129,10 +135,10 @@ def _read_labels(fields: Fields) -> tuple[Label, ...]:
 def _read_sparse(fields: Fields) -> SparseInput:
     """Read one sparse input. v3.0 counts keys per sample, v3.1 and later per slot."""
     fields.allow(
-        ("top", "slot_num", "type", "max_feature_num_per_sample", "max_nnz", "nnz_per_slot", "is_fixed_length", "names")
+        (*_SPARSE_KEYS, "sequence")  # names and sequence are Hotrow's own
     )
-    slots = fields.integer("slot_num")
-    names = _read_names(fields, slots)
+    top, slots = fields.text("top"), fields.integer("slot_num")
+    names, sequences = _read_names(fields, slots), _read_sequences(fields, slots)
     if "type" in fields:
         fields.choice("type", _SPARSE_TYPES)
     if "is_fixed_length" in fields:
@@ -142,14 +148,30 @@ def _read_sparse(fields: Fields) -> SparseInput:
     if ("nnz_per_slot" in fields) == ("max_feature_num_per_sample" in fields):
         raise fields.error("expected either max_feature_num_per_sample or nnz_per_slot")
     if "nnz_per_slot" not in fields:
-        return SparseInput(fields.text("top"), slots, fields.integer("max_feature_num_per_sample"), names)
+        return SparseInput(top, slots, fields.integer("max_feature_num_per_sample"), names, sequences)
     per_slot = fields.value("nnz_per_slot")
     if not isinstance(per_slot, list):
-        return SparseInput(fields.text("top"), slots, fields.integer("nnz_per_slot") * slots, names)
+        return SparseInput(top, slots, fields.integer("nnz_per_slot") * slots, names, sequences)
     if len(per_slot) != slots:
         raise fields.error(f"expected {slots} numbers, one per slot, got {len(per_slot)}", "nnz_per_slot")
     keys = sum(fields.check_integer(nnz, f"nnz_per_slot[{slot}]", 1) for slot, nnz in enumerate(per_slot))
-    return SparseInput(fields.text("top"), slots, keys, names)
+    return SparseInput(top, slots, keys, names, sequences)
+
+
+def _read_sequences(fields: Fields, slots: int) -> SequenceSlots | None:
+    """Read which slots are sequences: ``{"most": 50}``, or a number per slot with 0 for pooled slots."""
+    if "sequence" not in fields:
+        return None
+    own = fields.object("sequence", ("most", "mask", "padding"))
+    if isinstance(own.value("most"), list):
+        most = own.integers("most", minimum=0, maximum=_LONGEST_SEQUENCE)
+        if len(most) != slots or not any(most):
+            raise own.error(f"expected {slots} numbers, one per slot and some of them not 0, got {list(most)}", "most")
+    else:
+        most = (own.integer("most", maximum=_LONGEST_SEQUENCE),) * slots
+    mask = own.text("mask") if "mask" in own else ""
+    padding: Padding = own.choice("padding", _PADDINGS) if "padding" in own else "end"
+    return SequenceSlots(most, mask, padding)
 
 
 def read_embedding(fields: Fields, sparse: Mapping[str, SparseInput]) -> Embedding:
@@ -172,7 +194,7 @@ def read_embedding(fields: Fields, sparse: Mapping[str, SparseInput]) -> Embeddi
         table=table,
         bottom=bottom,
         top=top,
-        slots=sparse[bottom].slots,
+        slots=sparse[bottom].positions,
         dim=hparam.integer("embedding_vec_size", maximum=_LARGEST_DIM),
         combiner=hparam.choice("combiner", _COMBINERS),
         row_layout=EMBEDDING_TYPES[fields.text("type")],

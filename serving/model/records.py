@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from serving.model.sequences import SequenceSlots
 from serving.model.sparse_rows import RowLayout
 
 Combiner: TypeAlias = Literal["sum", "mean", "sqrtn"]
@@ -38,12 +39,19 @@ class SparseInput:
         slots: S.
         max_keys_per_sample: over all slots.
         names: what requests call each slot. Slots with the same name have the same keys. Empty: slots have no names.
+        sequences: which slots are sequences; None: all are pooled.
     """
 
     top: str
     slots: int
     max_keys_per_sample: int
     names: tuple[str, ...] = ()
+    sequences: SequenceSlots | None = None
+
+    @property
+    def positions(self) -> int:
+        """The rows that the network gets of a sample: one of each pooled slot, and L of a sequence."""
+        return self.slots if self.sequences is None else self.sequences.positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,7 @@ class Embedding:
         table: the table's name inside the model: the layer's ``name``, or its top if layers have no names.
         bottom: the sparse input it reads.
         top: the tensor it makes, [B, S, D].
-        slots: S.
+        slots: S, the rows of a sample: one of each pooled slot, and L of a sequence.
         dim: D (``embedding_vec_size``).
         combiner: how the rows of one slot are pooled.
         row_layout: ``"localized"`` rows of a single-file table have a slot id, ``"distributed"`` rows do not.
@@ -153,6 +161,18 @@ class Graph:
     def stored(self) -> tuple[WeightSpec, ...]:
         """The weights, then the statistics."""
         return self.weights + self.statistics
+
+    @property
+    def masks(self) -> tuple[tuple[str, int], ...]:
+        """The masks of sequences and their columns, in the order of the tables."""
+        inputs = {entry.top: entry.sequences for entry in self.sparse}
+        found = (inputs[embedding.bottom] for embedding in self.embeddings)
+        return tuple((of_input.mask, of_input.positions) for of_input in found if of_input and of_input.mask)
+
+    @property
+    def dense_width(self) -> int:
+        """The columns of a network's argument ``dense``: F, and those of the masks."""
+        return self.dense_dim + sum(positions for _, positions in self.masks)
 
     @property
     def dense_columns(self) -> tuple[str, ...]:

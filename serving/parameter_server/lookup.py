@@ -260,7 +260,7 @@ class PooledTables:
         self._tables = tables
         self._fastest = [table.tiers[0] for table in self._tables]
         self._combiners = [table.combiner for table in config.tables]
-        self._sizes = sizes = [(table.slots, table.dim) for table in config.tables]
+        self._sizes = sizes = [(table.positions, table.dim) for table in config.tables]
         # Neighbours with the same slots and dim: how many, slots, dim. Their vectors are one array.
         self._runs = [(len(list(some)), *size) for size, some in groupby(sizes)]
         slots, dims = zip(*sizes, strict=True)

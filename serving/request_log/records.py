@@ -126,7 +126,8 @@ class RecordForm:
         sent: list[Any] = [entry.batch.sent for entry in entries]
         if not self._has_keys:
             return [array_of(self._features[place], [columns[place] for columns in sent]) for place in self._kept]
-        dense = np.concatenate([entry.batch.dense for entry in entries])
+        features = entries[0].session.config.dense_dim  # the masks of sequences follow
+        dense = np.concatenate([entry.batch.dense[:, :features] for entry in entries])
         tables = [join_keys(parts) for parts in zip(*(keys.tables for keys in sent), strict=True)]
         arrays = _arrays_of_keys(dense, tables)
         return [arrays[place] for place in self._kept]

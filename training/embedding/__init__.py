@@ -3,6 +3,7 @@
 from training.embedding.clipping import clip_grad_norm_
 from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.joining import join_state_dicts
+from training.embedding.rows import EmbeddingCollection, JaggedRows
 from training.row_file import TableRows
 from training.tables.config import Constant, EmbeddingBagConfig, Normal, Uniform
 from training.tables.table import EmbeddingTable
@@ -11,7 +12,9 @@ __all__ = [
     "Constant",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
+    "EmbeddingCollection",
     "EmbeddingTable",
+    "JaggedRows",
     "Normal",
     "TableRows",
     "Uniform",

@@ -43,6 +43,7 @@ def from_torch(
     features: str | Path | None = None,
     run: str = "",
     positions: Mapping[str, str] | None = None,
+    sequences: Mapping[str, int] | None = None,
 ) -> ImportedModule:
     """Write a PyTorch module into a model repository, and compare the version's answers with the module's.
 
@@ -74,6 +75,8 @@ def from_torch(
             name, see ``ImportedModule.names``, or names its ``slot``.
         run: the training run that publishes updates of the rows; empty if it publishes none.
         positions: for each partition of the log of updates, the position that the rows include.
+        sequences: for each input that is a padded sequence, [B, L], the key that stands for no key. Requests have up to
+            L keys without padding, and the module's masks and lengths are made from their number.
 
     Raises:
         ConfigError: the module or the example cannot be imported, or the features are not those of its slots. The
@@ -101,4 +104,5 @@ def from_torch(
         features=None if features is None else Path(features),
         run=run,
         positions=positions,
+        sequences=sequences or {},
     )

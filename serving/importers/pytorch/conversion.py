@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -28,14 +27,15 @@ from serving.errors import ConfigError
 from serving.features import FeatureReader, SlotOfTable, read_features
 from serving.importers.matching import Matching
 from serving.importers.network import check_network
-from serving.importers.plan import ImportPlan, plan_matched, with_features
+from serving.importers.plan import ImportPlan, SlotsOfRequest, plan_matched, with_features
 from serving.importers.pytorch import ImportedModule
 from serving.importers.pytorch.dense import export_dense
 from serving.importers.pytorch.inputs import Inputs
-from serving.importers.pytorch.runs import Runner, Sources
+from serving.importers.pytorch.runs import Runner, Source, Sources
 from serving.importers.pytorch.tables import Tables
 from serving.importers.verifying import ANSWER, Comparison, ExpectedAnswers
 from serving.importers.writing import write_model
+from serving.model.sequences import SequenceSlots
 from serving.model.version_writer import check_target
 
 _SAMPLES = 64  # of the random requests
@@ -52,6 +52,7 @@ def convert(
     features: Path | None,
     run: str,
     positions: Mapping[str, str] | None,
+    sequences: Mapping[str, int],
 ) -> ImportedModule:
     """See ``from_torch``."""
     if not isinstance(module, nn.Module):
@@ -71,15 +72,15 @@ def convert(
         if not lookups:
             kinds = "nn.EmbeddingBag, an nn.Embedding or an EmbeddingBagCollection"
             raise ConfigError(source, "", f"expected forward to call an {kinds}, it calls none")
-        inputs = Inputs(source, bound, lookups)
-        slots = {table: len(of_table) for table, of_table in tables.slots(lookups, inputs.samples).items()}
+        inputs = Inputs(source, bound, lookups, sequences)
+        slots = {table: len(of_table) for table, of_table in tables.slots(lookups, inputs.samples)[0].items()}
         runner = Runner(source, module, tables, inputs, slots)
         sources = runner.trace()
         slots_of_tables = _named(inputs, sources)
         if definition is not None:
             FeatureReader(definition, slots_of_tables, inputs.width, str(features))
-        expected = _expected_answers(runner, sources.keys, logits)
-        plan = _plan(runner, logits, max_batchsize, slots_of_tables)
+        expected = _expected_answers(runner, sources, logits)
+        plan = _plan(runner, sources, logits, max_batchsize, slots_of_tables)
     if definition is not None:
         plan = with_features(plan, definition, str(features))
     found: list[Comparison] = []
@@ -91,7 +92,7 @@ def convert(
         run=run,
         positions=positions,
     )
-    in_order = tuple((table, feature) for table, features in sources.slots.items() for feature in features)
+    in_order = tuple((table, slot.name) for table, of_table in sources.slots.items() for slot in of_table)
     names = dict.fromkeys([*inputs.dense_names, *(slot.name for slot in slots_of_tables)])
     return ImportedModule(path, found[0], tuple(inputs.dense), in_order, tuple(names))
 
@@ -140,20 +141,26 @@ def _check_tensors(source: str, module: nn.Module) -> None:
 
 @contextmanager
 def _eval_mode(module: nn.Module) -> Iterator[None]:
-    """Run a block in eval mode and without gradients, then restore the modes of all submodules."""
+    """Run a block in eval mode and without gradients, then restore the modes of all submodules.
+
+    The fast path of PyTorch's Transformer layers drops padding, so its work depends on the data and cannot be traced.
+    """
     training = [part for part in module.modules() if part.training]
+    is_fast = torch.backends.mha.get_fastpath_enabled()
     module.eval()
     try:
+        torch.backends.mha.set_fastpath_enabled(False)
         with torch.no_grad():
             yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(is_fast)
         for part in training:
             part.training = True
 
 
-def _expected_answers(runner: Runner, keys: Mapping[int, NDArray[np.int64]], logits: bool) -> ExpectedAnswers:
+def _expected_answers(runner: Runner, sources: Sources, logits: bool) -> ExpectedAnswers:
     """Return random requests and the module's answers."""
-    run = runner.ask(_SAMPLES, keys)
+    run = runner.ask(_SAMPLES, sources.keys)
     answers = run.answer.double()
     if logits:
         answers = answers.sigmoid()
@@ -162,7 +169,12 @@ def _expected_answers(runner: Runner, keys: Mapping[int, NDArray[np.int64]], log
         shown = [float(f"{value:.6g}") for value in answers[strange][:3].tolist()]
         reason = f"answers such as {shown} are not probabilities; if they are logits, use logits=True"
         raise ConfigError(runner.source, "", reason)
-    bags = [slot[sample] for sample in range(_SAMPLES) for slots in run.slots.values() for slot in slots]
+    bags = [
+        slot.bag(run, table, sample)
+        for sample in range(_SAMPLES)
+        for table, of_table in sources.slots.items()
+        for slot in of_table
+    ]
     arrays = {
         KEYS: np.concatenate(bags),
         ROW_PTRS: np.cumsum([0, *(bag.size for bag in bags)]),
@@ -175,29 +187,59 @@ def _expected_answers(runner: Runner, keys: Mapping[int, NDArray[np.int64]], log
 
 def _named(inputs: Inputs, sources: Sources) -> list[SlotOfTable]:
     """Return the slots of all tables with the names that requests have."""
-    names = iter(inputs.names_in_requests([slot for of_table in sources.slots.values() for slot in of_table]))
+    names = iter(inputs.names_in_requests([slot.name for of_table in sources.slots.values() for slot in of_table]))
     return [
-        SlotOfTable(f"{table}[{place}]" if len(of_table) > 1 else table, table, next(names))
+        SlotOfTable(
+            place=f"{table}[{place}]" if len(of_table) > 1 else table,
+            table=table,
+            own_name=next(names),
+            most=0 if (padding := of_table[place].padding) is None else padding.most,
+        )
         for table, of_table in sources.slots.items()
         for place in range(len(of_table))
     ]
 
 
-def _plan(runner: Runner, logits: bool, max_batchsize: int, slots_of_tables: Sequence[SlotOfTable]) -> ImportPlan:
+def _plan(
+    runner: Runner, sources: Sources, logits: bool, max_batchsize: int, slots_of_tables: Sequence[SlotOfTable]
+) -> ImportPlan:
     """Export the dense network, and join it with the tables."""
     source, tables, slots = runner.source, runner.tables, runner.slots
     dense_name = "dense"
     while dense_name in slots:
         dense_name += "_"
-    model = export_dense(source, runner.module, tables, runner.inputs, slots, dense_name)
+    sequences = {
+        name: found for name, of_table in sources.slots.items() if (found := _sequences(source, name, of_table))
+    }
+    mask_names = {name: f"{name}_mask" for name in sequences}
+    while not {*slots, dense_name}.isdisjoint(mask_names.values()):
+        mask_names = {name: f"{mask}_" for name, mask in mask_names.items()}
+    model, masks = export_dense(
+        source, runner.module, tables, runner.inputs, slots, sources.slots, dense_name, mask_names
+    )
     network = check_network(f"the dense network of {source}", model, logits)
     rows = {table: tables.rows(table) for table in slots}
     dense = next((entry for entry in network.inputs if entry.name == dense_name), None)
     combiners = {table: tables.combiner(table) for table in slots}
-    plan = plan_matched(network, Matching(rows, dense, ()), combiners, max_batchsize)
-    names = {name: tuple(slot.own_name for slot in slots_of_tables if slot.table == name) for name in slots}
-    named = (
-        replace(table, slot_names=names[table.name], has_one_key=tables.has_one_key(table.name))
-        for table in plan.tables
-    )
-    return replace(plan, tables=tuple(named), dense_names=tuple(runner.inputs.dense_names))
+    of_tables = {
+        name: SlotsOfRequest(
+            tuple(slot.own_name for slot in slots_of_tables if slot.table == name),
+            sequences[name]._replace(mask=masks.get(name, "")) if name in sequences else None,
+            has_one_key=not tables.pools(name),
+        )
+        for name in slots
+    }
+    plan = plan_matched(network, Matching(rows, dense, ()), combiners, max_batchsize, of_tables)
+    return replace(plan, dense_names=tuple(runner.inputs.dense_names))
+
+
+def _sequences(source: str, table: str, slots: Sequence[Source]) -> SequenceSlots | None:
+    """Return which slots of a table are sequences; None if all are pooled."""
+    paddings = [slot.padding for slot in slots if slot.padding is not None]
+    if not paddings:
+        return None
+    if len({padding.at_start for padding in paddings}) > 1:
+        reason = "expected sequences that are padded at the same side, because they have one table"
+        raise ConfigError(source, table, reason)
+    most = tuple(0 if slot.padding is None else slot.padding.most for slot in slots)
+    return SequenceSlots(most, padding="start" if paddings[0].at_start else "end")

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from serving.errors import ConfigError
-from serving.importers.pytorch.inputs import FeatureKeys, Inputs
+from serving.importers.pytorch.inputs import Feature, FeatureKeys, Inputs
+from serving.importers.pytorch.lines import at_line, line_of_error
+from serving.importers.pytorch.runs import Source
 from serving.importers.pytorch.tables import Tables
 
 # What PyTorch raises if it cannot trace or convert a module.
@@ -17,35 +19,89 @@ _SAMPLES = 5  # the exporter would fix a B of 0 or 1
 
 
 class _DenseNetwork(nn.Module):  # type: ignore[misc]
-    """A module whose inputs are the dense features, float32[B, F] unless F is 0, and float32[B, S, D] of each table."""
+    """A module whose inputs are the dense features, float32[B, F] unless F is 0, and float32[B, P, D] of each table.
 
-    def __init__(self, module: nn.Module, tables: Tables, inputs: Inputs, names: Sequence[str]) -> None:
+    The masks of tables with sequences follow, float32[B, P].
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        tables: Tables,
+        inputs: Inputs,
+        sources: Mapping[str, Sequence[Source]],
+        masks: Sequence[str],
+    ) -> None:
         super().__init__()
         self.module = module
-        self._tables, self._inputs, self._names = tables, inputs, names
+        self._tables, self._inputs, self._sources, self._masks = tables, inputs, sources, masks
+        keys = {(table, one.padding.key) for table in masks for one in sources[table] if one.padding is not None}
+        rows = {(table, key): tables.row(table, key).clone() for table, key in keys if key is not None}
+        self._rows = {place: row for place, row in rows.items() if row.any()}  # of padding; the rest are zeros
 
     def forward(self, *tensors: Tensor) -> Any:
         first, samples = tensors[0], tensors[0].shape[0]
-        dense, vectors = (first, tensors[1:]) if self._inputs.width else (first.new_zeros(samples, 0), tensors)
+        rest = iter(tensors)
+        dense = next(rest) if self._inputs.width else first.new_zeros(samples, 0)
+        vectors = {table: next(rest) for table in self._sources}
+        masks = {table: next(rest) > 0.5 for table in self._masks}
         keys = first.new_zeros(samples, dtype=torch.int64)  # nothing reads their values
-        features = [FeatureKeys(keys, torch.ones_like(keys)) for _ in self._inputs.features]
+        features = [FeatureKeys(_fillers(one, keys), torch.ones_like(keys)) for one in self._inputs.features]
+        for table in self._masks:
+            vectors[table] = self._with_padding(table, vectors[table], masks[table], features)
         arguments = self._inputs.arguments(dense, features)
-        with self._tables.watched(dict(zip(self._names, vectors, strict=True))):
+        with self._tables.watched(vectors):
             return self.module(*arguments.args, **arguments.kwargs)
+
+    def _with_padding(self, table: str, vectors: Tensor, mask: Tensor, features: list[FeatureKeys]) -> Tensor:
+        """Make the keys of the sequences in ``features``, and return the rows with those of the padding."""
+        parts, begin = [], 0
+        for source in self._sources[table]:
+            end = begin + (1 if source.padding is None else source.padding.most)
+            rows, is_key = vectors[:, begin:end], mask[:, begin:end]
+            if source.padding is not None:
+                key, [place] = source.padding.key, source.places
+                of_feature = features[place].keys
+                if key is not None:
+                    of_feature = torch.where(is_key, source.padding.filler, key)
+                    row = self._rows.get((table, key))
+                    rows = rows if row is None else torch.where(is_key[..., None], rows, row)
+                features[place] = FeatureKeys(of_feature, is_key.sum(1))
+            parts.append(rows)
+            begin = end
+        return torch.cat(parts, dim=1)
+
+
+def _fillers(feature: Feature, keys: Tensor) -> Tensor:
+    """Return keys of a feature, in its form; ``keys`` are int64[B]."""
+    if feature.padding is None or feature.padding.key is None:
+        return keys
+    return keys.new_full((keys.shape[0], feature.padding.most), feature.padding.filler)
 
 
 def export_dense(
-    source: str, module: nn.Module, tables: Tables, inputs: Inputs, slots: Mapping[str, int], dense_name: str
-) -> Any:
-    """Return the dense network as an ``onnx.ModelProto`` whose inputs have the names of the tables.
+    source: str,
+    module: nn.Module,
+    tables: Tables,
+    inputs: Inputs,
+    slots: Mapping[str, int],
+    sources: Mapping[str, Sequence[Source]],
+    dense_name: str,
+    mask_names: Mapping[str, str],
+) -> tuple[Any, dict[str, str]]:
+    """Return the dense network as an ``onnx.ModelProto``, and the names of the masks that it reads, by table.
+
+    Its inputs have the names of the tables.
 
     Args:
         source: the module in messages.
         module: the module, in eval mode.
         tables: its tables.
         inputs: its inputs.
-        slots: S by table, in the order of the network's inputs.
+        slots: P by table, in the order of the network's inputs.
+        sources: the slots of requests by table.
         dense_name: the name of the input with the dense features, which comes first. There is none if F is 0.
+        mask_names: of the mask of each table with sequences.
 
     Raises:
         ConfigError: PyTorch cannot export it, or its answer does not depend on one of its inputs.
@@ -55,7 +111,8 @@ def export_dense(
     }
     if inputs.width:
         shapes = {dense_name: (_SAMPLES, inputs.width), **shapes}
-    network = _DenseNetwork(module, tables, inputs, list(slots))
+    shapes |= {mask: shapes[table][:2] for table, mask in mask_names.items()}
+    network = _DenseNetwork(module, tables, inputs, sources, list(mask_names))
     samples = {0: torch.export.Dim("B")}
     try:
         with warnings.catch_warnings(action="ignore"):  # the exporter's own libraries are deprecated
@@ -68,13 +125,20 @@ def export_dense(
             exported = torch.onnx.export(program, dynamo=True, verbose=False)
     except _UNTRACEABLE as err:
         lines = str(err).splitlines() or [type(err).__name__]
-        raise ConfigError(source, "", f"PyTorch cannot export the dense network to ONNX: {lines[0]}") from err
+        reason = f"PyTorch cannot export the dense network to ONNX: {lines[0]}"
+        raise ConfigError(source, "", f"{reason}{at_line(line_of_error(err.__traceback__))}") from err
     graph = exported.model.graph
     for value in (*graph.initializers.values(), *(value for node in graph for value in node.outputs)):
         value.name = f"{value.name}/"  # a table's name has no slash, so no value has the name of an input
-    for name, value in zip(shapes, graph.inputs, strict=True):
+    masks = dict(mask_names)
+    for name, value in zip(shapes, list(graph.inputs), strict=True):
         value.name = name
-        if not value.uses() and not value.is_graph_output():
+        if value.uses() or value.is_graph_output():
+            continue
+        if table := next((table for table, mask in masks.items() if mask == name), None):
+            graph.inputs.remove(value)
+            del masks[table]
+        else:
             where = ", ".join(inputs.dense) if name == dense_name else name
             raise ConfigError(source, where, "has no effect on the answer; remove it from forward")
-    return exported.model_proto
+    return exported.model_proto, masks

@@ -1,7 +1,7 @@
 """The inputs of a module: learn their form from an example, and make more of them.
 
-A feature is what has a list of keys per sample: a position of a key tensor [B, ...], a pair of keys [N] and offsets, or
-a key of TorchRec's KeyedJaggedTensor.
+A feature is what has a list of keys per sample: a position of a key tensor [B, ...], a pair of keys [N] and offsets, a
+key of TorchRec's KeyedJaggedTensor, or a padded sequence [B, L]. The masks and lengths of sequences are made from them.
 """
 
 import re
@@ -16,20 +16,54 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from serving.errors import ConfigError
+from serving.errors import ConfigError, did_you_mean
+from serving.importers.pytorch.jagged import padded
 from serving.importers.pytorch.tables import Lookup
 from serving.model.names import names_of_positions
 
 _FORMS = "float32 [B, ...] for dense features, int64 or int32 [B, ...] for keys, or a KeyedJaggedTensor"
+_MASKS = "for the mask of a sequence, name its input of padded keys, sequences={'ids': 0}"
 _CONSTANTS = (type(None), bool, int, float, str)
 _OF_KEYED_JAGGED = ("keys", "values", "lengths", "stride")
 
 
 class FeatureKeys(NamedTuple):
-    """One feature's keys, int64[N] sample by sample, and the number of keys per sample, int64[B]."""
+    """One feature's keys.
+
+    Attributes:
+        keys: int64[N], sample by sample; of a padded input they may be int64[B, L] with the padding.
+        lengths: int64[B], the number of keys per sample.
+    """
 
     keys: Tensor
     lengths: Tensor
+
+
+class Padding(NamedTuple):
+    """How a sequence has a fixed number of positions.
+
+    Attributes:
+        most: L.
+        key: stands at positions without a key; None: the input has no padding, its rows are padded.
+        at_start: such positions come before the keys.
+    """
+
+    most: int
+    key: int | None = None
+    at_start: bool = False
+
+    @property
+    def filler(self) -> int:
+        """A key that is not the padding."""
+        return 0 if self.key == 1 else 1
+
+    def matrix(self, keys: FeatureKeys, key: int | None = None) -> Tensor:
+        """Return int64[B, L]; ``key`` takes the place of the padding."""
+        if keys.keys.ndim == 2:
+            return keys.keys
+        key = self.key if key is None else key
+        assert key is not None
+        return torch.from_numpy(padded(keys.keys.numpy(), keys.lengths.numpy(), self.most, key, self.at_start))
 
 
 class Feature(NamedTuple):
@@ -39,11 +73,13 @@ class Feature(NamedTuple):
         name: as messages show it: ``ids[:, 3]``.
         input: the input that it is a part of.
         lengths: features with the same text here have equal lengths. None: one key per sample.
+        padding: of a sequence, whose rows are not pooled; None: the feature is none.
     """
 
     name: str
     input: str
     lengths: str | None
+    padding: Padding | None = None
 
 
 #: Makes one input from the dense features, [B, F], and the keys of all features.
@@ -61,8 +97,16 @@ class Inputs:
         samples: B of the example.
     """
 
-    def __init__(self, source: str, bound: BoundArguments, lookups: Sequence[Lookup]) -> None:
-        """Learn them from the arguments of one call and its lookups. ``source`` names the module in messages.
+    def __init__(
+        self, source: str, bound: BoundArguments, lookups: Sequence[Lookup], sequences: Mapping[str, int]
+    ) -> None:
+        """Learn them from the arguments of one call and its lookups.
+
+        Args:
+            source: names the module in messages.
+            bound: the arguments.
+            lookups: of the call.
+            sequences: the padding key of each input that is a padded sequence.
 
         Raises:
             ConfigError: an input has no known form, or two inputs differ in B.
@@ -76,7 +120,10 @@ class Inputs:
         leaves, self._tree = pytree.tree_flatten_with_path(dict(bound.arguments), is_leaf=_is_keyed_jagged)
         named = {f"{path[0].key}{pytree.keystr(path[1:])}": value for path, value in leaves}
         self._pairs = _pairs(named, lookups)
-        self._makers = [self._maker(name, value) for name, value in named.items()]
+        self._lookups = lookups
+        self._validity: dict[int, Tensor] = {}  # by the place of a padded input, where the example has keys
+        padded_inputs = self._padded_inputs(named, sequences)
+        self._makers = [padded_inputs.get(name) or self._maker(name, value) for name, value in named.items()]
         if len(set(self._samples.values())) > 1:
             found = ", ".join(f"{samples} in {name!r}" for name, samples in self._samples.items())
             advice = "keys [N] need their offsets as another input, and both must reach the table as they are"
@@ -88,6 +135,12 @@ class Inputs:
         """Return arguments with dense features, float32[B, F], and the keys of each feature."""
         made = pytree.tree_unflatten([make(dense, keys) for make in self._makers], self._tree)
         return BoundArguments(self._bound.signature, made)
+
+    def keys_in(self, arguments: BoundArguments) -> list[Tensor]:
+        """Return the tensors of keys in arguments."""
+        leaves = pytree.tree_leaves(dict(arguments.arguments), is_leaf=_is_keyed_jagged)
+        values = [leaf.values() if _is_keyed_jagged(leaf) else leaf for leaf in leaves]
+        return [one for one in values if isinstance(one, Tensor) and not one.is_floating_point()]
 
     def names_in_requests(self, slots: Sequence[str]) -> list[str]:
         """Return what requests call the slots that these inputs or features feed.
@@ -111,14 +164,19 @@ class Inputs:
             return lambda dense, keys: value
         if _is_keyed_jagged(value):
             return self._keyed_jagged(name, value)
+        if isinstance(value, Tensor) and (derived := self._derived(name, value)):
+            return derived
         is_known = isinstance(value, Tensor) and value.dtype in (torch.float32, torch.int64, torch.int32)
         if not is_known or not value.ndim or not value.numel():
             came = type(value).__name__
             if isinstance(value, Tensor):
                 came = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+                if value.dtype == torch.bool:
+                    came += f"; {_MASKS}"
             raise ConfigError(self._source, name, f"expected {_FORMS}, got {came}")
         if name in self._pairs:
-            place = self._add(name, name, self._pairs[name].offsets)
+            padding = self._padding_of_rows(name, [one for one in self._lookups if _name_of(one.keys, {name: value})])
+            place = self._add(name, name, self._pairs[name].offsets, padding)
             return lambda dense, keys: keys[place].keys.to(value.dtype)
         for keys_name, pair in self._pairs.items():
             if name == pair.offsets:
@@ -163,7 +221,8 @@ class Inputs:
         self._samples[name] = value.stride()
         for key in names:
             feature = f"{name}[{key!r}]"
-            self._add(feature, name, feature)
+            padding = self._padding_of_rows(feature, [one for one in self._lookups if one.feature == key])
+            self._add(feature, name, feature, padding)
         end = len(self.features)
 
         def make(dense: Tensor, keys: Sequence[FeatureKeys]) -> Any:
@@ -178,9 +237,97 @@ class Inputs:
 
         return make
 
-    def _add(self, name: str, input_name: str, lengths: str | None) -> int:
-        self.features.append(Feature(name, input_name, lengths))
+    def _add(self, name: str, input_name: str, lengths: str | None, padding: Padding | None = None) -> int:
+        self.features.append(Feature(name, input_name, lengths, padding))
         return len(self.features) - 1
+
+    def _padding_of_rows(self, name: str, lookups: Sequence[Lookup]) -> Padding | None:
+        """Return the padding of the rows of a jagged feature; None if they are pooled."""
+        most = sorted({lookup.most for lookup in lookups if lookup.most})
+        if len(most) > 1:
+            reason = f"expected rows that are padded to one length, got {' and '.join(map(str, most))}"
+            raise ConfigError(self._source, name, reason)
+        return Padding(most[0]) if most else None
+
+    def _padded_inputs(self, named: Mapping[str, Any], sequences: Mapping[str, int]) -> dict[str, _Maker]:
+        """Return the makers of the inputs that are padded sequences."""
+        makers: dict[str, _Maker] = {}
+        by_short = {self._short(name): name for name in named}
+        for given, key in sequences.items():
+            name = by_short.get(given, given)
+            if name not in named:
+                close = did_you_mean(given, [*named, *by_short])
+                raise ConfigError(self._source, "sequences", f"forward has no input {given!r}{close}")
+            value = named[name]
+            if not isinstance(value, Tensor) or value.dtype not in (torch.int64, torch.int32) or value.ndim != 2:
+                came = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ConfigError(self._source, name, f"expected a sequence, int64 or int32 [B, L], got {came}")
+            makers[name] = self._sequence(name, value, key)
+        return makers
+
+    def _sequence(self, name: str, value: Tensor, key: int) -> _Maker:
+        is_key = value != key
+        padding = Padding(value.shape[1], key, self._is_at_start(name, is_key, key))
+        same = (self.features[place].lengths for place, other in self._validity.items() if torch.equal(other, is_key))
+        lengths = next(same, name)
+        place = self._add(name, name, lengths, padding)
+        self._validity[place] = is_key
+        self._samples[name] = value.shape[0]
+        return lambda dense, keys: padding.matrix(keys[place]).to(value.dtype)
+
+    def _is_at_start(self, name: str, is_key: Tensor, key: int) -> bool:
+        """Return whether the padding of the example is at the start."""
+        most = is_key.shape[1]
+        lengths, places = is_key.sum(1, keepdim=True), torch.arange(most)
+        is_end = torch.equal(is_key, places < lengths)
+        is_start = torch.equal(is_key, places >= most - lengths)
+        if not is_end and not is_start:
+            reason = f"expected the padding {key} at the end of each sample of the example, or at the start of each"
+            raise ConfigError(self._source, name, reason)
+        if is_end and is_start and most > 1:
+            reason = (
+                f"expected a sample with 1 to {most - 1} keys in the example, which shows where the padding {key} is"
+            )
+            raise ConfigError(self._source, name, reason)
+        return bool(is_start) and most > 1
+
+    def _derived(self, name: str, value: Tensor) -> _Maker | None:
+        """Return the maker of an input that is the mask or the lengths of a sequence in the example."""
+        if any(_shares_memory(value, lookup.keys) for lookup in self._lookups):
+            return None
+        for place, is_key in self._validity.items():
+            padding, sizes, dtype = self.features[place].padding, value.shape[1:], value.dtype
+            assert padding is not None
+            if value.numel() == is_key.numel() and value.shape[0] == is_key.shape[0]:
+                same = value.reshape(is_key.shape)
+                for wanted in (is_key, ~is_key):
+                    if torch.equal(same, wanted.to(dtype)):
+                        self._samples[name] = value.shape[0]
+                        return _mask_maker(place, padding, wanted is is_key, sizes, dtype)
+            is_count = not value.is_floating_point() and value.numel() == value.shape[0] == is_key.shape[0]
+            if is_count and torch.equal(value.reshape(-1), is_key.sum(1).to(dtype)):
+                self._samples[name] = value.shape[0]
+                return _lengths_maker(place, sizes, dtype)
+        return None
+
+
+def _mask_maker(place: int, padding: Padding, is_one: bool, sizes: Sequence[int], dtype: torch.dtype) -> _Maker:
+    """Return the maker of a mask that is 1 at positions with a key, or at those without."""
+
+    def make(dense: Tensor, keys: Sequence[FeatureKeys]) -> Tensor:
+        matrix = padding.matrix(keys[place])
+        mask = matrix != padding.key if is_one else matrix == padding.key
+        return mask.reshape(dense.shape[0], *sizes).to(dtype)
+
+    return make
+
+
+def _lengths_maker(place: int, sizes: Sequence[int], dtype: torch.dtype) -> _Maker:
+    return lambda dense, keys: keys[place].lengths.reshape(-1, *sizes).to(dtype)
+
+
+def _shares_memory(value: Tensor, other: Any) -> bool:
+    return isinstance(other, Tensor) and value.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 class _Pair(NamedTuple):

@@ -10,15 +10,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from serving.errors import ConfigError
-from serving.importers.pytorch.inputs import FeatureKeys, Inputs
-from serving.importers.pytorch.tables import CONSTANT_KEYS, Slot, Tables
+from serving.importers.pytorch.inputs import FeatureKeys, Inputs, Padding
+from serving.importers.pytorch.lines import KeyUses, at_line, line_of_error
+from serving.importers.pytorch.tables import CONSTANT_KEYS, NO_KEY, Slot, Tables
 
 # What a module raises if it cannot take inputs of the example's form.
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 _MOST_KEYS = 4  # of a random bag
 _TRACED_SAMPLES = 11
-# A tag is a key that says where it comes from: an offset, the feature, 8 bits of sample, 4 bits of position.
-_FEATURE_BIT, _SAMPLE_BIT = 12, 4
+# A tag is a key that says where it comes from: an offset, the feature, 4 bits of sample, 12 bits of position.
+_FEATURE_BIT, _SAMPLE_BIT = 16, 12
+_LONGEST_SEQUENCE = 1 << _SAMPLE_BIT
 _ZERO = np.zeros(1, np.int64)  # a key
 _EDGE_RATIO = 0.1  # of random keys: the first and the last row are often special, for example padding
 
@@ -27,23 +29,56 @@ _KeysOf = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
 
 
 class Run(NamedTuple):
-    """One run: the answer, the slots that each table looked up, the dense features [B, F], the keys of each feature."""
+    """One run.
+
+    Attributes:
+        answer: of the module.
+        slots: what each table looked up: of a sequence one slot for each position.
+        lines: the line of the module's code that looked up each of these slots.
+        dense: float32[B, F], the dense features.
+        features: the keys of each feature, without padding.
+        lengths: how many keys each sample has of the features with such lengths.
+        uses: the first line that computes something from keys; an empty text if there is none.
+    """
 
     answer: Tensor
     slots: dict[str, list[Slot]]
+    lines: dict[str, list[str]]
     dense: NDArray[np.float32]
     features: list[Slot]
+    lengths: dict[str | None, NDArray[np.int64]]
+    uses: str
+
+
+class Source(NamedTuple):
+    """Where the keys of a slot of a request come from.
+
+    Attributes:
+        name: the input or the features that feed it.
+        places: those of the features.
+        first: the place of its first position among the slots that the table looked up.
+        padding: of a sequence; None: the slot is pooled.
+    """
+
+    name: str
+    places: list[int]
+    first: int
+    padding: Padding | None
+
+    def bag(self, run: Run, table: str, sample: int) -> NDArray[np.int64]:
+        """Return the keys of a sample in a run."""
+        return run.slots[table][self.first][sample] if self.padding is None else run.features[self.places[0]][sample]
 
 
 class Sources(NamedTuple):
     """Where the keys of the tables come from.
 
     Attributes:
-        slots: the input or the features that feed each slot, by table.
+        slots: of each slot of a request, by table.
         keys: those of the smallest table that a feature reads, by the feature's place.
     """
 
-    slots: dict[str, list[str]]
+    slots: dict[str, list[Source]]
     keys: dict[int, NDArray[np.int64]]
 
 
@@ -80,21 +115,26 @@ class Runner:
             for table, count in self.slots.items()
         }
         run = self._run(_TRACED_SAMPLES, partial(_tags, first_tag), None, vectors)
-        sources = Sources({}, {})
-        for table, of_table in run.slots.items():
-            for slot in of_table:
-                places = self._places(table, slot, run.features, first_tag)
-                sources.slots.setdefault(table, []).append(self._name(places))
-                for place in places:
-                    sources.keys[place] = min(keys[table], sources.keys.get(place, keys[table]), key=len)
+        sources = Sources({table: self._sources(table, run, first_tag) for table in run.slots}, {})
+        for table, of_table in sources.slots.items():
+            for place in (place for source in of_table for place in source.places):
+                padding = self.inputs.features[place].padding
+                own = keys[table] if padding is None else keys[table][keys[table] != padding.key]
+                sources.keys[place] = min(own, sources.keys.get(place, own), key=len)
         self._refuse_unused(sources.keys)
-        other = self._run(_TRACED_SAMPLES, lambda place, counts: np.zeros(counts.sum(), np.int64), run.dense, vectors)
+        rows = [source for of_table in sources.slots.values() for source in of_table if source.padding is not None]
+        groups = {self.inputs.features[source.places[0]].lengths for source in rows}
+        unpooled = {name: run.lengths[name] for name in groups}
+        other = self._run(_TRACED_SAMPLES, self._filler, run.dense, vectors, unpooled)
         if not torch.allclose(run.answer, other.answer, equal_nan=True):
             reason = (
                 "with other keys and the same rows, forward gives another answer; expected keys to matter by their "
                 "rows only: no padding mask, no lengths of bags, no random numbers, and dense features as float32"
             )
-            raise ConfigError(self.source, "", reason)
+            of_inputs = [one.input for one in self.inputs.features if one.padding is None]
+            if several := next((name for name in of_inputs if of_inputs.count(name) > 1), ""):
+                reason += f"; if {several!r} is padded with 0, use sequences={{{several!r}: 0}}"
+            raise ConfigError(self.source, "", f"{reason}{at_line(run.uses)}")
         return sources
 
     def ask(self, samples: int, keys_of: Mapping[int, NDArray[np.int64]]) -> Run:
@@ -116,51 +156,118 @@ class Runner:
         keys_of: _KeysOf,
         dense: NDArray[np.float32] | None = None,
         vectors: Mapping[str, Tensor] | None = None,
+        unpooled: Mapping[str | None, NDArray[np.int64]] | None = None,
     ) -> Run:
-        """Run the module once. No ``dense``: random features. For ``vectors`` see ``Tables.watched``."""
+        """Run the module once. No ``dense``: random features. For ``vectors`` see ``Tables.watched``.
+
+        ``unpooled`` are the lengths of sequences; None: random lengths.
+        """
         if dense is None:
             dense = self._random.standard_normal((samples, self.inputs.width), np.float32)
-        keys = self._keys(samples, keys_of)
+        lengths = {**self._lengths(samples), **(unpooled or {})}
+        keys = self._keys(keys_of, lengths)
         arguments = self.inputs.arguments(torch.from_numpy(dense), keys)
+        uses = KeyUses(self.inputs.keys_in(arguments))
         try:
-            with self.tables.watched(vectors) as lookups:
+            with self.tables.watched(vectors) as lookups, uses:
                 answer = self.module(*arguments.args, **arguments.kwargs)
         except _FAILURES as err:
             lines = str(err).splitlines() or [type(err).__name__]
             reason = f"forward fails on inputs of the example's form with B = {samples}: {lines[0]}"
-            raise ConfigError(self.source, "", f"{reason}; expected any B, and keys that only tables read") from err
-        slots = self.tables.slots(lookups, samples)
+            reason = (
+                f"{reason}; expected any B, and keys that only tables read{at_line(line_of_error(err.__traceback__))}"
+            )
+            raise ConfigError(self.source, "", reason) from err
+        slots, lines_of = self.tables.slots(lookups, samples)
         counts = {table: len(of_table) for table, of_table in slots.items()}
         if list(counts.items()) != list(self.slots.items()):
             reason = f"expected forward to look up as many slots as with the example, {dict(self.slots)}"
             raise ConfigError(self.source, "", f"{reason}, got {counts} with B = {samples}")
         bags = [np.split(key.keys.numpy(), key.lengths.cumsum(0)[:-1].numpy()) for key in keys]
-        return Run(self._checked(answer, samples), slots, dense, bags)
+        return Run(self._checked(answer, samples), slots, lines_of, dense, bags, lengths, uses.line)
 
-    def _keys(self, samples: int, keys_of: _KeysOf) -> list[FeatureKeys]:
-        """Return keys of each feature, as many as it may have."""
+    def _lengths(self, samples: int) -> dict[str | None, NDArray[np.int64]]:
+        """Return how many keys each sample has of the features with such lengths. Some sequences are full or empty."""
         lengths: dict[str | None, NDArray[np.int64]] = {None: np.ones(samples, np.int64)}
-        keys: list[FeatureKeys] = []
-        for place, feature in enumerate(self.inputs.features):
-            if feature.lengths not in lengths:
-                lengths[feature.lengths] = self._random.integers(0, _MOST_KEYS, samples, endpoint=True)
-            counts = lengths[feature.lengths]
-            keys.append(FeatureKeys(torch.from_numpy(keys_of(place, counts)), torch.from_numpy(counts)))
-        return keys
+        most: dict[str, int] = {}
+        for feature in self.inputs.features:
+            if feature.padding is not None and feature.lengths is not None:
+                most[feature.lengths] = min(feature.padding.most, most.get(feature.lengths, feature.padding.most))
+        for name in dict.fromkeys(feature.lengths for feature in self.inputs.features):
+            if name is not None:
+                lengths[name] = self._random.integers(0, most.get(name, _MOST_KEYS), samples, endpoint=True)
+            if name in most:
+                lengths[name][:2] = most[name], 0
+        return lengths
 
-    def _places(self, table: str, slot: Slot, features: Sequence[Slot], first_tag: int) -> list[int]:
-        """Return the features whose tagged keys are in a slot."""
-        places = list(dict.fromkeys(((np.concatenate(slot) - first_tag) >> _FEATURE_BIT).tolist()))
-        is_known = all(0 <= place < len(features) for place in places)
-        for sample, bag in enumerate(slot):
-            expected = [features[place][sample] for place in places] if is_known else []
-            if not expected or not np.array_equal(bag, np.concatenate(expected)):
+    def _keys(self, keys_of: _KeysOf, lengths: Mapping[str | None, NDArray[np.int64]]) -> list[FeatureKeys]:
+        """Return keys of each feature."""
+        counts = [lengths[feature.lengths] for feature in self.inputs.features]
+        return [
+            FeatureKeys(torch.from_numpy(keys_of(place, of_feature)), torch.from_numpy(of_feature))
+            for place, of_feature in enumerate(counts)
+        ]
+
+    def _filler(self, place: int, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return keys that are all the same, and no padding."""
+        padding = self.inputs.features[place].padding
+        return np.full(counts.sum(), 0 if padding is None else padding.filler, np.int64)
+
+    def _sources(self, table: str, run: Run, first_tag: int) -> list[Source]:
+        """Return where the tagged keys of a table's slots come from."""
+        sources: list[Source] = []
+        slots, at = run.slots[table], 0
+        while at < len(slots):
+            tags = np.concatenate(slots[at])
+            places = list(dict.fromkeys(((tags[tags >= first_tag] - first_tag) >> _FEATURE_BIT).tolist()))
+            if not places or max(places) >= len(run.features):
+                raise self._computed(table, run, at)
+            padding = self.inputs.features[places[0]].padding if len(places) == 1 else None
+            if padding is not None and not self.tables.pools(table):
+                self._check_positions(table, run, at, places[0])
+            else:
+                padding = None
+                self._check_bags(table, run, at, places)
+            sources.append(Source(self._name(places), places, at, padding))
+            at += 1 if padding is None else padding.most
+        return sources
+
+    def _check_positions(self, table: str, run: Run, first: int, place: int) -> None:
+        """Check that the slots from ``first`` on are the positions of a sequence."""
+        feature = self.inputs.features[place]
+        assert feature.padding is not None
+        slots = run.slots[table][first : first + feature.padding.most]
+        lengths = np.array([bag.size for bag in run.features[place]])
+        keys = FeatureKeys(torch.from_numpy(np.concatenate(run.features[place])), torch.from_numpy(lengths))
+        expected = feature.padding.matrix(keys, NO_KEY if feature.padding.key is None else None).numpy()
+        if len(slots) < feature.padding.most or not np.array_equal(np.stack(slots)[..., 0].T, expected):
+            reason = (
+                f"expected the rows of all {feature.padding.most} positions of {feature.name!r}, in order; look up all "
+                "of them, and choose among the rows"
+            )
+            raise ConfigError(self.source, table, f"{reason}{at_line(run.lines[table][first])}")
+
+    def _check_bags(self, table: str, run: Run, at: int, places: Sequence[int]) -> None:
+        """Check that a slot has the keys of features."""
+        paddings = [one.padding.key for one in self.inputs.features if one.padding and one.padding.key is not None]
+        for sample, bag in enumerate(run.slots[table][at]):
+            expected = np.concatenate([run.features[place][sample] for place in places])
+            if np.array_equal(bag, expected):
+                continue
+            if np.array_equal(bag[~np.isin(bag, paddings)], expected):
+                names = " ".join(self.inputs.features[place].name for place in places)
                 reason = (
-                    "forward computes keys of this table, but a request's keys go straight to the table; compute them "
-                    f"before the module and pass them as an input; {CONSTANT_KEYS}"
+                    f"the padding of {names!r} is pooled too; use padding_idx, or take a mean of the rows by a mask"
                 )
-                raise ConfigError(self.source, table, reason)
-        return places
+                raise ConfigError(self.source, table, f"{reason}{at_line(run.lines[table][at])}")
+            raise self._computed(table, run, at)
+
+    def _computed(self, table: str, run: Run, at: int) -> ConfigError:
+        reason = (
+            "forward computes keys of this table, but a request's keys go straight to the table; compute them "
+            f"before the module and pass them as an input; {CONSTANT_KEYS}"
+        )
+        return ConfigError(self.source, table, f"{reason}{at_line(run.uses or run.lines[table][at])}")
 
     def _name(self, places: Sequence[int]) -> str:
         """Return the name of the input that consists of these features, or the names of the features."""

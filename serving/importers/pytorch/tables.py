@@ -10,10 +10,13 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from serving.errors import ConfigError
+from serving.importers.pytorch.jagged import JaggedRows, padded
+from serving.importers.pytorch.lines import at_line, line_of_call
 from serving.importers.rows import TableRows
 from serving.importers.torch_file import rows_of_tensor
 from serving.model.records import Combiner
@@ -27,19 +30,43 @@ CONSTANT_KEYS = "for constant keys, index the table's weight instead"
 Slot = list[NDArray[np.int64]]
 
 
+#: The key of a position without a key, in the slots of jagged rows.
+NO_KEY = -1
+
+
 class Lookup(NamedTuple):
-    """One call of a table: its keys, where each bag begins if it was called with offsets, and if they end with N."""
+    """One call of a table.
+
+    Attributes:
+        table: its name.
+        keys: the keys.
+        offsets: where each bag begins; None: it was called without offsets.
+        with_last_offset: whether the offsets end with N.
+        line: of the module's code.
+        feature: the feature of a collection without pooling; empty for other calls.
+        most: L, the positions to which the rows of this feature were padded.
+    """
 
     table: str
     keys: Tensor
     offsets: Tensor | None
     with_last_offset: bool
+    line: str
+    feature: str = ""
+    most: int = 0
+
+
+class _Unpooled(NamedTuple):
+    """A collection whose rows are not pooled: the feature and the table of each answer."""
+
+    module: nn.Module
+    answers: dict[str, tuple[str, str]]
 
 
 class Tables:
     """The tables in a module, by the names that they get as tables of a model.
 
-    They are ``nn.EmbeddingBag``, ``nn.Embedding``, and the tables in Hotrow's ``EmbeddingBagCollection``.
+    They are ``nn.EmbeddingBag``, ``nn.Embedding``, and the tables in collections of TorchRec and of Hotrow.
     """
 
     def __init__(self, source: str, module: nn.Module) -> None:
@@ -48,15 +75,33 @@ class Tables:
         self._modules: dict[str, nn.Module] = {}
         self._collections: list[tuple[nn.Module, dict[str, str]]] = []  # and the names of its tables
         self._trained: dict[str, Any] = {}  # tables of collections
-        collection = sys.modules.get("training.embedding.collection")  # without it, no module has a collection
+        self._unpooled: list[_Unpooled] = []
+        self._of_unpooled: set[str] = set()  # tables of PyTorch in such collections
+        trained = sys.modules.get("training.embedding")  # without it, no module has a collection
         for path, part in module.named_modules():
             taken = {**self._modules, **self._trained}
             if isinstance(part, nn.EmbeddingBag | nn.Embedding):
-                self._modules[_free_name(path or type(part).__name__, taken)] = part
-            elif collection is not None and isinstance(part, collection.EmbeddingBagCollection):
+                if not any(part is table for table in self._modules.values()):
+                    self._modules[_free_name(path or type(part).__name__, taken)] = part
+            elif trained is not None and isinstance(part, trained.EmbeddingBagCollection):
                 names = {name: _free_name(name, taken) for name in part.tables}
-                self._collections.append((part, names))
                 self._trained.update({names[name]: table for name, table in part.tables.items()})
+                if isinstance(part, trained.EmbeddingCollection):
+                    features = {
+                        one: names[name]
+                        for name, table in part.tables.items()
+                        for one in table.config.features or (name,)
+                    }
+                    self._unpooled.append(_Unpooled(part, {one: (one, table) for one, table in features.items()}))
+                else:
+                    self._collections.append((part, names))
+            elif _is_embedding_collection(part):
+                names = {}
+                for name, table in part.embeddings.items():
+                    names[name] = _free_name(name, {**taken, **self._modules})
+                    self._modules[names[name]] = table
+                self._of_unpooled |= set(names.values())
+                self._unpooled.append(_Unpooled(part, _answers_of(part, names)))
 
     def size(self, table: str) -> tuple[int, int]:
         """Return V and D of a table."""
@@ -87,6 +132,16 @@ class Tables:
         """Whether each slot of a table has one key in a sample."""
         return isinstance(self._modules.get(table), nn.Embedding)
 
+    def pools(self, table: str) -> bool:
+        """Whether a table pools the rows of a slot."""
+        unpooled = {name for part in self._unpooled for _, name in part.answers.values()}
+        return not self.has_one_key(table) and table not in unpooled
+
+    def row(self, table: str, key: int) -> Tensor:
+        """Return a row of an ``nn.Embedding``, float32[D]."""
+        row: Tensor = self._modules[table].weight[key]
+        return row
+
     def combiner(self, table: str) -> Combiner:
         """Return how a table pools."""
         if table in self._trained:
@@ -106,6 +161,8 @@ class Tables:
         answers = None if vectors is None else _Answers(self._source, vectors)
         try:
             for name, table in self._modules.items():
+                if name in self._of_unpooled:
+                    continue
                 if "forward" in vars(table):
                     raise ConfigError(self._source, name, "its forward was replaced; expected PyTorch's own")
                 table.forward = partial(self._look_up, name, table.forward, lookups, answers)
@@ -113,22 +170,29 @@ class Tables:
             for collection, names in self._collections:
                 collection.forward = partial(self._look_up_features, collection, names, lookups, answers)
                 replaced.append(collection)
-            with _without_parameters([collection for collection, _ in self._collections]):
+            for part in self._unpooled:
+                part.module.forward = partial(self._look_up_rows, part, lookups, answers)
+                replaced.append(part.module)
+            trained = [part for part, _ in self._collections] + [part.module for part in self._unpooled]
+            with _without_parameters([part for part in trained if hasattr(part, "tables")]):
                 yield lookups
         finally:
             for table in replaced:
                 del table.forward
 
-    def slots(self, lookups: Sequence[Lookup], samples: int) -> dict[str, list[Slot]]:
-        """Return the slots of each table in order of the calls.
+    def slots(self, lookups: Sequence[Lookup], samples: int) -> tuple[dict[str, list[Slot]], dict[str, list[str]]]:
+        """Return the slots of each table in order of the calls, and the line of each.
 
         Raises:
             ConfigError: a call had another number of samples.
         """
         slots: dict[str, list[Slot]] = {}
+        lines: dict[str, list[str]] = {}
         for lookup in lookups:
-            slots.setdefault(lookup.table, []).extend(self._slots(lookup, samples))
-        return slots
+            of_call = self._slots(lookup, samples)
+            slots.setdefault(lookup.table, []).extend(of_call)
+            lines.setdefault(lookup.table, []).extend([lookup.line] * len(of_call))
+        return slots, lines
 
     def _look_up(
         self,
@@ -146,8 +210,8 @@ class Tables:
         if per_sample_weights is not None:
             refusal = "is called with per_sample_weights, but Hotrow's keys have no weights"
         if refusal:
-            raise ConfigError(self._source, name, refusal)
-        lookups.append(Lookup(name, input, offsets, getattr(table, "include_last_offset", False)))
+            raise ConfigError(self._source, name, f"{refusal}{at_line(line_of_call())}")
+        lookups.append(Lookup(name, input, offsets, getattr(table, "include_last_offset", False), line_of_call()))
         if answers is not None:
             return answers.take(name, input.shape[1:] if isinstance(table, nn.Embedding) else None)
         return original(input) if offsets is None else original(input, offsets)
@@ -168,14 +232,54 @@ class Tables:
             name = names[collection.table_of(feature)]
             keys, offsets, *weights = value if isinstance(value, tuple) else _keys_and_offsets(value)
             if any(weight is not None for weight in weights):
-                raise ConfigError(self._source, name, "is called with weights, but Hotrow's keys have no weights")
-            lookups.append(Lookup(name, keys, offsets, True))
+                reason = f"is called with weights, but Hotrow's keys have no weights{at_line(line_of_call())}"
+                raise ConfigError(self._source, name, reason)
+            lookups.append(Lookup(name, keys, offsets, True, line_of_call()))
             answered[feature] = None if answers is None else answers.take(name, None)
         return type(collection).forward(collection, features) if answers is None else answered
+
+    def _look_up_rows(
+        self, part: _Unpooled, lookups: list[Lookup], answers: "_Answers | None", features: Any
+    ) -> dict[str, JaggedRows]:
+        """Stand in for ``forward`` of a collection whose rows are not pooled. Padding an answer is a lookup."""
+        own = type(part.module).forward(part.module, features) if answers is None else {}
+        features = features.to_dict() if hasattr(features, "to_dict") else features
+        found = {}
+        for answer, (feature, table) in part.answers.items():
+            if feature not in features:
+                continue
+            value = features[feature]
+            if isinstance(value, Tensor):
+                keys, offsets = value, None
+            else:
+                keys, offsets = value[:2] if not hasattr(value, "offsets") else (value.values(), value.offsets())
+            if offsets is None:
+                reason = f"{feature!r}: expected keys with offsets{at_line(line_of_call())}"
+                raise ConfigError(self._source, table, reason)
+            lookup = Lookup(table, keys, offsets, True, "", feature)
+            pad = partial(self._pad, lookup, lookups, answers, own.get(answer))
+            found[answer] = JaggedRows(f"{self._source}: {table}", offsets, pad)
+        return found
+
+    def _pad(
+        self, lookup: Lookup, lookups: list[Lookup], answers: "_Answers | None", own: Any, most: int, padding: float
+    ) -> Tensor:
+        """Return the rows of a feature, float32[B, L, D]; ``own`` are those that the collection returned."""
+        lookups.append(lookup._replace(line=line_of_call(), most=most))
+        if answers is None:
+            rows: Tensor = own.to_padded_dense(most, padding)
+            return rows
+        assert lookup.offsets is not None
+        rows = answers.take(lookup.table, (most,))
+        is_key = torch.arange(most) < lookup.offsets.diff()[:, None]
+        return torch.where(is_key[..., None], rows, padding) if padding else rows
 
     def _slots(self, lookup: Lookup, samples: int) -> list[Slot]:
         table = self._modules.get(lookup.table)
         keys = lookup.keys.numpy().astype(np.int64)
+        if lookup.most and lookup.offsets is not None:
+            of_positions = padded(keys, lookup.offsets.diff().numpy(), lookup.most, NO_KEY).T
+            return [[key[None] for key in column] for column in of_positions]
         if lookup.offsets is not None:
             begins = lookup.offsets.tolist()
             ends = begins[1:] if lookup.with_last_offset else [*begins[1:], len(keys)]
@@ -184,11 +288,13 @@ class Tables:
             bags = list(keys)
         if table is None:
             bags = [bag.reshape(-1) for bag in bags]
+            if lookup.offsets is None:  # Hotrow's padding
+                bags = [bag[bag != NO_KEY] for bag in bags]
         if len(bags) != samples:
             expected, came = "keys [B] or [B, n]", f"{list(keys.shape)}"
             if isinstance(table, nn.EmbeddingBag):
                 expected, came = "a bag for each sample", f"{len(bags)} bags"
-            reason = f"expected {expected} with B = {samples}, got {came}; {CONSTANT_KEYS}"
+            reason = f"expected {expected} with B = {samples}, got {came}; {CONSTANT_KEYS}{at_line(lookup.line)}"
             raise ConfigError(self._source, lookup.table, reason)
         if isinstance(table, nn.Embedding):
             return [[key[None] for key in column] for column in keys.reshape(samples, -1).T]
@@ -235,6 +341,22 @@ def _without_parameters(modules: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for module, parameters in zip(modules, kept, strict=True):
             module._parameters.update(parameters)
+
+
+def _is_embedding_collection(part: nn.Module) -> bool:
+    """Whether a module is TorchRec's ``EmbeddingCollection``."""
+    methods = ("embedding_configs", "embedding_names_by_table")
+    return isinstance(getattr(part, "embeddings", None), nn.ModuleDict) and all(hasattr(part, name) for name in methods)
+
+
+def _answers_of(collection: Any, names: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return the feature and the table of each answer of TorchRec's collection, whose tables have ``names``."""
+    configs, answers = collection.embedding_configs(), collection.embedding_names_by_table()
+    return {
+        answer: (feature, names[config.name])
+        for config, of_table in zip(configs, answers, strict=True)
+        for answer, feature in zip(of_table, config.feature_names, strict=True)
+    }
 
 
 def _refusal(table: nn.Module) -> str:

@@ -114,3 +114,54 @@ class EmbeddingBagCollection(nn.Module):
         ]
         names = [feature for one in self._configs for feature in one.feature_names]
         return KeyedTensor(names, [vectors.shape[1] for vectors in pooled], torch.cat(pooled, dim=1))
+
+
+@dataclass
+class EmbeddingConfig:
+    num_embeddings: int
+    embedding_dim: int
+    name: str
+    feature_names: list
+
+
+class JaggedRows:
+    """A ``JaggedTensor`` whose values are rows."""
+
+    def __init__(self, values, lengths):
+        self._values, self._lengths = values, lengths
+
+    def values(self):
+        return self._values
+
+    def lengths(self):
+        return self._lengths
+
+    def to_padded_dense(self, desired_length=None, padding_value=0.0):
+        most = int(self._lengths.max()) if desired_length is None else desired_length
+        dense = self._values.new_full((len(self._lengths), most, self._values.shape[1]), padding_value)
+        for sample, rows in enumerate(self._values.split(self._lengths.tolist())):
+            dense[sample, : len(rows)] = rows[:most]
+        return dense
+
+
+class EmbeddingCollection(nn.Module):
+    def __init__(self, tables):
+        super().__init__()
+        self._configs = tables
+        self.embeddings = nn.ModuleDict(
+            {one.name: nn.Embedding(one.num_embeddings, one.embedding_dim) for one in tables}
+        )
+
+    def embedding_configs(self):
+        return self._configs
+
+    def embedding_names_by_table(self):
+        return [one.feature_names for one in self._configs]
+
+    def forward(self, features):
+        of_key = features.to_dict()
+        return {
+            feature: JaggedRows(self.embeddings[one.name](input=of_key[feature].values()), of_key[feature].lengths())
+            for one in self._configs
+            for feature in one.feature_names
+        }

@@ -1,0 +1,78 @@
+"""The lines of a module's own code that messages name."""
+
+import linecache
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from traceback import walk_stack, walk_tb
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+# These functions return keys as they are.
+_MOVES = frozenset(
+    (
+        *("__getitem__", "__get__", "cat", "stack", "view", "reshape", "flatten", "unsqueeze", "squeeze", "unbind"),
+        *("split", "chunk", "t", "transpose", "permute", "to", "long", "int", "contiguous", "clone", "expand"),
+        *("detach", "size", "dim", "numel", "type", "narrow", "select", "unflatten", "concat", "tensor_split"),
+    )
+)
+
+
+def line_of_call() -> str:
+    """Return the line of the module's code that made the current call: ``"model.py, line 3: x = self.user(ids)"``.
+
+    An empty text if there is none.
+    """
+    return _shown(walk_stack(sys._getframe(1)))
+
+
+def line_of_error(trace: TracebackType | None) -> str:
+    """Return the innermost line of the module's code in a traceback; see ``line_of_call``."""
+    return _shown(reversed(list(walk_tb(trace))))
+
+
+def at_line(line: str) -> str:
+    """Return the end of a message that names a line."""
+    return f"; in {line}" if line else ""
+
+
+def _shown(frames: Iterable[tuple[FrameType, int]]) -> str:
+    for frame, number in frames:
+        file = frame.f_code.co_filename
+        if not file.startswith(_LIBRARIES) and f"{Path('/torchrec/')}" not in file:
+            code = linecache.getline(file, number, frame.f_globals).strip()
+            return f"{Path(file).name}, line {number}: {code}" if code else f"{Path(file).name}, line {number}"
+    return ""
+
+
+class KeyUses(TorchFunctionMode):  # type: ignore[misc]
+    """Finds the first line that computes something from keys.
+
+    Attributes:
+        line: see ``line_of_call``.
+    """
+
+    def __init__(self, keys: Sequence[Tensor]) -> None:
+        """Watch the tensors ``keys`` and what is moved out of them."""
+        super().__init__()
+        self.line = ""
+        self._keys = {id(tensor): tensor for tensor in keys}  # kept, so that no other tensor gets the same id
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Note the line of a call on keys that does more than move them."""
+        answer = func(*args, **(kwargs or {}))
+        flat = (each for one in args for each in (one if isinstance(one, list | tuple) else (one,)))
+        if not self.line and any(id(one) in self._keys for one in flat):
+            if getattr(func, "__name__", "") not in _MOVES:
+                self.line = line_of_call()
+            else:
+                made = answer if isinstance(answer, list | tuple) else (answer,)
+                self._keys.update((id(one), one) for one in made if isinstance(one, Tensor))
+        return answer

@@ -1,0 +1,325 @@
+"""`from_torch` of modules that read sequences row by row: the served version answers as the module in float64."""
+
+import copy
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from serving.errors import ConfigError, RequestError
+from serving.importers import from_torch
+from serving.opening import load_model
+from tests.serving.importers import torchrec_stand_in as torchrec
+from tests.serving.importers.torch_modules import Head
+
+L, ITEMS, CATEGORIES, B = 4, 30, 9, 24
+
+
+@pytest.fixture(autouse=True)
+def _same_weights():
+    torch.manual_seed(0)
+
+
+def histories(rng, rows, samples=B, most=L):
+    """Draw a list of keys for each sample, never the padding 0; the first is full, and the second empty."""
+    lengths = [most, 0, *rng.integers(0, most + 1, samples - 2)]
+    return [rng.integers(1, rows, count).tolist() for count in lengths]
+
+
+def padded(bags, most=L, at_start=False):
+    rows = [[0] * (most - len(bag)) + bag if at_start else bag + [0] * (most - len(bag)) for bag in bags]
+    return torch.tensor(rows)
+
+
+def in_float64(module, *arguments):
+    module = copy.deepcopy(module).double().eval()
+    arguments = [one.double() if one.is_floating_point() else one for one in arguments]
+    torch.backends.mha.set_fastpath_enabled(False)  # it warns of nested tensors
+    with torch.no_grad():
+        answer = module(*arguments).numpy()
+    torch.backends.mha.set_fastpath_enabled(True)
+    assert np.ptp(answer) > 0.01
+    return answer
+
+
+def served(path, request):
+    with load_model(path) as session:
+        return session.predict(request)
+
+
+class Din(nn.Module):
+    """Deep Interest Network: the rows of a history, weighted by what the target makes of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = nn.Embedding(ITEMS, 6, padding_idx=0)
+        self.categories = nn.Embedding(CATEGORIES, 2)
+        nn.init.normal_(self.items.weight)  # the row of the padding too
+        self.attention = nn.Sequential(nn.Linear(4 * 8, 8), nn.Sigmoid(), nn.Linear(8, 1))
+        self.head = Head(2 * 8 + 1)
+
+    def forward(self, price, item, category, seen_items, seen_categories):
+        target = torch.cat([self.items(item), self.categories(category)], -1)[:, None].expand(-1, L, -1)
+        rows = torch.cat([self.items(seen_items), self.categories(seen_categories)], -1)
+        weights = self.attention(torch.cat([target, rows, target - rows, target * rows], -1))[..., 0]
+        weights = weights.masked_fill(seen_items == 0, 0.0)
+        interest = (weights[:, None] @ rows)[:, 0]
+        return torch.sigmoid(self.head(price, target[:, 0], interest)[:, 0])
+
+
+def test_a_mask_of_padded_keys_is_made_from_the_number_of_keys(tmp_path):
+    rng, module = np.random.default_rng(0), Din()
+    example = (
+        torch.zeros(2, 1),
+        torch.tensor([1, 2]),
+        torch.tensor([1, 2]),
+        *[torch.tensor([[1, 2, 3, 0], [1, 0, 0, 0]])] * 2,
+    )
+
+    imported = from_torch(module, example, tmp_path, "din", sequences={"seen_items": 0, "seen_categories": 0})
+
+    assert imported.slots == (
+        *(("items", "item"), ("items", "seen_items")),
+        *(("categories", "category"), ("categories", "seen_categories")),
+    )
+    assert imported.comparison.difference < 1e-6
+    items, categories = histories(rng, ITEMS), histories(np.random.default_rng(0), CATEGORIES)
+    price = rng.normal(size=(B, 1)).astype(np.float32)
+    item, category = rng.integers(0, ITEMS, B), rng.integers(0, CATEGORIES, B)
+    expected = in_float64(
+        module, torch.from_numpy(price), torch.tensor(item), torch.tensor(category), padded(items), padded(categories)
+    )
+    request = {
+        "price": price[:, 0],
+        "item": item,
+        "category": category,
+        "seen_items": items,
+        "seen_categories": categories,
+    }
+    np.testing.assert_allclose(served(imported.path, request)[:, 0], expected, atol=1e-6)
+    with load_model(imported.path) as session:
+        one_user = {**request, "seen_items": [items[0]], "seen_categories": [categories[0]]}
+        repeated = {**request, "seen_items": [items[0]] * B, "seen_categories": [categories[0]] * B}
+        assert session.predict(one_user).tobytes() == session.predict(repeated).tobytes()
+        with pytest.raises(RequestError, match="seen_items of sample 1: value 0: has more values than the list's most"):
+            session.predict({**request, "seen_items": [[], [1] * (L + 1), *items[2:]]})
+
+
+class SasRec(nn.Module):
+    """Self-attentive sequential recommendation: padding first, positions, and a causal mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.item_emb = nn.Embedding(ITEMS, 8, padding_idx=0)
+        self.pos_emb = nn.Embedding(L, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(3))
+        self.forward_layer = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def forward(self, log_seqs, item):
+        rows = self.item_emb(log_seqs) * 8**0.5 + self.pos_emb.weight[:L]
+        is_padding = log_seqs == 0
+        rows = rows * ~is_padding.unsqueeze(-1)
+        causal = ~torch.tril(torch.ones((L, L), dtype=torch.bool))
+        rows = rows + self.attention(self.norms[0](rows), rows, rows, attn_mask=causal, need_weights=False)[0]
+        rows = self.norms[1](rows)
+        rows = (rows + self.forward_layer(rows)) * ~is_padding.unsqueeze(-1)
+        return torch.sigmoid((self.norms[2](rows)[:, -1] * self.item_emb(item)).sum(-1))
+
+
+def test_padding_may_come_first(tmp_path):
+    rng, module = np.random.default_rng(1), SasRec()
+    example = (torch.tensor([[0, 0, 1, 2], [0, 0, 0, 3]]), torch.tensor([1, 2]))
+
+    imported = from_torch(module, example, tmp_path, "sasrec", sequences={"log_seqs": 0})
+
+    bags, item = histories(rng, ITEMS), rng.integers(1, ITEMS, B)
+    expected = in_float64(module, padded(bags, at_start=True), torch.tensor(item))
+    request = {"log_seqs": bags, "item": item}
+    np.testing.assert_allclose(served(imported.path, request)[:, 0], expected, atol=1e-6)
+
+
+class Transformer(nn.Module):
+    """PyTorch's encoder with a padding mask and lengths that are inputs of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(ITEMS, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = Head(8)
+
+    def forward(self, ids, is_padding, length):
+        is_padding = torch.cat([torch.zeros_like(is_padding[:, :1]), is_padding[:, 1:]], 1)  # none is all padding
+        rows = self.encoder(self.table(ids), src_key_padding_mask=is_padding)
+        mean = (rows * ~is_padding[..., None]).sum(1) / length.clamp(min=1)
+        return torch.sigmoid(self.head(mean)[:, 0])
+
+
+def test_masks_and_lengths_may_be_inputs(tmp_path):
+    rng, module = np.random.default_rng(2), Transformer()
+    ids = torch.tensor([[1, 2, 3, 0], [1, 0, 0, 0]])
+    example = (ids, ids == 0, torch.tensor([[3], [1]]))
+    was_fast = torch.backends.mha.get_fastpath_enabled()
+
+    imported = from_torch(module, example, tmp_path, "encoder", sequences={"ids": 0})
+
+    assert torch.backends.mha.get_fastpath_enabled() == was_fast
+    assert imported.slots == (("table", "ids"),)
+    bags = histories(rng, ITEMS)
+    lengths = torch.tensor([[len(bag)] for bag in bags])
+    expected = in_float64(module, padded(bags), padded(bags) == 0, lengths)
+    np.testing.assert_allclose(served(imported.path, {"ids": bags})[:, 0], expected, atol=2e-6)
+
+
+class Jagged(nn.Module):
+    """TorchRec's collection without pooling, next to one that pools."""
+
+    def __init__(self, pad=lambda rows: rows.to_padded_dense(L)):
+        super().__init__()
+        one = torchrec.EmbeddingConfig(ITEMS, 6, "t_items", ["item", "seen"])
+        self.rows = torchrec.EmbeddingCollection([one])
+        self.pooled = torchrec.EmbeddingBagCollection(
+            [torchrec.EmbeddingBagConfig(ITEMS, 6, "t_tags", ["tags", "seen"])]
+        )
+        self.head, self.pad = Head(4 * 6 + 1), pad
+
+    def forward(self, features):
+        rows = self.rows(features)
+        item, seen = rows["item"].to_padded_dense(1)[:, 0], self.pad(rows["seen"])
+        is_key = torch.arange(L) < rows["seen"].lengths()[:, None]
+        scores = (seen @ item[..., None])[..., 0].masked_fill(~is_key, -1e9)
+        interest = (scores.softmax(-1)[..., None] * seen).sum(1)
+        count = is_key.sum(1, keepdim=True, dtype=seen.dtype)
+        return torch.sigmoid(self.head(item, interest, self.pooled(features).values(), count)[:, 0])
+
+
+def keyed_jagged(**bags):
+    flat = [bag for of_feature in bags.values() for bag in of_feature]
+    values = torch.tensor([key for bag in flat for key in bag], dtype=torch.int64)
+    return torchrec.KeyedJaggedTensor(keys=list(bags), values=values, lengths=torch.tensor([len(bag) for bag in flat]))
+
+
+def test_a_collection_without_pooling_is_served(tmp_path):
+    rng, module = np.random.default_rng(3), Jagged()
+    example = (keyed_jagged(item=[[1], [2]], seen=[[1, 2], []], tags=[[1], []]),)
+
+    imported = from_torch(module, example, tmp_path, "jagged")
+
+    assert imported.slots == (
+        *(("t_items", "features['item']"), ("t_items", "features['seen']")),
+        *(("t_tags", "features['tags']"), ("t_tags", "features['seen']")),
+    )
+    item, seen, tags = [[int(key)] for key in rng.integers(0, ITEMS, B)], histories(rng, ITEMS), histories(rng, ITEMS)
+    module64 = copy.deepcopy(module).double().eval()
+    with torch.no_grad():
+        expected = module64(keyed_jagged(item=item, seen=seen, tags=tags)).numpy()
+    answers = served(imported.path, {"item": item, "seen": seen, "tags": tags})
+    np.testing.assert_allclose(answers[:, 0], expected, atol=1e-6)
+
+
+IDS = torch.tensor([[1, 2, 3, 0], [1, 0, 0, 0]])
+
+
+class Attention(nn.Module):
+    """Each test of a refusal changes one part."""
+
+    def __init__(self, look_up=lambda table, ids: table(ids), table=None):
+        super().__init__()
+        self.table = table or nn.Embedding(ITEMS, 4)
+        self.look_up = look_up
+
+    def forward(self, ids, mask=None):
+        rows = self.look_up(self.table, ids)
+        return torch.sigmoid((rows * (ids != 0)[:, : rows.shape[1], None]).sum((1, 2)))
+
+
+class Bag(nn.Module):
+    """Pools the rows."""
+
+    def __init__(self, **more):
+        super().__init__()
+        self.table = nn.EmbeddingBag(ITEMS, 4, mode="sum", **more)
+
+    def forward(self, ids):
+        return torch.sigmoid(self.table(ids).sum(1))
+
+
+class MaskedBag(Bag):
+    def forward(self, ids):
+        return super().forward(ids) * (ids != 0).any(1)
+
+
+REFUSED = {
+    "a pooled padding": (
+        (Bag(), (IDS,), {"ids": 0}),
+        r"table: the padding of 'ids' is pooled too; use padding_idx, .*line \d+: .*self.table\(ids\)",
+    ),
+    "a mask of a bag": (
+        (MaskedBag(padding_idx=0), (IDS,), {"ids": 0}),
+        r"with other keys and the same rows, .*; in .*line \d+: .*ids != 0",
+    ),
+    "without sequences": (
+        (Attention(), (IDS,), {}),
+        r"if 'ids' is padded with 0, use sequences={'ids': 0}; in test_sequences_from_torch.py, line \d+: return",
+    ),
+    "another name": ((Attention(), (IDS,), {"id": 0}), "sequences: forward has no input 'id'; did you mean 'ids'?"),
+    "a vector": (
+        (Attention(), (IDS[..., None],), {"ids": 0}),
+        r"ids: expected a sequence, int64 or int32 \[B, L\], got \[2, 4, 1\]",
+    ),
+    "no short sample": (
+        (Attention(), (torch.ones(2, 4, dtype=torch.int64),), {"ids": 0}),
+        "ids: expected a sample with 1 to 3 keys in the example, which shows where the padding 0 is",
+    ),
+    "padding inside": (
+        (Attention(), (torch.tensor([[1, 0, 2]]),), {"ids": 0}),
+        "ids: expected the padding 0 at the end of each sample of the example, or at the start of each",
+    ),
+    "a part": (
+        (Attention(lambda table, ids: table(ids[:, :2])), (IDS,), {"ids": 0}),
+        r"table: expected the rows of all 4 positions of 'ids', in order; .* in test_sequences_from_torch.py, line \d+",
+    ),
+    "a mask without a sequence": (
+        (Attention(), (IDS, IDS == 0), {}),
+        r"mask: expected .* got bool \[2, 4\]; for the mask of a sequence, name its input of padded keys, sequences={",
+    ),
+    "the mask of something else": (
+        (Attention(), (IDS, IDS == 3), {"ids": 0}),
+        r"mask: expected .* got bool \[2, 4\]",
+    ),
+    "computed keys": (
+        (Attention(lambda table, ids: table(ids % 20)), (IDS,), {"ids": 0}),
+        r"table: forward computes keys of this table, .* in test_sequences_from_torch.py, line \d+: .*ids % 20",
+    ),
+    "a batch's longest": (
+        (Jagged(lambda rows: rows.to_padded_dense()), (keyed_jagged(item=[[1]], seen=[[1]], tags=[[1]]),), {}),
+        r"t_items: is padded to the longest of a batch; expected to_padded_dense\(desired_length\).*line \d+: ",
+    ),
+    "values": (
+        (Jagged(lambda rows: rows.values()), (keyed_jagged(item=[[1]], seen=[[1]], tags=[[1]]),), {}),
+        r"t_items: forward reads .values of rows; expected to_padded_dense.* line \d+: .*rows.values\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_refusal_names_the_line_and_the_way_round(tmp_path, arguments, message):
+    module, example, sequences = arguments
+
+    with pytest.raises(ConfigError) as refused:
+        from_torch(module, example, tmp_path, "ctr", sequences=sequences)
+
+    assert re.search(message, str(refused.value)), refused.value
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bag_leaves_the_padding_of_a_sequence_out(tmp_path):
+    module = Bag(padding_idx=0)
+
+    imported = from_torch(module, (IDS,), tmp_path, "ctr", sequences={"ids": 0})
+
+    bags = [[1, 2, 3], [4], [5, 6]]
+    np.testing.assert_allclose(served(imported.path, {"ids": bags})[:, 0], in_float64(module, padded(bags)), atol=1e-6)
