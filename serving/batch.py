@@ -188,9 +188,11 @@ def with_positions(config: ModelConfig, batch: Batch) -> Batch:
     for place, (table, (_, row_ptrs)) in enumerate(zip(config.tables, batch.tables, strict=True)):
         sequences = table.sequences
         if sequences is not None:
-            if found := sequences.too_long(row_ptrs, bags[place]):
+            sizes, of_slots = np.diff(row_ptrs), bags[place]
+            sizes = sizes if of_slots is None else sizes[of_slots]
+            if found := sequences.too_long(sizes.reshape(-1, table.slots)):
                 raise _too_long(config, place, found)
-            row_ptrs, bags[place], has_key = sequences.spread(row_ptrs, bags[place])
+            row_ptrs, bags[place], has_key = sequences.spread(row_ptrs, of_slots)
             masks += [has_key] if sequences.mask else []
         offsets.append(row_ptrs)
     dense = np.concatenate([batch.dense, *masks], axis=1, dtype=np.float32) if masks else batch.dense

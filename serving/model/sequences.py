@@ -59,11 +59,8 @@ class SequenceSlots(NamedTuple):
         """P, the positions of all slots."""
         return sum(self.widths)
 
-    def too_long(self, row_ptrs: Ints, bags: NDArray[np.int32] | None = None) -> TooLong | None:
-        """Return the first sequence with too many keys; see ``spread`` for the arguments."""
-        slots = len(self.most)
-        sizes = np.diff(row_ptrs)
-        sizes = (sizes if bags is None else sizes[bags]).reshape(-1, slots)
+    def too_long(self, sizes: Ints) -> TooLong | None:
+        """Return the first sequence with too many keys; ``sizes`` are [B, S], the keys of each slot."""
         is_longer = (sizes > self.most) & (np.array(self.most) > 0)
         if not np.count_nonzero(is_longer):
             return None

@@ -84,7 +84,9 @@ def _equal_keys(document: TrainingDocument, names: Sequence[str], some: Samples)
     for entry, bags in zip(graph.sparse, parts, strict=True):
         slots = names[first : first + entry.slots]
         first += entry.slots
-        if any(embedding.bottom == entry.top and embedding.top in sequences for embedding in graph.embeddings):
+        if entry.sequences is not None or any(
+            embedding.bottom == entry.top and embedding.top in sequences for embedding in graph.embeddings
+        ):
             continue
         keys = [np.unique(one.keys) for one in bags.split([1] * entry.slots)]
         together, slot_of = np.concatenate(keys), np.repeat(np.arange(entry.slots), [len(one) for one in keys])

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from serving.dense.network import run_graph
 from serving.model.dense_file import Weights, weight_key
-from serving.model.graph import Graph
+from serving.model.graph import Graph, SparseInput
 from training.embedding.collection import EmbeddingBagCollection, pool
 from training.embedding.exchange import Sharding
 from training.embedding.parameter import TableParameter, send_gradients
@@ -114,9 +114,10 @@ class CtrModel:
         self._dropout_generator.manual_seed(self._dropout_seed())
         total, share = len(samples), self.processes.share_of(len(samples))
         mine = samples if self.processes.size == 1 else samples[share]
-        pooled = self._collection(dict(zip(self._collection.tables, self.bags(mine), strict=True)))
+        bags = self.bags(mine)
+        pooled = self._collection(dict(zip(self._collection.tables, bags, strict=True)))
         batch = {"Dropout": partial(self._dropout, total, share), "BatchNorm": partial(self._batch_norm, total)}
-        logits = self._run(mine.dense, pooled, batch)
+        logits = self._run(mine.dense, pooled, self._masks(bags), batch)
         losses = binary_cross_entropy_with_logits(logits, torch.from_numpy(mine.labels), reduction="none")
         if mine.weights is not None:
             losses = losses * torch.from_numpy(mine.weights)[:, None]
@@ -147,10 +148,11 @@ class CtrModel:
         logits = torch.zeros(len(samples), self.graph.label_dim)
         share = self.processes.share_of(len(samples))
         mine = samples if self.processes.size == 1 else samples[share]
-        bags = dict(zip(self._collection.tables, self.bags(mine), strict=True))
+        bags = self.bags(mine)
+        of_tables = dict(zip(self._collection.tables, bags, strict=True))
         with torch.no_grad():
-            pooled = self._collection(bags) if tables is None else pool(tables, bags)
-            logits[share] = self._run(mine.dense, pooled, {}, weights)
+            pooled = self._collection(of_tables) if tables is None else pool(tables, of_tables)
+            logits[share] = self._run(mine.dense, pooled, self._masks(bags), {}, weights)
             result: NDArray[np.float32] = self.processes.total("logits", logits).numpy()
         return result
 
@@ -194,24 +196,35 @@ class CtrModel:
         self.tables[table].load(rows if mine.all() else rows[mine])
 
     def bags(self, samples: Samples) -> list[Bags]:
-        """Return the keys that each embedding layer looks up.
+        """Return the keys that each embedding layer looks up. Each position of a sequence is a slot.
 
         The sparse inputs have the slots of the samples one after another, in the order of the graph.
         """
         parts = samples.bags.split([entry.slots for entry in self.graph.sparse])
-        of_input = {entry.top: bags for entry, bags in zip(self.graph.sparse, parts, strict=True)}
+        of_input = {entry.top: _spread(entry, bags) for entry, bags in zip(self.graph.sparse, parts, strict=True)}
         return [of_input[embedding.bottom] for embedding in self.graph.embeddings]
 
     def _run(
         self,
         dense: NDArray[np.float32],
         pooled: Mapping[str, torch.Tensor],
+        masks: Mapping[str, torch.Tensor],
         overrides: Mapping[str, Any],
         weights: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        tensors = {self.graph.dense_top: torch.from_numpy(dense), **pooled}
+        tensors = {self.graph.dense_top: torch.from_numpy(dense), **pooled, **masks}
         logits: torch.Tensor = run_graph(self.graph, weights or self._weights, tensors, overrides)[self.graph.logits]
         return logits
+
+    def _masks(self, bags: Sequence[Bags]) -> dict[str, torch.Tensor]:
+        """Return the masks of sequences; ``bags`` are those of each embedding layer."""
+        inputs = {entry.top: entry.sequences for entry in self.graph.sparse}
+        found = ((inputs[layer.bottom], of_layer) for layer, of_layer in zip(self.graph.embeddings, bags, strict=True))
+        return {
+            sequences.mask: torch.from_numpy((of_layer.sizes > 0).astype(np.float32))
+            for sequences, of_layer in found
+            if sequences is not None and sequences.mask
+        }
 
     def _learned(self) -> list[torch.Tensor]:
         """Return the dense weights without the statistics."""
@@ -268,3 +281,10 @@ class CtrModel:
                 if weight.grad is not None:
                     self._rule.update(Move(weight, self._states[key], weight.grad, learning_rate, self.step))
                     weight.grad = None
+
+
+def _spread(entry: SparseInput, bags: Bags) -> Bags:
+    """Return the bags of an input with a slot for each position of its sequences."""
+    if entry.sequences is None:
+        return bags
+    return Bags(bags.keys, entry.sequences.spread(bags.row_ptrs).row_ptrs, entry.positions)

@@ -24,6 +24,12 @@ def check_samples_fit(graph: Graph, samples: Samples, first_sample: int = 0) -> 
             reason = f"at most {entry.max_keys_per_sample} keys are allowed"
             reason += f", but sample {first_sample + sample} has {counts[sample]}"
             raise ConfigError(graph.source, f"layers[0].sparse[{index}]", reason)
+        if entry.sequences is not None and (found := entry.sequences.too_long(bags)):
+            most = entry.sequences.most[found.slot]
+            reason = (
+                f"at most {most} keys are allowed, but slot {found.slot} of sample {first_sample + found.sample} has"
+            )
+            raise ConfigError(graph.source, f"layers[0].sparse[{index}].sequence", f"{reason} {found.keys}")
 
 
 def check_every_table_learns(graph: Graph, samples: Samples) -> None:

@@ -12,7 +12,7 @@ from serving.errors import ConfigError
 from serving.features import FeatureDefinition
 
 NETWORKS = ("bst", "din")
-_USER = "sparse_embedding_user"
+_USER, _MASK = "sparse_embedding_user", "items_mask"
 
 Layers = list[dict[str, Any]]
 
@@ -37,13 +37,12 @@ class Sequences:
         return [f"sparse_embedding_item{number}" for number in range(1, len(self.pairs) + 1)]
 
     def places(self, network: str) -> dict[str, tuple[str, str]]:
-        """Return the slots and the table of each feature. BST's target is the first position, and DIN's the last."""
+        """Return the slot and the table of each feature. BST's target is the first slot, and DIN's the second."""
         many = len(self.others) > 1
         found = {name: (f"{_USER}[{at}]" if many else _USER, _USER) for at, name in enumerate(self.others)}
-        end = self.positions
-        target, history = ("[0]", f"[1:{end + 1}]") if network == "bst" else (f"[{end}]", f"[0:{end}]")
+        target, history = (0, 1) if network == "bst" else (1, 0)
         for (of_history, of_target), table in zip(self.pairs, self.tables, strict=True):
-            found |= {of_history: (f"{table}{history}", table), of_target: (f"{table}{target}", table)}
+            found |= {of_history: (f"{table}[{history}]", table), of_target: (f"{table}[{target}]", table)}
         return found
 
 
@@ -91,11 +90,16 @@ def fitted_sequences(layers: Layers, network: str, found: Sequences, most_keys: 
     data, rest = layers[0], [layer for layer in layers[1:] if "sparse_embedding_hparam" not in layer]
     data["dense"]["dense_dim"] = dense
     data["sparse"], embeddings = [], []
-    tables = [(_USER, user, most_keys)] if user else []
-    for table, slots, most in (*tables, *((table, length, length) for table in found.tables)):
+    tables: list[tuple[str, int, int, dict[str, Any]]] = [(_USER, user, most_keys, {})] if user else []
+    most_of_slots = [0, found.positions] if network == "bst" else [found.positions, 0]
+    for table in found.tables:
+        tables.append((table, 2, length, {"sequence": {"most": most_of_slots}}))
+    if network == "bst":
+        tables[-1][-1]["sequence"]["mask"] = _MASK
+    for table, slots, most, sequence in tables:
         top = table.removeprefix("sparse_embedding_")
         entry = {"type": "DistributedSlot", "max_feature_num_per_sample": most, "slot_num": slots}
-        data["sparse"].append({"top": top, **entry})
+        data["sparse"].append({"top": top, **entry, **sequence})
         hparam = {"embedding_vec_size": dim, "combiner": 0}
         kind = "DistributedSlotSparseEmbeddingHash"
         embeddings.append({"name": table, "type": kind, "bottom": top, "top": table, "sparse_embedding_hparam": hparam})
@@ -125,10 +129,10 @@ def _size_din(by_name: dict[str, Any], width: int, length: int) -> None:
 
 
 def _size_bst(by_name: dict[str, Any], width: int, length: int) -> None:
-    """Empty positions are rows of zeros, and not masked, because features do not give their number."""
-    for name in ("mask", "slice_mask", "mask_row", "mask_columns", "outputs_there_are"):
-        del by_name[name]
-    by_name["heads"]["bottom"].remove("mask_of_keys")
+    by_name["mask"] = {"name": "mask", "type": "Reshape", "bottom": _MASK, "top": "mask", "shape": [-1, 1, 1, length]}
+    by_name["slice_mask"]["ranges"] = [[0, length]] * 2
+    by_name["mask_row"]["leading_dim"] = length
+    by_name["mask_columns"]["scale_param"]["factor"] = width
     by_name["heads"]["num_attention_heads"] = gcd(4, width)
     by_name["sequence"] |= {"leading_dim": width, "time_step": length}
     for name in ("slice_sequence", "slice_norm1"):
@@ -137,5 +141,3 @@ def _size_bst(by_name: dict[str, Any], width: int, length: int) -> None:
         by_name[name]["fc_param"]["num_output"] = width
     by_name["feed_forward1"]["fc_param"]["num_output"] = 2 * width
     by_name["outputs"]["leading_dim"] = width * length
-    bottoms = by_name["concat1"]["bottom"]
-    bottoms[bottoms.index("outputs_there_are")] = "outputs"

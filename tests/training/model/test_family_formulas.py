@@ -14,6 +14,8 @@ from training.built_in import built_in_graphs
 from training.model.ctr_model import CtrModel
 from training.model.document import open_document
 from training.model.export import export_model
+from training.model.fitting import Sizes, fitted
+from training.model.sequences import Sequences
 from training.model.trainer import train
 from training.samples import Bags, Samples
 from training.synthetic.generator import generate_for
@@ -194,3 +196,38 @@ def test_a_served_family_computes_its_papers_formula(family, kind):
     assert predictions.shape == (len(samples), family.graph.label_dim)
     np.testing.assert_allclose(predictions, probabilities(family, samples), rtol=0, atol=1e-5)
     assert (np.ptp(predictions, axis=0) > 0.01).all()
+
+
+@pytest.mark.parametrize("name", ["bst", "din"])
+def test_a_network_of_raw_features_reads_histories_of_any_length(name, tmp_path):
+    sequences = Sequences(pairs=(("seen", "item"),), others=("user",), positions=10)
+    document = fitted(open_document(name), Sizes(1, 0, 1, ("label",), dim=32, sequences=sequences))
+    rng, rows, target = np.random.default_rng(0), 40, 0 if name == "bst" else 10
+    lengths = np.concatenate([[0, 10], rng.integers(0, 11, rows - 2)])
+    sizes = np.stack([np.ones(rows, np.int64), lengths], axis=1)[:, :: 1 if name == "bst" else -1]
+    items = Bags(rng.integers(0, 30, sizes.sum()), np.concatenate([[0], sizes.reshape(-1).cumsum()]), 2)
+    users = Bags.one_key_each(rng.integers(0, 9, (rows, 1)))
+    labels = rng.integers(0, 2, (rows, 1)).astype(np.float32)
+    samples = Samples(labels, np.empty((rows, 0), np.float32), Bags.side_by_side([users, items]))
+    model = CtrModel(document.graph, seed=0)
+    for _ in range(9):
+        model.train_batch(samples, 0.02)
+
+    version = export_model(model, document.document, tmp_path, name)
+
+    with serving.load_model(version) as session:
+        predictions = session.predict(samples.dense, samples.bags.keys, samples.bags.row_ptrs)
+    of_key, goods = (
+        dict(zip(*(array.tolist() for array in model.tables[1].rows()), strict=True)),
+        np.zeros((rows, 11, 32)),
+    )
+    for sample, (begin, end) in enumerate(zip(items.row_ptrs[:-1:2], items.row_ptrs[2::2], strict=True)):
+        vectors = np.array([of_key[key] for key in items.keys[begin:end].tolist()])
+        own, past = (vectors[0], vectors[1:]) if name == "bst" else (vectors[-1], vectors[:-1])
+        goods[sample, target] = own
+        goods[sample, 1 - target // 10 :][: len(past)] = past
+    weights = {key: weight.astype(np.float64) for key, weight in model.dense_weights().items()}
+    user, none = pooled(document.graph.embeddings[0], model.tables[0], users), np.zeros((rows, 11, 0))
+    expected = FORMULAS[name](weights, 1.0 + lengths[:, None], user, goods, *([none] * (2 if name == "bst" else 1)))
+    np.testing.assert_allclose(predictions, 1 / (1 + np.exp(-expected)), atol=1e-5)
+    assert np.ptp(predictions) > 0.01
