@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from serving.batch import read_batch
     from serving.config import ModelConfig, TableConfig
     from serving.importers import from_torch, plan_import, write_model
-    from training import EmbeddingBagCollection, EmbeddingBagConfig, optimizers
+    from training import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, optimizers
 
     __version__: str
 
@@ -38,6 +38,7 @@ __all__ = [
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "EmbeddingCache",
+    "EmbeddingCollection",
     "InferenceSession",
     "LookupSession",
     "ModelConfig",
@@ -60,6 +61,7 @@ _HOMES = {
     "EmbeddingBagCollection": "training",
     "EmbeddingBagConfig": "training",
     "EmbeddingCache": "gpu_cache",
+    "EmbeddingCollection": "training",
     "ModelConfig": "serving.config",
     "TableConfig": "serving.config",
     "from_torch": "serving.importers",

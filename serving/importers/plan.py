@@ -56,13 +56,18 @@ class PlannedTable:
         name: the name of the table and of the input.
         rows: where its rows come from.
         combiner: how the rows of one slot are pooled.
-        slots: its slots in requests.
+        of_requests: its slots in requests.
     """
 
     name: str
     rows: TableRows
     combiner: Combiner
-    slots: SlotsOfRequest
+    of_requests: SlotsOfRequest
+
+    @property
+    def slots(self) -> int:
+        """S."""
+        return len(self.of_requests.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +104,9 @@ class ImportPlan:
             "sparse": [
                 {
                     "top": keys[table.name],
-                    "slot_num": len(table.slots.names),
-                    "max_feature_num_per_sample": table.slots.most_keys,
-                    **_sequence(table.slots.sequences),
+                    "slot_num": table.slots,
+                    "max_feature_num_per_sample": table.of_requests.most_keys,
+                    **_sequence(table.of_requests.sequences),
                 }
                 for table in self.tables
             ],
@@ -113,7 +118,7 @@ class ImportPlan:
             "sparse_model_file": [table.name for table in self.tables],
         }
         document = {"inference": inference, "layers": [data, *(_embedding(table, keys) for table in self.tables)]}
-        slots = [name for table in self.tables for name in table.slots.names]
+        slots = [name for table in self.tables for name in table.of_requests.names]
         return name_inputs(document, slots, self.dense_names)
 
     def graph(self) -> Graph:
@@ -126,9 +131,8 @@ class ImportPlan:
         yield f"network {self.network.source}: {dense}, answers [B, {self.network.label_dim}]"
         for table in self.tables:
             keys = "row numbers are the keys" if table.rows.keys is None else "with keys"
-            slots = len(table.slots.names)
             yield (
-                f"table {table.name}: {slots} slot{'s' * (slots > 1)}, {table.combiner}; "
+                f"table {table.name}: {table.slots} slot{'s' * (table.slots > 1)}, {table.combiner}; "
                 f"{table.rows.rows:,} rows of {table.rows.dim} from {table.rows.source}, {keys}"
             )
         if self.features is not None:
