@@ -110,6 +110,22 @@ def test_a_history_that_candidates_share_has_the_bits_of_one_that_is_repeated(mo
     np.testing.assert_allclose(answers, model.probabilities(dense, again), **ROUNDING)
 
 
+def test_a_log_gets_the_keys_that_were_sent(model, session):
+    dense, bags = model.sample_requests(6, seed=9)
+    repeated = named(model, dense, [[bags[0][0], own[1], bags[0][2]] for own in bags])
+
+    expanded = session.read({**repeated, "user": [bags[0][0]], "seen": [bags[0][2]]}).expanded()
+
+    expected = session.read(repeated)
+    for got, wanted in (
+        *zip(expanded.tables, expected.tables, strict=True),
+        *zip(expanded.sent.tables, expected.sent.tables, strict=True),
+    ):
+        assert [one.tolist() for one in got] == [one.tolist() for one in wanted]
+    assert [of_table.row_ptrs.size - 1 for of_table in expanded.sent.tables] == [6, 12]
+    assert expanded.dense.tobytes() == expected.dense.tobytes()
+
+
 def test_merged_requests_are_answered_as_alone(model, session):
     requests = [model.sample_requests(count, seed=count) for count in (1, 7, 3)]
     batches = [read_batch(session.config, dense, *flatten(bags)) for dense, bags in requests]

@@ -42,6 +42,7 @@ class SequenceModel(TinyModel):
                 entry["names"] = [next(names) for _ in range(self.tables[table])]
             by_name[f"{table}_flat"]["leading_dim"] = sum(self.widths(table)) * self.dim
             if table in self.most:
+                entry["max_feature_num_per_sample"] += sum(self.most[table])
                 entry["sequence"] = {"most": list(self.most[table]), "padding": self.padding}
                 if self.masked:
                     entry["sequence"]["mask"] = f"{table}_mask"

@@ -87,6 +87,6 @@ def test_a_module_with_it_is_served(tmp_path):
     with torch.no_grad():
         expected = module.eval()(flat, torch.from_numpy(ends), torch.tensor(item)).numpy()
     with load_model(imported.path) as session:
-        answers = session.predict({"seen": seen, "item": [[one] for one in item]})
+        answers = session.predict({"seen": seen, "item": item})
     assert np.ptp(expected) > 1e-4
     np.testing.assert_allclose(answers[:, 0], expected, atol=1e-6)
