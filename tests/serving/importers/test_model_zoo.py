@@ -1,0 +1,43 @@
+"""`from_torch` takes the architectures of public model zoos, and the version answers as the module in float64."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from serving.importers import from_torch
+from serving.opening import load_model
+from tests.serving.importers.model_zoo import FIELDS, LENGTH, NUMBERS, ROWS, ZOO, History, SASRec
+
+B = 20
+IN_EVERY_RUN = ("DeepFM", "MMoE", "DIN", "BST")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.long) for name in ZOO]
+)
+def test_an_architecture_answers_as_its_module(tmp_path, name):
+    torch.manual_seed(0)
+    rng, module = np.random.default_rng(0), ZOO[name]()
+    if isinstance(module, History):
+        bags = [rng.integers(1, ROWS, count).tolist() for count in (LENGTH, 0, 1, *rng.integers(0, LENGTH + 1, B - 3))]
+        at_start = isinstance(module, SASRec)
+        rows = [[0] * (LENGTH - len(bag)) + bag if at_start else bag + [0] * (LENGTH - len(bag)) for bag in bags]
+        arguments = torch.from_numpy(rng.integers(1, ROWS, B)), torch.tensor(rows)
+        request, sequences = {"item": arguments[0].numpy(), "seen": bags}, {"seen": 0}
+    else:
+        ids, numbers = rng.integers(0, ROWS, (B, FIELDS)), rng.normal(size=(B, NUMBERS)).astype(np.float32)
+        arguments, sequences = (torch.from_numpy(ids), torch.from_numpy(numbers)), {}
+        request = {f"ids[{field}]": ids[:, field] for field in range(FIELDS)}
+        request |= {f"numbers[{number}]": numbers[:, number] for number in range(NUMBERS)}
+
+    imported = from_torch(module, tuple(one[:3] for one in arguments), tmp_path, "zoo", sequences=sequences)
+
+    with load_model(imported.path) as session:
+        answers = session.predict(request)
+    double = copy.deepcopy(module).double().eval()
+    with torch.no_grad():
+        expected = double(*(one.double() if one.is_floating_point() else one for one in arguments)).numpy()
+    assert np.ptp(expected) > 0.01
+    np.testing.assert_allclose(answers, expected.reshape(B, -1), atol=2e-6)
