@@ -169,7 +169,7 @@ def page(served):
         return answer.read().decode()
 
 
-@pytest.mark.parametrize("name", DOCKERFILES)
+@pytest.mark.parametrize("name", [*DOCKERFILES, "sagemaker"])
 def test_a_dockerfile_passes_hadolint(name):
     checked = run(["hadolint", str(DOCKER / f"{name}.Dockerfile")])
 
@@ -205,6 +205,16 @@ def test_an_image_sets_options_that_the_server_has(name):
 
     assert options <= VARIABLES.keys()
     assert last(name, "EXPOSE").split() == [variables(name)[f"HOTROW_{kind}_PORT"] for kind in ("HTTP", "GRPC")]
+
+
+def test_sagemakers_container_serves_its_model_whatever_word_it_is_started_with(tmp_path):
+    (tmp_path / "hotrow").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "hotrow").chmod(0o755)
+    command = [*json.loads(last("sagemaker", "ENTRYPOINT")), "serve"]
+
+    assert run(command, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}).stdout == "serve /opt/ml/model\n"
+    assert variables("sagemaker") == {"HOTROW_HTTP_PORT": last("sagemaker", "EXPOSE")}
+    assert variables("sagemaker").keys() <= VARIABLES.keys()
 
 
 def test_the_images_of_cpu_and_gpu_differ_in_the_gpu_only():

@@ -16,8 +16,8 @@ OPEN, ANY = "open", "any"
 
 _MODEL = r"/v2/models/[^/]+(?:/versions/[^/]+)?"
 _PATHS = {  # the first that matches decides
-    OPEN: r"/|/v2/health/(?:live|ready)",
-    INFER: rf"/predict/[^/]+|{_MODEL}/infer",
+    OPEN: r"/|/v2/health/(?:live|ready)|/ping",
+    INFER: rf"/predict/[^/]+|{_MODEL}/infer|/invocations",
     METRICS: rf"/metrics|/status|/v2/models/stats|{_MODEL}/stats",
     CONTROL: r"/v2/repository/models/[^/]+/(?:load|unload)|/v2/logging|/v2/(?:models/[^/]+/)?trace/setting"
     r"|/v2/(?:system|cuda)sharedmemory/(?:status|unregister|region/[^/]+/(?:status|register|unregister))",

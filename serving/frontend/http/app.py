@@ -23,6 +23,7 @@ from serving.frontend.http.body import Arriving
 from serving.frontend.http.control_routes import add_control_routes, path_parameter
 from serving.frontend.http.edge import BROWSER_HEADERS, Edge, http_exception
 from serving.frontend.http.infer import Answer, HttpEndpoint, InferExchange, InferPath, SamplesExchange
+from serving.frontend.http.sagemaker_routes import add_sagemaker_routes
 from serving.frontend.status import merged_status
 from serving.frontend.version import server_version
 from serving.metrics import Metrics, merged_page
@@ -33,7 +34,7 @@ _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 #: The groups of routes, in the order of /docs, and the beginnings of their paths. The first that matches counts.
 _GROUPS = {
-    "Predict": r"/predict|.*/infer$",
+    "Predict": r"/predict|.*/infer$|/invocations",
     "Models": r"/v2/(models|repository)",
     "Settings": r"/v2/(logging|trace|systemsharedmemory|cudasharedmemory)",
     "Server": "",
@@ -109,6 +110,7 @@ def create_app(front: FrontEnd, access: Access | None = None) -> ASGIApp:
     endpoint = HttpEndpoint(front, arriving)
     _add_predict_route(app, endpoint)
     _add_infer_routes(app, endpoint)
+    add_sagemaker_routes(app, front, endpoint)
     _complete_document(app, front)
     return InferPath(app, endpoint, front, access)
 

@@ -40,7 +40,8 @@ from serving.repository.served_model import ServedNetwork
 
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
-_JSON_LENGTH = b"inference-header-content-length"
+#: The header with the size of the JSON before binary tensors.
+JSON_LENGTH = b"inference-header-content-length"
 _TIMEOUT_MS = b"x-envoy-expected-rq-timeout-ms"
 _LEAST_COMPRESSED_BYTES = 512
 
@@ -135,14 +136,14 @@ class InferExchange(HttpExchange):
     @property
     def size_bytes(self) -> int | None:
         """See ``HttpExchange.size_bytes``; None for tensors in shared memory, which may be large, too."""
-        json_bytes = self._headers.get(_JSON_LENGTH, b"")
+        json_bytes = self._headers.get(JSON_LENGTH, b"")
         end = int(json_bytes) if json_bytes.isdigit() and len(json_bytes) < 19 else len(self._body)
         if self._body.find(SHARED_MEMORY_REGION, 0, end) >= 0 or self._body.find(b"\\", 0, end) >= 0:
             return None  # an escape may hide a letter of a shared memory region's parameter
         return super().size_bytes
 
     def _read(self, model: ServedModel, body: bytes) -> Any:
-        json_bytes = self._headers.get(_JSON_LENGTH)
+        json_bytes = self._headers.get(JSON_LENGTH)
         header_bytes = None if json_bytes is None else json_bytes.decode("latin-1")
         self._request = self.with_id(self._decoders.of(model).decode(body, header_bytes))
         with self._request.locating_errors():
@@ -157,7 +158,7 @@ class InferExchange(HttpExchange):
         written = encode_infer(self._request, model.name, model.version, outputs, parameters, self._decoders.regions)
         if written.json_bytes is None:
             return Answer(written.body, [_JSON])
-        return Answer(written.body, [_BINARY, (_JSON_LENGTH, b"%d" % written.json_bytes)])
+        return Answer(written.body, [_BINARY, (JSON_LENGTH, b"%d" % written.json_bytes)])
 
 
 class SamplesExchange(HttpExchange):

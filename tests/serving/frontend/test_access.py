@@ -25,7 +25,7 @@ from tests.serving.frontend.app_client import Client
 from tests.tools.tiny_model import TinyModel
 
 PATHS = {
-    OPEN: ["/", "/v2/health/live", "/v2/health/ready"],
+    OPEN: ["/", "/v2/health/live", "/v2/health/ready", "/ping"],
     ANY: [
         "/v2",
         "/v2/models/{model}",
@@ -39,7 +39,12 @@ PATHS = {
         "/docs/oauth2-redirect",
         "/openapi.json",
     ],
-    INFER: ["/predict/{model}", "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"],
+    INFER: [
+        "/predict/{model}",
+        "/v2/models/{model}/infer",
+        "/v2/models/{model}/versions/{version}/infer",
+        "/invocations",
+    ],
     METRICS: [
         "/metrics",
         "/status",
