@@ -3,14 +3,17 @@
 `make test-gpu` sets HOTROW_REQUIRE_GPU. Then a skipped test fails, unless only its real data is absent.
 """
 
+import functools
 import gc
 import os
+from pkgutil import resolve_name
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from kernels.device import open_device
 from kernels.errors import DeviceUnavailableError
+from tests.tools import warm
 
 # The time that a machine takes for an example says nothing about the tested code. Each run draws other examples.
 settings.register_profile("any machine", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -23,6 +26,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
+def pytest_configure():
+    """Have one process that forks for the processes of ``pytest -n``."""
+    warm.start_server()
+
+
+def pytest_unconfigure():
+    warm.end_server()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
     """Keep modules and tests out of the garbage collector's walks, which would take a third of a second each."""
@@ -32,6 +44,21 @@ def pytest_collection(session):
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Put the tests of PyTorch's exporter first: one process of `pytest -n` runs them, as its first use takes 4 s."""
+    items.sort(key=lambda item: "exporter" not in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def exporter():
+    """PyTorch's exporter lists its operators once, not for each export, which would take half of the export's time."""
+    listed = "torch.onnx._internal.exporter._registration.ONNXRegistry.from_torchlib"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listed, staticmethod(functools.cache(resolve_name(listed))))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import termios
 import threading
 import time
@@ -137,8 +136,8 @@ def test_of_short_requests_that_arrive_together_the_server_refuses_those_that_it
     pytest.fail("no request was refused because of those that had arrived before it")
 
 
-def test_sigterm_lets_accepted_requests_finish_refuses_new_ones_and_exits_0(start_python, tiny_repository, model):
-    served = start_python(tiny_repository)
+def test_sigterm_lets_accepted_requests_finish_refuses_new_ones_and_exits_0(start, tiny_repository, model):
+    served = start(tiny_repository)
     requests = [samples_of(model, 1 + seed, seed) for seed in range(5)]
     held = [HeldRequest(served, body) for body, _ in requests]
 
@@ -223,8 +222,8 @@ def test_a_signal_while_models_load_ends_the_server_quietly(tiny_repository, num
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tier = {"type": "redis_cluster", "address": f"127.0.0.1:{silent.getsockname()[1]}"}
         write_ps(tiny_repository, volatile_db=tier)
-        command = [sys.executable, "-m", "serving.cli.entry", "serve", str(tiny_repository), "--http-port", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        command = ["-m", "serving.cli.entry", "serve", tiny_repository, "--http-port", "0"]
+        with warm.Warm(*command, stderr=subprocess.PIPE) as process:
             silent.settimeout(DEADLINE_S)
             with silent.accept()[0]:  # it asks Redis, and waits
                 process.send_signal(number)
@@ -234,8 +233,8 @@ def test_a_signal_while_models_load_ends_the_server_quietly(tiny_repository, num
     assert "Traceback" not in log
 
 
-def test_ctrl_c_exits_130_quietly(start_python, tiny_repository):
-    served = start_python(tiny_repository)
+def test_ctrl_c_exits_130_quietly(start, tiny_repository):
+    served = start(tiny_repository)
 
     assert served.stop(signal.SIGINT) == 130
     assert "Traceback" not in served.log.read_text()
@@ -468,25 +467,22 @@ def test_a_record_is_not_begun_if_a_model_cannot_be_loaded(hotrow_serve, tiny_re
     assert not (tmp_path / "new.jsonl").exists()
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_shows_a_bar_per_table_and_a_file_has_log_lines_only(tiny_repository, tmp_path, is_terminal):
+def test_a_terminal_shows_a_bar_per_table_and_a_file_has_log_lines_only(served, repository, model):
     terminal, screen = pty.openpty()
     fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    command = [sys.executable, "-m", "serving.cli.main", "serve", str(tiny_repository), "--http-port", "0"]
-    with (
-        (tmp_path / "log").open("wb") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=screen if is_terminal else log) as process,
-    ):
-        os.close(screen)
+    command = ["-m", "serving.cli.main", "serve", repository, "--http-port", "0"]
+    with open(screen, "wb") as errors:
+        process = warm.Warm(*command, stderr=errors)
+    with process:
         shown = b""
-        assert any(line.startswith(b"listening on ") for line in process.stdout)
+        assert any(line.startswith("listening on ") for line in process.stdout)
         process.terminate()
         with contextlib.suppress(OSError):  # the screen's last process has ended
             while received := os.read(terminal, 65536):
                 shown += received
     os.close(terminal)
 
-    text = shown.decode() if is_terminal else (tmp_path / "log").read_text()
-    table = full_name(TinyModel(), "item")
-    assert f"loaded {table} into memory: read 1,000 rows in " in text
-    assert (f"{table} into memory: 100%|" in text) == is_terminal
+    table = full_name(model, "item", version=2)
+    for text, is_terminal in ((shown.decode(), True), (served.log.read_text(), False)):
+        assert f"loaded {table} into memory: read 1,000 rows in " in text
+        assert (f"{table} into memory: 100%|" in text) == is_terminal

@@ -25,6 +25,7 @@ from serving.config import shared_ram_name
 from tests.e2e.conftest import ROOT, serving
 from tests.e2e.kserve_requests import inputs_of, request_of
 from tests.serving.table_names import with_digests
+from tests.tools import warm
 from tests.tools.tiny_model import TinyModel
 
 DEADLINE_S = 120
@@ -331,10 +332,10 @@ def test_tables_are_in_memory_once(start_python, tmp_path, tiers):
     if tiers:
         (tmp_path / "big" / "ps.json").write_text(json.dumps(tiers))
 
-    served = start_python(tmp_path / "big", "--workers", "3", "--log-level", "warning")
+    served = start_python(tmp_path / "big", "--workers", "2", "--log-level", "warning")
 
     workers = workers_of(served)
-    assert len(workers) == 3
+    assert len(workers) == 2
     assert table_bytes < sum(memory_of(pid, "Pss_Shmem") for pid in workers) < 2 * table_bytes
     assert memory_of(served.process.pid, "Pss") < 2 * table_bytes
 
@@ -600,8 +601,8 @@ def folders_of(worker):
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_stays_when_the_server_has_ended(start, folder, how):
-    served = start(folder, "--workers", "2")
+def test_nothing_stays_when_the_server_has_ended(start_python, folder, how):
+    served = start_python(folder, "--workers", "2")
     workers = workers_of(served)
     folders = folders_of(workers[0])
     assert all(one.is_dir() for one in folders)
@@ -636,10 +637,9 @@ def test_a_server_finds_the_tables_of_a_server_that_was_killed_with_its_workers(
 def test_a_broken_model_fails_the_start_with_one_message(hotrow_serve, folder):
     (folder / "tiny" / "1" / "dense.model").write_bytes(b"1234")
     arguments = (folder, "--http-port", "0", "--log-level", "warning")
-    command = [sys.executable, "-m", "serving.cli.main", "serve", *arguments, "--workers", "2"]
 
     one = hotrow_serve(*arguments)
-    two = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT)
+    two = warm.run("-m", "serving.cli.main", "serve", *arguments, "--workers", "2", timeout=DEADLINE_S)
 
     assert (two.returncode, two.stdout, two.stderr) == (2, "", one.stderr)
 

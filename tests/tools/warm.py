@@ -1,22 +1,48 @@
 """Processes that start in milliseconds: forks of a process that has imported Hotrow and PyTorch.
 
 Most of a command's time goes to imports. Tests of what a command does use these processes. Tests of its start, of its
-end or of its imports start Python.
+end or of its imports start Python. One process forks for all processes of a test run: ``start_server`` names it in the
+environment.
 """
 
-import atexit
 import os
-import runpy
+import pickle
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
-from multiprocessing import get_context
+from pathlib import Path
+from uuid import uuid4
 
-_FORKS = get_context("forkserver")
-_FORKS.set_forkserver_preload(["tests.tools.warm_imports"])
+from tests.tools.warm_server import CODE
+
+_NAME = "TESTS_WARM_SERVER"
+_started = []  # the process that forks, if this process has started it
+
+
+def start_server():
+    """Start the process that forks, unless this process was started with the name of one."""
+    if _NAME not in os.environ:
+        name = uuid4().hex
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"\0{name}")
+            listener.listen()
+            command = [sys.executable, "-m", "tests.tools.warm_server", str(listener.fileno())]
+            files = {"stdin": subprocess.PIPE, "pass_fds": [listener.fileno()]}
+            _started.append(subprocess.Popen(command, cwd=Path(__file__).parents[2], **files))
+        os.environ[_NAME] = name
+
+
+def end_server():
+    """End the process that this process has started, if any."""
+    while _started:
+        with _started.pop() as process:
+            process.stdin.close()
 
 
 class Warm:
@@ -26,25 +52,28 @@ class Warm:
     """
 
     def __init__(self, *arguments, cwd=None, env=None, stderr=None, start_new_session=False):
+        start_server()
         its_input, self.stdin = _pipe()
         self.stdout, output = _pipe()
         self.stderr, errors = _pipe() if stderr == subprocess.PIPE else (None, stderr)
-        streams = [its_input, output, output if errors == subprocess.STDOUT else errors]
-        streams = streams if errors else streams[:2]
-        process = os.getpid()
-        self._process = _FORKS.Process(
-            target=_become,
-            args=(
-                [str(argument) for argument in arguments],
-                [f"/proc/{process}/fd/{stream.fileno()}" for stream in streams],
-                str(cwd or os.getcwd()),
-                dict(os.environ if env is None else env),
-                start_new_session,
-            ),
+        if errors == subprocess.STDOUT:
+            errors = output
+        request = (
+            [str(argument) for argument in arguments],
+            str(cwd or os.getcwd()),
+            dict(os.environ if env is None else env),
+            start_new_session,
         )
-        self._process.start()
-        self.pid = self._process.pid
-        assert self.stdout.readline() == "started\n"  # and has the pipes
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(f"\0{os.environ[_NAME]}")
+            streams = (its_input, output, errors or sys.__stderr__)
+            socket.send_fds(connection, [b"0"], [stream.fileno() for stream in streams])
+            connection.sendall(pickle.dumps(request))
+            connection.shutdown(socket.SHUT_WR)
+            [self.pid] = CODE.unpack(connection.recv(CODE.size))
+            self._answers = connection.detach()
+        weakref.finalize(self, os.close, self._answers)
+        self._code, self._reading = None, threading.Lock()
         for stream in (its_input, output, *([errors] if self.stderr else [])):
             stream.close()
 
@@ -61,18 +90,27 @@ class Warm:
         for stream in filter(None, (self.stdout, self.stderr)):
             stream.close()
 
+    def _has_ended(self, timeout_s):
+        answers = select.poll()
+        answers.register(self._answers, select.POLLIN)
+        if answers.poll(None if timeout_s is None else 1000 * timeout_s):
+            with self._reading:
+                if self._code is None:
+                    [self._code] = CODE.unpack(os.read(self._answers, CODE.size))
+        return self._code is not None
+
     @property
     def returncode(self):
-        return self._process.exitcode
+        self._has_ended(0)
+        return self._code
 
     def poll(self):
         return self.returncode
 
     def wait(self, timeout=None):
-        self._process.join(timeout)
-        if self.returncode is None:
+        if not self._has_ended(timeout):
             raise subprocess.TimeoutExpired(str(self.pid), timeout)
-        return self.returncode
+        return self._code
 
     def communicate(self, text=None, timeout=None):
         with suppress(BrokenPipeError):
@@ -120,36 +158,3 @@ def run(*arguments, text=None, timeout=None, stderr=subprocess.PIPE, **options):
 def _pipe():
     reading, writing = os.pipe()
     return os.fdopen(reading, encoding="utf-8"), os.fdopen(writing, "w", encoding="utf-8")
-
-
-def _become(arguments, streams, cwd, environment, starts_session):
-    """Be the process of a command line."""
-    for number, stream in enumerate(streams):
-        opened = os.open(stream, os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY)
-        os.dup2(opened, number)
-        os.close(opened)
-    if starts_session:
-        os.setsid()
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", closefd=False)
-    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, encoding="utf-8", closefd=False)
-    sys.orig_argv = [sys.executable, *arguments]
-    print("started", flush=True)
-    option, *words = arguments
-    try:
-        if option == "-c":
-            sys.argv = [option, *words[1:]]
-            exec(compile(words[0], "<string>", "exec"), {"__name__": "__main__"})
-        elif option == "-m":
-            sys.argv = words
-            sys.path.insert(0, cwd)
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = arguments
-            sys.path.insert(0, os.path.dirname(option))
-            runpy.run_path(option, run_name="__main__")
-    finally:
-        atexit._run_exitfuncs()
