@@ -15,6 +15,7 @@ from serving.cli.main import main
 from serving.opening import load_model
 from tests.tools import warm
 
+pytestmark = pytest.mark.usefixtures("exporter")
 PAGE = (Path(__file__).parents[2] / "docs" / "importing.md").read_text()
 USER_ID = 1_000_003  # the factor on the page
 

@@ -1,21 +1,9 @@
 """A small dense network in an ONNX file, and tables to feed it."""
 
-import functools
-from pkgutil import resolve_name
-
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_registry():
-    """PyTorch lists its operators again for each export, which takes half of the export's time."""
-    listed = "torch.onnx._internal.exporter._registration.ONNXRegistry.from_torchlib"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listed, staticmethod(functools.cache(resolve_name(listed))))
-        yield
 
 
 class Sketch:

@@ -19,6 +19,7 @@ from training.embedding import Normal
 from training.publishing import Publisher
 
 B = 50
+pytestmark = pytest.mark.usefixtures("exporter")
 
 
 @pytest.fixture(autouse=True)

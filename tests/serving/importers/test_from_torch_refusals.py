@@ -212,6 +212,7 @@ REFUSED = {**TABLES, **KEYS, **INPUTS, **ANSWERS_AND_MODULES}
 
 
 @pytest.mark.parametrize(("module", "example", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.usefixtures("exporter")
 def test_it_is_refused(tmp_path, module, example, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         from_torch(module, example, tmp_path, "ctr")
@@ -251,6 +252,7 @@ def test_an_error_of_forward_on_the_example_is_not_changed(tmp_path):
         from_torch(Model(), (IDS + 20,), tmp_path, "ctr")
 
 
+@pytest.mark.usefixtures("exporter")
 def test_other_answers_of_the_version_are_refused_and_no_version_is_left(tmp_path):
     module = Model(answer=lambda one: torch.sigmoid(one + 1 if torch.compiler.is_exporting() else one))
 
@@ -261,6 +263,7 @@ def test_other_answers_of_the_version_are_refused_and_no_version_is_left(tmp_pat
     assert from_torch(module, (IDS,), tmp_path, "ctr", tolerance=0.9).comparison.difference > 0.1
 
 
+@pytest.mark.usefixtures("exporter")
 def test_probabilities_are_refused_as_logits(tmp_path):
     with pytest.raises(
         ModelFileError, match=r"the dense network of Model: .* ends in a Sigmoid, so its answers are not"

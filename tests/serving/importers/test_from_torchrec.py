@@ -56,6 +56,7 @@ def keyed_jagged(bags, **more):
     return torchrec.KeyedJaggedTensor(keys=FEATURES, values=values, lengths=lengths, **more)
 
 
+@pytest.mark.usefixtures("exporter")
 def test_a_collection_is_served(tmp_path):
     torch.manual_seed(0)
     module = Dlrm()

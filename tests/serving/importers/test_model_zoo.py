@@ -11,6 +11,7 @@ from serving.opening import load_model
 from tests.serving.importers.model_zoo import FIELDS, LENGTH, NUMBERS, ROWS, ZOO, History, SASRec
 
 B = 20
+pytestmark = pytest.mark.usefixtures("exporter")
 IN_EVERY_RUN = ("DeepFM", "MMoE", "DIN", "BST")
 
 

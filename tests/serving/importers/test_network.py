@@ -120,6 +120,7 @@ def test_an_input_that_is_the_output_itself_is_read(tmp_path):
     ],
     ids=["one tensor for all", "a tensor for each"],
 )
+@pytest.mark.usefixtures("exporter")
 def test_an_export_that_merged_its_inputs_is_refused(tmp_path, examples, unread):
     class Sum(torch.nn.Module):
         def forward(self, ads, users, pages, hours):

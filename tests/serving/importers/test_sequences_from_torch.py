@@ -15,6 +15,7 @@ from tests.serving.importers import torchrec_stand_in as torchrec
 from tests.serving.importers.torch_modules import Head
 
 L, ITEMS, CATEGORIES, B = 4, 30, 9, 24
+pytestmark = pytest.mark.usefixtures("exporter")
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ import torch
 
 from serving.opening import load_model
 
+pytestmark = pytest.mark.usefixtures("exporter")
 PAGE = (Path(__file__).parents[3] / "docs" / "deeprec.md").read_text()
 
 

@@ -47,6 +47,7 @@ class Net(nn.Module):
         return self.layers(torch.cat(vectors, dim=1))
 
 
+@pytest.mark.usefixtures("exporter")
 def test_a_model_that_columns_have_trained_is_served_with_its_predictions(tmp_path):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)

@@ -58,7 +58,7 @@ def check(found, expected, given, plain):
         torch.testing.assert_close(one.grad.to_dense().double(), other.grad, **CLOSE)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(
     bags=SOME_INVALID,
     combiner=COMBINERS,
@@ -108,7 +108,7 @@ def test_numbers_and_gradients_are_those_of_plain_pytorch(
     check(found, expected, given, plain)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     bags=VALID,
     combiner=COMBINERS,

@@ -14,6 +14,7 @@ from training import EmbeddingBagCollection, EmbeddingBagConfig
 
 
 @pytest.mark.filterwarnings("ignore")  # the exporter warns of its own libraries
+@pytest.mark.usefixtures("exporter")
 def test_the_documents_model_is_served_with_the_trainers_predictions(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[3] / "docs" / "embedding-tables.md").read_text()

@@ -75,6 +75,7 @@ class Model(nn.Module):
         return torch.sigmoid((weights[..., None] * rows * target).sum((1, 2)) * 9)
 
 
+@pytest.mark.usefixtures("exporter")
 def test_a_module_with_it_is_served(tmp_path):
     module = Model()
     module(KEYS, OFFSETS, torch.tensor([5, 6, 9]))  # makes rows

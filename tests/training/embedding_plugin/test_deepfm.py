@@ -58,6 +58,7 @@ def test_the_losses_are_those_of_a_plain_embedding_in_every_step(example, gpus):
     assert model.bp_trigger.tolist() == [1.0]
 
 
+@pytest.mark.usefixtures("exporter")
 def test_the_command_of_the_page_imports_the_files_of_the_example(example, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = torch.arange(4 * SLOT_NUM).reshape(4, SLOT_NUM) % 50

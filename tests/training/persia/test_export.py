@@ -95,6 +95,7 @@ def export(net, folder, facts):
     return write_model(plan, folder / "models", "ctr", run=facts.run, positions=facts.positions)
 
 
+@pytest.mark.usefixtures("exporter")
 def test_a_model_that_was_trained_is_served_with_its_predictions(tmp_path):
     torch.manual_seed(0)
     net, rng = Dense(), np.random.default_rng(0)
@@ -129,6 +130,7 @@ def test_a_model_that_was_trained_is_served_with_its_predictions(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("exporter")
 def test_a_server_with_an_early_export_follows_the_training_to_the_rows_of_a_late_one(tmp_path):
     net, rng = Dense(), np.random.default_rng(0)
     (tmp_path / "saved").mkdir()

@@ -13,6 +13,7 @@ import torch
 from serving.importers import plan_import, write_model
 from serving.opening import load_model
 
+pytestmark = pytest.mark.usefixtures("exporter")
 PAGE = (Path(__file__).parents[3] / "docs" / "sok.md").read_text()
 
 
