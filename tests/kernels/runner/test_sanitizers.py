@@ -80,7 +80,7 @@ def run_under(sanitizer, source, tmp_path):
 
 @pytest.mark.parametrize(
     ("source", "barrier"),
-    [(REVERSE, "__syncthreads()"), (SUM_OF_A_WARP, "__syncwarp()")],
+    [(REVERSE, "__syncthreads()"), pytest.param(SUM_OF_A_WARP, "__syncwarp()", marks=pytest.mark.long)],
     ids=["a block's barrier", "a warp's barrier, which a ballot is not"],
 )
 def test_a_race_on_shared_memory_is_found_with_its_line_and_a_barrier_fixes_it(source, barrier, tmp_path):
@@ -93,6 +93,7 @@ def test_a_race_on_shared_memory_is_found_with_its_line_and_a_barrier_fixes_it(s
     assert (ordered.returncode, ordered.stdout) == (0, "ran to its end\n"), ordered.stderr
 
 
+@pytest.mark.long
 def test_passing_values_between_blocks_without_fences_is_a_race(tmp_path):
     racy = run_under("thread", HAND_OVER.replace("FENCE", ""), tmp_path)
     fenced = run_under("thread", HAND_OVER.replace("FENCE", "__threadfence()"), tmp_path)
@@ -110,7 +111,13 @@ def test_a_value_fenced_before_it_is_published_is_read_without_a_race(tmp_path):
 
 @pytest.mark.parametrize(
     "steps",
-    [WRITE + PUBLISH, FENCE + WRITE + PUBLISH, FENCE + PUBLISH + WRITE, WRITE + FENCE + "atomicAdd(out, 1);"],
+    [
+        WRITE + PUBLISH,
+        *(
+            pytest.param(steps, marks=pytest.mark.long)
+            for steps in (FENCE + WRITE + PUBLISH, FENCE + PUBLISH + WRITE, WRITE + FENCE + "atomicAdd(out, 1);")
+        ),
+    ],
     ids=["without a fence", "the fence before the write", "published before the write", "no exchange"],
 )
 def test_any_other_way_to_publish_is_a_race(steps, tmp_path):
@@ -124,8 +131,14 @@ def test_any_other_way_to_publish_is_a_race(steps, tmp_path):
     ("access", "words"),
     [
         ("out[threadIdx.x + blockIdx.x] = 1;", "heap-buffer-overflow"),
-        ("__shared__ int few[63]; few[threadIdx.x] = 1; out[0] = few[0];", "index 63 out of bounds|buffer-overflow"),
-        ("*reinterpret_cast<int2*>(out + 1) = make_int2(1, 2);", "misaligned address"),
+        pytest.param(
+            "__shared__ int few[63]; few[threadIdx.x] = 1; out[0] = few[0];",
+            "index 63 out of bounds|buffer-overflow",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "*reinterpret_cast<int2*>(out + 1) = make_int2(1, 2);", "misaligned address", marks=pytest.mark.long
+        ),
         ("out[0] = 1 << (threadIdx.x + 1);", "shift exponent"),
     ],
     ids=["beyond an array", "beyond shared memory", "misaligned", "undefined"],
