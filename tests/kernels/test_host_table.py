@@ -144,7 +144,7 @@ class TableMachine(RuleBasedStateMachine):
 
 
 def test_any_order_of_calls_leaves_the_table_equal_to_a_dict():
-    run_state_machine_as_test(TableMachine, settings=settings(deadline=None, max_examples=30, stateful_step_count=25))
+    run_state_machine_as_test(TableMachine, settings=settings(deadline=None, max_examples=20, stateful_step_count=25))
 
 
 @pytest.mark.parametrize("dim", DIMS)

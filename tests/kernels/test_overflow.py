@@ -124,7 +124,9 @@ class OverflowMachine(RuleBasedStateMachine):
 
 def test_any_order_of_calls_evicts_the_right_rows(reading_loops):
     # At most 30 reads of a row: up to there its count is exact.
-    run_state_machine_as_test(OverflowMachine, settings=settings(deadline=None, stateful_step_count=30))
+    run_state_machine_as_test(
+        OverflowMachine, settings=settings(deadline=None, max_examples=20, stateful_step_count=30)
+    )
 
 
 def full_table(policy, capacity=10, target=8):
@@ -194,13 +196,13 @@ def test_a_table_without_a_policy_refuses_to_overflow():
 def test_random_eviction_covers_the_whole_table():
     table = HostTable(DIM, 1000, overflow_policy="evict_random", target_rows=500)
     survivals = np.zeros(1000)
-    for _ in range(40):
+    for _ in range(20):
         insert(table, range(1000))
         insert(table, [10_000])
         survivals += np.isin(range(1000), list(held(table)))
         table.evict(int64([10_000]))
-    # Rows of the last fill stay with probability 1/2: a mean over 100 neighbours and 40 draws deviates by 0.008.
-    assert np.abs(survivals.reshape(10, 100).mean(axis=1) / 40 - 0.5).max() < 0.05
+    # Rows of the last fill stay with probability 1/2: a mean over 100 neighbours and 20 draws deviates by 0.011.
+    assert np.abs(survivals.reshape(10, 100).mean(axis=1) / 20 - 0.5).max() < 0.07
 
 
 def test_age_counts_reads_and_writes_or_writes_only():

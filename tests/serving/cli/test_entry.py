@@ -44,7 +44,14 @@ def run(program, module, *arguments):
 
 
 @pytest.mark.parametrize("interrupt", [INTERRUPT, TURNED], ids=["as it comes", "made another error by a package"])
-@pytest.mark.parametrize("module", ["serving.cli.main", "kernels.errors", "numpy", "serving.cli.serve", "uvicorn"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "serving.cli.main",
+        "numpy",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("kernels.errors", "serving.cli.serve", "uvicorn")),
+    ],
+)
 def test_it_ends_with_130_and_without_a_traceback(tmp_path, module, interrupt):
     TinyModel().write(tmp_path)
 

@@ -45,7 +45,7 @@ def repository(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("arguments", [["check", "{}"], ["--help"]], ids=["report", "help"])
+@pytest.mark.parametrize("arguments", [["check", "{}"], ["--version"]], ids=["report", "version"])
 def test_a_report_whose_reader_leaves_ends_quietly_as_by_sigpipe(repository, arguments):
     with left_reader() as writer:
         done = run(*[word.format(repository) for word in arguments], stdout=writer)

@@ -27,7 +27,7 @@ def server(config):
         yield server
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 @given(
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(["dynamic", "static", "uvm"]),

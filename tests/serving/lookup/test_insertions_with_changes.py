@@ -129,7 +129,7 @@ def batch_of(keys):
 
 @pytest.mark.slow
 def test_no_answer_is_stale_or_a_default_of_a_key_that_a_tier_holds(device, tmp_path):
-    run_on(RequestsWithChanges, 12, steps=12, device=device, config=write_model(tmp_path, TABLES))
+    run_on(RequestsWithChanges, 5, steps=12, device=device, config=write_model(tmp_path, TABLES))
 
 
 @pytest.mark.kernels

@@ -22,7 +22,7 @@ def server(config, tmp_path_factory):
         yield server
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(
     seed=st.integers(0, 2**32 - 1),
     size_ratio=st.sampled_from([0.05, 0.5]),

@@ -121,7 +121,7 @@ class CacheMachine(RuleBasedStateMachine):
 def test_a_serving_cache_took_every_write(tmp_path, monkeypatch, config):
     monkeypatch.setattr(models, "LOOK_INTERVAL_S", 3600.0)
     run_state_machine_as_test(
-        lambda: CacheMachine(config), settings=settings(deadline=None, max_examples=30, stateful_step_count=12)
+        lambda: CacheMachine(config), settings=settings(deadline=None, max_examples=15, stateful_step_count=12)
     )
 
 

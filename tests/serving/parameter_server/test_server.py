@@ -102,7 +102,7 @@ def test_what_cannot_be_offsets_of_bags_is_refused(config, row_ptrs, came):
 BAGS = st.lists(st.lists(st.sampled_from(KEYS + UNKNOWN), max_size=6), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=66)
+@settings(deadline=None, max_examples=30)
 @given(
     bags=BAGS,
     tier_of_key=st.lists(st.integers(0, 3), min_size=len(KEYS), max_size=len(KEYS)),

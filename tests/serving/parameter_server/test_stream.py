@@ -114,14 +114,14 @@ def test_shown_changes_are_forgotten_once_the_view_has_them(tmp_path, model, log
         serving(model, tmp_path / "log", RocksDbStore(tmp_path / "db", read_only=True)) as reader,
     ):
         table = reader.stores[0].tables["m.t"]
-        for number in range(1, 200):
+        for number in range(1, 50):
             send(log, message(Kind.ACCUMULATE, [1, 1000 + number], [[1, 1, 1]] * 2))
-        assert until(lambda: reader.updates(model).positions == {"folder": "199"})
-        assert until(lambda: writer.updates(model).positions == {"folder": "199"})
+        assert until(lambda: reader.updates(model).positions == {"folder": "49"})
+        assert until(lambda: writer.updates(model).positions == {"folder": "49"})
         rows = [held_by(writer.stores[0])[1], [1, 1, 1]]
-        assert reader.lookup("m.t", np.array([1, 1199]))[0].tolist() == rows
+        assert reader.lookup("m.t", np.array([1, 1049]))[0].tolist() == rows
         assert until(lambda: not table.shown_bytes)
-        assert reader.lookup("m.t", np.array([1, 1199]))[0].tolist() == rows
+        assert reader.lookup("m.t", np.array([1, 1049]))[0].tolist() == rows
 
 
 def test_a_version_starts_at_the_position_of_its_manifest(tmp_path, model, log):

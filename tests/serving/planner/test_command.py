@@ -185,7 +185,9 @@ def test_csv_has_the_curves_of_all_tables(repository, tmp_path):
     assert any(row["rows"] == "123" for row in rows)
 
 
-@pytest.mark.parametrize(("ending", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
+@pytest.mark.parametrize(
+    ("ending", "begins"), [(".png", b"\x89PNG"), pytest.param(".svg", b"<?xml", marks=pytest.mark.long)]
+)
 def test_a_plot_is_drawn_by_matplotlib(repository, tmp_path, capsys, ending, begins):
     pytest.importorskip("matplotlib")
     picture = tmp_path / f"curves{ending}"

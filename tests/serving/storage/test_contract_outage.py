@@ -432,7 +432,7 @@ DEEDS = [name for name in vars(Story) if not name.startswith("_")]
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(deeds=st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from(KEYS[:4])), max_size=12))
 def test_whatever_happens_to_redis_every_row_is_the_one_that_was_acknowledged_last(redis_binary, config, deeds):
     with TemporaryDirectory(dir=QUICK_FOLDER) as folder:

@@ -128,7 +128,7 @@ def test_what_was_dumped_is_loaded_and_served_again(write_ps, tiers, tmp_path, n
     assert served(ps, ITEM)[0] == rows_of_model("item")
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), key_bytes=st.sampled_from([4, 8]))
 def test_files_of_all_formats_and_stores_hold_the_same_rows(tmp_path_factory, data, key_bytes):
     largest = 2**32 - 1 if key_bytes == 4 else 2**63 - 3

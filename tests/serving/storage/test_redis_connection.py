@@ -105,7 +105,7 @@ REPLY = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(REPLY, min_size=1, max_size=4), st.lists(st.integers(0, 10**6), max_size=30))
 def test_replies_are_read_in_their_order_however_they_are_cut(replies, places):
     data = b"".join(map(encoded, replies))

@@ -10,7 +10,7 @@ WIDE = st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 300)
 NARROW = st.integers(0, 2**32 - 1) | st.integers(0, 300)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data(), key_bytes=st.sampled_from([4, 8]), run_rows=st.sampled_from([1, 2, 7, 30, 1000]))
 def test_rows_come_in_the_order_of_their_keys_bytes_each_key_once_and_the_last_of_it(
     tmp_path_factory, data, key_bytes, run_rows

@@ -150,7 +150,7 @@ class OverlayMachine(RuleBasedStateMachine):
 
 
 TestOverlay = OverlayMachine.TestCase
-TestOverlay.settings = settings(deadline=None, max_examples=25, stateful_step_count=15)
+TestOverlay.settings = settings(deadline=None, max_examples=15, stateful_step_count=15)
 
 
 @pytest.mark.parametrize("row_dtype", ["fp32", "fp16", "bf16", "int8", "uint8"])

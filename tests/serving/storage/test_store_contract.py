@@ -120,7 +120,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 #: A cluster differs from one Redis in where its rows are, which the tests of clusters ask for.
-EXAMPLES = dict.fromkeys(STORES, 10) | {"memory": 30, "redis_cluster": 4}
+EXAMPLES = dict.fromkeys(STORES, 8) | {"memory": 20, "redis": 5, "redis_cluster": 2}
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(15, marks=pytest.mark.long)])

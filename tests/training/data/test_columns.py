@@ -410,7 +410,7 @@ def data_sets(draw):
     return Samples(rng.integers(0, 2, (rows, labels)).astype(np.float32), numbers, bags)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data_sets(), st.integers(1, 40), st.integers(1, 9))
 def test_what_is_written_is_read_in_every_format(tmp_path_factory, samples, samples_per_file, batch_size):
     folder = tmp_path_factory.mktemp("data")

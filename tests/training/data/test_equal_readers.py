@@ -118,7 +118,7 @@ def bags_of(samples):
     return [bags[first : first + slots] for first in range(0, len(bags), slots)]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(tables(), st.integers(1, 5), st.data())
 def test_csv_and_parquet_files_of_one_table_have_equal_samples(tmp_path_factory, drawn, batch_size, data):
     rows, keys, columns = drawn

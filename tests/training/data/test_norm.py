@@ -88,10 +88,10 @@ def test_what_was_written_is_read_in_batches(tmp_path, data, check, batch_size):
     assert is_norm(file)
 
 
-@pytest.mark.parametrize("check", ["Sum", "None"])
+@pytest.mark.parametrize("check", ["Sum", pytest.param("None", marks=pytest.mark.long)])
 def test_a_file_larger_than_the_blocks_that_are_read_is_whole(tmp_path, check):
     rng = np.random.default_rng(0)
-    count = 30_000
+    count = 25_000
     labels, dense = rng.integers(0, 2, (count, 1)), rng.random((count, 13), np.float32)
     keys = rng.integers(0, 1 << 40, (count, 26))
     file = tmp_path / "data"

@@ -453,7 +453,7 @@ USES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(USES, max_size=30))
 def test_habits_in_any_order_give_the_weights_of_a_parameter(uses):
     ours, theirs = table_model(), plain_model()

@@ -135,7 +135,7 @@ def test_the_gradients_of_many_rows_are_in_the_order_of_the_rows():
         np.testing.assert_array_equal(sums, np.stack([found, -found], axis=1))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(bags=BAGS, combiner=COMBINERS)
 def test_the_gradients_of_an_array_are_those_of_its_rows(bags, combiner):
     values, gradient = random(ROWS, 3), random(len(bags), 3, seed=1)
@@ -173,7 +173,7 @@ def test_keys_are_grouped_by_the_process_that_owns_them(keys, processes, distinc
         assert [keys.index(key) for key in grouped] == firsts.tolist()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(bags=st.lists(st.lists(st.integers(0, 2 * ROWS), max_size=5), max_size=7), combiner=COMBINERS)
 def test_an_absent_key_counts_as_the_default_vector_and_gets_no_gradient(bags, combiner):
     values = np.concatenate([random(ROWS, 3), np.full((ROWS + 1, 3), 0.25, np.float32)])
@@ -189,7 +189,7 @@ def test_an_absent_key_counts_as_the_default_vector_and_gets_no_gradient(bags, c
 
 @pytest.mark.parametrize("update_type", ["Local", "Global", "LazyGlobal"])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(steps=st.lists(BAGS, min_size=1, max_size=5), dim=st.sampled_from([1, 16, 17]))
 def test_rows_move_as_the_rule_says(rule, update_type, steps, dim):
     values = random(ROWS, dim)

@@ -86,7 +86,7 @@ def move(optimizer, table, states, gradient, step):
         table += first if optimizer == "MomentumSGD" else (1 + rest[0]) * first - rest[0] * before
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     batches=st.lists(BATCH, min_size=1, max_size=4),
     optimizer=st.sampled_from(sorted(HPARAMS)),

@@ -98,7 +98,7 @@ def test_every_optimizer_and_update_type_is_read_and_learns(
     read = opened(tmp_path, document)
     assert (read.rule, read.tables[0].update_type, read.schedule.base) == (rule, update_type, 0.05)
 
-    samples = generate_for(read.graph, 2_000, seed=0).samples
+    samples = generate_for(read.graph, 1_000, seed=0).samples
     model = CtrModel(read.graph, seed=0, rule=read.rule, tables=read.tables)
     first, last = train(model, samples, samples, epochs=2, batch_size=50, schedule=read.schedule, seed=0)
     assert last.loss < first.loss

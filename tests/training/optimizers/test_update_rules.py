@@ -135,7 +135,7 @@ def test_ftrl_sets_weights_to_zero_where_their_gradients_stay_within_l1():
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(touched=STEPS)
 def test_a_local_step_changes_only_rows_with_a_gradient_each_like_a_table_of_its_own(rule, touched):
     table = Table(rule, "Local")
@@ -155,7 +155,7 @@ def test_a_local_step_changes_only_rows_with_a_gradient_each_like_a_table_of_its
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(touched=STEPS)
 def test_a_global_step_gives_rows_without_a_gradient_a_gradient_of_zero(rule, touched):
     sparse, dense = Table(rule, "Global"), Table(rule, "Local")
@@ -175,7 +175,7 @@ def test_a_global_step_gives_rows_without_a_gradient_a_gradient_of_zero(rule, to
 
 
 @pytest.mark.parametrize("rule", [MomentumSgdRule(0.8), NesterovRule(0.8), MomentumSgdRule(0.0)])
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(touched=STEPS, rates=st.lists(st.floats(0.01, 1), min_size=8, max_size=8))
 def test_a_lazy_momentum_has_caught_up_with_the_global_one_when_a_row_has_a_gradient(rule, touched, rates):
     lazy, everywhere = Table(rule, "LazyGlobal"), Table(rule, "Global")
@@ -186,7 +186,7 @@ def test_a_lazy_momentum_has_caught_up_with_the_global_one_when_a_row_has_a_grad
         torch.testing.assert_close(lazy.weights[sorted(rows)], everywhere.weights[sorted(rows)])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(touched=STEPS)
 def test_a_lazy_adam_makes_up_one_move_for_each_step_since_the_last_gradient(touched):
     rule = AdamRule(0.8, 0.9, 1e-3)

@@ -49,7 +49,7 @@ def loss_of(all_vectors):
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(batches=st.lists(BAGS, min_size=1, max_size=3), servers=st.integers(1, 3))
 def test_vectors_and_steps_are_those_of_plain_operations(batches, servers):
     roles, worker = start(servers)

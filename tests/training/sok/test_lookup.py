@@ -54,7 +54,7 @@ def test_the_documents_example():
 BAGS = st.lists(st.lists(st.integers(0, 6), max_size=4), max_size=6)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     lookups=st.lists(st.tuples(BAGS, st.sampled_from(COMBINERS), st.integers(1, 3)), min_size=1, max_size=4),
     mode=st.sampled_from(["distributed", "localized:0"]),
