@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-updates wheel loadtest test test-fast test-long test-numpy1 test-triton test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
+.PHONY: help demo demo-updates wheel loadtest test test-fast test-long test-numpy1 test-tensorflow test-triton test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -85,6 +85,9 @@ test-long: $(VENV)/.test ## the tests that take minutes each; results go to benc
 test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without the heavy extras
 	@$(VENV)-numpy1/bin/python -m pytest -q $(ON_CORES) -m "not slow and not long and not gpu and not kernels" $(NUMPY1_TESTS)
 
+test-tensorflow: $(VENV)-tensorflow/.done ## the front ends for TensorFlow and Keras, without PyTorch
+	@$(VENV)-tensorflow/bin/python -m pytest -q tests/tensorflow
+
 test-triton: $(VENV)/.test $(VENV)-numpy1/.triton ## the client suite against `hotrow serve` and a real Triton, on the CPU
 	@HOTROW_TRITON_PYTHON=$(VENV)-numpy1/bin/python $(BIN)/python -m pytest -q -m triton tests/e2e
 
@@ -139,7 +142,7 @@ wheel: tools ## build a wheel and an sdist in dist/, and try both in clean envir
 	@.ci/wheel $(PYTHON) -c $(CURDIR)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 clean: ## remove the environments and everything built
-	rm -rf $(VENV) $(VENV)-numpy1 $(PEERS) build dist demo_output loadtest_report .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-numpy1 $(VENV)-tensorflow $(PEERS) build dist demo_output loadtest_report .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # One clear line for each thing that a fresh machine may not have.
 .PHONY: tools
@@ -210,6 +213,15 @@ $(VENV)-numpy1/.done: $(VENV)/.build
 $(PEERS): | $(VENV)/.test
 	@echo "installing FBGEMM, which benchmarks compare with"
 	@$(PIP) --no-deps --target $@ 'fbgemm-gpu-cpu==1.8.0'
+
+# Hotrow is the build of $(VENV): both have the same Python.
+$(VENV)-tensorflow/.done: $(VENV)/.test
+	@echo "installing TensorFlow"
+	@$(PYTHON) -m venv $(VENV)-tensorflow
+	@grep -v '^h5py==' constraints.txt > $(VENV)-tensorflow/constraints.txt
+	@$(VENV)-tensorflow/bin/python -m pip install -q --disable-pip-version-check -c $(VENV)-tensorflow/constraints.txt tensorflow-cpu numpy pydantic array-api-compat orjson pytest pytest-timeout hypothesis
+	@cp -r $(VENV)/lib/python3*/site-packages/_editable_skbc_hotrow.* $(VENV)/lib/python3*/site-packages/kernels $(VENV)-tensorflow/lib/python3*/site-packages/
+	@touch $@
 
 # Triton's Python backend corrupts tensors under NumPy 2. The server in nvidia-pytriton needs none of its dependencies.
 $(VENV)-numpy1/.triton: $(VENV)-numpy1/.done

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from training.arguments import shown
+from training.calls.ids import IdRows
 from training.embedding.inputs import FeatureBags, without_holes
 
 
@@ -34,48 +35,31 @@ class SparseIds:
     """The ids of R rows.
 
     Attributes:
-        rows: int64[N], ascending.
-        ids: int64[N].
-        weights: float[N] on any device, or None.
-        count: R.
+        rows: the ids.
+        weights: of the caller's ids, float[N] on any device, or None.
         device: of the ids.
     """
 
-    rows: NDArray[np.int64]
-    ids: NDArray[np.int64]
+    rows: IdRows
     weights: torch.Tensor | None
-    count: int
     device: torch.device
-
-    def select(self, places: NDArray[np.int64] | NDArray[np.bool_]) -> Self:
-        """Return the ids at these places."""
-        weights = self.weights
-        if weights is not None:
-            weights = weights[torch.from_numpy(places).to(weights.device)]
-        return replace(self, rows=self.rows[places], ids=self.ids[places], weights=weights)
 
     def without_invalid(self, drops_weights: bool) -> Self:
         """Drop negative ids and, with ``drops_weights``, ids whose weight is 0 or less."""
-        is_kept = self.ids >= 0
+        is_kept = self.rows.ids >= 0
         if drops_weights and self.weights is not None:
-            is_kept &= (self.weights.detach() > 0).cpu().numpy()
-        return self if is_kept.all() else self.select(is_kept)
+            is_kept &= self.rows.in_order((self.weights.detach() > 0).cpu().numpy())
+        return replace(self, rows=self.rows.select(is_kept))
 
     def bags(self, default_id: int | None) -> FeatureBags:
         """Return one bag per row. A row without an id gets ``default_id``, unless it is None, with the weight 1."""
-        counts = np.bincount(self.rows, minlength=self.count)
-        ids, weights, is_empty = self.ids, self.weights, counts == 0
-        if default_id is not None and is_empty.any():
-            counts += is_empty
-            places = np.arange(len(ids)) + np.cumsum(is_empty)[self.rows]  # where each id moves
-            ids = np.full(counts.sum(), default_id)
-            ids[places] = self.ids
-            if weights is not None:
-                moved = torch.from_numpy(places).to(weights.device)
-                weights = weights.new_ones(len(ids)).index_copy(0, moved, weights)
-        row_ptrs = np.zeros(self.count + 1, np.int64)
-        np.cumsum(counts, out=row_ptrs[1:])
-        return FeatureBags(ids, row_ptrs, weights, 1, (self.count,), self.device)
+        rows = self.rows if default_id is None else self.rows.filled(default_id)
+        weights = self.weights
+        if weights is not None and rows.places is not None:
+            own = np.flatnonzero(rows.places >= 0)
+            to, of = (torch.from_numpy(one).to(weights.device) for one in (own, rows.places[own]))
+            weights = weights.new_ones(len(rows.ids)).index_copy(0, to, weights[of])
+        return FeatureBags(rows.ids, rows.row_ptrs, weights, 1, (len(rows.row_ptrs) - 1,), self.device)
 
 
 def read_ids(name: str, sp_ids: Any, sparse_weights: Any = None) -> SparseIds:
@@ -101,13 +85,8 @@ def read_ids(name: str, sp_ids: Any, sparse_weights: Any = None) -> SparseIds:
     if indices.shape != (len(values), 2):
         raise ValueError(f"{name}: expected indices [{len(values)}, 2], one per id, got {shown(indices)}")
     weights = None if sparse_weights is None else _read_weights(name, sparse_weights, indices)
-    ids = SparseIds(_int64(indices[:, 0]), _int64(values), weights, _read_count(name, sp_ids[2]), device=values.device)
-    if (ids.rows[1:] < ids.rows[:-1]).any():
-        ids = ids.select(np.argsort(ids.rows, kind="stable"))
-    if len(ids.rows) and not 0 <= ids.rows[0] <= ids.rows[-1] < ids.count:
-        row = ids.rows[0] if ids.rows[0] < 0 else ids.rows[-1]
-        raise ValueError(f"{name}: expected rows from 0 to {ids.count - 1}, as dense_shape says, got row {row}")
-    return ids
+    rows = IdRows.read(name, _int64(indices[:, 0]), _int64(values), _read_count(name, sp_ids[2]))
+    return SparseIds(rows, weights, values.device)
 
 
 def _from_torch(name: str, value: Any) -> Any:

@@ -35,6 +35,7 @@ OWN_TESTS = {
     "models.md": "tests/training/model/test_families.py",
     "planning.md": "tests/serving/planner/test_command.py",
     "sok.md": "tests/training/sok/test_document.py",
+    "tensorflow.md": "tests/tensorflow/test_page.py",
     "triton.md": "tests/e2e/test_triton.py",
 }
 SERVED = re.compile(r"(?:127\.0\.0\.1|localhost):(8000|8001)")

@@ -6,7 +6,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import first_outside
 from serving.model.names import TABLE_NAME
 from training.arguments import shown, whole
 from training.tables.config import Constant, Initializer, Uniform
@@ -97,11 +96,3 @@ def require_slots(place: str, row_ptrs: Ints, slot_num: int, max_nnz: int, max_f
         sample = int(np.argmax(of_samples > max_feature_num))
         expected = f"at most max_feature_num = {max_feature_num} keys in a sample"
         raise ValueError(f"{place}: expected {expected}, got {of_samples[sample]} in sample {sample}")
-
-
-def require_ids(place: str, keys: Ints, row_ptrs: Ints | None, rows: int) -> None:
-    """Raise IndexError if an id is none of a table's rows."""
-    at = first_outside(keys, 0, rows - 1)
-    if at < len(keys):
-        row = "" if row_ptrs is None else f" in row {np.searchsorted(row_ptrs, at, 'right') - 1}"
-        raise IndexError(f"{place}: expected ids from 0 to {rows - 1}, got {keys[at]}{row}")

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from training.arguments import one_of, whole
-from training.deeprec.lookup import require_norm
+from training.calls.deeprec import require_norm
 from training.embedding.collection import EmbeddingBagCollection
 from training.embedding.gradients import PooledBags, not_compiled
 from training.embedding.lookups import LocalLookups

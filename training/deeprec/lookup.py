@@ -2,15 +2,21 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 
-from kernels.host import ArrayRows, first_outside
-from training.arguments import one_of, shown, whole
-from training.deeprec.partition import PartitionStrategy, shares, split
+from kernels.host import ArrayRows
+from training.arguments import one_of, shown
+from training.calls.deeprec import (
+    PartitionStrategy,
+    checked_default,
+    refuse_blocknums,
+    require_norm,
+    split,
+)
+from training.calls.ids import require_ids
 from training.embedding.gradients import PooledBags, not_compiled, sparse_gradients, to_floats
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import LocalLookups, LookedUpRows
@@ -115,9 +121,7 @@ def fused_embedding_lookup_sparse_v2(
         IndexError: an id is not in the table.
     """
     name = name or "fused_embedding_lookup_sparse_v2"
-    if blocknums is not None:
-        reason = "it is for elastic dimensions (DynamicEmbeddingVariable), which no fused lookup of DeepRec supports"
-        raise ValueError(f"{name}: expected no blocknums: {reason}")
+    refuse_blocknums(name, blocknums)
     combiner = combiner or "mean"
     one_of(name, "combiner", combiner, get_args(Combiner))
     require_norm(name, max_norm)
@@ -126,17 +130,18 @@ def fused_embedding_lookup_sparse_v2(
     ids = read_ids(name, sp_ids, sparse_weights)
     if prune:
         ids = ids.without_invalid(drops_weights=combiner != "sum")
-    bags = ids.bags(_checked_default(name, default_id, rows) if fill_empty_row else None)
-    _require_rows(name, bags, rows)
-    parts = split(name, bags, [len(tensor) for tensor in tensors], partition_strategy)
+    bags = ids.bags(checked_default(name, default_id, rows) if fill_empty_row else None)
+    assert bags.row_ptrs is not None
+    require_ids(name, bags.keys, bags.row_ptrs, rows)
+    parts = split(name, bags.keys, bags.row_ptrs, [len(tensor) for tensor in tensors], partition_strategy)
     weights = bags.weights
     if len(parts) > 1 and combiner != "sum":  # a partition does not know the weights of a bag's other ids
-        weights, combiner = shares(bags, combiner), "sum"
+        weights, combiner = _shares(bags, combiner), "sum"
     of_parts = [
         FeatureBags(
             part.keys,
             part.row_ptrs,
-            None if weights is None else weights[part.places],
+            None if weights is None else weights if len(parts) == 1 else weights[part.places],
             1,
             bags.shape,
             tensors[0].device,
@@ -200,12 +205,6 @@ def fused_safe_embedding_lookup_sparse(
     )
 
 
-def require_norm(place: str, max_norm: Any) -> None:
-    """Refuse a ``max_norm`` that is not a number. ``kernels.host`` refuses numbers that are not above 0."""
-    if not isinstance(max_norm, Real | None):
-        raise TypeError(f"{place}: expected max_norm as a number, got {shown(max_norm)}")
-
-
 @not_compiled
 def _pooled(
     name: str, tensors: Sequence[torch.Tensor], bags: Sequence[FeatureBags], config: EmbeddingBagConfig
@@ -236,18 +235,12 @@ def _checked(name: str, params: Params) -> list[torch.Tensor]:
     return tensors
 
 
-def _checked_default(name: str, default_id: int | None, rows: int) -> int:
-    if default_id is None:
-        return 0
-    default_id = whole(name, "default_id", default_id)
-    if not 0 <= default_id < rows:
-        raise IndexError(f"{name}: expected a default_id from 0 to {rows - 1}, got {default_id}")
-    return default_id
-
-
-def _require_rows(name: str, bags: FeatureBags, rows: int) -> None:
-    place = first_outside(bags.keys, 0, rows - 1)
-    if place < len(bags.keys):
-        assert bags.row_ptrs is not None
-        row = int(np.searchsorted(bags.row_ptrs, place, side="right")) - 1
-        raise IndexError(f"{name}: expected ids from 0 to {rows - 1}, got {bags.keys[place]} in row {row}")
+def _shares(bags: FeatureBags, combiner: Literal["mean", "sqrtn"]) -> torch.Tensor:
+    """Return weights float32[N] whose weighted sum is the combined vector. They differentiate to those of ``bags``."""
+    assert bags.row_ptrs is not None
+    count = len(bags.row_ptrs) - 1
+    bag_of = torch.from_numpy(np.repeat(np.arange(count), np.diff(bags.row_ptrs)))
+    weights = torch.ones(len(bag_of)) if bags.weights is None else bags.weights.to("cpu", torch.float32)
+    sums = torch.zeros(count).index_add(0, bag_of, weights if combiner == "mean" else weights.square())
+    divisors = sums.where(sums != 0, torch.inf)  # so that a bag without weight becomes 0
+    return weights / (divisors if combiner == "mean" else divisors.sqrt())[bag_of]

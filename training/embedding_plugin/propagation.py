@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from training.arguments import items, one_of, shown, whole
-from training.embedding_plugin.embedding import Embedding
-from training.embedding_plugin.inputs import read_coo, read_csr
-from training.embedding_plugin.plugin import Plugin, found
+from training.arguments import shown
+from training.calls.plugin.embedding import Embedding
+from training.calls.plugin.state import compressed, divided, found, item_of_replica, replica_number
+from training.embedding.gradients import PooledBags, RowGradient, not_compiled
+from training.embedding.inputs import read_feature
+from training.embedding.lookups import LocalLookups
 from training.samples import Bags
+
+_DTYPES = {"float": torch.float32, "half": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +62,8 @@ def broadcast_then_convert_to_csr(
         ValueError: a tensor has another shape, ``T`` has another length, or a slot or a sample has too many keys.
         IndexError: a row index is not in the batch, or a key is not of the key type.
     """
-    place, plugin, embedding = found("broadcast_then_convert_to_csr", embedding_name)
-    of_gpus = len(items(place, "T", T))
-    if of_gpus != plugin.replicas:
-        raise ValueError(f"{place}: expected T with {plugin.replicas} items, one per GPU, got {of_gpus}")
-    samples = plugin.samples(is_training)
-    bags = read_coo(place, row_indices, values, samples * plugin.replicas, embedding.slots)
-    embedding.check(bags)
-    return [
-        ReplicaKeys(embedding, replica, is_training, bags[replica * samples : (replica + 1) * samples])
-        for replica in range(plugin.replicas)
-    ]
+    embedding, parts = divided("broadcast_then_convert_to_csr", embedding_name, row_indices, values, T, is_training)
+    return [ReplicaKeys(embedding, replica, is_training, bags) for replica, bags in enumerate(parts)]
 
 
 def fprop(
@@ -106,12 +102,8 @@ def fprop(
         ReservedKeyError: a key is one of the four reserved values.
     """
     place, plugin, embedding = found("fprop", embedding_name)
-    replica = _replica(place, plugin, replica_id)
-    keys = to_each_replica
-    if isinstance(keys, list | tuple):
-        if len(keys) != plugin.replicas:
-            raise ValueError(f"{place}: expected to_each_replica with {plugin.replicas} items, got {len(keys)}")
-        keys = keys[replica]
+    replica = replica_number(place, plugin, replica_id)
+    keys = item_of_replica(place, plugin, to_each_replica, replica)
     if not isinstance(keys, ReplicaKeys):
         expected = "to_each_replica as broadcast_then_convert_to_csr returns it"
         raise TypeError(f"{place}: expected {expected}, got {shown(keys)}")
@@ -121,7 +113,7 @@ def fprop(
     if (keys.replica, keys.is_training) != (replica, is_training):
         expected = f"to_each_replica for replica {replica} with is_training={is_training}"
         raise ValueError(f"{place}: expected {expected}, got replica {keys.replica} with {keys.is_training}")
-    return embedding.look_up(keys.bags, replica, _trigger(place, bp_trigger, is_training), is_training)
+    return _look_up(embedding, keys.bags, replica, _trigger(place, bp_trigger, is_training), is_training)
 
 
 def fprop_experimental(
@@ -158,16 +150,36 @@ def fprop_experimental(
         ReservedKeyError: a key is one of the four reserved values.
     """
     place, plugin, embedding = found("fprop_experimental", embedding_name)
-    replica = _replica(place, plugin, replica_id)
-    bags = read_csr(place, row_offset, values, nnz, plugin.samples(is_training), embedding.slots)
-    embedding.check(bags)
-    return embedding.look_up(bags, replica, _trigger(place, bp_trigger, is_training), is_training)
+    replica = replica_number(place, plugin, replica_id)
+    embedding, bags = compressed("fprop_experimental", embedding_name, row_offset, values, nnz, is_training)
+    return _look_up(embedding, bags, replica, _trigger(place, bp_trigger, is_training), is_training)
 
 
-def _replica(place: str, plugin: Plugin, replica_id: Any) -> int:
-    replica = whole(place, "replica_id", replica_id, 0)
-    one_of(place, "replica_id", replica, range(plugin.replicas))
-    return replica
+@not_compiled
+def _look_up(
+    embedding: Embedding, bags: Bags, replica: int, bp_trigger: torch.Tensor, is_training: bool
+) -> torch.Tensor:
+    """Return the vectors [B, S, D] of a replica's samples, on the device of ``bp_trigger``."""
+    table = embedding.table
+    if is_training:
+        embedding.require_room(bags.keys)
+    lookups = LocalLookups([table], [read_feature(table.name, bags)], [is_training])
+    trigger = bp_trigger if is_training else bp_trigger.detach()  # without a gradient, nothing is trained
+    receiver = partial(_receive, embedding, replica, bp_trigger)
+    [vectors] = PooledBags.apply(lookups, receiver, [bp_trigger.device], trigger, None)
+    shape = (len(bags), embedding.slots, table.config.dim)
+    answer: torch.Tensor = vectors.to(_DTYPES[embedding.value_type]).reshape(shape)
+    return answer
+
+
+def _receive(
+    embedding: Embedding, replica: int, bp_trigger: torch.Tensor, gradients: Sequence[RowGradient | None]
+) -> list[torch.Tensor | None]:
+    """Take the gradient of a replica's bags. The gradient of ``bp_trigger`` is zero."""
+    [gradient] = gradients
+    if gradient is not None:
+        embedding.add_gradient(replica, *gradient)
+    return [torch.zeros_like(bp_trigger)]
 
 
 def _trigger(place: str, bp_trigger: Any, is_training: bool) -> torch.Tensor:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from kernels.host import ArrayRows
 from training.arguments import shown
 from training.calls.dumps import PART_ROWS, Floats, Ints, require_all_keys
-from training.calls.sok import checked_name, read_table, require_ids
+from training.calls.ids import require_ids
+from training.calls.sok import checked_name, read_table
 from training.embedding.inputs import FeatureBags
 from training.sok.initialize import started
 from training.sok.placement import Placement

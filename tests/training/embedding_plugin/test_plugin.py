@@ -298,7 +298,7 @@ def rows_in_full(name):
 
 
 def plugin_table(name) -> EmbeddingTable:
-    from training.embedding_plugin.plugin import found
+    from training.calls.plugin.state import found
 
     return found("test", name)[2].table
 

@@ -10,7 +10,7 @@ from serving.errors import ModelFileError
 from serving.model.sparse_file import open_sparse, write_sparse_directory
 from tests.serving.model.single_file import write_single_file
 from training import embedding_plugin as plugin
-from training.embedding_plugin.plugin import found
+from training.calls.plugin.state import found
 
 SLOTS, DIM = 2, 3
 

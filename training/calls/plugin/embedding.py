@@ -1,14 +1,13 @@
 """One embedding layer of the plugin: its rows, and the optimizer that updates them in each backward pass."""
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import count
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from kernels.host import BagLookup, first_outside, update_tables
@@ -16,14 +15,15 @@ from serving.errors import ModelFileError
 from serving.model.records import Embedding as Layer
 from serving.model.sparse_file import open_sparse, write_sparse_directory
 from serving.model.sparse_rows import KeyType, RowLayout, key_range
-from training.embedding.gradients import PooledBags, RowGradient, not_compiled
-from training.embedding.inputs import read_feature
-from training.embedding.lookups import Floats, LocalLookups
 from training.errors import SessionError
 from training.model.parameter_files import read_table
 from training.samples import Bags
 from training.tables.rules import UpdateRule, UpdateType
 from training.tables.table import EmbeddingTable
+
+#: Of the vectors.
+ValueType = Literal["float", "half"]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class Embedding:
         limits: of the keys.
         replicas: the number of GPUs that share a batch.
         value_type: of the vectors.
+        number: tells it from all embeddings of this process.
     """
 
     table: EmbeddingTable
@@ -80,7 +81,8 @@ class Embedding:
     optimizer: Optimizer
     limits: Limits
     replicas: int
-    value_type: torch.dtype
+    value_type: ValueType
+    number: int = field(default_factory=count().__next__, init=False)
     _gradients: dict[int, tuple[BagLookup, Floats]] = field(default_factory=dict, init=False)
 
     def check(self, bags: Bags) -> None:
@@ -106,32 +108,15 @@ class Embedding:
             expected = f"at most max_feature_num = {limits.max_feature_num} keys in a sample"
             raise ValueError(f"{self._place}: expected {expected}, got {of_samples[sample]} in sample {sample}")
 
-    @not_compiled
-    def look_up(self, bags: Bags, replica: int, bp_trigger: torch.Tensor, is_training: bool) -> torch.Tensor:
-        """Return the vectors [B, S, D] of a replica's samples, on the device of ``bp_trigger``.
-
-        Raises:
-            ValueError: training has more distinct keys than the vocabulary.
-            ReservedKeyError: a key is one of the four reserved values.
-        """
-        if is_training:
-            self._require_room(bags.keys)
-        lookups = LocalLookups([self.table], [read_feature(self.table.name, bags)], [is_training])
-        trigger = bp_trigger if is_training else bp_trigger.detach()  # without a gradient, nothing is trained
-        receiver = partial(self._receive, replica, bp_trigger)
-        [vectors] = PooledBags.apply(lookups, receiver, [bp_trigger.device], trigger, None)
-        shape = (len(bags), self.slots, self.table.config.dim)
-        answer: torch.Tensor = vectors.to(self.value_type).reshape(shape)
-        return answer
-
-    def _receive(
-        self, replica: int, bp_trigger: torch.Tensor, gradients: Sequence[RowGradient | None]
-    ) -> list[torch.Tensor | None]:
-        """Take the gradient of a replica's bags. The gradient of ``bp_trigger`` is zero."""
-        [gradient] = gradients
-        if gradient is not None:
-            self.add_gradient(replica, *gradient)
-        return [torch.zeros_like(bp_trigger)]
+    def require_room(self, keys: NDArray[np.int64]) -> None:
+        """Raise ValueError if a lookup in training would have more distinct keys than the vocabulary."""
+        rows, most = len(self.table), self.limits.vocabulary
+        if rows + len(keys) <= most:
+            return
+        rows += len(np.unique(keys[self.table.native.find(keys) < 0]))
+        if rows > most:
+            expected = f"at most {most:,} distinct keys, the vocabulary of all GPUs"
+            raise ValueError(f"{self._place}: expected {expected}, got {rows:,}")
 
     def add_gradient(self, replica: int, lookup: BagLookup, gradient: Floats) -> None:
         """Take the gradient of a replica's bags. Take one step when every replica's gradient is there.
@@ -205,12 +190,3 @@ class Embedding:
     @property
     def _place(self) -> str:
         return f"embedding {self.table.name!r}"
-
-    def _require_room(self, keys: NDArray[np.int64]) -> None:
-        rows, most = len(self.table), self.limits.vocabulary
-        if rows + len(keys) <= most:
-            return
-        rows += len(np.unique(keys[self.table.native.find(keys) < 0]))
-        if rows > most:
-            expected = f"at most {most:,} distinct keys, the vocabulary of all GPUs"
-            raise ValueError(f"{self._place}: expected {expected}, got {rows:,}")

@@ -6,20 +6,18 @@ from itertools import chain, count
 from os import PathLike
 from typing import Any, Literal, get_args
 
-import torch
-
 from serving.model.sparse_rows import KeyType, RowLayout
 from training.arguments import items, one_of, path, shown, whole
-from training.embedding_plugin.creating import OptimizerType, first_rows, optimizer_of
-from training.embedding_plugin.embedding import Embedding, Limits
+from training.calls.plugin.creating import OptimizerType, first_rows, optimizer_of
+from training.calls.plugin.embedding import Embedding, Limits, ValueType
+from training.calls.plugin.inputs import read_coo, read_csr
 from training.errors import SessionError
-from training.processes import Processes
+from training.samples import Bags
 from training.tables.config import EmbeddingBagConfig
 from training.tables.rules import UpdateType
 from training.tables.table import EmbeddingTable
 
 _KEY_TYPES: dict[str, KeyType] = {"int64": "I64", "uint32": "I32"}
-_VALUE_TYPES = {"float": torch.float32, "half": torch.float16}
 
 
 @dataclass
@@ -29,7 +27,7 @@ class Plugin:
     replicas: int
     seed: int
     key_type: KeyType
-    value_type: torch.dtype
+    value_type: ValueType
     batch_size: int
     batch_size_eval: int
     embeddings: dict[str, Embedding] = field(default_factory=dict)
@@ -44,44 +42,26 @@ _plugin: Plugin | None = None
 
 def init(
     visible_gpus: Sequence[int],
-    seed: int = 0,
-    key_type: Literal["int64", "uint32"] = "int64",
-    value_type: Literal["float", "half"] = "float",
-    batch_size: int = 1,
-    batch_size_eval: int = 1,
+    seed: int,
+    key_type: Literal["int64", "uint32"],
+    value_type: ValueType,
+    batch_size: int,
+    batch_size_eval: int,
 ) -> None:
-    """Begin. Every other call needs this one first, except ``reset``.
-
-    Args:
-        visible_gpus: one number for each replica. A replica gets an equal part of each batch. No GPU is used.
-        seed: of the first weights. The embeddings draw different weights.
-        key_type: "uint32" refuses other keys. Tensors of keys may be int64 for both types.
-        value_type: of the vectors that ``fprop`` returns. "half" is float16. Rows are always float32.
-        batch_size: the samples of a batch of the training.
-        batch_size_eval: the samples of a batch of an evaluation.
-
-    Raises:
-        SessionError: ``init`` was called before, without ``reset``.
-        TypeError: ``visible_gpus`` is not a list, or a number is not an int.
-        ValueError: a value is out of range, or a batch cannot be divided between the replicas.
-        RuntimeError: there are several processes.
-    """
+    """Begin. Each front end documents the arguments."""
     global _plugin
-    Processes().require_joined("init", "one process with several replicas")
     if _plugin is not None:
         raise SessionError("init was called before; call reset first, which drops all embeddings")
     gpus = [whole("init", "visible_gpus", gpu, 0) for gpu in items("init", "visible_gpus", visible_gpus)]
     if not gpus or len(set(gpus)) < len(gpus):
         raise ValueError(f"init: expected visible_gpus as different numbers, at least one, got {gpus}")
     one_of("init", "key_type", key_type, _KEY_TYPES)
-    one_of("init", "value_type", value_type, _VALUE_TYPES)
+    one_of("init", "value_type", value_type, get_args(ValueType))
     for name, size in (("batch_size", batch_size), ("batch_size_eval", batch_size_eval)):
         if whole("init", name, size, 1) % len(gpus):
             raise ValueError(f"init: expected {name} as a multiple of {len(gpus)}, the number of GPUs, got {size}")
     seed = whole("init", "seed", seed, 0)
-    _plugin = Plugin(
-        len(gpus), seed, _KEY_TYPES[key_type], _VALUE_TYPES[value_type], int(batch_size), int(batch_size_eval)
-    )
+    _plugin = Plugin(len(gpus), seed, _KEY_TYPES[key_type], value_type, int(batch_size), int(batch_size_eval))
 
 
 def reset() -> None:
@@ -221,3 +201,44 @@ def found(call: str, embedding_name: str) -> tuple[str, Plugin, Embedding]:
         names = ", ".join(map(repr, plugin.embeddings)) or "none"
         raise KeyError(f"{call}: there is no embedding {embedding_name!r}; there are {names}")
     return f"{call}: embedding {embedding_name!r}", plugin, plugin.embeddings[embedding_name]
+
+
+def divided(
+    call: str, embedding_name: str, row_indices: Any, values: Any, of_gpus: Any, is_training: bool
+) -> tuple[Embedding, list[Bags]]:
+    """Return an embedding, and each replica's part of a batch. See ``broadcast_then_convert_to_csr``."""
+    place, plugin, embedding = found(call, embedding_name)
+    count = len(items(place, "T", of_gpus))
+    if count != plugin.replicas:
+        raise ValueError(f"{place}: expected T with {plugin.replicas} items, one per GPU, got {count}")
+    samples = plugin.samples(is_training)
+    bags = read_coo(place, row_indices, values, samples * plugin.replicas, embedding.slots)
+    embedding.check(bags)
+    return embedding, [bags[replica * samples : (replica + 1) * samples] for replica in range(plugin.replicas)]
+
+
+def compressed(
+    call: str, embedding_name: str, row_offset: Any, values: Any, nnz: Any, is_training: bool
+) -> tuple[Embedding, Bags]:
+    """Return an embedding, and one replica's part of a batch. See ``fprop_experimental``."""
+    place, plugin, embedding = found(call, embedding_name)
+    bags = read_csr(place, row_offset, values, nnz, plugin.samples(is_training), embedding.slots)
+    embedding.check(bags)
+    return embedding, bags
+
+
+def replica_number(place: str, plugin: Plugin, replica_id: Any) -> int:
+    """Return the number of a replica, from an int or a tensor of one element."""
+    replica = whole(place, "replica_id", replica_id, 0)
+    one_of(place, "replica_id", replica, range(plugin.replicas))
+    return replica
+
+
+def item_of_replica(place: str, plugin: Plugin, to_each_replica: Any, replica: int) -> Any:
+    """Return the item of a replica, from a list of all items or the item alone."""
+    if not isinstance(to_each_replica, list | tuple):
+        return to_each_replica
+    if len(to_each_replica) != plugin.replicas:
+        came = len(to_each_replica)
+        raise ValueError(f"{place}: expected to_each_replica with {plugin.replicas} items, got {came}")
+    return to_each_replica[replica]

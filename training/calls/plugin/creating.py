@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
 
-from training.arguments import items, one_of, shown
-from training.embedding_plugin.embedding import Optimizer
+from training.arguments import as_array, items, one_of, shown
+from training.calls.plugin.embedding import Optimizer
 from training.row_file import TableRows
 from training.tables.rules import (
     AdamRule,
@@ -65,8 +64,8 @@ def first_rows(place: str, init_value: Any, table: EmbeddingTable, slots: int, v
         ValueError: it has another shape.
     """
     dim = table.config.dim
-    array = init_value.detach().cpu().numpy() if isinstance(init_value, torch.Tensor) else init_value
-    if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+    array = as_array(init_value)
+    if array is None or array.dtype != np.float32:
         raise TypeError(f"{place}: expected init_value as a bool or a float32 matrix, got {shown(init_value)}")
     if array.ndim != 2 or array.shape[1] != dim or len(array) > vocabulary:
         expected = f"init_value [V, {dim}] with V of at most {vocabulary:,}, the vocabulary of all GPUs"
