@@ -165,10 +165,10 @@ const int64_t* splits_of(Columns& columns, const Array& given, size_t count) {
 // or a tensor.
 Column column_of(Columns& columns, const nb::tuple& given, const PyTensors* tensors) {
   Borrowed& borrowed = columns.borrowed;
-  const auto form = nb::cast<std::string>(given[0]);
-  if (form == "tensor") return tensor_column_of(columns, given, tensors);
+  const nb::str form = nb::cast<nb::str>(given[0]);
+  if (PyUnicode_CompareWithASCIIString(form.ptr(), "tensor") == 0) return tensor_column_of(columns, given, tensors);
   Column column;
-  column.kind = kind_of(form);
+  column.kind = kind_of(form.c_str());
   const bool is_text = column.kind == ValueKind::kText, is_integer = column.kind == ValueKind::kInteger;
   const size_t next = is_text ? 4 : 2;
   if (given.size() != next + 2) throw nb::value_error("column: expected another number of items");

@@ -121,16 +121,19 @@ class FeatureValues {
   // Append the keys of rows that have one value and one key each, up to the first row that may have none.
   size_t add_one_each(size_t begin, size_t end, Bags& bags) const {
     size_t row = begin;
+    int64_t* const keys = bags.keys;  // a row has the key of its number
     if (feature_.kind == Feature::kHash && feature_.hash == Hash::kFarm && column_.kind == ValueKind::kText) {
       for (; row < end && !column_.is_missing(row); ++row) {
         const std::string_view text(column_.text + column_.begins[row],
                                     static_cast<size_t>(column_.ends[row] - column_.begins[row]));
         require(is_utf8(text), row, row, "is not UTF-8");
-        bags.add(bucket_of(fingerprint64(text), feature_));
+        keys[row] = bucket_of(fingerprint64(text), feature_);
       }
     } else if (feature_.kind == Feature::kIdentity && !column_.valid) {
-      for (; row < end; ++row) bags.add(checked_key(row, row, column_.integers[row]));
+      const int64_t* const integers = column_.integers;
+      for (; row < end; ++row) keys[row] = checked_key(row, row, integers[row]);
     }
+    bags.count += row - begin;
     return row;
   }
 
@@ -223,7 +226,10 @@ class FeatureValues {
 class TransformRun {
  public:
   explicit TransformRun(const Transform& transform)
-      : of_(transform), bags_(of_.features_.size()), keys_(new int64_t[of_.most_keys_]) {
+      : of_(transform),
+        bags_(of_.features_.size()),
+        numbers_(of_.dense_dim_),
+        keys_(new int64_t[of_.most_keys_]) {
     values_.reserve(of_.features_.size());
     size_t first_key = 0;
     for (size_t i = 0; i < of_.features_.size(); ++i) {
@@ -234,14 +240,15 @@ class TransformRun {
     }
   }
 
-  // Make the keys, feature by feature, and write the dense numbers. Features with the fewest rows come first.
-  void read(float* dense) {
+  // Make the keys and the dense numbers, feature by feature. Features with the fewest rows come first.
+  void read() {
     std::vector<size_t> sizes(of_.rows_);
     std::sort(sizes.begin(), sizes.end());
     sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
     for (const size_t rows : sizes) {
       for (size_t i = 0; i < values_.size(); ++i)
-        if (of_.features_[i].kind == Feature::kDense && of_.rows_[i] == rows) write_numbers(i, dense);
+        if (of_.features_[i].kind == Feature::kDense && of_.rows_[i] == rows)
+          for (size_t row = 0; row < rows; ++row) numbers_[of_.features_[i].place].push_back(values_[i].number(row));
       for (size_t begin = 0; begin < rows; begin += kBlockRows)
         for (const Transform::Slot& slot : of_.slots_)
           if (slot.rows == rows && slot.value == 0)
@@ -251,6 +258,7 @@ class TransformRun {
 
   Transform::Counts write(const Transform::Out& out) const {
     Transform::Counts counts;
+    write_dense(out.dense);
     int64_t* keys = out.keys;
     int32_t* row_ptrs = out.row_ptrs;
     for (size_t t = 0; t < of_.tables_.size(); ++t) {
@@ -272,13 +280,21 @@ class TransformRun {
   }
 
  private:
-  void write_numbers(size_t feature, float* dense) const {
-    const size_t rows = of_.rows_[feature], samples = of_.samples_.count;
-    std::vector<float> numbers(rows);
-    for (size_t row = 0; row < rows; ++row) numbers[row] = values_[feature].number(row);
-    float* number = dense + of_.features_[feature].place;
-    for (size_t sample = 0; sample < samples; ++sample, number += of_.dense_dim_)
-      *number = numbers[of_.samples_.row(sample, rows)];
+  // Write the dense numbers: those that samples share are copied from sample to sample.
+  void write_dense(float* dense) const {
+    const size_t samples = of_.samples_.count, width = numbers_.size();
+    std::vector<float> shared(width);
+    const auto is_shared = [samples](const std::vector<float>& numbers) { return numbers.size() < samples; };
+    const bool has_shared = std::any_of(numbers_.begin(), numbers_.end(), is_shared);
+    for (size_t sample = 0; has_shared && sample < samples; ++sample) {
+      if (!sample || of_.samples_.user(sample) != of_.samples_.user(sample - 1))
+        for (size_t i = 0; i < width; ++i)
+          if (is_shared(numbers_[i])) shared[i] = numbers_[i][of_.samples_.row(sample, numbers_[i].size())];
+      std::copy(shared.begin(), shared.end(), dense + sample * width);
+    }
+    for (size_t i = 0; i < width; ++i)
+      for (size_t sample = 0; !is_shared(numbers_[i]) && sample < samples; ++sample)
+        dense[sample * width + i] = numbers_[i][sample];
   }
 
   // Whether each bag has one key.
@@ -324,26 +340,35 @@ class TransformRun {
     return most;
   }
 
-  // Write the bag of each slot of each sample.
+  // Write the bag of each slot of each sample: the next sample's is the same, or some bags further on.
   void write_places(const Transform::Table& table, int32_t* places) const {
-    std::vector<int32_t> first(table.slots);
+    std::vector<int32_t> bags(table.slots), of_sample(table.slots), of_user(table.slots);
     int32_t begin = 0;
     for (const Transform::Group& group : table.groups) {
       const auto slots = static_cast<int32_t>(group.slots.size());
-      for (int32_t i = 0; i < slots; ++i) first[group.slots[static_cast<size_t>(i)] - table.first_slot] = begin + i;
+      std::vector<int32_t>& steps = group.rows == of_.samples_.count ? of_sample : of_user;
+      for (int32_t i = 0; i < slots; ++i) {
+        const size_t slot = group.slots[static_cast<size_t>(i)] - table.first_slot;
+        bags[slot] = begin + i;
+        if (group.rows > 1) steps[slot] = slots;
+      }
       begin += static_cast<int32_t>(group.rows) * slots;
     }
-    for (const Transform::Group& group : table.groups)
-      for (size_t sample = 0; sample < of_.samples_.count; ++sample) {
-        const auto bag = static_cast<int32_t>(of_.samples_.row(sample, group.rows) * group.slots.size());
-        int32_t* const of_sample = places + sample * table.slots;
-        for (const size_t slot : group.slots) of_sample[slot - table.first_slot] = first[slot - table.first_slot] + bag;
-      }
+    for (size_t sample = 0; sample < of_.samples_.count; ++sample, places += table.slots) {
+      if (sample && of_.samples_.user(sample) != of_.samples_.user(sample - 1)) add(of_user, bags.data());
+      std::copy(bags.begin(), bags.end(), places);
+      add(of_sample, bags.data());
+    }
+  }
+
+  static void add(const std::vector<int32_t>& steps, int32_t* numbers) {
+    for (size_t i = 0; i < steps.size(); ++i) numbers[i] += steps[i];
   }
 
   const Transform& of_;
   std::vector<FeatureValues> values_;
-  std::vector<Bags> bags_;  // of each feature
+  std::vector<Bags> bags_;                   // of each feature
+  std::vector<std::vector<float>> numbers_;  // of each dense number, row by row
   const std::unique_ptr<int64_t[]> keys_;
 };
 
@@ -400,7 +425,7 @@ bool Transform::has_bags(size_t table) const {
 
 Transform::Counts Transform::run(const Out& out) const {
   TransformRun run(*this);
-  run.read(out.dense);
+  run.read();
   return run.write(out);
 }
 

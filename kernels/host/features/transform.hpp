@@ -74,10 +74,11 @@ struct Samples {
   size_t count = 0;                    // B
   const int32_t* user_of = nullptr;    // [B], ascending; null: there is one user
 
+  int32_t user(size_t sample) const { return user_of ? user_of[sample] : 0; }
   // The row of a sample in a column, or in a slot, of so many rows.
   size_t row(size_t sample, size_t rows) const {
     if (rows == count) return sample;
-    return rows == 1 ? 0 : static_cast<size_t>(user_of[sample]);
+    return rows == 1 ? 0 : static_cast<size_t>(user(sample));
   }
 };
 
