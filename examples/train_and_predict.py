@@ -46,7 +46,7 @@ dense, keys = encode_rows(raw_rows)
 row_ptrs = np.arange(keys.size + 1, dtype=np.int32)  # every slot has one key
 with hotrow.load_model(version) as session:
     answer = session.predict_batch(hotrow.read_batch(session.config, dense, keys.reshape(-1), row_ptrs))
-for probability in answer.probabilities[:, 0]:
+for probability in answer.values[:, 0]:
     print(f"click probability {probability:.4f}")
 # Keys that the model does not have are answered with default vectors. More than a few mean wrong keys.
 print(f"defaulted_keys {answer.defaulted_keys} of {keys.size}")

@@ -101,7 +101,12 @@ def _columns(session: InferenceSession) -> Columns:
 
 
 def _names(session: InferenceSession) -> Sequence[str]:
-    """Return the columns of the output: ``prediction``, or ``prediction_<label>`` for each of several labels."""
+    """Return the columns of the output: ``prediction``, or ``prediction_<label>`` for each of several labels.
+
+    Outputs that the model states have their names in place of a label's.
+    """
+    if session.config.stated_outputs:
+        return [name for one in session.outputs for name in numbered(f"prediction_{one.name}", one.width)]
     labels = session.graph.label_names
     if len(labels) > 1:
         return [f"prediction_{label}" for label in labels]
@@ -153,7 +158,7 @@ def _answers(session: InferenceSession, parts: Iterator[Samples], first_row: int
     def predict(samples: Samples, row: int) -> Any:
         try:
             batch = read_batch(session.config, samples.dense, samples.bags.keys, samples.bags.row_ptrs)
-            return session.predict_batch(batch).probabilities
+            return session.predict_batch(batch).values
         except RequestError as err:
             raise RequestError(f"rows {row:,} to {row + len(samples) - 1:,}: {err}") from err
 

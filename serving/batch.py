@@ -18,6 +18,7 @@ from serving.arrays import flat_offsets, floats, integers
 from serving.config import ModelConfig
 from serving.errors import RequestError
 from serving.features import Column, FeatureReader, places_of, rows_of, slots_of, spread
+from serving.model.records import Output
 from serving.model.sequences import TooLong
 from serving.model.slot_sizes import SlotRange, shift_keys
 from serving.model.sparse_rows import KeyType, key_range
@@ -86,6 +87,7 @@ class Batch:
         rows: by the number of rows of a column of ``sent``, the row of each sample; columns with a row for each sample
             are not in it.
         sent_bags: the bags of ``sent``, before sequences have a bag for each position; None: they are ``bags``.
+        wanted: the outputs that the request asks for; None: those of a request that names none.
     """
 
     dense: NDArray[np.float32]
@@ -94,6 +96,7 @@ class Batch:
     bags: Sequence[Places | None] | None = None
     rows: Mapping[int, Places] = field(default_factory=dict)
     sent_bags: Sequence[Places | None] | None = None
+    wanted: tuple[Output, ...] | None = None
 
     @property
     def samples(self) -> int:
@@ -126,7 +129,7 @@ class Batch:
             sent = Batch(self.dense, _expanded(sent.tables, self.sent_bags or self.bags)).joined
         elif sent is not None:
             sent = _spread(sent, self.rows)
-        return Batch(self.dense, _expanded(self.tables, self.bags), sent)
+        return Batch(self.dense, _expanded(self.tables, self.bags), sent, wanted=self.wanted)
 
     def parts(self, most: int) -> Iterator["Batch"]:
         """Yield the samples of an expanded batch in batches of at most ``most`` samples."""

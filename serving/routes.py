@@ -35,26 +35,26 @@ class Prediction:
     """The answer to one batch.
 
     Attributes:
-        probabilities: float32[B, L].
+        values: float32[B, L], the columns of all outputs; see ``Output.columns``.
         defaulted_keys: how many keys were answered with their table's default value: keys that no tier holds, and in
             the asynchronous mode of a GPU cache also keys whose rows are inserted later.
         incomplete: see ``LookupResult``.
     """
 
-    probabilities: NDArray[np.float32]
+    values: NDArray[np.float32]
     defaulted_keys: int
     incomplete: Sequence[tuple[int, Mask | None]] = ()
 
 
 class Route(Protocol):
-    """One way from a batch to its probabilities. Several threads may use it at the same time."""
+    """One way from a batch to its answer. Several threads may use it at the same time."""
 
     @property
     def is_answering(self) -> bool:
         """Whether its lookup can answer; see ``LookupSession.is_answering``."""
 
     def predict(self, batch: Batch) -> Prediction:
-        """Answer one batch; the caller checks that the probabilities are finite.
+        """Answer one batch; the caller checks that the values are finite.
 
         Raises:
             StoreError: a tier did not answer, and no other tier holds one of the keys.
@@ -81,14 +81,14 @@ class HostRoute:
         began_s = now_s() if listener.stages is not None else 0.0
         most = self._lookup.config.max_batchsize
         if batch.samples <= most:
-            probabilities = self._network(batch.dense, looked_up.embeddings)
+            values = self._network(batch.dense, looked_up.embeddings)
         else:
             parts = [slice(begin, begin + most) for begin in range(0, batch.samples, most)]
             rows = looked_up.embeddings
-            probabilities = np.concatenate([self._network(batch.dense[at], [of[at] for of in rows]) for at in parts])
+            values = np.concatenate([self._network(batch.dense[at], [of[at] for of in rows]) for at in parts])
         if listener.stages is not None:
             listener.stages.append(Stage("network", began_s, now_s(), {"hotrow.samples": batch.samples}))
-        return Prediction(probabilities, looked_up.defaulted_keys, looked_up.incomplete)
+        return Prediction(values, looked_up.defaulted_keys, looked_up.incomplete)
 
 
 class DeviceRoute:
@@ -117,7 +117,7 @@ class DeviceRoute:
         answers = [self._answer(part) for part in batch.expanded().parts(self._lookup.config.max_batchsize)]
         tables = sorted({table for answer in answers for table, _ in answer.incomplete})
         return Prediction(
-            np.concatenate([answer.probabilities for answer in answers]),
+            np.concatenate([answer.values for answer in answers]),
             sum(answer.defaulted_keys for answer in answers),
             [(table, None) for table in tables],
         )
@@ -130,14 +130,14 @@ class DeviceRoute:
             while request.complete():
                 network.again()
             looked_up_s = now_s()
-            probabilities = network.answer()
+            values = network.answer()
         if listener.stages is not None:
             device = {"hotrow.device": self._lookup.device.name}
             listener.stages += [
                 Stage("lookup", began_s, looked_up_s, device),
                 Stage("network", looked_up_s, now_s(), {**device, "hotrow.samples": batch.samples}),
             ]
-        return Prediction(probabilities, request.defaulted_keys, request.incomplete)
+        return Prediction(values, request.defaulted_keys, request.incomplete)
 
     def _network_in(self, work: "DeviceWorkspace") -> "NetworkWorkspace":
         """Return the network's buffers in a workspace; the first request makes them."""

@@ -1,16 +1,14 @@
-"""One model in full: from a request's tensors to probabilities, or from keys to rows."""
+"""One model in full: from a request's tensors to answers, or from keys to rows."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate
-from math import isfinite
 from pathlib import Path
 from typing import Any, Self, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from serving.batch import Batch, check_batch, join_batches, read_batch, read_features
 from serving.calibration import look_up_calibration, refuse_idle_calibration
@@ -24,6 +22,8 @@ from serving.features import FEATURES_FILE, columns_of_frame, is_frame, open_fea
 from serving.lookup import LookupResult, LookupSession
 from serving.metrics import MetricSample
 from serving.model.names import CANDIDATES
+from serving.model.records import Output, default_outputs
+from serving.outputs import answers_of, refuse_not_finite, wanted_outputs
 from serving.routes import LeastBusy, Prediction, open_routes
 from serving.storage.store import Keys
 
@@ -130,6 +130,7 @@ class InferenceSession(ModelSession):
 
     Attributes:
         config: the model.
+        outputs: what requests can ask for.
         graph: its layer graph; only the inputs if the network is an ONNX file.
         engine: what runs the dense network: ``"numpy"``, ``"onnx"`` or ``"int8"`` on the CPU, ``"cuda"`` or
             ``"runner"`` on the device of the caches.
@@ -177,6 +178,8 @@ class InferenceSession(ModelSession):
         self.embedding_cache = caches[0]
         config = _read_config(config_file, self.embedding_cache.config)
         super().__init__(config, caches)
+        self.outputs = config.outputs
+        self._default_outputs = tuple(default_outputs(config.outputs))
         _check_device(config, device_id, self.embedding_cache)
         for cache in caches:
             _check_model(config, cache)
@@ -202,8 +205,14 @@ class InferenceSession(ModelSession):
         self._defaults = DefaultsWatch(self.embedding_cache.server, config)
 
     def predict(
-        self, dense_feature: Any, embeddingcolumns: Any = None, row_ptrs: Any = None, i64_input_key: bool | None = None
-    ) -> NDArray[np.float32]:
+        self,
+        dense_feature: Any,
+        embeddingcolumns: Any = None,
+        row_ptrs: Any = None,
+        i64_input_key: bool | None = None,
+        *,
+        outputs: Sequence[str] | None = None,
+    ) -> Any:
         """Predict from lists or arrays, which ``read_batch`` describes, or from raw features, see ``read``.
 
         Args:
@@ -211,27 +220,44 @@ class InferenceSession(ModelSession):
             embeddingcolumns: keys.
             row_ptrs: CSR offsets of the slots into the keys; None: the keys are [B, S], one key per slot.
             i64_input_key: if given, must agree with the model's key type.
+            outputs: the names of the outputs to answer; None: ``OUTPUT0``, or all outputs if the model's graph states
+                them.
 
         Returns:
-            probabilities, float32[B, L].
+            the answer, float32[B, L]. If ``outputs`` are given, or the model states several outputs, a dictionary with
+            the answer of each output by its name.
 
         Raises:
-            RequestError: the tensors are not a request for this model.
+            RequestError: the tensors are not a request for this model, or it has no such output.
             StoreError: a tier did not answer, and no other tier holds one of the keys.
         """
         has_keys = embeddingcolumns is not None or row_ptrs is not None
         if has_keys and isinstance(dense_feature, Mapping):
             raise RequestError("raw features and keys came; a request has keys or raw features")
         if isinstance(dense_feature, Mapping) or (is_frame(dense_feature) and not has_keys):
-            return self.predict_batch(self.read(dense_feature)).probabilities
-        if self.features is not None and not has_keys:
+            batch = self.read(dense_feature, outputs)
+        elif self.features is not None and not has_keys:
             expected = "expected raw features by name, a data frame, or dense features with keys"
             raise RequestError(f"{expected}; got only {type(dense_feature).__name__}")
-        if i64_input_key is not None and i64_input_key != (self.config.key_type == "I64"):
+        elif i64_input_key is not None and i64_input_key != (self.config.key_type == "I64"):
             raise RequestError(f"i64_input_key={i64_input_key}, but the model's keys are {self.config.key_type}")
-        return self.predict_batch(read_batch(self.config, dense_feature, embeddingcolumns, row_ptrs)).probabilities
+        else:
+            batch = self._asking(read_batch(self.config, dense_feature, embeddingcolumns, row_ptrs), outputs)
+        values = self.predict_batch(batch).values
+        if outputs is None and len(self._default_outputs) == 1:
+            return values
+        return answers_of(values, self.wanted(batch))
 
-    def read(self, features: Any) -> Batch:
+    def wanted(self, batch: Batch) -> Sequence[Output]:
+        """Return the outputs that a request asks for."""
+        return self._default_outputs if batch.wanted is None else batch.wanted
+
+    def _asking(self, batch: Batch, outputs: Sequence[str] | None) -> Batch:
+        """Return the batch as one that asks for these outputs."""
+        wanted = wanted_outputs(self.outputs, outputs)
+        return batch if wanted is None else replace(batch, wanted=wanted)
+
+    def read(self, features: Any, outputs: Sequence[str] | None = None) -> Batch:
         """Transform and check raw features.
 
         Args:
@@ -241,11 +267,16 @@ class InferenceSession(ModelSession):
                 ``CANDIDATES``, how many candidates each user has, a feature may have a value for each user. Or the
                 document ``{"context": {...}, "candidates": [{...}, ...]}`` with the features of a user and of each
                 candidate.
+            outputs: see ``predict``.
 
         Raises:
-            RequestError: the model takes no raw features, a feature is unknown, or a value cannot be used.
+            RequestError: the model takes no raw features, a feature is unknown, a value cannot be used, or the model
+                has no such output.
             MissingExtraError: a data frame needs pyarrow.
         """
+        return self._asking(self._read(features), outputs)
+
+    def _read(self, features: Any) -> Batch:
         if self.features is None:
             raise RequestError(f"model {self.config.name!r} has no {FEATURES_FILE}, so it takes keys, not raw features")
         if not isinstance(features, Mapping):
@@ -265,6 +296,9 @@ class InferenceSession(ModelSession):
     def predict_batch(self, batch: Batch) -> Prediction:
         """Predict from a checked batch.
 
+        Returns:
+            the answer. It has the columns of all outputs. Only those that the batch asks for are checked.
+
         Raises:
             RequestError: ``batch`` is no Batch, it has fewer samples than the graph can work on, or the answer to a
                 sample is not a finite number.
@@ -281,8 +315,7 @@ class InferenceSession(ModelSession):
             [count] = _defaulted_of_each(self.embedding_cache, [keys], prediction)
             prediction = replace(prediction, defaulted_keys=count)
         self._defaults.note(batch, prediction.defaulted_keys)
-        if not isfinite(prediction.probabilities.sum()):  # one pass: a NaN or an infinity reaches the sum
-            raise _not_finite(prediction.probabilities)
+        refuse_not_finite(prediction.values, self.wanted(batch))
         return prediction
 
     def predict_batches(self, batches: Sequence[Batch]) -> list[Prediction]:
@@ -297,8 +330,10 @@ class InferenceSession(ModelSession):
         Raises:
             RequestError, StoreError, DeviceFaultError: see ``predict_batch``; no batch has an answer.
         """
-        together = self.predict_batch(join_batches(batches))
-        parts = np.split(together.probabilities, list(accumulate(batch.samples for batch in batches))[:-1])
+        together = self.predict_batch(replace(join_batches(batches), wanted=()))
+        parts = np.split(together.values, list(accumulate(batch.samples for batch in batches))[:-1])
+        for part, batch in zip(parts, batches, strict=True):
+            refuse_not_finite(part, self.wanted(batch))
         keys = [[table.keys for table in batch.tables] for batch in batches]
         defaulted = _defaulted_of_each(self.embedding_cache, keys, together)
         return [Prediction(part, count) for part, count in zip(parts, defaulted, strict=True)]
@@ -351,14 +386,6 @@ def check_runtime(source: str, engine: Any, threads: Any) -> None:
         raise ConfigError(source, "engine", f"expected auto, numpy, onnx or int8, got {engine!r}")
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:
         raise ConfigError(source, "threads", f"expected a whole number from 1 to {_MOST_THREADS}, got {threads!r}")
-
-
-def _not_finite(probabilities: NDArray[np.float32]) -> RequestError:
-    sample = int(np.argmax(~np.isfinite(probabilities).all(axis=1)))
-    return RequestError(
-        f"sample {sample}: the network's answer is {probabilities[sample].tolist()}, not a finite number: "
-        "its dense features are too large, or a row or a weight of the model is not finite"
-    )
 
 
 def _read_config(config: str | Path | ModelConfig, of_cache: ModelConfig) -> ModelConfig:

@@ -14,7 +14,7 @@ from hotrow.replay.tables import RequestRows, RowFiles, import_arrow, match
 from hotrow.replay.version import logged_predictions, open_version, replay
 from serving.errors import TraceError, did_you_mean
 from serving.model.names import MODEL_VERSION, REQUEST_ID, REQUEST_TIME
-from serving.request_log import named, requests_of
+from serving.request_log import named, probability_columns, requests_of
 
 Labels = dict[str, NDArray[np.float64]]
 
@@ -66,12 +66,15 @@ def replay_document(
             if logged.shape[1] != outputs:
                 reason = f"has {logged.shape[1]} predictions per sample, but {named(session)} makes {outputs}"
                 raise TraceError(source, reason)
-            if found and len(found) != outputs:
-                raise TraceError("--label", f"expected {outputs} columns for {named(session)}, got {', '.join(found)}")
-            replayed = replay(session, rows, document["log"]["requests"])
-        document["models"].append(describe(replayed, rows, logged, found))
-    if found:
-        document["quality"] = quality(found, logged)
+            columns = probability_columns(session)
+            if found and len(found) != len(columns):
+                reason = f"expected {len(columns)} columns for {named(session)}, got {', '.join(found)}"
+                raise TraceError("--label", reason)
+            replayed = replay(session, rows, logged, document["log"]["requests"])
+        document["models"].append(describe(replayed, rows, logged))
+        if found:
+            document["models"][-1]["quality"] = quality(found, replayed.predictions[:, columns])
+            document["quality"] = quality(found, logged[:, columns])
     return document
 
 

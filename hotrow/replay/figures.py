@@ -34,12 +34,14 @@ def differences(log: RequestRows, logged: Floats, predictions: Floats, features:
         features: the columns by which differences are grouped.
     """
     changes = predictions.astype(np.float64) - logged
-    answered = np.asarray(np.isfinite(changes).all(axis=1))
-    found = changes[answered]
+    is_answer = np.isfinite(changes)
+    answered = np.asarray(is_answer.any(axis=1))
+    found = changes[is_answer]
     sizes = np.abs(found)
     if not found.size:
         return {"samples": 0}
     limit = max(float(sizes.max()), 1e-6)
+    means = np.where(is_answer, changes, 0).sum(axis=1) / np.maximum(is_answer.sum(axis=1), 1)
     drawn = drawn_rows(log.count)
     counts, edges = np.histogram(found, bins=_BINS, range=(-limit, limit))
     return {
@@ -50,12 +52,8 @@ def differences(log: RequestRows, logged: Floats, predictions: Floats, features:
         "quantiles_absolute": {str(part): float(np.quantile(sizes, part)) for part in (0.5, 0.9, 0.99)},
         "share_above": {str(size): float((sizes > size).mean()) for size in (0.001, 0.01, 0.1)},
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
-        "largest": list(_largest(log, logged, predictions, np.where(answered[:, None], np.abs(changes), 0))),
-        "by_feature": list(
-            _by_feature(
-                log.take(drawn, features), np.where(answered, changes.mean(axis=1), 0)[drawn], answered[drawn], features
-            )
-        ),
+        "largest": list(_largest(log, logged, predictions, np.where(is_answer, np.abs(changes), 0))),
+        "by_feature": list(_by_feature(log.take(drawn, features), means[drawn], answered[drawn], features)),
     }
 
 
@@ -65,7 +63,12 @@ def _largest(log: RequestRows, logged: Floats, predictions: Floats, sizes: Float
     rows = rows[of_rows[rows] > 0]
     names = log.take(rows, (REQUEST_ID, REQUEST_SAMPLE)).select([REQUEST_ID, REQUEST_SAMPLE]).to_pylist()
     for row, name in zip(rows, names, strict=True):
-        yield {**name, "logged": logged[row].tolist(), "predicted": predictions[row].tolist()}
+        yield {**name, "logged": _numbers(logged[row]), "predicted": _numbers(predictions[row])}
+
+
+def _numbers(answer: Floats) -> list[float | None]:
+    """Return the columns of an answer as JSON can have them; None: the request did not ask for the output."""
+    return [None if math.isnan(value) else value for value in answer.tolist()]
 
 
 def _by_feature(
@@ -143,17 +146,16 @@ def quality(labels: Mapping[str, Floats], predictions: Floats) -> dict[str, Any]
     return found
 
 
-def describe(replayed: Replayed, log: RequestRows, logged: Floats, labels: Mapping[str, Floats]) -> dict[str, Any]:
+def describe(replayed: Replayed, log: RequestRows, logged: Floats) -> dict[str, Any]:
     """Return the figures of one version.
 
     Args:
         replayed: its answers.
         log: the requests.
         logged: [N, L], the answers in the log.
-        labels: [N] of each label; may be empty.
     """
     times = np.percentile(1000 * np.array(replayed.seconds), (50, 99)) if replayed.seconds else ()
-    document: dict[str, Any] = {
+    return {
         "model": replayed.name,
         "mean_prediction": mean_of(replayed.predictions),
         "differences": differences(log, logged, replayed.predictions, replayed.columns),
@@ -163,6 +165,3 @@ def describe(replayed: Replayed, log: RequestRows, logged: Floats, labels: Mappi
         "unknown_values": dict(replayed.unknown),
         "absent_features": list(replayed.absent),
     }
-    if labels:
-        document["quality"] = quality(labels, replayed.predictions)
-    return document

@@ -168,7 +168,7 @@ def _predictions_of(session: InferenceSession, rows: RawRows, count: int) -> Any
     for first in range(0, count, most):
         with counting_from(first):
             batch = rows.reader(first, min(most, count - first))()
-        answers.append(session.predict_batch(batch).probabilities)
+        answers.append(session.predict_batch(batch).values)
     return np.concatenate(answers)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, pairwise, takewhile
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +15,9 @@ from hotrow.replay.tables import RequestRows, RowFiles
 from serving.errors import RequestError, TraceError
 from serving.metrics import Histogram
 from serving.model.names import PREDICTION, REQUEST_ID
+from serving.model.records import Output
 from serving.opening import load_model
+from serving.outputs import columns_of
 from serving.parameter_server import ParameterServer
 from serving.request_log import Rows, counting_from, named, parts_of, requests_of, rows_of
 from serving.session import InferenceSession
@@ -76,12 +78,13 @@ def logged_predictions(rows: RowFiles) -> Floats:
     return np.stack(columns, axis=1) if columns else np.empty((table.num_rows, 0), np.float32)
 
 
-def replay(session: InferenceSession, log: RequestRows, requests: int) -> Replayed:
+def replay(session: InferenceSession, log: RequestRows, logged: Floats, requests: int) -> Replayed:
     """Answer each request of a log, with the samples that it had.
 
     Args:
         session: the version.
         log: the requests.
+        logged: float32[N, L], the answers in the log. A request asks for the outputs that it has answers of.
         requests: how many there are.
 
     Raises:
@@ -97,8 +100,10 @@ def replay(session: InferenceSession, log: RequestRows, requests: int) -> Replay
         for table in log.requests(about.names):
             rows = rows_of(session, table, log.source)
             for begin, end in pairwise(requests_of(table).tolist()):
+                places = slice(first + begin, first + end)
                 try:
-                    found.predictions[first + begin : first + end] = _answer(session, rows, begin, end, found)
+                    wanted = _wanted(session, logged[places])
+                    found.predictions[places] = _answer(session, rows, begin, end, wanted, found)
                 except RequestError as err:
                     found.refused += 1
                     found.first_refusal = found.first_refusal or f"request {table[REQUEST_ID][begin]}: {err}"
@@ -108,23 +113,32 @@ def replay(session: InferenceSession, log: RequestRows, requests: int) -> Replay
     return found
 
 
-def _answer(session: InferenceSession, rows: Rows, begin: int, end: int, found: Replayed) -> Floats:
+def _answer(
+    session: InferenceSession, rows: Rows, begin: int, end: int, wanted: tuple[Output, ...] | None, found: Replayed
+) -> Floats:
     """Answer the rows of one request as a server does, and count its time and its keys."""
     answers, seconds, keys, defaulted_keys = list[Floats](), 0.0, 0, 0
     for first, samples in parts_of(session, begin, end):
         with counting_from(first - begin):
             read = rows.reader(first, samples)
             began = perf_counter()
-            batch = read()
+            batch = replace(read(), wanted=wanted)
             answer = session.predict_batch(batch)
         seconds += perf_counter() - began
-        answers.append(answer.probabilities)
+        answers.append(columns_of(answer.values, session.wanted(batch)))
         keys += batch.joined.keys.size
         defaulted_keys += answer.defaulted_keys
     found.seconds.append(seconds)
     found.keys += keys
     found.defaulted_keys += defaulted_keys
     return np.concatenate(answers)
+
+
+def _wanted(session: InferenceSession, logged: Floats) -> tuple[Output, ...] | None:
+    """Return the outputs that have answers in the log; None: all."""
+    if np.isfinite(logged).all():
+        return None
+    return tuple(output for output in session.outputs if np.isfinite(logged[:, output.columns]).all())
 
 
 def _unknown(session: InferenceSession) -> dict[str, dict[str, int]]:

@@ -202,7 +202,7 @@ def _check_triton(
     with about(config.name, faults):
         features = open_features(config)
         raw_inputs = () if features is None else triton_inputs(features.definition)
-        tensors = TritonTensors(config.dense_dim, config.label_dim, raw_inputs)
+        tensors = TritonTensors(config.dense_dim, config.outputs, raw_inputs)
         if options.write_config:
             for path in write_triton_files(folder, tensors):
                 print(f"{path} now has the inputs and outputs of version {config.version}")

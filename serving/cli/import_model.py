@@ -10,20 +10,21 @@ from kernels.errors import HotrowError
 from serving.cli.numbers import ratio, whole_number
 from serving.config import read_repository
 from serving.errors import ConfigError, told
-from serving.model.records import Combiner
+from serving.model.records import Combiner, OutputKind
 from serving.model.version_writer import check_target
 from serving.parameter_server.preflight import check_tiers
 
 T = TypeVar("T")
 _TOLERANCE = 1e-5
 COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
+KINDS: tuple[OutputKind, ...] = get_args(OutputKind)
 
 _DESCRIPTION = """\
 Write a model version from a dense network (ONNX) and the embedding tables that feed it.
 
 Each input of the network has the name of a table and takes its pooled vectors, [B, S, D] or
 [B, S * D]. The input 'dense', or what --dense names, takes the dense features, [B, F].
-The output is [B, L].
+Outputs are [B, L] or [B].
 """
 _EPILOG = """\
 forms of SOURCE in --table NAME=SOURCE:
@@ -81,6 +82,14 @@ def add_parser(commands: Any) -> None:
         help="a features.json, or a .keras archive with preprocessing layers, so that requests may have raw features",
     )
     parser.add_argument("--logits", action="store_true", help="the network answers with logits; add a Sigmoid")
+    parser.add_argument(
+        "--output",
+        action="append",
+        type=_output,
+        default=[],
+        metavar="NAME=KIND",
+        help="an output to keep: probability, score or vector (default: all, as probabilities)",
+    )
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the model repository")
     parser.add_argument("--name", required=True, help="the model's name in the repository")
     parser.add_argument(
@@ -97,7 +106,8 @@ def add_parser(commands: Any) -> None:
         "--verify",
         type=Path,
         metavar="FILE.npz",
-        help="compare the model's answers with those in this file: arrays DES, CATCOLUMN, ROWINDEX and OUTPUT0",
+        help="compare the model's answers with those in this file: arrays DES, CATCOLUMN, ROWINDEX, and OUTPUT0 or "
+        "the names of the outputs",
     )
     parser.add_argument(
         "--verify-tolerance",
@@ -127,6 +137,7 @@ def import_model(options: argparse.Namespace) -> int:
         dense=options.dense,
         row_dtype=options.row_dtype,
         features=options.features,
+        outputs=_by_name("--output", options.output) or None,
     )
     for line in plan.describe():
         print(line, flush=True)
@@ -183,6 +194,14 @@ def _pair(text: str) -> tuple[str, str]:
     if not (name and mark and source):
         raise argparse.ArgumentTypeError(f"expected NAME=SOURCE, got {text[:64]!r}")
     return name, source
+
+
+def _output(text: str) -> tuple[str, OutputKind]:
+    name, _, named = text.rpartition("=")
+    kind = next((kind for kind in KINDS if kind == named), None)
+    if kind is None or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=probability, NAME=score or NAME=vector, got {text[:64]!r}")
+    return name, kind
 
 
 def _combiner(text: str) -> tuple[str, Combiner]:

@@ -88,11 +88,10 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Print one line of L probabilities per sample. Report unknown keys on standard error."""
+    """Print a line for each sample: numbers, or outputs by name in JSON. Report unknown keys on standard error."""
     client = Client(options.url, options, options.timeout)
     predictions, defaulted_keys = _parse(_ask(client, options), client.server)
-    for probabilities in predictions:
-        print(*probabilities)
+    print(*predictions, sep="\n")
     if defaulted_keys:
         what = "1 key is" if defaulted_keys == 1 else f"{defaulted_keys} keys are"
         print(f"hotrow predict: {what} unknown to the model: default values were used", file=sys.stderr)
@@ -109,12 +108,16 @@ def _ask(client: Client, options: argparse.Namespace) -> bytes:
     return answer
 
 
-def _parse(answer: bytes, server: str) -> tuple[list[list[float]], int]:
-    """Return the predictions and the number of defaulted keys in the server's answer."""
+def _parse(answer: bytes, server: str) -> tuple[list[str], int]:
+    """Return a line for each sample, and the number of defaulted keys in the server's answer."""
     try:
         document = json.loads(answer)
-        predictions = [list(probabilities) for probabilities in document["predictions"]]
-        return predictions, int(document.get("defaulted_keys", 0))
+        if "outputs" in document:
+            rows = zip(*document["outputs"].values(), strict=True)
+            lines = [json.dumps(dict(zip(document["outputs"], row, strict=True))) for row in rows]
+        else:
+            lines = [" ".join(map(str, probabilities)) for probabilities in document["predictions"]]
+        return lines, int(document.get("defaulted_keys", 0))
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise ServingError(f"{server}: the answer is not Hotrow's") from err
 

@@ -14,7 +14,7 @@ from serving.model.capacity import HEADROOM_RATIO
 from serving.model.graph import Graph, is_network_file
 from serving.model.manifest import MANIFEST_NAME, Manifest, read_manifest
 from serving.model.names import MODEL_NAME, NAME_EXPECTED
-from serving.model.records import Combiner
+from serving.model.records import Combiner, Output, outputs_of
 from serving.model.regular_file import is_absent, real_path
 from serving.model.sequences import SequenceSlots
 from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
@@ -92,6 +92,7 @@ class ModelConfig(Record):
         label_dim: L; 0 if the model is only looked up.
         dense_names: the graph's names of the dense features; empty if it has none.
         label_names: the graph's names of the columns of answers; empty if it has none.
+        stated_outputs: the outputs that the graph states; empty if it states none.
         gpu_cache: the settings of its embedding caches on GPUs.
         gpu_network: the settings of its dense network on GPUs.
         stream: the training run that publishes updates of the rows; None if the files come from none.
@@ -114,6 +115,7 @@ class ModelConfig(Record):
     label_dim: int
     dense_names: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
+    stated_outputs: tuple[Output, ...] = ()
     gpu_cache: GpuCacheConfig = GpuCacheConfig()
     gpu_network: GpuNetworkConfig = GpuNetworkConfig()
     stream: StreamStart | None = None
@@ -124,6 +126,11 @@ class ModelConfig(Record):
         """The columns of a batch's ``dense``: F, and those of the masks of sequences."""
         of_tables = (table.sequences for table in self.tables)
         return self.dense_dim + sum(found.positions for found in of_tables if found and found.mask)
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """What clients can ask for; see ``outputs_of``. Empty if the model is only looked up."""
+        return outputs_of(self.stated_outputs, self.label_dim, self.label_names) if self.label_dim else ()
 
     @property
     def of_tables(self) -> "ModelConfig":

@@ -76,7 +76,7 @@ def open_device_dense(
 
 
 def _warn_of_logits(graph: Graph, graph_file: Path) -> None:
-    if graph.output == graph.logits:
+    if graph.output == graph.logits and any(output.kind == "probability" for output in graph.outputs):
         _log.warning("%s: ends without Sigmoid or Softmax: the answers are not probabilities", graph_file)
 
 

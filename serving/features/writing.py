@@ -17,7 +17,7 @@ _TRITON_TYPES = {"string": "TYPE_STRING", "integer": "TYPE_INT64", "float": "TYP
 def triton_tensors(graph: Graph, features: FeatureDefinition | None) -> TritonTensors:
     """Return what Triton must know of the tensors of a model, which may have raw features or names of its inputs."""
     definition = features or definition_of_names(slots_of_graph(graph), graph.dense_names)
-    return TritonTensors(graph.dense_dim, graph.label_dim, () if definition is None else triton_inputs(definition))
+    return TritonTensors(graph.dense_dim, graph.outputs, () if definition is None else triton_inputs(definition))
 
 
 def triton_inputs(definition: FeatureDefinition) -> list[RawInput]:

@@ -9,7 +9,7 @@ import logging
 import resource
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from inspect import isawaitable
 from time import perf_counter, perf_counter_ns
 from typing import Any, NoReturn
@@ -509,12 +509,12 @@ class _InferExchange(Exchange):
     def read(self, model: ServedModel) -> Any:
         self._request = self.with_id(decode_message(self._message, model.signature, self._regions, self._bounds))
         with self._request.locating_errors():
-            question = model.read(self._request.inputs)
-        self._request.check_answer(model.answer_floats(question), self._bounds)
+            question = model.read(self._request.inputs, self._request.output_names)
+        self._request.check_answer(partial(model.answer_floats, question), self._bounds)
         return question
 
     def write(self, model: ServedModel, answer: Any) -> Any:
-        outputs, parameters = model.outputs(answer)
+        outputs, parameters = model.outputs(self.question, answer)
         if self._request.wants_freshness:
             parameters |= model.freshness()
         return encode_message(self._request, model.name, model.version, outputs, parameters, self._regions)

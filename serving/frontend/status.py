@@ -95,12 +95,13 @@ class Status:
     def _of_version(self, model: str, version: str, tables: Tables) -> Document:
         """The tables of a version, with the slots and the dimension of each, and its reader of updates.
 
-        It has the names of the values that requests may have by name, too. A version that is not served has none.
+        It has the names of the values that requests may have by name, and the outputs. A version that is not served has
+        none.
         """
         try:
             served = self._repository.loaded(model, version)
         except UnknownModelError:
-            return {"features": [], "tables": [], "updates": []}
+            return {"features": [], "outputs": [], "tables": [], "updates": []}
         counted = tables.get((model, str(served.config.of_tables.version)), {})
         shaped = [  # copies, because several versions may share tables, and counts of other workers are added to each
             {"name": table.name, "slots": table.slots, "dim": table.dim, **deepcopy(counted[table.name])}
@@ -108,7 +109,8 @@ class Status:
             if table.name in counted
         ]
         names = [] if served.features is None else list(served.features.names)
-        return {"features": names, "tables": shaped, "updates": self._updates(served)}
+        outputs = [{"name": one.name, "kind": one.kind, "width": one.width} for one in served.config.outputs]
+        return {"features": names, "outputs": outputs, "tables": shaped, "updates": self._updates(served)}
 
     def _updates(self, served: ServedModel) -> Sequence[Document]:
         """What this process reads of a version's updates: one document or none."""

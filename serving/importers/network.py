@@ -1,6 +1,8 @@
-"""A user's dense network is an ONNX file. Its inputs and output determine the model around it."""
+"""A user's dense network is an ONNX file. Its inputs and outputs determine the model around it."""
 
+import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ from serving.dense.network import DenseNetwork, Floats
 from serving.dense.onnx import OnnxNetwork
 from serving.dense.onnx_file import input_names, refuse_unread_inputs, refuse_weights_elsewhere, serialized
 from serving.errors import MissingExtraError, ModelFileError, RequestError
+from serving.importers.outputs import ONE_ANSWER, Kinds, kinds_of, outputs_of_widths, strange_answers
 from serving.importers.rows import TableRows
-from serving.model.records import Graph
+from serving.model.records import Graph, Output
 from serving.model.regular_file import MOST_ONNX_BYTES, check_regular, wrong_kind
 from serving.model.sparse_rows import Vectors
 
@@ -43,14 +46,19 @@ class ImportedNetwork:
     Attributes:
         source: its file or its module, for messages.
         inputs: all float32, in the model's order.
-        label_dim: L.
+        outputs: in the order of the columns of its answer.
         model: the ``onnx.ModelProto``, including weights from files next to it.
     """
 
     source: str
     inputs: tuple[NetworkInput, ...]
-    label_dim: int
+    outputs: tuple[Output, ...]
     model: Any
+
+    @property
+    def label_dim(self) -> int:
+        """L."""
+        return sum(output.width for output in self.outputs)
 
     def content(self) -> bytes:
         """Return the model as the content of one file. Raise ModelFileError if it is larger than 2 GiB."""
@@ -60,34 +68,64 @@ class ImportedNetwork:
             raise ModelFileError(self.source, str(err)) from err
 
 
-def read_network(path: Path, logits: bool = False) -> ImportedNetwork:
-    """Read an ONNX file and the weight files that it names. With ``logits``, append a Sigmoid.
+def read_network(path: Path, logits: bool = False, kinds: Kinds | None = None) -> ImportedNetwork:
+    """Read an ONNX file and the weight files that it names.
+
+    Args:
+        path: the file.
+        logits: append a Sigmoid to each output that is a probability.
+        kinds: the outputs to keep; None: all, as probabilities. An only output is then called ``OUTPUT0``.
 
     Raises:
         MissingExtraError: onnx is not installed.
-        ModelFileError: it is not an ONNX file, its inputs or output are not those of a dense network, or no node reads
+        ConfigError: the network has no such output, or the name of an output cannot be used.
+        ModelFileError: it is not an ONNX file, its inputs or outputs are not those of a dense network, or no node reads
             one of its inputs.
     """
-    return check_network(str(path), _load(path), logits)
+    model, source = _load(path), str(path)
+    entries = {entry.name: entry for entry in model.graph.output}
+    if not entries:
+        raise ModelFileError(source, "expected an output, found none")
+    if kinds is None and len(entries) == 1:
+        return check_network(source, model, ONE_ANSWER, logits)
+    kinds = kinds_of(source, list(entries), kinds)
+    kept = [deepcopy(entries[name]) for name in kinds]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    return check_network(source, model, kinds, logits)
 
 
-def check_network(source: str, model: Any, logits: bool) -> ImportedNetwork:
-    """Return an ``onnx.ModelProto`` as a dense network. See ``read_network``. ``source`` names it in messages."""
+def check_network(source: str, model: Any, kinds: Kinds, logits: bool) -> ImportedNetwork:
+    """Return an ``onnx.ModelProto`` as a dense network, whose outputs become one.
+
+    Args:
+        source: names the model in messages.
+        model: the model.
+        kinds: of its outputs, in order.
+        logits: see ``read_network``.
+    """
     graph = model.graph
-    if len(graph.output) != 1:
-        names = ", ".join(repr(output.name) for output in graph.output)
-        found = f"{len(graph.output)}: {names}; concatenate them into one, [B, L]" if names else "none"
-        raise ModelFileError(source, f"expected one output, the probabilities, found {found}")
     given = set(input_names(graph))
     inputs = tuple(
         NetworkInput(entry.name, _sizes(source, "input", entry, (1, 2))) for entry in graph.input if entry.name in given
     )
     refuse_unread_inputs(graph, source)
-    label_dim = _sizes(source, "output", graph.output[0], (0, 1))
-    if logits:
-        _refuse_probabilities(source, graph)
-        _append_sigmoid(graph)
-    return ImportedNetwork(source, inputs, label_dim[0] if label_dim else 1, model)
+    sizes = [_sizes(source, "output", entry, (0, 1)) for entry in graph.output]
+    outputs = outputs_of_widths(kinds, [math.prod(size) for size in sizes])
+    if logits and "probability" not in kinds.values():
+        raise ModelFileError(source, "none of its outputs is a probability; remove --logits (logits=True)")
+    names = [entry.name for entry in graph.output]
+    for at, output in enumerate(outputs) if logits else ():
+        if output.kind == "probability":
+            _refuse_probabilities(source, graph, names[at])
+            names[at] = _append(graph, "Sigmoid", [names[at]], "probabilities")
+    if len(outputs) > 1:
+        names = [_as_columns(graph, name) if not size else name for name, size in zip(names, sizes, strict=True)]
+        names = [_append(graph, "Concat", names, "answer", axis=1)]
+        graph.output[0].CopyFrom(_described(names[0], graph.output[0], sum(output.width for output in outputs)))
+        del graph.output[1:]
+    graph.output[0].name = names[0]
+    return ImportedNetwork(source, inputs, outputs, model)
 
 
 def try_network(graph: Graph, network: ImportedNetwork, tables: Sequence[TableRows]) -> None:
@@ -103,10 +141,10 @@ def try_network(graph: Graph, network: ImportedNetwork, tables: Sequence[TableRo
         for rows, embedding in zip(tables, graph.embeddings, strict=True)
     ]
     answer = answer_to(graph, opened, first_rows, network.source)
-    if (answer < 0).any() or (answer > 1).any():
-        shown = [float(f"{value:.6g}") for value in answer.reshape(-1)[:3]]
+    if fault := strange_answers(answer, network.outputs):
         advice = "if they are logits, use --logits (logits=True), which adds a Sigmoid"
-        raise ModelFileError(network.source, f"answers such as {shown} are not probabilities; {advice}")
+        other = "if they are scores or vectors, use --output NAME=score or NAME=vector (outputs={...})"
+        raise ModelFileError(network.source, f"{fault}; {advice}; {other}")
 
 
 def rows_tried(slots: int) -> int:
@@ -178,26 +216,47 @@ def _sizes(source: str, kind: str, entry: Any, ranks: tuple[int, int]) -> tuple[
     return sizes
 
 
-def _refuse_probabilities(source: str, graph: Any) -> None:
-    """Raise ModelFileError if the output is already a probability: a second Sigmoid would go unnoticed."""
+def _refuse_probabilities(source: str, graph: Any, output: str) -> None:
+    """Raise ModelFileError if an output is already a probability: a second Sigmoid would go unnoticed."""
     maker = {name: node for node in graph.node for name in node.output}
-    name = graph.output[0].name
+    name = output
     while name in maker and maker[name].op_type in _REARRANGING:
         name = maker[name].input[0]
     if name in maker and maker[name].op_type in _SQUASHING:
         kind = maker[name].op_type
         reason = f"ends in a {kind}, so its answers are not logits; remove --logits (logits=True)"
-        raise ModelFileError(source, f"output {graph.output[0].name!r} {reason}")
+        raise ModelFileError(source, f"output {output!r} {reason}")
 
 
-def _append_sigmoid(graph: Any) -> None:
+def _append(graph: Any, operator: str, inputs: Sequence[str], wanted: str, **attributes: Any) -> str:
+    """Append a node, and return the name of its output, which begins with ``wanted``."""
     import onnx
 
-    [output] = graph.output
-    named = {entry.name for entry in (*graph.input, *graph.initializer, output)}
+    name = _free_name(graph, wanted)
+    graph.node.append(onnx.helper.make_node(operator, inputs, [name], **attributes))
+    return name
+
+
+def _as_columns(graph: Any, name: str) -> str:
+    """Turn a tensor [B] into [B, 1], and return its name."""
+    import onnx
+
+    shape = _free_name(graph, "one_column")
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1, 1]), shape))
+    return _append(graph, "Reshape", [name, shape], "column")
+
+
+def _free_name(graph: Any, wanted: str) -> str:
+    named = {entry.name for entry in (*graph.input, *graph.initializer, *graph.output)}
     taken = named.union(*((*node.input, *node.output) for node in graph.node))
-    name = "probabilities"
-    while name in taken:
-        name += "_"
-    graph.node.append(onnx.helper.make_node("Sigmoid", [output.name], [name]))
-    output.name = name
+    while wanted in taken:
+        wanted += "_"
+    return wanted
+
+
+def _described(name: str, like: Any, columns: int) -> Any:
+    """Return the description of an output [B, columns]; ``like`` describes another output."""
+    import onnx
+
+    first = like.type.tensor_type.shape.dim[0].dim_param or None
+    return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [first, columns])

@@ -15,10 +15,11 @@ from serving.features import (
 from serving.importers.checkpoint import show_names
 from serving.importers.matching import Matching, hint, match_tables
 from serving.importers.network import ImportedNetwork, NetworkInput, read_network, try_network
+from serving.importers.outputs import Kinds
 from serving.importers.rows import BareDtype, TableRows
 from serving.model.graph import name_inputs, parse_graph
-from serving.model.names import TABLE_NAME, names_of_positions
-from serving.model.records import Combiner, Graph
+from serving.model.names import ANSWER, TABLE_NAME, names_of_positions
+from serving.model.records import Combiner, Graph, Output
 from serving.model.sequences import SequenceSlots
 from serving.model.version_writer import ONNX_FILE, check_table_names
 
@@ -97,9 +98,11 @@ class ImportPlan:
         names = {table.name for table in self.tables}
         dense = self.dense or NetworkInput(_fresh("dense", names), (0,))
         keys = {table.name: _fresh(f"{table.name}_keys", {*names, dense.name}) for table in self.tables}
+        is_one_answer = self.network.outputs == (Output(ANSWER, width=self.network.label_dim),)
         data = {
             "type": "Data",
             "label": {"label_dim": self.network.label_dim},
+            **({} if is_one_answer else {"outputs": [_output(output) for output in self.network.outputs]}),
             "dense": {"top": dense.name, "dense_dim": dense.sizes[0]},
             "sparse": [
                 {
@@ -128,7 +131,11 @@ class ImportPlan:
     def describe(self) -> Iterator[str]:
         """Return lines for the user: what a request must contain, in order, and where the rows come from."""
         dense = f"{self.dense.sizes[0]} dense features ({self.dense.name})" if self.dense else "no dense features"
-        yield f"network {self.network.source}: {dense}, answers [B, {self.network.label_dim}]"
+        answers = ", ".join(
+            f"[B, {output.width}]" if output.name == ANSWER else f"{output.name} [B, {output.width}] ({output.kind})"
+            for output in self.network.outputs
+        )
+        yield f"network {self.network.source}: {dense}, answers {answers}"
         for table in self.tables:
             keys = "row numbers are the keys" if table.rows.keys is None else "with keys"
             yield (
@@ -152,23 +159,26 @@ def plan_import(
     dense: str | None = None,
     row_dtype: BareDtype | None = None,
     features: str | Path | None = None,
+    outputs: Kinds | None = None,
 ) -> ImportPlan:
     """Open the network and its tables, and check that they fit.
 
     Args:
         network: the dense network, an ONNX file. Each input is float32: a table's pooled vectors, [B, S, D] or
-            [B, S * D], or the dense features, [B, F]. The output is float32[B, L], probabilities.
+            [B, S * D], or the dense features, [B, F]. Each output is float32[B, L] or float32[B].
         combiner: how the rows of one slot are pooled. No file says this, and a wrong guess gives wrong answers.
         tables: where a table's rows are, by the name of its input. See ``open_table`` for the forms.
         checkpoint: where the tables of all other inputs are looked up by name. See ``open_checkpoint``.
         combiners: for tables that are pooled in another way than ``combiner``.
-        logits: the network answers with logits, so a Sigmoid is appended.
+        logits: the network answers with logits, so a Sigmoid is appended to each output that is a probability.
         max_batchsize: maximum samples per request.
         dense: the input that takes the dense features. None: the input called ``dense``, if it has no table. Every
             other input needs a table.
         row_dtype: the type of vectors in files without a header. None: float32, unless half precision fits the input
             too, which is an error.
         features: a ``features.json``, so that requests may have raw features.
+        outputs: the network's outputs to keep, and the kind of each: ``"probability"``, ``"score"`` or ``"vector"``.
+            None: all, as probabilities. An only output is then called ``OUTPUT0``.
 
     Raises:
         ConfigError: the arguments do not fit the network: a table has no input, an input has no table, D differs, or
@@ -177,7 +187,7 @@ def plan_import(
         MissingExtraError: a package is not installed.
     """
     definition = None if features is None else read_features(features)
-    imported = read_network(Path(network), logits)
+    imported = read_network(Path(network), logits, outputs)
     matching = match_tables(imported, tables or {}, checkpoint, dense, row_dtype)
     own = combiners or {}
     for name in own.keys() - matching.rows.keys():
@@ -265,6 +275,10 @@ def _slots(source: str, entry: NetworkInput, rows: TableRows) -> int:
         return width // rows.dim
     reason = f"is {entry.shape}, but {rows.source} has rows of {rows.dim}"
     raise ConfigError(source, f"input {entry.name!r}", reason)
+
+
+def _output(output: Output) -> dict[str, Any]:
+    return {"name": output.name, "kind": output.kind, "width": output.width}
 
 
 def _embedding(table: PlannedTable, keys: Mapping[str, str]) -> dict[str, Any]:

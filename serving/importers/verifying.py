@@ -1,5 +1,6 @@
 """Compare an imported model's answers with the answers that the original model gave."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -11,13 +12,14 @@ from serving.batch import DENSE, INT32_MAX, KEYS, ROW_PTRS, Batch, read_batch
 from serving.config import ModelConfig, read_inference_config
 from serving.errors import ModelFileError, RequestError
 from serving.importers.numpy_files import arrays_in
+from serving.model.records import default_outputs
 from serving.model.version_writer import GRAPH_FILE
 from serving.opening import open_model
 from serving.parameter_server import ParameterServer
+from serving.routes import Prediction
 from serving.session import InferenceSession
 from serving.storage import MemoryStore
 
-ANSWER = "OUTPUT0"
 _NO_KEY = -1  # pads CATCOLUMN where there is no ROWINDEX
 
 
@@ -35,7 +37,8 @@ class ExpectedAnswers:
 
     Attributes:
         source: the ``.npz``, or what the samples are, for messages.
-        arrays: its arrays: ``CATCOLUMN`` and ``OUTPUT0``, and ``DES`` and ``ROWINDEX`` if the file has them.
+        arrays: its arrays: ``CATCOLUMN``, the answers by the names of the outputs, and ``DES`` and ``ROWINDEX`` if the
+            file has them.
     """
 
     source: str
@@ -48,6 +51,7 @@ class ExpectedAnswers:
             ModelFileError: an answer differs by more than ``tolerance``, or the arrays do not fit the model.
         """
         config = read_inference_config(folder / GRAPH_FILE, name)
+        self._check_names([output.name for output in default_outputs(config.outputs)])
         try:
             batch = self._batch(config)
             with ParameterServer([MemoryStore()]) as server:  # not the repository's tiers: the model may be refused
@@ -56,8 +60,16 @@ class ExpectedAnswers:
                     answer = session.predict_batch(batch)
         except RequestError as err:
             raise ModelFileError(self.source, str(err)) from err
-        difference = self._largest_difference(answer.probabilities, tolerance, answer.defaulted_keys)
+        difference = self._largest_difference(config, answer, tolerance)
         return Comparison(batch.samples, difference, answer.defaulted_keys)
+
+    def _check_names(self, outputs: Sequence[str]) -> None:
+        """Refuse arrays that are missing or have other names."""
+        missing = [name for name in (KEYS, *outputs) if name not in self.arrays]
+        if missing or not self.arrays.keys() <= {DENSE, KEYS, ROW_PTRS, *outputs}:
+            expected = f"expected the arrays {DENSE}, {KEYS}, {ROW_PTRS} and {', '.join(outputs)}"
+            reason = f"{expected}, found {', '.join(self.arrays) or 'none'}"
+            raise ModelFileError(self.source, f"missing: {', '.join(missing)}; {reason}" if missing else reason)
 
     def _batch(self, config: ModelConfig) -> Batch:
         """Return all samples as one request; the model's ``max_batchsize`` is no limit here."""
@@ -78,14 +90,28 @@ class ExpectedAnswers:
         counts = is_key.reshape(len(keys) * slots, -1).sum(axis=1) if is_key.size else np.zeros(len(keys) * slots, int)
         return keys[is_key], np.concatenate([[0], np.cumsum(counts)])
 
-    def _largest_difference(self, got: NDArray[np.float32], tolerance: float, defaulted_keys: int) -> float:
-        expected = self.arrays[ANSWER]
-        shapes = [got.shape, got.shape[:1]] if got.shape[1] == 1 else [got.shape]
-        if expected.dtype.kind not in "fiu" or expected.shape not in shapes:
-            came = f"{expected.dtype} {list(expected.shape)}"
-            raise ModelFileError(self.source, f"{ANSWER}: expected numbers {list(got.shape)}, got {came}")
-        expected = expected.reshape(got.shape).astype(np.float64)
-        differences = np.nan_to_num(np.abs(got - expected), nan=np.inf).max(axis=1)
+    def _expected(self, config: ModelConfig, got: NDArray[np.float32]) -> tuple[NDArray[np.float64], ...]:
+        """Return the right answers, float64[B, L], and their sizes.
+
+        The size of a score or a vector is its largest number, and at least 1.
+        """
+        expected, sizes = np.empty(got.shape), np.ones(got.shape)
+        for output in default_outputs(config.outputs):
+            array, shape = self.arrays[output.name], (len(got), output.width)
+            shapes = [shape, shape[:1]] if output.width == 1 else [shape]
+            if array.dtype.kind not in "fiu" or array.shape not in shapes:
+                came = f"{array.dtype} {list(array.shape)}"
+                raise ModelFileError(self.source, f"{output.name}: expected numbers {list(shape)}, got {came}")
+            expected[:, output.columns] = array.reshape(shape)
+            if output.kind != "probability":
+                sizes[:, output.columns] = np.maximum(np.abs(array).reshape(shape).max(axis=1, keepdims=True), 1)
+        return expected, sizes
+
+    def _largest_difference(self, config: ModelConfig, answer: Prediction, tolerance: float) -> float:
+        """Return the largest difference. Differences of answers above 1 are relative to the answer."""
+        got = answer.values
+        expected, sizes = self._expected(config, got)
+        differences = np.nan_to_num(np.abs(got - expected) / sizes, nan=np.inf).max(axis=1)
         worst = int(np.argmax(differences))
         if differences[worst] > tolerance:
             wrong = int(np.count_nonzero(differences > tolerance))
@@ -93,7 +119,7 @@ class ExpectedAnswers:
                 self.source,
                 f"sample {worst}: expected {_shown(expected[worst])}, got {_shown(got[worst])}, a difference of "
                 f"{differences[worst]:.3g}; samples that differ by more than {tolerance:g}: {wrong} of "
-                f"{len(got)}; keys in no table: {defaulted_keys}",
+                f"{len(got)}; keys in no table: {answer.defaulted_keys}",
             )
         return float(differences[worst])
 
@@ -102,14 +128,9 @@ def read_expected_answers(path: Path) -> ExpectedAnswers:
     """Read a ``.npz`` of samples and their right answers.
 
     Raises:
-        ModelFileError: the file cannot be read, an array is missing, or an array's name is unknown.
+        ModelFileError: the file cannot be read.
     """
-    arrays = arrays_in(path)
-    missing = [name for name in (KEYS, ANSWER) if name not in arrays]
-    if missing or not arrays.keys() <= {DENSE, KEYS, ROW_PTRS, ANSWER}:
-        reason = f"expected the arrays {DENSE}, {KEYS}, {ROW_PTRS} and {ANSWER}, found {', '.join(arrays) or 'none'}"
-        raise ModelFileError(path, f"missing: {', '.join(missing)}; {reason}" if missing else reason)
-    return ExpectedAnswers(str(path), arrays)
+    return ExpectedAnswers(str(path), arrays_in(path))
 
 
 def _shown(answer: NDArray[Any]) -> list[float]:

@@ -91,6 +91,10 @@ class GraphReader:
         return self._graph(source, sum(label.dim for label in self._data.labels), logits="", output="")
 
     def _graph(self, source: str, label_dim: int, logits: str, output: str) -> Graph:
+        columns = sum(output.width for output in self._data.outputs)
+        if columns not in (0, label_dim):
+            reason = f"expected widths that add up to the {label_dim} columns of the answer, got {columns}"
+            raise self._document[0].error(reason, "outputs")
         return Graph(
             dense_top=self._data.dense_top,
             dense_dim=self._data.dense_dim,
@@ -109,6 +113,7 @@ class GraphReader:
             slot_sizes=self._slot_sizes(),
             dense_names=self._data.dense_names,
             label_names=self._data.label_names,
+            stated_outputs=self._data.outputs,
         )
 
     def _slot_sizes(self) -> tuple[int, ...] | None:

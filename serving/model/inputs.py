@@ -1,11 +1,12 @@
 """The first layers of a graph: Data, which names the inputs, and the embeddings, which own the tables."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
-from serving.model.names import TABLE_NAME, is_taken
-from serving.model.records import Combiner, Embedding, SparseInput
+from serving.model.names import ANSWER, NAMES_OF_ANSWERS, TABLE_NAME, is_taken
+from serving.model.records import Combiner, Embedding, Output, OutputKind, SparseInput
 from serving.model.sequences import Padding, SequenceSlots
 from serving.model.sparse_rows import RowLayout
 from serving.model.strict_json import Fields
@@ -33,6 +34,8 @@ _LONGEST_SEQUENCE = 65_536
 _PADDINGS: Mapping[str, Padding] = {"end": "end", "start": "start"}
 _LARGEST_DIM = 65_536  # the most floats in a row of a host table
 _COMBINERS: Mapping[int | str, Combiner] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean", "sqrtn": "sqrtn"}
+
+_OUTPUT_KINDS: Mapping[str, OutputKind] = {kind: kind for kind in get_args(OutputKind)}
 
 EMBEDDING_TYPES: Mapping[str, RowLayout] = {
     "DistributedSlotSparseEmbeddingHash": "distributed",
@@ -67,11 +70,12 @@ class Data:
     sparse: tuple[SparseInput, ...]
     label_names: tuple[str, ...]
     dense_names: tuple[str, ...]
+    outputs: tuple[Output, ...] = ()
 
 
 def read_data(fields: Fields) -> Data:
     """Read the Data layer; without a label it has one column. Raise ConfigError if a key is missing or wrong."""
-    fields.allow(("name", "type", "label", "dense", "sparse", *_DATA_IGNORED))
+    fields.allow(("name", "type", "label", "outputs", "dense", "sparse", *_DATA_IGNORED))
     # aligned is for mixed precision training; names is Hotrow's own
     dense = fields.object("dense", ("top", "dense_dim", "aligned", "names"))
     labels: tuple[Label, ...] = (Label(None, 1),)
@@ -87,6 +91,7 @@ def read_data(fields: Fields) -> Data:
         sparse=tuple(_read_sparse(entry) for entry in fields.objects("sparse")),
         label_names=label_names or sum((label.names for label in labels), ()),
         dense_names=_read_names(dense, dense.integer("dense_dim", minimum=0)),
+        outputs=_read_outputs(fields),
     )
     _check_names(fields, data)
     return data
@@ -100,6 +105,30 @@ def _read_names(fields: Fields, count: int) -> tuple[str, ...]:
     if len(names) != count:
         raise fields.error(f"expected one name per position, {count} in all, got {len(names)}", "names")
     return names
+
+
+def _read_outputs(fields: Fields) -> tuple[Output, ...]:
+    """Read the outputs, which are Hotrow's own: what clients call the columns of the answer."""
+    outputs: list[Output] = []
+    for entry in fields.objects("outputs") if "outputs" in fields else ():
+        entry.allow(("name", "kind", "width"))
+        kind, width = entry.choice("kind", _OUTPUT_KINDS), entry.integer("width", 1)
+        outputs.append(Output(entry.text("name"), kind, width, sum(output.width for output in outputs)))
+        if fault := output_fault([output.name for output in outputs]):
+            raise entry.error(fault, "name")
+    return tuple(outputs)
+
+
+def output_fault(names: Sequence[str]) -> str:
+    """Return what is wrong with the last of the names of outputs; an empty text if nothing is."""
+    *earlier, name = names
+    if name in earlier:
+        return f"two outputs are called {name!r}"
+    if ANSWER in earlier or (name == ANSWER and earlier):
+        return f"{ANSWER} has all columns, so there are no other outputs"
+    if name in NAMES_OF_ANSWERS - {ANSWER}:
+        return f"the name {name!r} is reserved in answers"
+    return ""
 
 
 def _check_names(fields: Fields, data: Data) -> None:

@@ -23,6 +23,11 @@ def without_version(table: str) -> str:
 OFFSETS = ".offsets"
 #: What requests call the number of candidates of each user.
 CANDIDATES = "CANDIDATES"
+#: The output with all columns of an answer, as HugeCTR's clients call it.
+ANSWER = "OUTPUT0"
+#: The outputs with the best candidates of each user, and with their values.
+TOP_INDEX, TOP_SCORE = "TOP_INDEX", "TOP_SCORE"
+NAMES_OF_ANSWERS = frozenset((ANSWER, TOP_INDEX, TOP_SCORE))
 # Names that requests use for something else.
 _NAMES_OF_REQUESTS = ("dense", "keys", "DES", "CATCOLUMN", "ROWINDEX", CANDIDATES)
 #: The columns of the request log next to those of a model. With several labels, ``prediction_0``, ....

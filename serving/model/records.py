@@ -1,13 +1,15 @@
 """The layer graph: a model's JSON, checked and turned into records."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from serving.model.names import ANSWER, NAMES_OF_ANSWERS
 from serving.model.sequences import SequenceSlots
 from serving.model.sparse_rows import RowLayout
 
 Combiner: TypeAlias = Literal["sum", "mean", "sqrtn"]
+OutputKind: TypeAlias = Literal["probability", "score", "vector"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,28 @@ class Embedding:
 
 
 @dataclass(frozen=True, slots=True)
+class Output:
+    """Some columns of a model's answer, by the name that clients ask for.
+
+    Attributes:
+        name: its name.
+        kind: ``"probability"`` is from 0 to 1, ``"score"`` is any finite number, ``"vector"`` is one vector.
+        width: how many columns it has.
+        begin: its first column.
+    """
+
+    name: str
+    kind: OutputKind = "probability"
+    width: int = 1
+    begin: int = 0
+
+    @property
+    def columns(self) -> slice:
+        """Its columns."""
+        return slice(self.begin, self.begin + self.width)
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One dense layer.
 
@@ -137,6 +161,7 @@ class Graph:
             slot; else None.
         dense_names: what requests call each dense feature; empty: they have no names.
         label_names: L names; empty: the labels have no names.
+        stated_outputs: what the document calls the columns of ``output``; empty: it says nothing of them.
     """
 
     dense_top: str
@@ -156,6 +181,12 @@ class Graph:
     slot_sizes: tuple[int, ...] | None = None
     dense_names: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
+    stated_outputs: tuple[Output, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """What clients can ask for; see ``outputs_of``."""
+        return outputs_of(self.stated_outputs, self.label_dim, self.label_names)
 
     @property
     def stored(self) -> tuple[WeightSpec, ...]:
@@ -192,6 +223,20 @@ class Graph:
         if 0 < samples < self.least_samples:
             return f"expected at least {self.least_samples} samples, because the graph picks rows, got {samples}"
         return ""
+
+
+def outputs_of(stated: tuple[Output, ...], label_dim: int, label_names: Sequence[str]) -> tuple[Output, ...]:
+    """Return what clients can ask for: the stated outputs, or all columns as ``OUTPUT0`` and each label by its name."""
+    if stated:
+        return stated
+    has_heads = len(set(label_names)) == label_dim > 1 and not NAMES_OF_ANSWERS.intersection(label_names)
+    heads = [Output(name, begin=column) for column, name in enumerate(label_names)] if has_heads else ()
+    return (Output(ANSWER, width=label_dim), *heads)
+
+
+def default_outputs(outputs: Sequence[Output]) -> Sequence[Output]:
+    """Return the outputs of an answer if the request names none: ``OUTPUT0``, or all if they are stated."""
+    return outputs[:1] if outputs[0].name == ANSWER else outputs
 
 
 def numbered(name: str, count: int) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_write
+from serving.model.records import Output, default_outputs
 from serving.model.regular_file import read_regular
 
 #: The files in a model's folder by the kind of instances. The second is for tritonserver --model-config-name=gpu.
@@ -20,7 +21,6 @@ TRITON_FILES = {"CPU": Path("config.pbtxt"), "GPU": Path("configs", "gpu.pbtxt")
 RawInput = tuple[str, str]
 
 _INPUTS = (("DES", "TYPE_FP32"), ("CATCOLUMN", "TYPE_INT64"), ("ROWINDEX", "TYPE_INT32"))
-_OUTPUT = "OUTPUT0"
 _MOST_REQUESTS = 64  # that Triton hands over together
 _MOST_BYTES = 4 << 20
 _TOKEN = re.compile(r"""\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[\[\]{}<>:,;]|[^\s\[\]{}<>:,;\#"']+|.""")
@@ -32,12 +32,12 @@ class TritonTensors(NamedTuple):
 
     Attributes:
         dense_dim: F.
-        label_dim: L.
+        outputs: of the model.
         raw_inputs: the raw features that requests may have in place of keys.
     """
 
     dense_dim: int
-    label_dim: int
+    outputs: Sequence[Output]
     raw_inputs: Sequence[RawInput] = ()
 
     @property
@@ -122,12 +122,15 @@ def _differences(text: str, tensors: TritonTensors) -> list[str]:
             faults.append(f"input {name} is not optional")
         if given is not None and (name, datatype) in tensors.raw_inputs and given.get("data_type") != datatype:
             faults.append(f"input {name} is {given.get('data_type')}, not {datatype}")
-    if _OUTPUT not in outputs:
-        return [*faults, f"no output {_OUTPUT}"]
-    columns = outputs[_OUTPUT].get("dims")
-    columns = columns[-1] if isinstance(columns, list) and columns else columns
-    if columns not in ("-1", str(tensors.label_dim)):
-        faults.append(f"answers have {columns} columns, not {tensors.label_dim}")
+    of_version = {output.name: output for output in tensors.outputs}
+    faults += [f"no output {one.name}" for one in default_outputs(tensors.outputs) if one.name not in outputs]
+    for name, given in outputs.items():
+        columns = given.get("dims")
+        columns = columns[-1] if isinstance(columns, list) and columns else columns
+        if name not in of_version:  # Triton asks for every output if a request names none
+            faults.append(f"output {name}, which the version does not have")
+        elif columns not in ("-1", str(of_version[name].width)):
+            faults.append(f"{name} has {columns} columns, not {of_version[name].width}")
     return faults
 
 
@@ -151,12 +154,23 @@ def _blocks(tensors: TritonTensors, *, has_batches: bool) -> str:
     """Return the inputs and the outputs. Without batches Triton runs each request alone, as the user wants it."""
     dims, columns, ragged = ("-1", "", " allow_ragged_batch: true") if has_batches else ("-1, -1", "-1, ", "")
     inputs = [
-        f"  {{ name: {json.dumps(name, ensure_ascii=False)} data_type: {datatype} dims: [ {dims} ]{ragged}"
+        f"  {{ name: {_quoted(name)} data_type: {datatype} dims: [ {dims} ]{ragged}"
         f"{' optional: true' if is_optional else ''} }}"
         for name, datatype, is_optional in tensors.inputs
     ]
-    output = f'  {{ name: "{_OUTPUT}" data_type: TYPE_FP32 dims: [ {columns}{tensors.label_dim} ] }}'
-    return "\n".join(["input [", ",\n".join(inputs), "]", "output [", output, "]"])
+    outputs = [
+        f"{_comment(output)}  {{ name: {_quoted(output.name)} data_type: TYPE_FP32 dims: [ {columns}{output.width} ] }}"
+        for output in tensors.outputs
+    ]
+    return "\n".join(["input [", ",\n".join(inputs), "]", "output [", ",\n".join(outputs), "]"])
+
+
+def _comment(output: Output) -> str:
+    return "" if output.kind == "probability" else f"  # a {output.kind}\n"
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
 
 
 class _Member(NamedTuple):

@@ -97,7 +97,7 @@ def write_version(
                 keys = write_files(unfinished)
                 write_manifest(unfinished, name, int(target.name), keys or "stored", run, positions, tables)
                 # last, because a file left by a failed export would describe the wrong model to Triton
-                described = triton or TritonTensors(graph.dense_dim, graph.label_dim)
+                described = triton or TritonTensors(graph.dense_dim, graph.outputs)
                 for kind, file in TRITON_FILES.items():
                     (folder / file).parent.mkdir(exist_ok=True)
                     _write_if_absent(folder / file, triton_config(name, described, kind))

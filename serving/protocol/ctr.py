@@ -7,6 +7,9 @@
 ``OUTPUT0``           FP32            probabilities, [B, L]
 ====================  ==============  ===========================================================================
 
+A model whose graph states its outputs answers with these, FP32 [B, D] each, in place of ``OUTPUT0``. The heads of other
+models are outputs by the names of their labels, too, if a request names them.
+
 A model with a ``features.json`` takes these or its raw features: a tensor of B values for each feature, by its name. A
 list feature has [B, n] values, or the values of all samples and ``<feature>.offsets``, INT32 or INT64 [B + 1], CSR
 offsets into them.
@@ -38,7 +41,8 @@ from serving.features import (
     slots_of,
 )
 from serving.features.definition import ValueType
-from serving.model.names import CANDIDATES, OFFSETS
+from serving.model.names import ANSWER, CANDIDATES, OFFSETS
+from serving.model.records import Output, default_outputs
 from serving.protocol.tensors import (
     DTYPES,
     BodyLayout,
@@ -51,7 +55,6 @@ from serving.protocol.tensors import (
 )
 from serving.protocol.tensors import PLATFORM as PLATFORM
 
-PROBABILITIES = "OUTPUT0"
 _STEPS = np.arange(4097, dtype=np.int64)
 _STEPS.setflags(write=False)
 
@@ -89,9 +92,16 @@ def signature_of(config: ModelConfig, reader: FeatureReader | None = None) -> Si
             *_inputs_of(features),
             *([TensorSpec(CANDIDATES, ("INT32", "INT64"), (-1, -1), optional=True)] if has_features else ()),
         ),
-        outputs=(TensorSpec(PROBABILITIES, ("FP32",), (-1, config.label_dim)),),
+        outputs=tuple(_outputs_of(config)),
         allows_others=_ignores_others(features),
     )
+
+
+def _outputs_of(config: ModelConfig) -> Iterator[TensorSpec]:
+    defaults = default_outputs(config.outputs)
+    for output in config.outputs:
+        kind = "" if output == Output(ANSWER, width=output.width) else output.kind  # as HugeCTR's clients know it
+        yield TensorSpec(output.name, ("FP32",), (-1, output.width), optional=output not in defaults, kind=kind)
 
 
 def _inputs_of(features: FeatureDefinition | None) -> Iterator[TensorSpec]:
@@ -254,4 +264,7 @@ def triton_config(name: str, config: ModelConfig, reader: FeatureReader | None =
     }
     if config.slot_keys != "stored":
         parameters["keys"] = config.slot_keys
-    return config_document(name, signature_of(config, reader), parameters)
+    signature = signature_of(config, reader)
+    if kinds := " ".join(f"{spec.name}={spec.kind}" for spec in signature.outputs if spec.kind):
+        parameters["kinds"] = kinds
+    return config_document(name, signature, parameters)

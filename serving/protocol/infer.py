@@ -253,7 +253,7 @@ def _arrays(head: _Head, body: bytes, offset: int, regions: SharedMemory) -> dic
 def _outputs(document: dict[str, Any], binary_default: bool, signature: Signature) -> tuple[OutputRequest, ...]:
     entries: list[Any] = optional(document, "outputs", list, [], "")
     if not entries:
-        return tuple(OutputRequest(spec.name, binary_default) for spec in signature.outputs)
+        return tuple(OutputRequest(spec.name, binary_default) for spec in signature.default_outputs)
     wanted: list[OutputRequest] = []
     for index, entry in enumerate(entries):
         path = f"outputs[{index}]"

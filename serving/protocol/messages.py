@@ -119,7 +119,7 @@ def has_parts(message: Any) -> bool:
 
 def _outputs(message: Any, signature: Signature) -> tuple[OutputRequest, ...]:
     if not message.outputs:
-        return tuple(OutputRequest(spec.name, True) for spec in signature.outputs)
+        return tuple(OutputRequest(spec.name, True) for spec in signature.default_outputs)
     wanted: list[OutputRequest] = []
     for index, output in enumerate(message.outputs):
         path, parameters = f"outputs[{index}]", _parameters(output)

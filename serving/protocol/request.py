@@ -1,7 +1,7 @@
 """A decoded KServe v2 ``infer`` request, whatever carried it, and the checks that all forms share."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -62,15 +62,22 @@ class InferRequest:
                 raise
             raise RequestError(f"{name} ({self.places[name]}): {reason}") from err
 
-    def check_answer(self, floats: int, bounds: Bounds) -> None:
+    @property
+    def output_names(self) -> list[str]:
+        """The names of ``outputs``."""
+        return [output.name for output in self.outputs]
+
+    def check_answer(self, floats: Callable[[str], int], bounds: Bounds) -> None:
         """Refuse a request whose answer would be too large, before any of it is made.
 
         Args:
-            floats: how many numbers an output has.
+            floats: returns how many numbers an output has.
             bounds: of the answer.
         """
-        size_bytes = sum(floats * (4 if output.binary or output.part else JSON_NUMBER_BYTES) for output in self.outputs)
-        bounds.check_answer("outputs", floats, size_bytes)
+        counts = [floats(output.name) for output in self.outputs]
+        of_number = [4 if output.binary or output.part else JSON_NUMBER_BYTES for output in self.outputs]
+        size_bytes = sum(count * size for count, size in zip(counts, of_number, strict=True))
+        bounds.check_answer("outputs", max(counts), size_bytes)
 
 
 def timeout_of(parameters: dict[str, Any]) -> int:

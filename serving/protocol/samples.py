@@ -3,14 +3,16 @@
 ``{"samples": [{"dense": [0.5, 1.25], "keys": [[17], [4, 9], []]}]}`` has one sample for a model with two dense features
 and three slots. A model with a ``features.json`` also takes raw features by name: ``{"samples": [{"user_id": "u17",
 "price": 9.5}]}``. What all samples share may come once: ``{"context": {"user_id": "u17"}, "candidates": [{"price":
-9.5}]}``. Slots are in graph order, table by table. Keys may also be given by the name of their table:
-``"keys": {"user": [17], "item": [[4, 9], []]}``. A table of one slot has a list of keys, and a table of several slots
-has one list per slot.
+9.5}]}``. ``"outputs": ["click"]`` names the outputs to answer.
+
+Slots are in graph order, table by table. Keys may also be given by the name of their table: ``"keys": {"user": [17],
+"item": [[4, 9], []]}``. A table of one slot has a list of keys, and a table of several slots has one list per slot.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -20,11 +22,13 @@ from serving.candidates import MAX_CANDIDATES, read_document
 from serving.config import ModelConfig, TableConfig
 from serving.errors import FeatureValueError, RequestError, did_you_mean
 from serving.features import FeatureReader, slots_of
+from serving.outputs import wanted_outputs
 from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
 from serving.protocol.document import checked, join, known_only, optional, parse_document, required
 from serving.protocol.tensors import DTYPES, Array, array_from_numbers, json_kind, json_numbers
 
-_BODY_MEMBERS = frozenset({"samples", "context", "candidates", "freshness"})
+_OPTIONS = frozenset({"freshness", "outputs"})
+_BODY_MEMBERS = _OPTIONS | {"samples", "context", "candidates"}
 _SAMPLE_MEMBERS = frozenset({"dense", "keys"})
 _KEYS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 _KEYS_OF_SLOTS_SCHEMA: dict[str, Any] = {"type": "array", "items": _KEYS_SCHEMA}
@@ -66,6 +70,11 @@ SAMPLES_SCHEMA: dict[str, Any] = {
         },
         "context": {**_RAW_SCHEMA, "description": "the raw features that all candidates share"},
         "candidates": {"type": "array", "items": _RAW_SCHEMA},
+        "outputs": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "the outputs to answer, by name; see the model's metadata",
+        },
         "freshness": {"type": "boolean", "description": "true: the answer says how new the model's rows are"},
     },
     "example": {"samples": [{"dense": [0.5, 1.25], "keys": [[17], [4, 9], []]}]},
@@ -78,7 +87,13 @@ PREDICTIONS_SCHEMA: dict[str, Any] = {
         "predictions": {
             "type": "array",
             "items": {"type": "array", "items": {"type": "number"}},
-            "description": "L probabilities per sample",
+            "description": "L probabilities per sample; if the request names outputs, or the model has several, "
+            "they are in outputs",
+        },
+        "outputs": {
+            "type": "object",
+            "additionalProperties": {"type": "array"},
+            "description": "by output, a number per sample, or a list of numbers per sample if it has several columns",
         },
         "defaulted_keys": {
             "type": "integer",
@@ -93,6 +108,20 @@ PREDICTIONS_SCHEMA: dict[str, Any] = {
     },
     "example": {"predictions": [[0.731]], "defaulted_keys": 0, "model_version": "1"},
 }
+
+
+class SamplesRequest(NamedTuple):
+    """A decoded body.
+
+    Attributes:
+        batch: the samples.
+        wants_freshness: the answer says how new the rows are.
+        names_outputs: the body names outputs, so they are answered by name.
+    """
+
+    batch: Batch
+    wants_freshness: bool
+    names_outputs: bool
 
 
 _EXAMPLES = {"string": "text", "integer": 0, "float": 0.5, "boolean": True}
@@ -110,8 +139,8 @@ def decode_samples(
     bounds: Bounds = DEFAULT_BOUNDS,
     features: FeatureReader | None = None,
     max_candidates: int = MAX_CANDIDATES,
-) -> tuple[Batch, bool]:
-    """Decode a body into a batch, and whether the answer says how new the rows are.
+) -> SamplesRequest:
+    """Decode a body.
 
     Args:
         body: the document.
@@ -125,7 +154,10 @@ def decode_samples(
     """
     document = parse_document(body, bounds)
     wants_freshness = optional(document, "freshness", bool, False, "")
-    return read_samples(document, config, features, max_candidates), wants_freshness
+    names: list[Any] = optional(document, "outputs", list, [], "")
+    wanted = wanted_outputs(config.outputs, names)
+    batch = read_samples(document, config, features, max_candidates)
+    return SamplesRequest(batch if wanted is None else replace(batch, wanted=wanted), wants_freshness, bool(names))
 
 
 def read_samples(
@@ -139,7 +171,7 @@ def read_samples(
     if "context" in document or "candidates" in document:
         if features is None:
             raise RequestError("context: the model's slots have no names, so each of the samples has its own keys")
-        given = {name: value for name, value in document.items() if name != "freshness"}
+        given = {name: value for name, value in document.items() if name not in _OPTIONS}
         return read_document(config, features, given, max_candidates)
     samples = required(document, "samples", list, "")
     if not samples:
@@ -264,14 +296,17 @@ def _paths(samples: list[Any], config: ModelConfig) -> Iterator[str]:
             yield f"samples[{index}].keys" + (f".{place}" if is_named else f"[{slot}]")
 
 
-def encode_predictions(
-    probabilities: Array, defaulted_keys: int, version: str, freshness: Mapping[str, int] | None = None
-) -> bytes:
-    """Encode the answer to the request of ``decode_samples``; ``probabilities`` is float32[B, L], C-contiguous."""
-    predictions = json_numbers(probabilities, "predictions")
-    document: dict[str, Any] = {
-        "predictions": predictions, "defaulted_keys": defaulted_keys, "model_version": version
-    }  # fmt: skip
-    if freshness is not None:
-        document["freshness"] = freshness
+def encode_predictions(predictions: Array, document: Mapping[str, Any]) -> bytes:
+    """Encode the answer to a request of ``decode_samples`` and other members of its document.
+
+    ``predictions`` is float32[B, L], C-contiguous.
+    """
+    document = {"predictions": json_numbers(predictions, "predictions"), **document}
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def encode_outputs(outputs: Mapping[str, Array], document: Mapping[str, Any]) -> bytes:
+    """Encode the answer to a request that names outputs, or of a model with several; see ``encode_predictions``."""
+    shown = {name: json_numbers(array, name) for name, array in outputs.items()}
+    flat = {name: array.reshape(-1) if array.shape[1:] == (1,) else array for name, array in shown.items()}
+    return orjson.dumps({"outputs": flat, **document}, option=orjson.OPT_SERIALIZE_NUMPY)

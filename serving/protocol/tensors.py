@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.host import Tensors, find_texts, read_tensors
-from serving.errors import RequestError
+from serving.errors import RequestError, did_you_mean
 from serving.features import Texts, joined_texts
 from serving.model.sparse_rows import KeyType
 from serving.model.strict_json import LARGEST_FLOAT32
@@ -170,17 +170,20 @@ class TensorSpec:
         name: the tensor's name.
         datatypes: accepted KServe datatypes; metadata shows the first.
         shape: the shape in metadata; -1 stands for any extent.
-        optional: a request may leave it out.
+        optional: a request may leave an input out. An optional output is answered only if the request names it.
+        kind: what the numbers of an output are; see ``Output.kind``. Empty: metadata does not say.
     """
 
     name: str
     datatypes: tuple[str, ...]
     shape: tuple[int, ...]
     optional: bool = False
+    kind: str = ""
 
     def metadata(self) -> dict[str, Any]:
         """KServe's ``metadata_tensor`` object."""
-        return {"name": self.name, "datatype": self.datatypes[0], "shape": list(self.shape)}
+        parameters = {"parameters": {"kind": self.kind}} if self.kind else {}
+        return {"name": self.name, "datatype": self.datatypes[0], "shape": list(self.shape), **parameters}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,11 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
     allows_others: bool = False
 
+    @property
+    def default_outputs(self) -> Iterator[TensorSpec]:
+        """The outputs of an answer if the request names none."""
+        return (spec for spec in self.outputs if not spec.optional)
+
     def input(self, name: str, path: str) -> TensorSpec:
         """The input called ``name``; a RequestError at ``<path>.name`` that lists the inputs if there is none."""
         if self.allows_others and all(spec.name != name for spec in self.inputs):
@@ -212,9 +220,9 @@ def _find(specs: tuple[TensorSpec, ...], name: str, path: str, role: str) -> Ten
     for spec in specs:
         if spec.name == name:
             return spec
-    raise RequestError(
-        f"{path}.name: the model has no {role} {name[:64]!r}; it has {quoted(spec.name for spec in specs)}"
-    )
+    names = [spec.name for spec in specs]
+    close = did_you_mean(name, names)
+    raise RequestError(f"{path}.name: the model has no {role} {name[:64]!r}; it has {quoted(names)}{close}")
 
 
 def key_datatypes(key_type: KeyType) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from serving.features import FeatureReader
 from serving.lookup import LookupResult
 from serving.metrics import ModelStatistics
 from serving.model.manifest import Stamp
+from serving.outputs import answers_of, wanted_outputs
 from serving.parameter_server.updates import ModelUpdates
 from serving.protocol import ctr, lookup
 from serving.protocol.tensors import Array, Signature
@@ -138,8 +140,12 @@ class ServedModel(ABC):
         """Answer a request without keys, so that the first request does not wait for code to be compiled."""
 
     @abstractmethod
-    def read(self, inputs: Mapping[str, Any]) -> Any:
-        """Check the arrays of a request, which have the datatypes of ``signature``, and return the question.
+    def read(self, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> Any:
+        """Check the arrays of a request, and return the question.
+
+        Args:
+            inputs: they have the datatypes of ``signature``.
+            outputs: the outputs that the request asks for; empty: those of a request that names none.
 
         Raises:
             RequestError: an array is wrong; the message begins with the tensor's name.
@@ -150,8 +156,8 @@ class ServedModel(ABC):
         """Return the batch size of a question."""
 
     @abstractmethod
-    def answer_floats(self, question: Any) -> int:
-        """Return how many numbers the answer to a question has."""
+    def answer_floats(self, question: Any, output: str | None = None) -> int:
+        """Return how many numbers the answer to a question has, or one of its outputs."""
 
     @abstractmethod
     def keys(self, question: Any) -> Sequence[NDArray[np.int64]]:
@@ -162,8 +168,8 @@ class ServedModel(ABC):
         """See ``answer``."""
 
     @abstractmethod
-    def outputs(self, answer: Any) -> Outputs:
-        """Return an answer as arrays by output name, and the answer's parameters."""
+    def outputs(self, question: Any, answer: Any) -> Outputs:
+        """Return the answer to a question as arrays by output name, and the answer's parameters."""
 
     @abstractmethod
     def triton_config(self) -> dict[str, Any]:
@@ -171,7 +177,7 @@ class ServedModel(ABC):
 
 
 class ServedNetwork(ServedModel):
-    """A model with a dense network: batches in, probabilities out."""
+    """A model with a dense network: batches in, answers out."""
 
     session: InferenceSession
 
@@ -179,6 +185,7 @@ class ServedNetwork(ServedModel):
         """Serve ``session``."""
         super().__init__(session, ctr.signature_of(session.config, session.features))
         self.can_merge = not session.graph.mixes_samples
+        self._widths = {output.name: output.width for output in session.outputs}
 
     @property
     def features(self) -> FeatureReader | None:
@@ -192,17 +199,19 @@ class ServedNetwork(ServedModel):
         with suppress(RequestError):  # a network may refuse so few samples, or have no finite answer to zeros
             self.session.predict_batch(read_batch(self.config, dense, keys, np.zeros(slots + 1, np.int32)))
 
-    def read(self, inputs: Mapping[str, Any]) -> Batch:
+    def read(self, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> Batch:
         """See ``ServedModel.read``."""
-        return ctr.batch_of(self.config, inputs, self.session.features, self.session.max_candidates)
+        wanted = wanted_outputs(self.session.outputs, outputs)
+        batch = ctr.batch_of(self.config, inputs, self.session.features, self.session.max_candidates)
+        return batch if wanted is None else replace(batch, wanted=wanted)
 
     def samples(self, question: Batch) -> int:
         """See ``ServedModel.samples``."""
         return question.samples
 
-    def answer_floats(self, question: Batch) -> int:
+    def answer_floats(self, question: Batch, output: str | None = None) -> int:
         """See ``ServedModel.answer_floats``."""
-        return question.samples * self.config.label_dim
+        return question.samples * (self.config.label_dim if output is None else self._widths[output])
 
     def keys(self, question: Batch) -> Sequence[NDArray[np.int64]]:
         """See ``ServedModel.keys``."""
@@ -213,9 +222,10 @@ class ServedNetwork(ServedModel):
             return [self.session.predict_batch(questions[0])]
         return self.session.predict_batches(questions)
 
-    def outputs(self, answer: Prediction) -> Outputs:
+    def outputs(self, question: Batch, answer: Prediction) -> Outputs:
         """See ``ServedModel.outputs``."""
-        return {ctr.PROBABILITIES: answer.probabilities}, {"defaulted_keys": answer.defaulted_keys}
+        arrays = answers_of(answer.values, self.session.wanted(question))
+        return arrays, {"defaulted_keys": answer.defaulted_keys}
 
     def triton_config(self) -> dict[str, Any]:
         """See ``ServedModel.triton_config``."""
@@ -235,7 +245,7 @@ class ServedTables(ServedModel):
         """See ``ServedModel.warm_up``."""
         self.session.lookup([np.empty(0, np.int64)] * len(self.config.tables))
 
-    def read(self, inputs: Mapping[str, Any]) -> Sequence[NDArray[np.int64]]:
+    def read(self, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> Sequence[NDArray[np.int64]]:
         """See ``ServedModel.read``."""
         return lookup.keys_of(self.config, inputs)
 
@@ -243,7 +253,7 @@ class ServedTables(ServedModel):
         """See ``ServedModel.samples``; the keys may be those of more samples."""
         return lookup.least_samples(self.config, question)
 
-    def answer_floats(self, question: Sequence[NDArray[np.int64]]) -> int:
+    def answer_floats(self, question: Sequence[NDArray[np.int64]], output: str | None = None) -> int:
         """See ``ServedModel.answer_floats``."""
         return sum(keys.size * table.dim for keys, table in zip(question, self.config.tables, strict=True))
 
@@ -256,7 +266,7 @@ class ServedTables(ServedModel):
             return [self.session.lookup(questions[0])]
         return self.session.lookup_together(questions)
 
-    def outputs(self, answer: LookupResult) -> Outputs:
+    def outputs(self, question: Sequence[NDArray[np.int64]], answer: LookupResult) -> Outputs:
         """See ``ServedModel.outputs``."""
         return {lookup.ROWS: lookup.answer_of(answer.embeddings)}, {"defaulted_keys": answer.defaulted_keys}
 

@@ -10,7 +10,16 @@ are the same as a model reads them again.
 from serving.request_log.files import stream_batches
 from serving.request_log.log import RequestLog
 from serving.request_log.records import folders_of
-from serving.request_log.rows import RawRows, Rows, counting_from, named, parts_of, requests_of, rows_of
+from serving.request_log.rows import (
+    RawRows,
+    Rows,
+    counting_from,
+    named,
+    parts_of,
+    probability_columns,
+    requests_of,
+    rows_of,
+)
 
 __all__ = [
     "RawRows",
@@ -20,6 +29,7 @@ __all__ = [
     "folders_of",
     "named",
     "parts_of",
+    "probability_columns",
     "requests_of",
     "rows_of",
     "stream_batches",

@@ -5,7 +5,8 @@
 ``request_sample``  int32         the number of the sample in its request, from 0
 ``request_time``    timestamp     when the request was answered, in UTC
 ``model_version``   string        the version that answered
-``prediction``      float32       the answer; ``prediction_0``, ``prediction_1``, ... if there are several labels
+``prediction``      float32       the answer; ``prediction_0``, ``prediction_1``, ... if it has several columns. Null in
+                                  the columns of outputs that the request did not ask for
 ``defaulted_keys``  int64         the unknown keys of the whole request
 ==================  ============  ====================================================================================
 """
@@ -29,6 +30,7 @@ from serving.model.names import (
     REQUEST_TIME,
 )
 from serving.model.records import numbered
+from serving.outputs import columns_of
 from serving.routes import Prediction
 from serving.session import InferenceSession
 
@@ -52,6 +54,11 @@ class Entry(NamedTuple):
     prediction: Prediction
     request_id: str
     time_us: int
+
+    @property
+    def answers(self) -> NDArray[np.float32]:
+        """The answer, float32[B, L]; NaN in the columns of outputs that the request did not ask for."""
+        return columns_of(self.prediction.values, self.session.wanted(self.batch))
 
     @property
     def size_bytes(self) -> int:
@@ -109,14 +116,14 @@ class RecordForm:
         pa = import_module("pyarrow")
         counts = [entry.batch.samples for entry in entries]
         of_sample = pa.array(np.repeat(np.arange(len(entries)), counts))
-        probabilities = np.concatenate([entry.prediction.probabilities for entry in entries])
+        values = np.concatenate([entry.answers for entry in entries])
         times = [entry.time_us for entry in entries]
         arrays = [
             pa.array([entry.request_id for entry in entries], pa.string()).take(of_sample),
             pa.array(np.concatenate([np.arange(count, dtype=np.int32) for count in counts])),
             pa.array(times, pa.timestamp("us", tz="UTC")).take(of_sample),
             pa.array([str(entry.session.config.version) for entry in entries], pa.string()).take(of_sample),
-            *map(pa.array, np.ascontiguousarray(probabilities.T)),
+            *(pa.array(column, from_pandas=True) for column in np.ascontiguousarray(values.T)),  # NaN becomes null
             pa.array([entry.prediction.defaulted_keys for entry in entries], pa.int64()).take(of_sample),
         ]
         return pa.record_batch([*arrays, *self._arrays_of(entries)], schema=self.schema)

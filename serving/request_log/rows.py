@@ -16,6 +16,7 @@ from serving.batch import Batch, read_batch, read_features
 from serving.errors import FeatureValueError, TraceError
 from serving.features import columns_of_arrays
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
+from serving.model.records import default_outputs
 from serving.request_log.records import key_columns, takes_raw_features
 from serving.session import InferenceSession
 
@@ -122,6 +123,13 @@ def rows_of(session: InferenceSession, table: Any, source: str) -> Rows:
     except TraceError:
         reason = f"has no feature of {named(session)}: {', '.join(rows.absent)}"
         raise TraceError(source, f"{reason}; it has {', '.join(table.column_names)}") from None
+
+
+def probability_columns(session: InferenceSession) -> list[int]:
+    """Return the columns of a model's answers that labels can be compared with."""
+    columns = range(session.config.label_dim)
+    outputs = default_outputs(session.outputs)
+    return [column for output in outputs if output.kind == "probability" for column in columns[output.columns]]
 
 
 @contextmanager

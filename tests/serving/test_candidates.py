@@ -138,7 +138,7 @@ def test_the_answer_has_the_bits_of_the_expanded_request(sessions, kind, values,
     wanted = session.read(expanded)
 
     answers = [session.predict_batch(one) for one in (batch, wanted)]
-    assert answers[0].probabilities.tobytes() == answers[1].probabilities.tobytes()
+    assert answers[0].values.tobytes() == answers[1].values.tobytes()
     assert_same_samples(batch.expanded(), wanted)
     assert batch.joined.keys.size <= wanted.joined.keys.size
 
@@ -219,7 +219,7 @@ def test_tensors_over_grpc_have_the_candidates_of_several_users(sessions):
     inputs = decode_message(message, signature_of(session.config, session.features), SharedMemory()).inputs
 
     batch = batch_of(session.config, inputs, session.features, session.max_candidates)
-    assert session.predict_batch(batch).probabilities.tobytes() == session.predict(EXPANDED_USERS).tobytes()
+    assert session.predict_batch(batch).values.tobytes() == session.predict(EXPANDED_USERS).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_more_candidates_than_a_batch_has_are_answered_in_parts(folder, device):
         of_whole = session.predict({**whole, "CANDIDATES": [count]})
         with pytest.raises(RequestError, match="150 samples, but the model takes 1 to 64"):
             session.predict(whole)
-    assert answer.probabilities.tobytes() == np.concatenate(expanded).tobytes() == of_whole.tobytes()
+    assert answer.values.tobytes() == np.concatenate(expanded).tobytes() == of_whole.tobytes()
     assert (batch.samples, answer.defaulted_keys) == (count, 1)
 
 
@@ -347,7 +347,7 @@ def test_merged_requests_get_the_answers_that_they_get_alone(sessions):
     together = session.predict_batches(batches)
     for prediction, batch in zip(together, batches, strict=True):
         alone = session.predict_batch(batch)
-        np.testing.assert_allclose(prediction.probabilities, alone.probabilities, atol=1e-6)
+        np.testing.assert_allclose(prediction.values, alone.values, atol=1e-6)
         assert prediction.defaulted_keys == alone.defaulted_keys
 
 

@@ -159,7 +159,7 @@ def test_a_prediction_reports_how_many_keys_were_defaulted(write_model, open_ses
     prediction = session.predict_batch(batch)
 
     assert prediction.defaulted_keys == 4
-    assert prediction.probabilities.shape == (2, 1)
+    assert prediction.values.shape == (2, 1)
 
 
 def test_one_session_answers_many_threads(write_model, open_session):

@@ -3,6 +3,7 @@
 import re
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,7 +34,7 @@ from serving.metrics import RequestMetrics
 from serving.protocol.bounds import Bounds
 from serving.protocol.infer import InferDecoder, encode_infer
 from serving.protocol.request import JSON_NUMBER_BYTES, SHARED_MEMORY_REGION, InferRequest
-from serving.protocol.samples import decode_samples, encode_predictions
+from serving.protocol.samples import SamplesRequest, decode_samples, encode_outputs, encode_predictions
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ServedModel
 from serving.repository.served_model import ServedNetwork
@@ -147,12 +148,12 @@ class InferExchange(HttpExchange):
         header_bytes = None if json_bytes is None else json_bytes.decode("latin-1")
         self._request = self.with_id(self._decoders.of(model).decode(body, header_bytes))
         with self._request.locating_errors():
-            question = model.read(self._request.inputs)
-        self._request.check_answer(model.answer_floats(question), self._decoders.bounds)
+            question = model.read(self._request.inputs, self._request.output_names)
+        self._request.check_answer(partial(model.answer_floats, question), self._decoders.bounds)
         return question
 
     def _write(self, model: ServedModel, answer: Any) -> Answer:
-        outputs, parameters = model.outputs(answer)
+        outputs, parameters = model.outputs(self.question, answer)
         if self._request.wants_freshness:
             parameters |= model.freshness()
         written = encode_infer(self._request, model.name, model.version, outputs, parameters, self._decoders.regions)
@@ -165,7 +166,7 @@ class SamplesExchange(HttpExchange):
     """``{"samples": [...]}`` or ``{"context": {...}, "candidates": [...]}``."""
 
     route = "/predict/{model}"
-    _wants_freshness: bool
+    _request: SamplesRequest
 
     def _read(self, model: ServedModel, body: bytes) -> Any:
         if not isinstance(model, ServedNetwork):
@@ -173,17 +174,22 @@ class SamplesExchange(HttpExchange):
             raise RequestError(f"model {model.name!r} has no dense network; ask {path} for rows")
         bounds = self._decoders.bounds
         session = model.session
-        question, self._wants_freshness = decode_samples(
-            body, model.config, bounds, session.features, session.max_candidates
-        )
-        floats = model.answer_floats(question)
+        self._request = decode_samples(body, model.config, bounds, session.features, session.max_candidates)
+        question = self._request.batch
+        floats = sum(model.answer_floats(question, output.name) for output in session.wanted(question))
         bounds.check_answer("samples", floats, floats * JSON_NUMBER_BYTES)
         return question
 
     def _write(self, model: ServedModel, answer: Any) -> Answer:
-        freshness = model.freshness() if self._wants_freshness else None
-        body = encode_predictions(answer.probabilities, answer.defaulted_keys, model.version, freshness)
-        return Answer(body, [_JSON])
+        arrays, facts = model.outputs(self.question, answer)
+        document: dict[str, Any] = {**facts, "model_version": model.version}
+        if self._request.wants_freshness:
+            document["freshness"] = model.freshness()
+        by_name = self._request.names_outputs or len(arrays) > 1
+        if by_name:
+            return Answer(encode_outputs(arrays, document), [_JSON])
+        (predictions,) = arrays.values()
+        return Answer(encode_predictions(predictions, document), [_JSON])
 
 
 class HttpEndpoint:

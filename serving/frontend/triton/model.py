@@ -82,10 +82,10 @@ class _TritonExchange(Exchange):
                 inputs[spec.name] = tensor.as_numpy()
             elif not spec.optional:
                 raise RequestError(f"inputs: missing {spec.name!r}")
-        return model.read(inputs)
+        return model.read(inputs, self._request.requested_output_names())
 
     def write(self, model: ServedModel, answer: Any) -> Any:
-        outputs, _ = model.outputs(answer)
+        outputs, _ = model.outputs(self.question, answer)
         tensors = [self._triton.Tensor(name, array) for name, array in outputs.items()]
         return self._triton.InferenceResponse(output_tensors=tensors)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.errors import MissingExtraError
 from serving.importers.verifying import Comparison
+from serving.model.records import OutputKind
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,6 +45,7 @@ def from_torch(
     run: str = "",
     positions: Mapping[str, str] | None = None,
     sequences: Mapping[str, int] | None = None,
+    outputs: Mapping[str, OutputKind] | None = None,
 ) -> ImportedModule:
     """Write a PyTorch module into a model repository, and compare the version's answers with the module's.
 
@@ -68,8 +70,9 @@ def from_torch(
             arguments. Any B.
         repository: the model repository, which is created if it does not exist.
         name: the model's name: letters, digits, ``_`` and ``-``.
-        logits: the module answers with logits, so a Sigmoid is appended.
-        tolerance: the largest absolute difference between the probabilities of the module and of the version.
+        logits: the module answers with logits, so a Sigmoid is appended to each output that is a probability.
+        tolerance: the largest difference between the answers of the module and of the version; relative to the answer
+            if a score or a number of a vector is above 1.
         max_batchsize: maximum samples per request.
         features: a ``features.json``, so that requests may have raw features. A feature gives keys to the slot of its
             name, see ``ImportedModule.names``, or names its ``slot``.
@@ -77,6 +80,10 @@ def from_torch(
         positions: for each partition of the log of updates, the position that the rows include.
         sequences: for each input that is a padded sequence, [B, L], the key that stands for no key. Requests have up to
             L keys without padding, and the module's masks and lengths are made from their number.
+        outputs: what clients call the outputs, and the kind of each: ``"probability"`` from 0 to 1, ``"score"`` for any
+            number, or ``"vector"``. ``forward`` returns a tensor for each, float32[B] or float32[B, L], in a dictionary
+            by these names, or in a tuple in this order. Other entries of a dictionary are left out. None: all, as
+            probabilities. An only tensor is then called ``OUTPUT0``.
 
     Raises:
         ConfigError: the module or the example cannot be imported, or the features are not those of its slots. The
@@ -105,4 +112,5 @@ def from_torch(
         run=run,
         positions=positions,
         sequences=sequences or {},
+        outputs=outputs,
     )

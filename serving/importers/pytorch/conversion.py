@@ -27,13 +27,15 @@ from serving.errors import ConfigError
 from serving.features import FeatureReader, SlotOfTable, read_features
 from serving.importers.matching import Matching
 from serving.importers.network import check_network
+from serving.importers.outputs import Kinds, strange_answers
 from serving.importers.plan import ImportPlan, SlotsOfRequest, plan_matched, with_features
 from serving.importers.pytorch import ImportedModule
+from serving.importers.pytorch.answers import Answers
 from serving.importers.pytorch.dense import export_dense
 from serving.importers.pytorch.inputs import Inputs
 from serving.importers.pytorch.runs import Runner, Source, Sources
 from serving.importers.pytorch.tables import Tables
-from serving.importers.verifying import ANSWER, Comparison, ExpectedAnswers
+from serving.importers.verifying import Comparison, ExpectedAnswers
 from serving.importers.writing import write_model
 from serving.model.sequences import SequenceSlots
 from serving.model.version_writer import check_target
@@ -53,6 +55,7 @@ def convert(
     run: str,
     positions: Mapping[str, str] | None,
     sequences: Mapping[str, int],
+    outputs: Kinds | None,
 ) -> ImportedModule:
     """See ``from_torch``."""
     if not isinstance(module, nn.Module):
@@ -68,13 +71,13 @@ def convert(
     with _eval_mode(module):
         tables = Tables(source, module)
         with tables.watched() as lookups:
-            module(*bound.args, **bound.kwargs)
+            answers = Answers(source, module(*bound.args, **bound.kwargs), outputs)
         if not lookups:
             kinds = "nn.EmbeddingBag, an nn.Embedding or an EmbeddingBagCollection"
             raise ConfigError(source, "", f"expected forward to call an {kinds}, it calls none")
         inputs = Inputs(source, bound, lookups, sequences)
         slots = {table: len(of_table) for table, of_table in tables.slots(lookups, inputs.samples)[0].items()}
-        runner = Runner(source, module, tables, inputs, slots)
+        runner = Runner(source, module, tables, inputs, slots, answers)
         sources = runner.trace()
         slots_of_tables = _named(inputs, sources)
         if definition is not None:
@@ -162,13 +165,12 @@ def _expected_answers(runner: Runner, sources: Sources, logits: bool) -> Expecte
     """Return random requests and the module's answers."""
     run = runner.ask(_SAMPLES, sources.keys)
     answers = run.answer.double()
-    if logits:
-        answers = answers.sigmoid()
-    strange = ~((answers >= 0) & (answers <= 1))
-    if strange.any():
-        shown = [float(f"{value:.6g}") for value in answers[strange][:3].tolist()]
-        reason = f"answers such as {shown} are not probabilities; if they are logits, use logits=True"
-        raise ConfigError(runner.source, "", reason)
+    for output in run.outputs:
+        if logits and output.kind == "probability":
+            answers[:, output.columns] = answers[:, output.columns].sigmoid()
+    if fault := strange_answers(answers.numpy(), run.outputs):
+        other = "for other numbers, use outputs={'rating': 'score'} or outputs={'user': 'vector'}"
+        raise ConfigError(runner.source, "", f"{fault}; if they are logits, use logits=True; {other}")
     bags = [
         slot.bag(run, table, sample)
         for sample in range(_SAMPLES)
@@ -178,7 +180,7 @@ def _expected_answers(runner: Runner, sources: Sources, logits: bool) -> Expecte
     arrays = {
         KEYS: np.concatenate(bags),
         ROW_PTRS: np.cumsum([0, *(bag.size for bag in bags)]),
-        ANSWER: answers.numpy(),
+        **{output.name: answers[:, output.columns].numpy() for output in run.outputs},
     }
     if runner.inputs.width:
         arrays[DENSE] = run.dense
@@ -215,9 +217,9 @@ def _plan(
     while not {*slots, dense_name}.isdisjoint(mask_names.values()):
         mask_names = {name: f"{mask}_" for name, mask in mask_names.items()}
     model, masks = export_dense(
-        source, runner.module, tables, runner.inputs, slots, sources.slots, dense_name, mask_names
+        source, runner.module, tables, runner.inputs, slots, sources.slots, dense_name, mask_names, runner.answers
     )
-    network = check_network(f"the dense network of {source}", model, logits)
+    network = check_network(f"the dense network of {source}", model, runner.answers.kinds, logits)
     rows = {table: tables.rows(table) for table in slots}
     dense = next((entry for entry in network.inputs if entry.name == dense_name), None)
     combiners = {table: tables.combiner(table) for table in slots}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from serving.errors import ConfigError
+from serving.importers.pytorch.answers import Answers
 from serving.importers.pytorch.inputs import Feature, FeatureKeys, Inputs
 from serving.importers.pytorch.lines import at_line, line_of_error
 from serving.importers.pytorch.runs import Source
@@ -31,10 +32,12 @@ class _DenseNetwork(nn.Module):  # type: ignore[misc]
         inputs: Inputs,
         sources: Mapping[str, Sequence[Source]],
         masks: Sequence[str],
+        answers: Answers,
     ) -> None:
         super().__init__()
         self.module = module
         self._tables, self._inputs, self._sources, self._masks = tables, inputs, sources, masks
+        self._answers = answers
         keys = {(table, one.padding.key) for table in masks for one in sources[table] if one.padding is not None}
         rows = {(table, key): tables.row(table, key).clone() for table, key in keys if key is not None}
         self._rows = {place: row for place, row in rows.items() if row.any()}  # of padding; the rest are zeros
@@ -51,7 +54,8 @@ class _DenseNetwork(nn.Module):  # type: ignore[misc]
             vectors[table] = self._with_padding(table, vectors[table], masks[table], features)
         arguments = self._inputs.arguments(dense, features)
         with self._tables.watched(vectors):
-            return self.module(*arguments.args, **arguments.kwargs)
+            answer = self.module(*arguments.args, **arguments.kwargs)
+        return tuple(self._answers.tensors(answer, samples))
 
     def _with_padding(self, table: str, vectors: Tensor, mask: Tensor, features: list[FeatureKeys]) -> Tensor:
         """Make the keys of the sequences in ``features``, and return the rows with those of the padding."""
@@ -88,6 +92,7 @@ def export_dense(
     sources: Mapping[str, Sequence[Source]],
     dense_name: str,
     mask_names: Mapping[str, str],
+    answers: Answers,
 ) -> tuple[Any, dict[str, str]]:
     """Return the dense network as an ``onnx.ModelProto``, and the names of the masks that it reads, by table.
 
@@ -102,6 +107,7 @@ def export_dense(
         sources: the slots of requests by table.
         dense_name: the name of the input with the dense features, which comes first. There is none if F is 0.
         mask_names: of the mask of each table with sequences.
+        answers: its answers, whose outputs are those of the model.
 
     Raises:
         ConfigError: PyTorch cannot export it, or its answer does not depend on one of its inputs.
@@ -112,7 +118,7 @@ def export_dense(
     if inputs.width:
         shapes = {dense_name: (_SAMPLES, inputs.width), **shapes}
     shapes |= {mask: shapes[table][:2] for table, mask in mask_names.items()}
-    network = _DenseNetwork(module, tables, inputs, sources, list(mask_names))
+    network = _DenseNetwork(module, tables, inputs, sources, list(mask_names), answers)
     samples = {0: torch.export.Dim("B")}
     try:
         with warnings.catch_warnings(action="ignore"):  # the exporter's own libraries are deprecated

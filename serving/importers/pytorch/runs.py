@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from serving.errors import ConfigError
+from serving.importers.pytorch.answers import Answers
 from serving.importers.pytorch.inputs import FeatureKeys, Inputs, Padding
 from serving.importers.pytorch.lines import KeyUses, at_line, line_of_error
 from serving.importers.pytorch.tables import CONSTANT_KEYS, NO_KEY, Slot, Tables
+from serving.model.records import Output
 
 # What a module raises if it cannot take inputs of the example's form.
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
@@ -32,7 +34,8 @@ class Run(NamedTuple):
     """One run.
 
     Attributes:
-        answer: of the module.
+        answer: float32[B, W], the columns of all outputs.
+        outputs: the outputs.
         slots: what each table looked up: of a sequence one slot for each position.
         lines: the line of the module's code that looked up each of these slots.
         dense: float32[B, F], the dense features.
@@ -42,6 +45,7 @@ class Run(NamedTuple):
     """
 
     answer: Tensor
+    outputs: tuple[Output, ...]
     slots: dict[str, list[Slot]]
     lines: dict[str, list[str]]
     dense: NDArray[np.float32]
@@ -91,13 +95,21 @@ class Runner:
         tables: its tables.
         inputs: its inputs.
         slots: S by table, in the order of the calls.
+        answers: its answers.
     """
 
     def __init__(
-        self, source: str, module: nn.Module, tables: Tables, inputs: Inputs, slots: Mapping[str, int]
+        self,
+        source: str,
+        module: nn.Module,
+        tables: Tables,
+        inputs: Inputs,
+        slots: Mapping[str, int],
+        answers: Answers,
     ) -> None:
         """Draw the same random numbers each time."""
         self.source, self.module, self.tables, self.inputs, self.slots = source, module, tables, inputs, slots
+        self.answers = answers
         self._random = np.random.default_rng(0)
 
     def trace(self) -> Sources:
@@ -184,7 +196,7 @@ class Runner:
             reason = f"expected forward to look up as many slots as with the example, {dict(self.slots)}"
             raise ConfigError(self.source, "", f"{reason}, got {counts} with B = {samples}")
         bags = [np.split(key.keys.numpy(), key.lengths.cumsum(0)[:-1].numpy()) for key in keys]
-        return Run(self._checked(answer, samples), slots, lines_of, dense, bags, lengths, uses.line)
+        return Run(*self.answers.joined(answer, samples), slots, lines_of, dense, bags, lengths, uses.line)
 
     def _lengths(self, samples: int) -> dict[str | None, NDArray[np.int64]]:
         """Return how many keys each sample has of the features with such lengths. Some sequences are full or empty."""
@@ -281,17 +293,6 @@ class Runner:
             if feature.input not in reached:
                 reason = "its keys reach no table; if it is a dense feature, pass it as float32"
                 raise ConfigError(self.source, feature.input, reason)
-
-    def _checked(self, answer: Any, samples: int) -> Tensor:
-        """Return the answer, or raise ConfigError if it has another form than float32[B] or float32[B, L]."""
-        if isinstance(answer, Tensor):
-            if answer.dtype == torch.float32 and answer.ndim in (1, 2) and answer.shape[0] == samples:
-                return answer
-            came = f"{str(answer.dtype).removeprefix('torch.')} {list(answer.shape)}"
-        else:
-            came = type(answer).__name__
-        reason = f"expected forward to return one tensor, float32 [B] or [B, L] with B = {samples}, got {came}"
-        raise ConfigError(self.source, "", reason)
 
 
 def _tags(first: int, place: int, counts: NDArray[np.int64]) -> NDArray[np.int64]:

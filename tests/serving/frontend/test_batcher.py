@@ -354,7 +354,7 @@ def test_batches_of_a_model_are_predicted_together_as_if_alone(tmp_path, device)
         together = session.predict_batches(batches)
 
         for answer, batch, right in zip(together, batches, expected, strict=True):
-            np.testing.assert_allclose(answer.probabilities, right, atol=2e-6)
+            np.testing.assert_allclose(answer.values, right, atol=2e-6)
             assert answer.defaulted_keys == session.predict_batch(batch).defaulted_keys
 
 

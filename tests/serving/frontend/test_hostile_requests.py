@@ -130,7 +130,7 @@ def models(tmp_path_factory):
 def ends_well(model, exchange):
     """Answer a request as a server does; an error must say who is at fault."""
     try:
-        question = exchange.read(model)
+        exchange.question = question = exchange.read(model)
         assert model.samples(question) >= 0
         assert exchange.timeout_us >= 0
         (answer,) = model.answer([question])
@@ -181,10 +181,10 @@ class MessageExchange:
     def read(self, model):
         self.request = decode_message(self.message, model.signature, SharedMemory(), BOUNDS)
         with self.request.locating_errors():
-            return model.read(self.request.inputs)
+            return model.read(self.request.inputs, self.request.output_names)
 
     def write(self, model, answer):
-        outputs, parameters = model.outputs(answer)
+        outputs, parameters = model.outputs(self.question, answer)
         return encode_message(self.request, model.name, model.version, outputs, parameters, SharedMemory())
 
 

@@ -72,6 +72,18 @@ class Metric:
         self.values[self._place] = value
 
 
+class Request(dict):
+    """Arrays by the names of inputs."""
+
+    outputs: ClassVar[list] = ["OUTPUT0"]
+
+    def __or__(self, other):
+        return Request({**self, **other})
+
+    def requested_output_names(self):
+        return self.outputs
+
+
 class MetricFamily:
     COUNTER, GAUGE = "counter", "gauge"
 
@@ -86,7 +98,7 @@ class MetricFamily:
 
 @pytest.fixture(autouse=True)
 def _triton(monkeypatch):
-    """The part of Triton's module that the class uses; a request is a dict of arrays."""
+    """The part of Triton's module that the class uses; a request is a ``Request`` of arrays."""
     module = ModuleType("triton_python_backend_utils")
     module.Tensor, module.TritonError, module.InferenceResponse = Tensor, TritonError, InferenceResponse
     module.MetricFamily = MetricFamily
@@ -125,7 +137,7 @@ def request(model, samples=3, seed=0):
     dense, bags = model.sample_requests(samples, seed)
     keys, row_ptrs = flatten(bags)
     tensors = {"DES": dense.reshape(1, -1), "CATCOLUMN": keys[None], "ROWINDEX": row_ptrs[None]}
-    return tensors, model.probabilities(dense, bags)
+    return Request(tensors), model.probabilities(dense, bags)
 
 
 def test_every_request_of_a_call_gets_its_own_answer(tmp_path, opened):
@@ -144,7 +156,7 @@ def test_a_bad_request_is_an_invalid_argument_and_spoils_no_other(tmp_path, open
     tiny = TinyModel()
     good, expected = request(tiny)
     bad = good | {"ROWINDEX": good["ROWINDEX"][:, :-1]}
-    incomplete = {name: tensor for name, tensor in good.items() if name != "CATCOLUMN"}
+    incomplete = Request({name: tensor for name, tensor in good.items() if name != "CATCOLUMN"})
 
     responses = opened(tiny.write(tmp_path)).execute([bad, good, incomplete])
 
@@ -483,7 +495,7 @@ def lookup_directory(tmp_path):
 
 
 def lookup_request(keys):
-    return {"KEYS": np.array([keys], np.int64), "NUMKEYS": np.array([[len(keys)]], np.int32)}
+    return Request({"KEYS": np.array([keys], np.int64), "NUMKEYS": np.array([[len(keys)]], np.int32)})
 
 
 def test_a_model_without_a_dense_network_answers_with_rows(lookup_directory, opened, monkeypatch):
@@ -500,7 +512,7 @@ def test_a_model_without_a_dense_network_answers_with_rows(lookup_directory, ope
 
 def test_a_wrong_lookup_request_does_not_affect_the_others(lookup_directory, opened):
     wrong = lookup_request([1]) | {"NUMKEYS": np.array([2], np.int32)}
-    missing = {"KEYS": np.array([1], np.int64)}
+    missing = Request({"KEYS": np.array([1], np.int64)})
 
     responses = opened(lookup_directory).execute([wrong, lookup_request([4]), missing])
 

@@ -186,7 +186,27 @@ INPUTS = {
 ANSWERS_AND_MODULES = {
     "logits": (Model(answer=lambda one: one - 9), (IDS,), "are not probabilities; if they are logits, use logits=True"),
     "nan": (Model(answer=lambda one: one * torch.nan), (IDS,), "answers such as [nan, nan, nan] are not probabilities"),
-    "two answers": (Model(answer=lambda one: (one, one)), (IDS,), f"{ANSWERS}, got tuple"),
+    "two answers": (
+        Model(answer=lambda one: (one, one)),
+        (IDS,),
+        "Model: returns 2 values without names; name them in order: outputs={'name1': 'probability', 'name2': 'prob",
+    ),
+    "no tensor": (Model(answer=lambda one: None), (IDS,), f"{ANSWERS}, got NoneType"),
+    "no tensor by a name": (
+        Model(answer=lambda one: {"click": torch.sigmoid(one), "loss": None}),
+        (IDS,),
+        "Model: expected forward to return 'loss', float32 [B] or [B, L] with B = 11, got NoneType",
+    ),
+    "a head of logits": (
+        Model(answer=lambda one: {"click": torch.sigmoid(one), "rating": one + 9}),
+        (IDS,),
+        "Model: 'rating': answers such as [",
+    ),
+    "a reserved name": (
+        Model(answer=lambda one: {"TOP_INDEX": torch.sigmoid(one)}),
+        (IDS,),
+        "Model: outputs: the name 'TOP_INDEX' is reserved in answers",
+    ),
     "[B, 1, 1]": (Model(answer=lambda one: one[:, None]), (IDS,), f"{ANSWERS}, got float32 [11, 1, 1]"),
     "an integer": (Model(answer=lambda one: one.long()), (IDS,), f"{ANSWERS}, got int64 [11, 1]"),
     "a branch": (

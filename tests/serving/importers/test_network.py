@@ -7,8 +7,9 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from serving.errors import MissingExtraError, ModelFileError
+from serving.errors import ConfigError, MissingExtraError, ModelFileError
 from serving.importers.network import NetworkInput, read_network
+from serving.model.records import Output
 
 
 def run(content, *tensors):
@@ -142,10 +143,6 @@ def test_an_export_that_merged_its_inputs_is_refused(tmp_path, examples, unread)
         ({"dtype": TensorProto.FLOAT16}, r"input 'dense' is float16 \[B, 3\], expected float \[B, F\]"),
         ({"dtype": TensorProto.INT64}, r"input 'dense' is int64 \[B, 3\]"),
         ({"samples": 1}, r"input 'dense' is float \[1, 3\], expected a free number of samples"),
-        (
-            {"outputs": ["answer", "logits"]},
-            r"expected one output, the probabilities, found 2: 'answer', 'logits'; concatenate them into one, \[B, L\]",
-        ),
         ({"output_shape": ["B", "L"]}, r"output 'answer' is float \[B, L\], expected a free number .* fixed sizes"),
         ({"output_shape": ["B", 1, 1]}, r"output 'answer' is float \[B, 1, 1\], expected float \[B, L\]"),
         ({"output_shape": ["B", None]}, r"output 'answer' is float \[B, \?\], expected a free"),
@@ -222,3 +219,74 @@ def test_without_onnx_the_extra_is_named(network, monkeypatch):
 
     with pytest.raises(MissingExtraError, match=r"needs the package 'onnx': pip install 'hotrow\[onnx\]'"):
         read_network(network)
+
+
+class TestSeveralOutputs:
+    """Several outputs become the columns of one answer."""
+
+    @pytest.fixture
+    def path(self, sketch, tmp_path):
+        return sketch.write(tmp_path / "dense.onnx", outputs=["answer", "logits"])
+
+    def columns(self, sketch):
+        probabilities = sketch.probabilities(*TENSORS)
+        return probabilities, np.log(probabilities) - np.log1p(-probabilities)
+
+    def test_all_are_probabilities_unless_their_kinds_are_given(self, path, sketch):
+        network = read_network(path)
+
+        assert network.outputs == (Output("answer", "probability", 1, 0), Output("logits", "probability", 1, 1))
+        np.testing.assert_allclose(run(network.content(), *TENSORS), np.hstack(self.columns(sketch)), atol=1e-5)
+
+    def test_the_outputs_that_are_named_are_kept_in_the_order_of_the_names(self, path, sketch):
+        network = read_network(path, kinds={"logits": "score", "answer": "probability"})
+
+        assert network.outputs == (Output("logits", "score", 1, 0), Output("answer", "probability", 1, 1))
+        np.testing.assert_allclose(run(network.content(), *TENSORS), np.hstack(self.columns(sketch)[::-1]), atol=1e-5)
+        alone = read_network(path, kinds={"logits": "score"})
+        assert alone.outputs == (Output("logits", "score"),)
+        np.testing.assert_allclose(run(alone.content(), *TENSORS), self.columns(sketch)[1], atol=1e-5)
+
+    def test_only_probabilities_get_a_sigmoid(self, sketch, tmp_path):
+        path = sketch.write(tmp_path / "logits.onnx", outputs=["all", "logits"], sigmoid=False)
+        model = onnx.load(path)
+        model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 3 + 8 + 4
+        onnx.save(model, path)
+
+        network = read_network(path, logits=True, kinds={"all": "vector", "logits": "probability"})
+
+        answer = run(network.content(), *TENSORS)
+        np.testing.assert_allclose(answer[:, -1:], sketch.probabilities(*TENSORS), atol=1e-6)
+        assert answer[:, :-1].tobytes() == np.hstack([one.reshape(2, -1) for one in TENSORS]).tobytes()
+
+    def test_a_kind_that_nobody_can_squash_is_refused_with_logits(self, path):
+        with pytest.raises(ModelFileError, match="none of its outputs is a probability; remove --logits"):
+            read_network(path, logits=True, kinds={"logits": "score"})
+
+    def test_one_probability_of_several_that_is_none_is_refused_as_logits(self, path):
+        with pytest.raises(ModelFileError, match="output 'answer' ends in a Sigmoid, so its answers are not logits"):
+            read_network(path, logits=True)
+
+    @pytest.mark.parametrize(
+        ("kinds", "reason"),
+        [
+            ({"logit": "score"}, "it has no output 'logit'; did you mean 'logits'?; it has 'answer', 'logits'"),
+            ({"logits": "scores"}, "'logits': expected one of probability, score, vector, got 'scores'; did you mean"),
+            ({}, "expected a dictionary of names and kinds, got {}"),
+            ({"logits": "score", "TOP_SCORE": "score"}, "the name 'TOP_SCORE' is reserved in answers"),
+            ({"logits": "score", "OUTPUT0": "score"}, "OUTPUT0 has all columns, so there are no other outputs"),
+        ],
+    )
+    def test_wrong_kinds_are_refused(self, path, kinds, reason):
+        with pytest.raises(ConfigError) as caught:
+            read_network(path, kinds=kinds)
+
+        assert reason in str(caught.value)
+
+    def test_a_network_without_outputs_is_refused(self, sketch, tmp_path):
+        model = sketch.model()
+        del model.graph.output[:]
+        onnx.save(model, tmp_path / "none.onnx")
+
+        with pytest.raises(ModelFileError, match="expected an output, found none"):
+            read_network(tmp_path / "none.onnx")

@@ -4,11 +4,13 @@ import pytest
 
 from serving.errors import ConfigError
 from serving.model.graph import B, inference_document, parse_graph
+from serving.model.records import Output, default_outputs
 from tests.serving.model.layer_places import pattern_of
 
 
-def data(label, dense_dim=4):
+def data(label, dense_dim=4, **more):
     return {
+        **more,
         "type": "Data",
         "label": label,
         "dense": {"top": "dense", "dense_dim": dense_dim},
@@ -30,8 +32,8 @@ def loss(kind, prediction, label, top):
     return {"type": kind, "bottom": [prediction, label], "top": top}
 
 
-def parse(label, *layers):
-    return parse_graph({"layers": [data(label), EMBEDDING, *layers]}, "graph.json")
+def parse(label, *layers, **more):
+    return parse_graph({"layers": [data(label, **more), EMBEDDING, *layers]}, "graph.json")
 
 
 @pytest.mark.parametrize(
@@ -213,3 +215,72 @@ def test_tensors_of_mixed_precision_training_are_ignored():
 
     shapes = [spec.shape for spec in graph.weights]
     assert shapes == [(4, 8), (8,), (8, 2), (2,), (2, 2), (2,), (6, 3), (3,), (3, 1), (1,)]
+
+
+def test_all_columns_are_output0_and_each_of_several_labels_is_an_output_by_its_name():
+    graph = parse(TWO, *TWO_TASKS)
+
+    assert graph.outputs == (
+        Output("OUTPUT0", "probability", 3),
+        Output("click", "probability", 1, 0),
+        Output("buy[0]", "probability", 1, 1),
+        Output("buy[1]", "probability", 1, 2),
+    )
+    assert default_outputs(graph.outputs) == graph.outputs[:1]
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        {"label_dim": 2},
+        {"label_dim": 2, "names": ["same", "same"]},
+        {"label_dim": 2, "names": ["click", "OUTPUT0"]},
+        {"label_dim": 2, "names": ["TOP_INDEX", "click"]},
+    ],
+    ids=["no names", "the same name twice", "the name of all columns", "a name of answers"],
+)
+def test_labels_whose_names_cannot_be_asked_for_are_columns_of_output0_alone(label):
+    assert parse(label, fc("a", 2)).outputs == (Output("OUTPUT0", "probability", 2),)
+
+
+def test_a_graph_states_the_outputs_of_its_columns():
+    stated = [{"name": "rating", "kind": "score"}, {"name": "place", "kind": "vector", "width": 2}]
+    graph = parse({"label_dim": 3}, fc("a", 3), outputs=stated)
+
+    assert graph.outputs == (Output("rating", "score", 1, 0), Output("place", "vector", 2, 1))
+    assert default_outputs(graph.outputs) == graph.outputs
+
+
+def test_all_columns_may_be_scores():
+    graph = parse({"label_dim": 3}, fc("a", 3), outputs=[{"name": "OUTPUT0", "kind": "score", "width": 3}])
+
+    assert graph.outputs == (Output("OUTPUT0", "score", 3, 0),)
+
+
+SCORE = {"name": "a", "kind": "score"}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reason"),
+    [
+        pytest.param([], "outputs: expected a list of objects, got an empty list", id="none"),
+        pytest.param([SCORE], "outputs: expected widths that add up to the 2 columns of the answer, got 1", id="few"),
+        pytest.param([SCORE, SCORE], "outputs[1].name: two outputs are called 'a'", id="the same name twice"),
+        pytest.param([SCORE, SCORE | {"name": "TOP_INDEX"}], "[1].name: the name 'TOP_INDEX' is reserved", id="TOP"),
+        pytest.param(
+            [SCORE, SCORE | {"name": "OUTPUT0"}], "[1].name: OUTPUT0 has all columns", id="OUTPUT0 and others"
+        ),
+        pytest.param([SCORE | {"name": "OUTPUT0"}, SCORE], "[1].name: OUTPUT0 has all columns", id="OUTPUT0 first"),
+        pytest.param([{"name": "a", "kind": "scores"}], 'kind: expected one of "probability", "score"', id="a kind"),
+        pytest.param([{"name": "a", "kind": "scores"}], 'did you mean "score"?', id="a misspelt kind"),
+        pytest.param([SCORE | {"width": 0}], "[0].width: expected an integer from 1", id="no columns"),
+        pytest.param([{"kind": "score"}], "outputs[0].name: missing", id="no name"),
+        pytest.param([SCORE | {"dim": 2}], "outputs[0].dim: unknown key", id="an unknown key"),
+    ],
+)
+def test_wrong_outputs_are_refused_with_their_place(outputs, reason):
+    with pytest.raises(ConfigError) as caught:
+        parse({"label_dim": 2}, fc("a", 2), outputs=outputs)
+
+    assert str(caught.value).startswith("graph.json: layers[0].outputs")
+    assert reason in str(caught.value)

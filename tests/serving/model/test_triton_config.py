@@ -5,14 +5,18 @@ import re
 import pytest
 
 from serving.errors import ConfigError
+from serving.model.records import Output
 from serving.model.triton_config import TritonTensors, triton_config, triton_faults, write_triton_files
 
 pytest.importorskip("grpc", reason="the extra grpc is not installed")
 text_format = pytest.importorskip("google.protobuf.text_format")
 model_config_pb2 = pytest.importorskip("tritonclient.grpc.model_config_pb2")
 
+ONE = (Output("OUTPUT0"),)
 RAW = TritonTensors(
-    2, 3, [("user", "TYPE_STRING"), ('a "b" \u65e5\u672c', "TYPE_INT64"), ("tags.offsets", "TYPE_INT32")]
+    2,
+    (Output("OUTPUT0", width=3),),
+    [("user", "TYPE_STRING"), ('a "b" \u65e5\u672c', "TYPE_INT64"), ("tags.offsets", "TYPE_INT32")],
 )
 KEPT = """# of the team
 name: 'ctr' backend: "python"
@@ -35,7 +39,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("tensors", [TritonTensors(0, 1), TritonTensors(13, 1), RAW])
+@pytest.mark.parametrize("tensors", [TritonTensors(0, ONE), TritonTensors(13, ONE), RAW])
 def test_a_written_configuration_fits_its_version(tmp_path, tensors):
     text = triton_config("ctr", tensors, "GPU")
     (tmp_path / "config.pbtxt").write_text(text)
@@ -55,7 +59,7 @@ def test_the_difference_is_one_line_for_each_file(folder):
     (line,) = triton_faults(folder, RAW)
 
     names = 'CATCOLUMN, ROWINDEX, user, a "b" \u65e5\u672c, tags.offsets'
-    what = f"no input {names}; input DES is not optional; answers have 1 columns, not 3"
+    what = f"no input {names}; input DES is not optional; OUTPUT0 has 1 columns, not 3"
     assert line == f"{folder / 'config.pbtxt'} does not fit the version: {what}"
 
 

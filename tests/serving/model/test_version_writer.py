@@ -81,7 +81,7 @@ def test_a_version_that_contradicts_tritons_configuration_is_logged(write, caplo
 
     for file, message in zip((config, config.parent / "configs" / "gpu.pbtxt"), caplog.messages, strict=True):
         advice = f"`hotrow check {config.parent} --write-config` corrects it"
-        assert message == f"{file} does not fit the version: answers have 1 columns, not 2; {advice}"
+        assert message == f"{file} does not fit the version: OUTPUT0 has 1 columns, not 2; {advice}"
         assert "dims: [ 1 ]" in file.read_text()
 
 
@@ -91,7 +91,7 @@ def test_tritons_configuration_of_an_earlier_export_is_compared_too(write, caplo
 
     write(graph=graph_of(TinyModel(dense_dim=13)))
 
-    assert "no input DES, CATCOLUMN, ROWINDEX; answers have 2 columns, not 1" in caplog.messages[0]
+    assert "no input DES, CATCOLUMN, ROWINDEX; OUTPUT0 has 2 columns, not 1" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("number", [1, 0, -1])

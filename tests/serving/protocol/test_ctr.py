@@ -93,3 +93,4 @@ def test_the_configuration_is_in_tritons_words():
     assert [entry["optional"] for entry in document["input"]] == [False, False, True]
     assert document["output"] == [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1, 3]}]
     assert document["parameters"]["max_batchsize"] == {"string_value": "8"}
+    assert "kinds" not in document["parameters"]

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
-from serving.protocol.samples import PREDICTIONS_SCHEMA, SAMPLES_SCHEMA, decode_samples, encode_predictions
+from serving.protocol.samples import (
+    PREDICTIONS_SCHEMA,
+    SAMPLES_SCHEMA,
+    decode_samples,
+    encode_outputs,
+    encode_predictions,
+)
 
 
 def table(name, slots):
@@ -41,7 +47,7 @@ def body(samples):
 @settings(deadline=None)
 @given(samples=st.lists(st.lists(BAG, min_size=3, max_size=3), min_size=1, max_size=8))
 def test_every_bag_arrives_at_its_table_sample_and_slot(samples):
-    batch, _ = decode_samples(body([{"dense": [0, 1], "keys": bags} for bags in samples]), TWO_TABLES)
+    batch = decode_samples(body([{"dense": [0, 1], "keys": bags} for bags in samples]), TWO_TABLES).batch
 
     for keys, slots in zip(batch.tables, (slice(0, 1), slice(1, 3)), strict=True):
         expected = [bag for bags in samples for bag in bags[slots]]
@@ -68,13 +74,13 @@ def test_the_schema_describes_both_forms_of_keys():
 
 
 def test_dense_features_may_be_left_out_if_the_model_has_none():
-    batch, _ = decode_samples(body([{"keys": [[1]]}]), config((table("user", 1),), dense_dim=0))
+    batch = decode_samples(body([{"keys": [[1]]}]), config((table("user", 1),), dense_dim=0)).batch
 
     assert batch.dense.shape == (1, 0)
 
 
 def test_the_documented_example_is_a_valid_request():
-    batch, _ = decode_samples(json.dumps(SAMPLES_SCHEMA["example"]).encode(), TWO_TABLES)
+    batch = decode_samples(json.dumps(SAMPLES_SCHEMA["example"]).encode(), TWO_TABLES).batch
 
     assert batch.samples == 1
 
@@ -86,7 +92,7 @@ def test_the_documented_example_is_a_valid_request():
         pytest.param(b"{}", "samples: missing", id="no samples"),
         pytest.param(
             b'{"samples": [], "sample": 1}',
-            "sample: unknown; expected candidates, context, freshness, samples",
+            "sample: unknown; expected candidates, context, freshness, outputs, samples",
             id="an unknown field",
         ),
         pytest.param(body([]), "samples: the list is empty", id="an empty list"),
@@ -200,19 +206,25 @@ def test_too_many_keys_of_a_table_are_refused_with_the_sample(keys):
 
 
 def test_predictions_are_one_list_of_probabilities_per_sample():
-    answer = json.loads(encode_predictions(np.array([[0.5, 0.25], [1, 0]], np.float32), 3, "7"))
+    facts = {"defaulted_keys": 3, "model_version": "7"}
+    answer = encode_predictions(np.array([[0.5, 0.25], [1, 0]], np.float32), facts)
 
-    assert answer == {"predictions": [[0.5, 0.25], [1, 0]], "defaulted_keys": 3, "model_version": "7"}
-    assert {*answer, "freshness"} == set(PREDICTIONS_SCHEMA["properties"])
+    assert answer == b'{"predictions":[[0.5,0.25],[1.0,0.0]],"defaulted_keys":3,"model_version":"7"}'
+    assert {*json.loads(answer), "outputs", "freshness"} == set(PREDICTIONS_SCHEMA["properties"])
+
+
+def test_outputs_by_name_are_a_number_or_a_list_of_numbers_for_each_sample():
+    outputs = {"click": np.array([[0.5], [1]], np.float32), "user": np.array([[0, 1], [2, 3]], np.float32)}
+    answer = json.loads(encode_outputs(outputs, {"model_version": "7"}))
+
+    assert answer == {"outputs": {"click": [0.5, 1], "user": [[0, 1], [2, 3]]}, "model_version": "7"}
 
 
 def test_a_request_may_ask_how_new_the_rows_are():
     samples = {"samples": [{"dense": [0, 1], "keys": [[], [], []]}]}
 
-    asked = [decode_samples(json.dumps(samples | one).encode(), TWO_TABLES)[1] for one in ({}, {"freshness": True})]
-    answer = json.loads(encode_predictions(np.array([[0.5]], np.float32), 0, "7", {"lag_ms": 5}))
+    asked = [decode_samples(json.dumps(samples | one).encode(), TWO_TABLES) for one in ({}, {"freshness": True})]
 
-    assert asked == [False, True]
-    assert answer["freshness"] == {"lag_ms": 5}
+    assert [one.wants_freshness for one in asked] == [False, True]
     with pytest.raises(RequestError, match=r"^freshness: expected true or false"):
         decode_samples(json.dumps(samples | {"freshness": 1}).encode(), TWO_TABLES)

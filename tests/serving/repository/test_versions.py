@@ -33,6 +33,7 @@ from serving.errors import (
     WorkerError,
 )
 from serving.frontend.front_end import FrontEnd
+from serving.model.records import Output
 from serving.model.sparse_model import SparseModel
 from serving.model.triton_config import TritonTensors, triton_config
 from serving.opening import Runtime
@@ -253,7 +254,8 @@ class TestKeysThatOnlyTritonReads:
         assert caplog.messages == [lines, "model tiny: config.pbtxt: only Triton reads dynamic_batching"]
 
     def test_an_exported_configuration_has_none(self, folder, opened, caplog):
-        (folder / "tiny" / "config.pbtxt").write_text(triton_config("tiny", TritonTensors(3, 1), "GPU"))
+        tensors = TritonTensors(3, (Output("OUTPUT0"),))
+        (folder / "tiny" / "config.pbtxt").write_text(triton_config("tiny", tensors, "GPU"))
 
         opened(folder)
 

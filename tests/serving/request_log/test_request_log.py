@@ -89,7 +89,7 @@ def test_each_sample_is_a_row_with_its_features_as_they_came_and_its_answer(raw,
     assert table["request_sample"].to_pylist() == [0, 1, 2, 0]
     assert table["model_version"].to_pylist() == ["1"] * 4
     assert table["defaulted_keys"].to_pylist()[:3] == [answer.defaulted_keys] * 3
-    assert table["prediction"].to_numpy()[:3].tobytes() == answer.probabilities.tobytes()
+    assert table["prediction"].to_numpy()[:3].tobytes() == answer.values.tobytes()
     assert abs(table["request_time"][0].as_py().timestamp() - time.time()) < 3600
     assert table.slice(3).select(["country", "tags", "price"]).to_pylist() == [
         {"country": None, "tags": None, "price": None}
@@ -110,7 +110,7 @@ def test_logged_rows_have_the_same_answers_again(raw, tmp_path):
         answer = ask(log, raw, values)
 
     logged = pq.read_table(files(tmp_path)[0]).select(list(VALUES))
-    assert raw.predict(logged).tobytes() == answer.probabilities.tobytes()
+    assert raw.predict(logged).tobytes() == answer.values.tobytes()
 
 
 def test_requests_with_keys_are_training_data(keyed, tmp_path):
@@ -124,7 +124,7 @@ def test_requests_with_keys_are_training_data(keyed, tmp_path):
     (file,) = files(tmp_path)
     assert file.parent.name == "tiny"
     table = pq.read_table(file)
-    assert table["prediction"].to_numpy().tobytes() == answer.probabilities.tobytes()
+    assert table["prediction"].to_numpy().tobytes() == answer.values.tobytes()
     pq.write_table(table.append_column("label", pa.array([0, 1] * 10)), tmp_path / "labelled.parquet")
     columns = ColumnMap(("label",), ("dense_0", "dense_1", "dense_2"), ("user_keys", "item_keys_0", "item_keys_1"))
     (samples,) = read_parquet(tmp_path / "labelled.parquet", columns)

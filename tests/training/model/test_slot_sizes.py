@@ -101,7 +101,7 @@ def test_a_request_has_the_keys_of_the_training_data(version, trained_on_files, 
             {"dense": row.tolist(), "keys": [[key] for key in of_row]}
             for row, of_row in zip(dense, keys.tolist(), strict=True)
         ]
-        by_slot = session.predict_batch(read_samples({"samples": samples}, session.config)).probabilities
+        by_slot = session.predict_batch(read_samples({"samples": samples}, session.config)).values
 
     np.testing.assert_allclose(flat, expected, atol=1e-5)
     np.testing.assert_array_equal(by_slot, flat)
@@ -141,7 +141,7 @@ def test_a_key_beyond_its_slot_is_unknown_and_never_another_slots_key(version, t
     absent = Samples(
         np.zeros((ROWS, 1), np.float32), dense, Bags.one_key_each(np.c_[[2**50] * ROWS, (keys + OFFSETS)[:, 1:]])
     )
-    np.testing.assert_allclose(answer.probabilities, 1 / (1 + np.exp(-trained_on_files.logits(absent))), atol=1e-5)
+    np.testing.assert_allclose(answer.values, 1 / (1 + np.exp(-trained_on_files.logits(absent))), atol=1e-5)
     assert answer.defaulted_keys == ROWS
 
 
