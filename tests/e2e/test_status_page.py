@@ -90,6 +90,7 @@ def test_the_figures_move_with_the_differences_of_readings(browse):
     text = text_of(dom)
     assert "1.2.3 · up 14 s · 5 in flight" in text
     assert "300 requests 2 failed 19,200 samples 1.0 ms p50 9.7 ms p99" in text
+    assert "Features: user Outputs: OUTPUT0 (probability of 2)" in text
     assert f"3 slots {BY} 16 floats · ≈ 12,345 rows · 3,000 keys looked up" in text
     assert "memory 1,800 60.0 % 60.0 % now 60.0 % 1,000 1.0 MiB" in text
     assert "rocksdb 900 30.0 % 75.0 % now 75.0 % ≈ 12,345" in text

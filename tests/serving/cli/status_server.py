@@ -67,7 +67,8 @@ def status(uptime_s=10.0, requests=100, model="ctr", table="user", **fields):
         tier("rocksdb", 3 * requests, requests, rows=12345, rows_are_estimated=True, bytes=None),
     ]
     tables = [{"name": table, "slots": 3, "dim": 16, "keys": 10 * requests, "defaulted_keys": requests, "tiers": tiers}]
-    version = {"version": "7", "state": "READY", "reason": "", "features": [], "tables": tables, "updates": []}
+    named = {"features": ["user"], "outputs": [{"name": "OUTPUT0", "kind": "probability", "width": 2}]}
+    version = {"version": "7", "state": "READY", "reason": "", **named, "tables": tables, "updates": []}
     latency = times(requests // 2, requests // 4, requests // 4, 0)
     by_code = {"200": requests - 2, "429": 2}
     served = {"name": model, "requests": by_code, "samples": 64 * requests, "latency": latency, "versions": [version]}
