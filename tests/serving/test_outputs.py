@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 import hotrow
 from hotrow.replay.document import replay_document
-from hotrow.replay.tables import read_log
+from hotrow.replay.tables import RequestRows
 from serving.batch import read_batch
 from serving.cli.main import main
 from serving.errors import RequestError, TraceError
@@ -344,7 +344,8 @@ class TestLog:
     """The request log has the answers that a request asked for, and a replay asks for the same outputs."""
 
     def test_columns_of_other_outputs_are_null(self, log, session):
-        rows = read_log(log).sort_by("request_id")
+        rows = RequestRows(log).read(["request_id", *(f"prediction_{column}" for column in range(COLUMNS))])
+        rows = rows.sort_by("request_id")
         columns = [rows[f"prediction_{column}"].to_pylist() for column in range(COLUMNS)]
 
         asked = [session.outputs[-1].begin <= column for column in range(COLUMNS)]
