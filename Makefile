@@ -55,7 +55,7 @@ ARCHITECTURES ?=
 # The Python of an environment with Triton, which the benchmark of servers compares with: .venv-numpy1/bin/python, after
 # `make test-triton`.
 TRITON ?=
-# Packages that only the benchmarks compare with.
+# An environment on top of the first, with what benchmarks compare with.
 PEERS := $(VENV)-peers
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/host/*/*)
 
@@ -127,13 +127,13 @@ format: $(VENV)/.lint ## format and fix the sources with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.test $(PEERS) ## all CPU benchmarks and their table; TRITON=python also measures Triton; results go to benchmarks/results/
-	@for name in $(BENCHMARKS); do PYTHONPATH=$(PEERS) $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
-	@$(BIN)/python -m benchmarks.servers $(if $(TRITON),--triton $(TRITON)) --json benchmarks/results/servers.json
+bench: $(PEERS)/.done ## all CPU benchmarks and their table; TRITON=python also measures Triton; results go to benchmarks/results/
+	@for name in $(BENCHMARKS); do $(PEERS)/bin/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
+	@$(PEERS)/bin/python -m benchmarks.servers $(if $(TRITON),--triton $(TRITON)) --json benchmarks/results/servers.json
 	@$(BIN)/python -m benchmarks.table
 
-bench-quick: $(VENV)/.test $(PEERS) ## the same on small inputs, without writing results
-	@for name in $(BENCHMARKS) servers; do PYTHONPATH=$(PEERS) $(BIN)/python -m benchmarks.$$name --quick; done
+bench-quick: $(PEERS)/.done ## the same on small inputs, without writing results
+	@for name in $(BENCHMARKS) servers; do $(PEERS)/bin/python -m benchmarks.$$name --quick; done
 
 bench-gpu: gpu $(GPU_READY) ## check and then time the GPU cache on a GPU; results go to benchmarks/results/
 	@$(GPU_PYTHON) -m benchmarks.gpu --json benchmarks/results/gpu_cache.json
@@ -210,9 +210,13 @@ $(VENV)-numpy1/.done: $(VENV)/.build
 	@touch $@
 
 # FBGEMM is built against the PyTorch of constraints.txt.
-$(PEERS): | $(VENV)/.test
-	@echo "installing FBGEMM, which benchmarks compare with"
-	@$(PIP) --no-deps --target $@ 'fbgemm-gpu-cpu==1.8.0'
+$(PEERS)/.done: | $(VENV)/.test
+	@echo "installing FBGEMM and mosec, which benchmarks compare with"
+	@$(PYTHON) -m venv $(PEERS)
+	@$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_paths()[\"purelib\"]!r})')" > $$(echo $(PEERS)/lib/python3.*/site-packages)/hotrow.pth
+	@$(PEERS)/bin/python -m pip install -q -c constraints.txt mosec==0.9.8
+	@$(PEERS)/bin/python -m pip install -q --no-deps fbgemm-gpu-cpu==1.8.0
+	@touch $@
 
 # Hotrow is the build of $(VENV): both have the same Python.
 $(VENV)-tensorflow/.done: $(VENV)/.test

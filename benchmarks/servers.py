@@ -8,10 +8,13 @@ servers take turns, round by round.
 - ``bare``: the limit of Python. uvicorn or grpc.aio read the same request and return the same bytes, without a model.
 - ``triton``: the same model in Triton's Python backend, with as many instances as Hotrow has workers. It needs
   ``--triton PYTHON``, the interpreter of the environment that ``benchmarks.triton_server`` describes, and so does gRPC.
+- ``mosec``: the same model in mosec, which gets no ROWINDEX and checks nothing. ``make bench`` installs it.
 """
 
 import contextlib
 import tempfile
+import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +28,7 @@ from tests.tools.tiny_model import TinyModel, flatten
 SAMPLES, SLOTS, DENSE = 64, 26, 13
 WORKERS, CONCURRENCY = (1, 2), (1, 4, 8, 16)
 MEASURES = {"requests_per_s": "1/s", "p50": "us", "p99": "us"}
+START_S = 30
 MODEL = TinyModel(tables={"ad": SLOTS}, dense_dim=DENSE, dim=16, rows=100_000)
 
 
@@ -44,6 +48,11 @@ class Clients:
         self._folder = folder
         self._http = compile_client(folder)
         (folder / "request").write_bytes(self.request)
+        body = arrays["DES"].tobytes() + arrays["CATCOLUMN"].tobytes()
+        self.mosec_request = (
+            b"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        (folder / "mosec_request").write_bytes(self.mosec_request)
         self.protocols = ["http"]
         if triton:
             (folder / "links").mkdir()
@@ -57,7 +66,8 @@ class Clients:
     def measure(self, protocol, peer, port, concurrency, seconds):
         """Requests per second and latencies of one server."""
         if protocol == "http":
-            return measure(self._http, port, concurrency, seconds, self._folder / "request")
+            request = self._folder / ("mosec_request" if peer == "mosec" else "request")
+            return measure(self._http, port, concurrency, seconds, request)
         inputs = self._folder / ("triton.json" if peer == "triton" else "inputs.json")
         return self._grpc.measure("bench", f"127.0.0.1:{port}", protocol, inputs, concurrency, seconds)
 
@@ -81,11 +91,37 @@ def serving(folder, workers, clients, triton):
                 bare = ["benchmarks.bare_grpc", "bench", str(grpc_port)]
                 grpc["bare"] = stack.enter_context(running(bare, int))
             ports = {"http": {"ours": http_port, "triton": peer.http}, "unary": grpc, "streaming": grpc}
+        if find_spec("mosec"):
+            ports["http"]["mosec"] = stack.enter_context(running_mosec(folder / f"mosec{workers}", workers, clients))
         if workers == 1:
             (folder / "answer").write_bytes(answer_of(ports["http"]["ours"], clients.request))
             bare = ["benchmarks.bare_asgi", str(folder / "answer")]
             ports["http"]["bare"] = stack.enter_context(running(bare, int))
         yield ports
+
+
+@contextlib.contextmanager
+def running_mosec(folder, workers, clients):
+    """Serve the model with mosec; yield the port once it answers as the model does."""
+    folder.mkdir()
+    weight, bias = MODEL.weights()
+    arrays = {"keys": np.arange(MODEL.rows), "vectors": MODEL.vectors("ad"), "weight": weight, "bias": bias}
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    with running(["benchmarks.mosec_server", str(folder), str(workers)], int) as port:
+        end = time.monotonic() + START_S
+        while True:
+            try:
+                answer = answer_of(port, clients.mosec_request)
+                break
+            except (OSError, SystemExit):  # its worker is starting
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+        dense, bags = arrays_of_request()["DES"], arrays_of_request()["CATCOLUMN"].reshape(SAMPLES, SLOTS, 1)
+        expected = MODEL.probabilities(dense, bags.tolist())
+        np.testing.assert_allclose(np.frombuffer(answer, np.float32)[:, None], expected, atol=1e-5)
+        yield port
 
 
 def two_ports():

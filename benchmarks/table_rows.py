@@ -142,6 +142,9 @@ FRONT = [
     *((f"p99 of the same, {protocol}, {{workers}} workers", "servers.p99",
        {"protocol": protocol, "workers": workers, "peer": "triton"}, "ms", "Triton, time", "<= 1")
       for protocol in ("http", "unary", "streaming") for workers in (1, 2)),
+    ("HTTP, {samples} x {slots} keys, tiny model, one worker, {concurrency} connections", "servers.requests_per_s",
+     {"protocol": "http", "workers": 1, "peer": "mosec"}, "requests/s", "mosec, NumPy, no checks", ">= 1"),
+    ("p99 of the same", "servers.p99", {"protocol": "http", "workers": 1, "peer": "mosec"}, "ms", "mosec", "<= 1"),
     *((f"{words}, one worker, {{concurrency}} connections", "servers.requests_per_s",
        {"protocol": protocol, "workers": 1, "peer": "bare"}, "requests/s", bare, "")
       for protocol, words, bare in (("http", "HTTP", UVICORN), ("unary", "gRPC, unary", GRPC_AIO),

@@ -52,7 +52,7 @@ def train(rows, batches, file):
 
 def measure(processes, rows, batches):
     """Return the speed and the loss of a training in so many processes."""
-    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", str(processes)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     start = [sys.executable] if processes == 1 else torchrun
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOTROW_LOOKUP_THREADS": "1"}
     with tempfile.NamedTemporaryFile() as file:
