@@ -8,12 +8,15 @@ run keeps these rows and goes on after them.
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import FileIO
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from serving.errors import OutputError
 from serving.model.atomic import atomic_write
@@ -40,14 +43,20 @@ class PartialOutput:
         self._schema = schema
         self._end = file.seek(0, os.SEEK_END)
 
-    def append(self, columns: Sequence[Any]) -> None:
-        """Append the next rows, given as Arrow arrays by column.
+    def append(self, rows: NDArray[np.float32]) -> None:
+        """Append the next rows, float32[B, L]: the columns of numbers and lists of numbers, side by side.
 
         Raises:
             OSError: the disk refuses; the rows before are still there.
         """
         os.fdatasync(self._file.fileno())
-        batch = import_module("pyarrow").record_batch(columns, schema=self._schema)
+        pa, arrays, first = import_module("pyarrow"), [], 0
+        for kind in self._schema.types:
+            width = kind.list_size if pa.types.is_fixed_size_list(kind) else 1
+            numbers = pa.array(np.ascontiguousarray(rows[:, first : first + width]).reshape(-1))
+            arrays.append(numbers if kind == numbers.type else pa.FixedSizeListArray.from_arrays(numbers, width))
+            first += width
+        batch = pa.record_batch(arrays, schema=self._schema)
         message = batch.serialize()
         view = memoryview(message)
         try:

@@ -1,4 +1,4 @@
-"""``hotrow predict --data``: score files offline with a local model.
+"""``hotrow predict --data``: score files offline with a local model, or compute vectors.
 
 A pool of threads predicts while the main thread reads the data and writes the predictions. The predictions wait in a
 ``PartialOutput``. When all rows are there, they become the output, next to the columns that the user keeps.
@@ -11,6 +11,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ import numpy as np
 from hotrow.partial_output import MARK, PartialOutput, open_partial_output
 from kernels.system_cores import usable_cores
 from serving.batch import read_batch
-from serving.errors import OutputError, RequestError
+from serving.errors import ConfigError, OutputError, RequestError, did_you_mean
 from serving.model.atomic import atomic_write, remove_killed_writes
-from serving.model.records import numbered
+from serving.model.names import ANSWER
+from serving.model.records import Output, default_outputs, numbered
 from serving.opening import load_model
+from serving.outputs import wanted_outputs
 from serving.session import InferenceSession
 from training.data.checks import ColumnMap
 from training.data.columns import (
@@ -46,7 +49,7 @@ _MOST_SAMPLES = 4096  # of one call
 
 
 def score(options: argparse.Namespace) -> int:
-    """Write one prediction per row to a Parquet file, in order, and return the number of rows.
+    """Write the predictions of each row to a Parquet file, in order, and return the number of rows.
 
     Raises:
         HotrowError: the model, the data or the output cannot be used. The output is unchanged.
@@ -59,13 +62,20 @@ def score(options: argparse.Namespace) -> int:
     with load_model(options.model) as session:
         if not isinstance(session, InferenceSession):
             raise RequestError(f"model {options.model!r} has no dense network, so it makes no predictions")
-        schema = pa.schema([(name, pa.float32()) for name in _names(session)])
+        wanted = wanted_outputs(session.outputs, options.outputs) or default_outputs(session.outputs)
+        columns = _columns(session, options.without)
+        schema = pa.schema([field for output in wanted for field in _fields(pa, session, output)])
         kept = _KeptColumns(pa, data, keep, schema.names)
         files = files_of(data, CSV_SUFFIXES if has_csv(data) else PARQUET_SUFFIXES)
-        origin = {"the model": f"{session.config.summary} {session.config.digest}", "the data": _stamp(files)}
+        origin = {
+            "the model": f"{session.config.summary} {session.config.digest}",
+            "the data": _stamp(files),
+            "the options": f"{schema} {sorted(options.without)}",
+        }
         try:
             with open_partial_output(partial_path, schema, origin) as partial:
-                _predict(session, data, files, partial)
+                answers = _answers(session, _samples(data, columns, partial.rows), tuple(wanted), partial.rows)
+                _append(partial, answers, data, files)
                 with atomic_write(output) as file:
                     _write(pa, file, partial, kept, schema, session.config.summary)
                     if _stamp(files) != origin["the data"]:
@@ -93,24 +103,36 @@ def _check_output(pa: Any, output: Path, data: Path, *, may_overwrite: bool) -> 
         raise OutputError(f"{output}: exists, and `hotrow predict` did not write it; --overwrite replaces it")
 
 
-def _columns(session: InferenceSession) -> Columns:
-    """Return the columns that a model reads: raw features, or keys and numbers by the names of the graph's inputs."""
+def _columns(session: InferenceSession, without: Sequence[str]) -> Columns:
+    """Return the columns that a model reads: raw features, or keys and numbers by the names of the graph's inputs.
+
+    Raises:
+        ConfigError: the model has no input of a name in ``without``.
+    """
+    known = () if session.features is None else session.features.names
+    if unknown := [name for name in without if name not in known]:
+        reason = f"the model has no feature or named input {unknown[0]!r}{did_you_mean(unknown[0], known)}"
+        raise ConfigError("--without", "", reason)
     if session.features is not None:
-        return RawColumns(session.features)
+        return RawColumns(session.features, without=without)
     return ColumnMap((), session.graph.dense_columns, session.graph.slot_columns)
 
 
-def _names(session: InferenceSession) -> Sequence[str]:
-    """Return the columns of the output: ``prediction``, or ``prediction_<label>`` for each of several labels.
+def _fields(pa: Any, session: InferenceSession, output: Output) -> list[Any]:
+    """Return the Arrow fields of an output: one list of a vector, or a number for each column.
 
-    Outputs that the model states have their names in place of a label's.
+    The numbers are called ``prediction``, or ``prediction_<label>`` for each of several labels.
     """
-    if session.config.stated_outputs:
-        return [name for one in session.outputs for name in numbered(f"prediction_{one.name}", one.width)]
+    if output.kind == "vector":
+        return [pa.field(output.name, pa.list_(pa.float32(), output.width))]
     labels = session.graph.label_names
-    if len(labels) > 1:
-        return [f"prediction_{label}" for label in labels]
-    return numbered("prediction", session.graph.label_dim)
+    if output.name != ANSWER:
+        names = numbered(f"prediction_{output.name}", output.width)
+    elif len(labels) > 1:
+        names = tuple(f"prediction_{label}" for label in labels)
+    else:
+        names = numbered("prediction", output.width)
+    return [pa.field(name, pa.float32()) for name in names]
 
 
 def _stamp(files: Sequence[Path]) -> str:
@@ -122,34 +144,36 @@ def _stamp(files: Sequence[Path]) -> str:
     return json.dumps(found)
 
 
-def _predict(session: InferenceSession, data: Path, files: Sequence[Path], partial: PartialOutput) -> None:
-    """Append the predictions that are missing, with a progress bar on a terminal."""
+def _samples(data: Path, columns: Columns, first_row: int) -> Iterator[Samples]:
+    return read_columns(data, columns, batch_size=_ROWS_AT_ONCE, first_row=first_row)
+
+
+def _append(partial: PartialOutput, answers: Iterator[Any], data: Path, files: Sequence[Path]) -> None:
+    """Append answers, with a progress bar on a terminal."""
     from tqdm import tqdm  # slow to import
 
-    pa = import_pyarrow()
     if partial.rows:
         _log.warning("%s has %s predictions; only the others are computed", partial.path, f"{partial.rows:,}")
     total = None if has_csv(data) else sum(map(parquet_rows, files))
-    parts = read_columns(data, _columns(session), batch_size=_ROWS_AT_ONCE, first_row=partial.rows)
     waiting: list[Any] = []
     with tqdm(total=total, initial=partial.rows, unit=" rows", desc=data.name, disable=None) as bar:
-        for answer in _answers(session, parts, partial.rows):
+        for answer in answers:
             waiting.append(answer)
             bar.update(len(answer))
             if sum(map(len, waiting)) >= _ROWS_AT_ONCE:
-                partial.append(_arrays(pa, waiting))
+                partial.append(np.concatenate(waiting))
                 waiting = []
         if waiting:
-            partial.append(_arrays(pa, waiting))
+            partial.append(np.concatenate(waiting))
 
 
-def _arrays(pa: Any, answers: Sequence[Any]) -> list[Any]:
-    """Return a column of each output."""
-    return [pa.array(column) for column in np.ascontiguousarray(np.concatenate(answers).T)]
+def _answers(
+    session: InferenceSession, parts: Iterator[Samples], wanted: tuple[Output, ...], first_row: int
+) -> Iterator[Any]:
+    """Yield the columns of the wanted outputs, float32[B, L] of a few samples at a time, in order.
 
-
-def _answers(session: InferenceSession, parts: Iterator[Samples], first_row: int) -> Iterator[Any]:
-    """Yield float32[B, L] of a few samples at a time, in order. Threads predict while the next samples are read."""
+    Threads predict while the next samples are read.
+    """
     size = min(session.config.max_batchsize, _MOST_SAMPLES)
     threads = usable_cores()
     most_waiting = max(2 * threads, _ROWS_AT_ONCE // size)
@@ -158,9 +182,10 @@ def _answers(session: InferenceSession, parts: Iterator[Samples], first_row: int
     def predict(samples: Samples, row: int) -> Any:
         try:
             batch = read_batch(session.config, samples.dense, samples.bags.keys, samples.bags.row_ptrs)
-            return session.predict_batch(batch).values
+            values = session.predict_batch(replace(batch, wanted=wanted)).values
         except RequestError as err:
             raise RequestError(f"rows {row:,} to {row + len(samples) - 1:,}: {err}") from err
+        return np.concatenate([values[:, output.columns] for output in wanted], axis=1)
 
     pool = ThreadPoolExecutor(threads, "hotrow-predict")
     try:

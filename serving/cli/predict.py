@@ -64,6 +64,19 @@ def add_parser(commands: Any) -> None:
         metavar="COLUMNS",
         help="with --output, columns of the data to write next to the predictions, separated by commas, such as an id",
     )
+    parser.add_argument(
+        "--outputs",
+        type=column_names,
+        metavar="NAMES",
+        help="with --output, the model's outputs to compute, separated by commas (default: those of a request)",
+    )
+    parser.add_argument(
+        "--without",
+        type=column_names,
+        default=(),
+        metavar="NAMES",
+        help="with --output, inputs of the model that the data does not have, such as the user of vectors of items",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an output that another program wrote")
     parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
     parser.add_argument(
@@ -81,6 +94,9 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if (options.data is None) != (options.output is None) or (options.data is None) == (options.file is None):
         parser.error("expected FILE, the samples for a server, or --data and --output, to score a file offline")
     if options.data is None:
+        for name in ("keep", "outputs", "without", "overwrite"):
+            if getattr(options, name):
+                parser.error(f"--{name} needs --data and --output")
         return predict(options)
     score: Callable[[argparse.Namespace], int] = import_module("hotrow.scoring").score  # reads data as training does
     print(f"{score(options):,} predictions written to {options.output}")

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import hotrow
 import hotrow.scoring
@@ -383,3 +384,105 @@ def test_data_without_rows_gives_an_output_without_rows(items, tmp_path):
 
     assert predict(items, str(tmp_path / "none.parquet"), str(tmp_path / "scores.parquet"), "--keep", "id") == 0
     assert pq.read_table(tmp_path / "scores.parquet").column_names == ["id", "prediction"]
+
+
+class Towers(torch.nn.Module):
+    """A two-tower model: a score, and the vectors whose dot product it is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.users, self.items = torch.nn.Embedding(50, 8), torch.nn.Embedding(400, 8)
+        self.of_user, self.of_item = torch.nn.Linear(9, 5), torch.nn.Linear(9, 5)
+
+    def forward(self, user, age, item, price):
+        user_vector = self.of_user(torch.cat([self.users(user), age[:, None]], dim=1))
+        item_vector = self.of_item(torch.cat([self.items(item), price[:, None]], dim=1))
+        return {"score": (user_vector * item_vector).sum(dim=1), "user_vector": user_vector, "item_vector": item_vector}
+
+
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory):
+    """A module, a folder with its version, and the rows of 300 items."""
+    folder, module = tmp_path_factory.mktemp("towers"), Towers()
+    example = {
+        "user": torch.tensor([1]),
+        "age": torch.tensor([0.5]),
+        "item": torch.tensor([2]),
+        "price": torch.tensor([0.5]),
+    }
+    kinds = {"score": "score", "user_vector": "vector", "item_vector": "vector"}
+    hotrow.from_torch(module, example, folder, "towers", outputs=kinds, max_batchsize=64)
+    rng = np.random.default_rng(0)
+    items = {"item": rng.permutation(400)[:ROWS], "price": rng.random(ROWS).astype(np.float32)}
+    pq.write_table(pa.table(items), folder / "items.parquet", row_group_size=77)
+    return module, folder, items
+
+
+def test_vectors_of_items_need_no_user(towers):
+    module, folder, items = towers
+    options = ["--outputs", "item_vector", "--without", "user,age", "--keep", "item"]
+
+    assert predict(folder, "items.parquet", "vectors.parquet", *options, model="towers") == 0
+
+    found = pq.read_table(folder / "vectors.parquet")
+    assert found.schema.types == [pa.int64(), pa.list_(pa.float32(), 5)]
+    assert found.column_names == ["item", "item_vector"]
+    zeros = torch.zeros(ROWS, dtype=torch.int64)
+    given = [torch.from_numpy(items[name]) for name in ("item", "price")]
+    with torch.inference_mode():
+        expected = module(zeros, zeros.float(), *given)["item_vector"].numpy()
+    np.testing.assert_allclose(np.stack(found["item_vector"].to_numpy()), expected, atol=1e-5)
+
+
+def test_without_a_choice_the_file_has_all_outputs(towers):
+    module, folder, items = towers
+    rows = items | {"user": np.arange(ROWS) % 50, "age": np.full(ROWS, 0.25, np.float32)}
+    pq.write_table(pa.table(rows), folder / "pairs.parquet")
+
+    assert predict(folder, "pairs.parquet", "all.parquet", model="towers") == 0
+
+    found = pq.read_table(folder / "all.parquet")
+    assert found.column_names == ["prediction_score", "user_vector", "item_vector"]
+    with torch.inference_mode():
+        expected = module(*(torch.from_numpy(rows[name]) for name in ("user", "age", "item", "price")))["score"]
+    np.testing.assert_allclose(found["prediction_score"].to_numpy(), expected.numpy(), atol=1e-5)
+
+
+def test_rows_of_other_options_are_not_mixed(towers, small_steps, monkeypatch, capsys):
+    _, folder, _ = towers
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    options = ["--without", "user,age", "--outputs"]
+    with monkeypatch.context() as patch:
+        patch.setattr("hotrow.scoring._write", stop)
+        assert predict(folder, "items.parquet", "mixed.parquet", *options, "item_vector", model="towers")
+
+    assert predict(folder, "items.parquet", "mixed.parquet", *options, "score", model="towers") == 1
+    assert "predictions of an earlier run, but the options changed since" in capsys.readouterr().err
+    assert predict(folder, "items.parquet", "mixed.parquet", *options, "item_vector", model="towers") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--outputs", "item_vectr"], "the model has no output 'item_vectr'; it has "),
+        (["--outputs", "score,score"], "output 'score' is asked for twice"),
+        (["--without", "usr"], "--without: the model has no feature or named input 'usr'; did you mean 'user'?"),
+        ([], "items.parquet column age: missing; the file has item, price"),
+        (["--without", "user,age", "--keep", "item_vector"], "--keep: the output would have two columns 'item_vector'"),
+    ],
+)
+def test_outputs_and_inputs_that_the_model_does_not_have_are_refused(towers, capsys, options, text):
+    _, folder, _ = towers
+    assert predict(folder, "items.parquet", "new.parquet", *options, model="towers") == 1
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--keep", "a"], ["--outputs", "a"], ["--without", "a"], ["--overwrite"]])
+def test_options_of_files_need_a_file(option, capsys):
+    with pytest.raises(SystemExit):
+        main(["predict", "m", "f", *option])
+    assert f"{option[0]} needs --data and --output" in capsys.readouterr().err

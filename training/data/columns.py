@@ -498,7 +498,7 @@ class _Converter:
 
     def _raw(self, features: RawColumns, labels: NDArray[np.float32], batch: Any) -> Samples:
         try:
-            return features.samples(labels, {name: batch.column(name) for name in features.reader.names})
+            return features.samples(labels, {name: batch.column(name) for name in features.features})
         except FeatureValueError as err:
             record = None if err.sample is None else self._first_row + err.sample
             raise DataError(self._path, err.reason, column=err.feature, record=record) from err

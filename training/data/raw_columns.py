@@ -1,6 +1,7 @@
 """Columns of raw features in files, and what a definition makes of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -29,18 +30,31 @@ class RawColumns:
         reader: transforms the features.
         labels: the columns of the labels; may be empty.
         weight: the column of the weights of the samples; None: all count the same.
+        features: the columns of the features.
     """
 
-    def __init__(self, reader: FeatureReader, labels: Sequence[str] = (), weight: str | None = None) -> None:
-        """Take what transforms the features of a graph, and the columns of its labels and weights."""
+    def __init__(
+        self,
+        reader: FeatureReader,
+        labels: Sequence[str] = (),
+        weight: str | None = None,
+        without: Collection[str] = (),
+    ) -> None:
+        """Take what transforms the features of a graph, and the columns of its labels and weights.
+
+        Features in ``without`` have no columns. They are missing in each sample, or 0 if they are numbers that cannot
+        be missing.
+        """
         self.reader = reader
+        self.features = [name for name in reader.names if name not in without]
+        self._zeros = [one.name for one in reader.definition.dense if one.name in without and one.missing is None]
         self.labels = tuple(labels)
         self.weight = weight
 
     @property
     def names(self) -> list[str]:
         """The columns of the weights, the labels and the features."""
-        return [*([] if self.weight is None else [self.weight]), *self.labels, *self.reader.names]
+        return [*([] if self.weight is None else [self.weight]), *self.labels, *self.features]
 
     @property
     def dense(self) -> tuple[str, ...]:
@@ -63,6 +77,10 @@ class RawColumns:
         Raises:
             FeatureValueError: a value cannot be used.
         """
-        found = self.reader.transform(columns_of_arrays(self.reader, arrays, len(labels)), len(labels))
+        rows = len(labels)
+        if self._zeros:
+            pa = import_module("pyarrow")
+            arrays = {**arrays, **dict.fromkeys(self._zeros, pa.array(np.zeros(rows, np.float32)))}
+        found = self.reader.transform(columns_of_arrays(self.reader, arrays, rows), rows)
         bags = Bags(found.keys, found.row_ptrs.astype(np.int64), len(self.slots))
         return Samples(labels, found.dense, bags)
