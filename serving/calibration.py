@@ -56,13 +56,6 @@ def look_up_calibration(
     return Calibration(batch.dense, looked_up.embeddings, tolerance)
 
 
-def refuse_idle_calibration(file: str | Path | None, engine: str | None) -> None:
-    """Raise ConfigError if a calibration file is given for an engine that measures nothing."""
-    if file is not None and engine != "int8":
-        chosen = f"the engine is {engine}" if engine else "no engine was chosen"
-        raise ConfigError(str(file), "", f"is a calibration for the engine int8, but {chosen}")
-
-
 def refuse_shared_calibration(file: str | Path | None, models: int) -> None:
     """Raise ConfigError if one calibration file is given for several models: their requests differ."""
     if file is not None and models > 1:

@@ -18,9 +18,6 @@ from serving.errors import FeatureValueError, RequestError
 from serving.features import Column, FeatureReader, column_of, rows_of
 from serving.model.names import CANDIDATES
 
-#: How many candidates a request may have, unless a model or an option says more or less.
-MAX_CANDIDATES = 4096
-
 
 def read_shared(
     config: ModelConfig, reader: FeatureReader, columns: Mapping[str, Column], counts: Any, most: int

@@ -13,12 +13,10 @@ from typing import cast
 
 from kernels.device import Device
 from kernels.host import RowDtype
-from serving.candidates import MAX_CANDIDATES
 from serving.config import ModelConfig, ParameterServerConfig, read_model, read_tiers, with_row_dtype
-from serving.dense.calibration import DEFAULT_TOLERANCE
-from serving.dense.network import Engine
 from serving.errors import ConfigError, StreamError, UnknownModelError
-from serving.lookup import LookupSession, check_device_name, open_devices, open_lookups, warn_of_idle_caches
+from serving.lookup import LookupSession, open_devices, open_lookups, warn_of_idle_caches
+from serving.option_values import DEFAULT_TOLERANCE, MAX_CANDIDATES, Engine, check_device_name
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.preflight import check_hot_keys
 from serving.session import InferenceSession, LookupOnlySession, check_runtime

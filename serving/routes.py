@@ -16,10 +16,11 @@ from serving.config import ModelConfig
 from serving.dense.calibration import Calibration
 from serving.dense.device_memory import network_bytes
 from serving.dense.files import open_dense, open_device_dense
-from serving.dense.network import DenseNetwork, Engine
+from serving.dense.network import DenseNetwork
 from serving.errors import DeviceMemoryError
 from serving.lookup import LookupSession
 from serving.model.graph import Graph, is_network_file, read_model_graph
+from serving.option_values import Engine
 from serving.stages import Stage, listener
 from serving.storage.store import Mask
 

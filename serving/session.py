@@ -11,18 +11,17 @@ from typing import Any, Self, get_args
 import numpy as np
 
 from serving.batch import Batch, check_batch, join_batches, read_batch, read_features
-from serving.calibration import look_up_calibration, refuse_idle_calibration
-from serving.candidates import MAX_CANDIDATES, read_document, read_shared
+from serving.calibration import look_up_calibration
+from serving.candidates import read_document, read_shared
 from serving.config import ModelConfig, read_inference_config, read_model_directory
 from serving.defaults_watch import DefaultsWatch
-from serving.dense.calibration import DEFAULT_TOLERANCE
-from serving.dense.network import Engine
 from serving.errors import ConfigError, RequestError
 from serving.features import FEATURES_FILE, columns_of_frame, is_frame, open_features
 from serving.lookup import LookupResult, LookupSession
 from serving.metrics import MetricSample
 from serving.model.names import CANDIDATES
 from serving.model.records import Output, default_outputs
+from serving.option_values import DEFAULT_TOLERANCE, MAX_CANDIDATES, Engine, refuse_idle_calibration
 from serving.outputs import answers_of, refuse_not_finite, wanted_outputs
 from serving.routes import LeastBusy, Prediction, open_routes
 from serving.storage.store import Keys

@@ -480,7 +480,7 @@ def test_the_unit_starts_the_server_and_waits_until_it_is_ready(served):
     assert settings["DynamicUser"] == "yes"
 
 
-PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+PROBES = ("readinessProbe", "livenessProbe")
 
 
 def test_the_runtime_of_kserve_fits_the_image():

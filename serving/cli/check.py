@@ -23,7 +23,6 @@ from serving.config import (
 )
 from serving.dense.calibration import Quantization
 from serving.dense.files import open_dense
-from serving.dense.network import Engine
 from serving.errors import ConfigError, about, told
 from serving.features import FeatureReader, changes, open_features, triton_inputs
 from serving.lookup import LookupSession
@@ -31,6 +30,7 @@ from serving.lookup.cache_plan import Memory, buffers_memory, caches_memory, idl
 from serving.model.graph import is_network_file
 from serving.model.snapshot_model import SnapshotModel, is_snapshot
 from serving.model.triton_config import TritonTensors, triton_faults, write_triton_files
+from serving.option_values import Engine
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.preflight import check_tiers, connect_tiers
 from serving.parameter_server.table_files import memory_needed, table_source
@@ -45,7 +45,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "check",
-        help="validate a configuration, a model or a repository without serving it",
         description="Validate without serving, and print the memory that each table takes.",
     )
     parser.add_argument(

@@ -15,7 +15,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "checkpoint",
-        help="copy the database of a persistent_db",
         description="Copy the RocksDB database into a new folder. On the same file system the files are hard links, "
         "and the copy takes milliseconds. No other process may have the database open for writing. A process that has "
         "it open can call RocksDbStore.checkpoint. The first server that opens the copy refills its caches.",

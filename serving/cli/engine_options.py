@@ -4,11 +4,9 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from serving.calibration import refuse_idle_calibration
 from serving.cli.numbers import one_of, ratio
-from serving.dense.calibration import DEFAULT_TOLERANCE
-from serving.dense.network import Engine
 from serving.errors import ConfigError
+from serving.option_values import DEFAULT_TOLERANCE, Engine, refuse_idle_calibration
 
 
 def add_engine_options(parser: argparse.ArgumentParser, default: Engine | None, meaning: str) -> None:

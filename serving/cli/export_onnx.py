@@ -17,7 +17,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "export-onnx",
-        help="write a model's dense network as an ONNX file",
         description="Write the dense network of a model as ONNX. It takes dense features [B, F] and pooled embeddings "
         "[B, S, D] and returns probabilities [B, L]. Inputs have the names of the model's JSON. Embedding tables are "
         "not written.",

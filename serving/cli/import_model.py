@@ -47,7 +47,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the subparsers of ``hotrow``."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "import",
-        help="import an ONNX network and tables from PyTorch, TorchRec, NumPy or DynamicEmb",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -12,7 +12,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "load",
-        help="insert the rows of a file into a table",
         description="Insert the rows of a dump by `hotrow dump` or HPS into Redis and RocksDB, if the ps.json has "
         "them. Other rows of the table stay, as in HPS. The whole file is checked before a row changes. The new rows "
         "stay until the model's own files change. Running processes do not see the rows in their RAM.",

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,28 +12,82 @@ from typing import Any
 from serving.cli.numbers import names_variable
 from serving.cli.outcome import outcome
 from serving.cli.output import outlive_readers
-from serving.frontend.version import server_version
 
-#: The modules of the commands. A module is imported when its command is called, because some of them take long.
+#: The commands: their modules and what they do. A module is imported when its command is called, because some of them
+#: take long.
 _COMMANDS = {
-    "serve": "serving.cli.serve",
-    "ready": "serving.cli.ready",
-    "stats": "serving.cli.stats",
-    "updates": "serving.cli.updates",
-    "check": "serving.cli.check",
-    "predict": "serving.cli.predict",
-    "import": "serving.cli.import_model",
-    "export-onnx": "serving.cli.export_onnx",
-    "replay": "hotrow.replay.command",
-    "plan": "serving.cli.plan",
-    "dump": "serving.cli.dump",
-    "load": "serving.cli.load",
-    "publish": "serving.cli.publish",
-    "checkpoint": "serving.cli.checkpoint",
-    "snapshot": "serving.cli.snapshot",
-    "token": "serving.cli.token",
-    "train": "training.command.cli",
-    "compare": "training.command.compare",
+    "serve": (
+        "serving.cli.serve",
+        "serve a model repository over HTTP and gRPC",
+    ),
+    "ready": (
+        "serving.cli.ready",
+        "say whether the server on this machine is ready",
+    ),
+    "stats": (
+        "serving.cli.stats",
+        "show the models, tiers and latencies of a running server",
+    ),
+    "updates": (
+        "serving.cli.updates",
+        "show how far a running server has read the updates of its models",
+    ),
+    "check": (
+        "serving.cli.check",
+        "validate a configuration, a model or a repository without serving it",
+    ),
+    "predict": (
+        "serving.cli.predict",
+        "send samples to a running server, or score a file offline",
+    ),
+    "import": (
+        "serving.cli.import_model",
+        "import an ONNX network and tables from PyTorch, TorchRec, NumPy or DynamicEmb",
+    ),
+    "export-onnx": (
+        "serving.cli.export_onnx",
+        "write a model's dense network as an ONNX file",
+    ),
+    "replay": (
+        "hotrow.replay.command",
+        "answer logged requests again with other versions, and compare the answers",
+    ),
+    "plan": (
+        "serving.cli.plan",
+        "show the memory of each tier, and choose cache sizes from recorded traffic",
+    ),
+    "dump": (
+        "serving.cli.dump",
+        "write all rows of a table to a file",
+    ),
+    "load": (
+        "serving.cli.load",
+        "insert the rows of a file into a table",
+    ),
+    "publish": (
+        "serving.cli.publish",
+        "send the rows of a folder to servers that follow a log of updates",
+    ),
+    "checkpoint": (
+        "serving.cli.checkpoint",
+        "copy the database of a persistent_db",
+    ),
+    "snapshot": (
+        "serving.cli.snapshot",
+        "write a table as a file that opens in milliseconds",
+    ),
+    "token": (
+        "serving.cli.token",
+        "make a token that lets a client use a server",
+    ),
+    "train": (
+        "training.command.cli",
+        "train a model and write it into a model repository",
+    ),
+    "compare": (
+        "training.command.compare",
+        "show how two versions were trained, side by side",
+    ),
 }
 #: The output of these commands is their result. Other commands have done their work even if nobody reads the output.
 _REPORTS = ("check", "compare", "plan", "predict", "replay", "stats", "token", "updates")
@@ -82,6 +135,19 @@ class _Parser(argparse.ArgumentParser):
         return super().add_argument(*names, **settings)
 
 
+class _Version(argparse.Action):
+    """Prints the version, which takes a while to look up."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="show program's version number and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from serving.frontend.version import server_version
+
+        print(f"hotrow {server_version()}")
+        parser.exit()
+
+
 def _path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("expected a path, got ''")
@@ -90,16 +156,19 @@ def _path(text: str) -> Path:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(prog="hotrow", description="Serve CTR models whose embedding tables outgrow the GPU.")
-    parser.add_argument("--version", action="version", version=f"hotrow {server_version()}")
+    parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     words = sys.argv[1:] if arguments is None else arguments
-    chosen = words[0] if words else ""
-    for name, module in _COMMANDS.items():
-        if chosen == name or chosen not in (*_COMMANDS, "--version"):
+    for name, (module, does) in _COMMANDS.items():
+        if words and words[0] == name:
             import_module(module).add_parser(commands)
+        else:
+            commands.add_parser(name, help=does)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         called = commands.choices[options.command] if options.command else parser
+        from difflib import get_close_matches
+
         close = get_close_matches(unknown[0].partition("=")[0], re.findall(r"--[a-z-]+", called.format_help()), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         called.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")

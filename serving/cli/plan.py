@@ -47,7 +47,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan",
-        help="show the memory of each tier, and choose cache sizes from recorded traffic",
         description="Print the memory of each table in each tier and, with a trace, the hit rate of each cache size.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a configuration, as for `hotrow check`")

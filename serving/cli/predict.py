@@ -27,7 +27,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "predict",
-        help="send samples to a running server, or score a file offline",
         description="Send a JSON file of samples to a server and print its predictions; see docs/serving.md. "
         "With --data, score a file without a server.",
         epilog="Example: hotrow predict models/clicks --data clicks.parquet --output scores.parquet",

@@ -20,7 +20,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "publish",
-        help="send the rows of a folder to servers that follow a log of updates",
         description="Send the rows of a folder to a log of updates. The folder has a folder with key and emb_vector "
         "for each table, as export_delta and sok.incremental_dump write them. Or it is a dump of SparseOperationKit, "
         "DynamicEmb or TFRA, with float32 rows, or a delta of TorchEasyRec. Every row is checked before one is sent. "

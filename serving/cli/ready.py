@@ -27,7 +27,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "ready",
-        help="say whether the server on this machine is ready",
         description="Exit with 0 if the server on this machine is ready, otherwise with 1. The options and the "
         "HOTROW_* variables are those of the server. With TLS, the command presents the server's own certificate.",
     )

@@ -10,22 +10,18 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.system_cores import usable_cores
-from serving.candidates import MAX_CANDIDATES
 from serving.cli.address_options import DEFAULT_HOST, DEFAULT_PORT, add_address_options
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, process_log
 from serving.cli.numbers import is_on, memory_size, names_variable, number, one_of, ratio, whole_number
 from serving.cli.outcome import outcome
 from serving.cli.progress import load_progress
-from serving.cli.shared_folders import remove_abandoned_sockets
 from serving.cli.threads import end_process_after, in_thread
 from serving.cli.variables import SERVE_OPTIONS, from_environment, naming_variables, warn_of_misspelt_variables
-from serving.config.control import CONTROL_MODES
 from serving.errors import (
     ConfigError,
     MissingExtraError,
@@ -33,13 +29,15 @@ from serving.errors import (
     ServingError,
     told,
 )
+from serving.frontend.http.early import EarlyAnswers
 from serving.frontend.limits import ENVELOPE_BYTES, Limits
-from serving.lookup.devices import check_device_name
+from serving.frontend.tls import Tls
+from serving.frontend.worker_place import WorkerPlace
+from serving.option_values import CONTROL_MODES, MAX_CANDIDATES, check_device_name
 
 if TYPE_CHECKING:
     from serving.frontend.grpc import GrpcServer
     from serving.frontend.recorder import Recorder
-    from serving.frontend.workers import WorkerPlace
     from serving.repository import ModelRepository
     from serving.request_log import RequestLog
 
@@ -78,7 +76,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "serve",
-        help="serve a model repository over HTTP and gRPC",
         description="Serve every model of a repository over HTTP and, with --grpc-port, over gRPC.",
     )
     limits = Limits()
@@ -333,8 +330,6 @@ def _device(text: str) -> str:
 
 def serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    from serving.frontend.workers import WorkerPlace
-
     place = WorkerPlace.of_this_process()
 
     last_resort_s = options.drain_timeout_s + _LAST_RESORT_S
@@ -352,9 +347,6 @@ def serve(options: argparse.Namespace) -> int:
     _permit_open_files()
     number = None if place is None else place.number
     with process_log(options.log_level, options.log_format, number) as standard_error:
-        supervises = place is None and options.workers > 1
-        serves = partial(_serve, place=place, must_end=must_end)
-        run = partial(_supervise, standard_error=standard_error) if supervises else serves
 
         def checked(options: argparse.Namespace) -> int:
             if place is None:
@@ -364,11 +356,30 @@ def serve(options: argparse.Namespace) -> int:
                 for option, default in _DEFAULTS.items():
                     if getattr(options, option) is None:
                         setattr(options, option, default)
-                if place is None:
-                    remove_abandoned_sockets()
-                return run(options)
+                return _listen_and_serve(options, place, must_end, standard_error)
 
         return outcome(options, checked)  # here, so that the log's format includes its error
+
+
+def _listen_and_serve(
+    options: argparse.Namespace, place: WorkerPlace | None, must_end: Callable[[int], None], standard_error: int
+) -> int:
+    """Serve in this process or in several; until models are loaded, connections get early answers."""
+    certificate = options.ssl_certfile
+    tls = None if certificate is None else Tls(certificate, options.ssl_keyfile, options.ssl_ca_certs)
+    with _listener(options, place) as listener:
+        if place is not None:
+            return _serve(options, place, listener, tls, must_end, lambda: None)
+        with closing(EarlyAnswers(listener, tls)) as early:
+            if options.workers == 1:
+                return _serve(options, None, listener, tls, must_end, early.close)
+
+            def answered() -> None:
+                early.close()
+                if tls is not None:
+                    tls.close()
+
+            return _supervise(options, listener, standard_error, answered)
 
 
 def _check_together(options: argparse.Namespace) -> None:
@@ -406,8 +417,25 @@ def _permit_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
-def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: Callable[[int], None]) -> int:
-    """Serve in this process. The first signal to stop calls ``must_end`` with the exit code."""
+def _serve(
+    options: argparse.Namespace,
+    place: WorkerPlace | None,
+    listener: socket.socket,
+    tls: Tls | None,
+    must_end: Callable[[int], None],
+    answering: Callable[[], None],
+) -> int:
+    """Serve in this process.
+
+    Args:
+        options: of the command line.
+        place: of this worker; None: this process is the whole server.
+        listener: accepts HTTP connections.
+        tls: for them, and for gRPC.
+        must_end: called with the exit code at the first signal to stop.
+        answering: called just before this process answers.
+    """
+    from serving.cli.shared_folders import remove_abandoned_sockets
     from serving.cli.supervisor import end_with
     from serving.frontend.workers import Siblings
 
@@ -417,8 +445,8 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
     from serving.frontend.batcher import Batching
     from serving.frontend.front_end import FrontEnd, Settings
     from serving.frontend.http.app import create_app
-    from serving.frontend.http.server import Neighbour, Stop, host_of, run, url_of
-    from serving.frontend.tls import Tls
+    from serving.frontend.http.listening import host_of, url_of
+    from serving.frontend.http.server import Neighbour, Stop, run
     from serving.frontend.tokens import Tokens
     from serving.frontend.tracing import Tracing
     from serving.frontend.version import server_version
@@ -426,12 +454,12 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
     from serving.opening import Runtime
     from serving.repository import ModelRepository, check_warm_up
 
-    if place is not None:
+    if place is None:
+        remove_abandoned_sockets()
+    else:
         end_with(place.starter)
     open_neighbours = [] if options.grpc_port is None else [_grpc_server()]
     tolerance = checked_tolerance(options)
-    certificate = options.ssl_certfile
-    tls = None if certificate is None else Tls(certificate, options.ssl_keyfile, options.ssl_ca_certs)
     tokens = None if options.tokens is None else Tokens(options.tokens)
     tracing = Tracing(None if place is None else place.number) if options.traces else None
     runtime = Runtime(
@@ -452,7 +480,6 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
         update_settings=_update_settings(options),
     )
     with (
-        _listener(options, place) as listener,
         _recorder(options) as recorder,
         _request_log(options) as request_log,
         repository,
@@ -495,6 +522,7 @@ def _serve(options: argparse.Namespace, place: "WorkerPlace | None", must_end: C
 
         all_neighbours: list[Neighbour] = [*neighbours, *private]
         app = create_app(front, Access(tokens, host_of(listener), options.host))
+        answering()
         with closing(front):  # after all servers, whose last requests need its threads
             is_shared = bool(private)
             run(
@@ -516,11 +544,15 @@ def _update_settings(options: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _supervise(options: argparse.Namespace, standard_error: int) -> int:
-    """Serve in several processes until SIGTERM or Ctrl-C."""
+def _supervise(
+    options: argparse.Namespace, listener: socket.socket, standard_error: int, answered: Callable[[], None]
+) -> int:
+    """Serve in several processes until SIGTERM or Ctrl-C; ``answered`` is called once the first answers."""
+    from serving.cli.shared_folders import remove_abandoned_sockets
     from serving.cli.supervisor import Supervisor
 
-    with _listener(options) as listener, Supervisor(options, listener, standard_error) as supervisor:
+    remove_abandoned_sockets()
+    with Supervisor(options, listener, standard_error, answered) as supervisor:
         return supervisor.run()
 
 
@@ -535,7 +567,7 @@ def _grpc_server() -> type["GrpcServer"]:
 
 def _listener(options: argparse.Namespace, place: "WorkerPlace | None" = None) -> AbstractContextManager[socket.socket]:
     """Listen before models are loaded, which may take long; a worker takes the socket that it was given."""
-    from serving.frontend.http.server import listen, listening_on_path
+    from serving.frontend.http.listening import listen, listening_on_path
 
     if place is not None:
         return socket.socket(fileno=place.listener)

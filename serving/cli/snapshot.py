@@ -23,7 +23,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "snapshot",
-        help="write a table as a file that opens in milliseconds",
         description="Write one table as a snapshot. A server maps the file and serves its rows.",
     )
     parser.add_argument(

@@ -33,7 +33,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "stats",
-        help="show the models, tiers and latencies of a running server",
         description="Show what a running server counted since its start. Percentiles are estimates: the server counts "
         "durations in buckets.",
     )

@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
@@ -26,7 +27,7 @@ from typing import Self
 from serving.cli.shared_folders import sockets_folder, tables_identity
 from serving.config import shared_ram_name
 from serving.errors import ConfigError
-from serving.frontend.workers import WorkerPlace, address_of
+from serving.frontend.worker_place import WorkerPlace, address_of
 from serving.storage.shared.folder import SHARED_MEMORY
 
 _log = logging.getLogger("hotrow.workers")
@@ -52,13 +53,18 @@ def end_with(starter: int) -> None:
 class Supervisor:
     """The workers of one ``hotrow serve``. Belongs to the main thread. Close it by leaving its block."""
 
-    def __init__(self, options: argparse.Namespace, listener: socket.socket, standard_error: int) -> None:
+    def __init__(
+        self, options: argparse.Namespace, listener: socket.socket, standard_error: int, answered: Callable[[], None]
+    ) -> None:
         """Prepare the workers; they accept connections on ``listener`` and log to ``standard_error``.
+
+        ``answered`` is called once the first worker answers.
 
         Raises:
             ConfigError: the gRPC port cannot be bound, or there is no shared memory.
         """
         self._rereads = options.model_control_mode == "none"
+        self._answered = answered
         self._held = ExitStack()
         with ExitStack() as opened:
             # If an earlier server at this address was killed, its tables are found again instead of staying forever.
@@ -128,6 +134,7 @@ class Supervisor:
         _log.info("%d workers: each has its own GPU caches, and its own RAM unless it holds every row", len(others) + 1)
         if not await first.start():
             return first.exit_code
+        self._answered()
         if not all(await asyncio.gather(*(worker.start() for worker in others))):
             return next(worker.exit_code for worker in others if not worker.is_running)
         self._is_ready = True

@@ -13,7 +13,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "token",
-        help="make a token that lets a client use a server",
         description="Make a random token, print it once, and add its SHA-256 to the file of `hotrow serve --tokens`. "
         "A running server reads the file again. To revoke a token, delete its entry.",
     )

@@ -16,7 +16,6 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "updates",
-        help="show how far a running server has read the updates of its models",
         description="Show how far a running server has read the updates of each model, by partition, how many messages "
         "wait, and how many were rejected and why. Every worker that reads updates is shown.",
     )

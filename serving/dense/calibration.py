@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-DEFAULT_TOLERANCE = 0.01
+from serving.option_values import DEFAULT_TOLERANCE
+
 # Columns below this part of the largest column, or at 0 in the calibration, count as this large, because a later batch
 # may have larger values there. Among 0.001, 0.003, 0.01 and 0.03, 0.01 has the smallest mean error on held-out samples
 # for most of the graphs that come with hotrow train.

@@ -8,12 +8,13 @@ from kernels.device import Device
 from serving.dense.calibration import Calibration
 from serving.dense.device_arithmetic import Precision
 from serving.dense.device_network import DeviceNetwork, open_device_network
-from serving.dense.network import DenseNetwork, Engine, check_engine, open_network
+from serving.dense.network import DenseNetwork, check_engine, open_network
 from serving.errors import ConfigError, ModelFileError
 from serving.model.dense_file import read_dense
 from serving.model.graph import is_network_file, read_model_graph
 from serving.model.records import Graph
 from serving.model.regular_file import MOST_ONNX_BYTES, read_regular
+from serving.option_values import Engine
 
 _log = logging.getLogger(__name__)
 

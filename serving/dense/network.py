@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,9 @@ from serving.dense.primitives import Arithmetic, Array
 from serving.errors import MissingExtraError
 from serving.model.dense_file import Weights, check_weights
 from serving.model.records import Graph
+from serving.option_values import Engine
 
 Floats = NDArray[np.float32]
-Engine = Literal["auto", "numpy", "onnx", "int8"]
 
 _FLOAT32 = np.dtype(np.float32)  # faster to compare than the type
 

@@ -4,8 +4,10 @@ A limit that nobody changes is a constant where it is checked. ``docs/limits.md`
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from serving.protocol.bounds import Bounds
+if TYPE_CHECKING:
+    from serving.protocol.bounds import Bounds
 
 #: A gRPC message may have so many bytes more than a body, for what is around its tensors.
 ENVELOPE_BYTES = 64 << 10
@@ -64,6 +66,8 @@ class Limits:
         return max(self.max_unread_bytes, 2 * self.max_answer_bytes)
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> "Bounds":
         """What one request may make the server build; tensors in shared memory count like a body."""
+        from serving.protocol.bounds import Bounds  # needs NumPy, which the command line can do without
+
         return Bounds(self.max_json_values, self.max_json_depth, self.max_body_bytes, self.max_answer_bytes)

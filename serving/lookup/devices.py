@@ -1,7 +1,6 @@
 """The devices of a model, chosen from the option ``device`` and its configuration, and its lookups there."""
 
 import logging
-import re
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
@@ -9,21 +8,11 @@ from contextlib import ExitStack, closing
 from kernels.device import Device, open_device
 from kernels.errors import DeviceUnavailableError
 from serving.config import ModelConfig
-from serving.errors import ConfigError
 from serving.lookup.session import LookupSession
+from serving.option_values import DEVICE_NAME, check_device_name
 from serving.parameter_server import ParameterServer
 
 logger = logging.getLogger(__name__)
-
-DEVICE_NAMES = "cpu, auto, cuda, cuda:<index>, runner or runner:<number>"
-_NAME = re.compile(r"cpu|auto|(?P<kind>cuda|runner)(:(?P<number>\d{1,4}))?")
-
-
-def check_device_name(name: object, source: str) -> str:
-    """Return ``name``, or raise a ConfigError from ``source`` if it names no device."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(source, "", f"expected {DEVICE_NAMES}, got {name!r}")
-    return name
 
 
 class DeviceChoice:
@@ -38,7 +27,7 @@ class DeviceChoice:
     def __init__(self, name: str) -> None:
         """Check the name; open no device yet."""
         self._name = name
-        self._match = _NAME.fullmatch(check_device_name(name, "device"))
+        self._match = DEVICE_NAME.fullmatch(check_device_name(name, "device"))
         self._logged: set[str] = set()
 
     def open(self, listed: Sequence[int]) -> tuple[Device, ...]:

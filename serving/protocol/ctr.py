@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch
-from serving.candidates import MAX_CANDIDATES, fewest_rows, read_ordered, read_shared
+from serving.candidates import fewest_rows, read_ordered, read_shared
 from serving.config import ModelConfig
 from serving.errors import RequestError
 from serving.features import (
@@ -43,6 +43,7 @@ from serving.features import (
 from serving.features.definition import ValueType
 from serving.model.names import ANSWER, CANDIDATES, OFFSETS
 from serving.model.records import Output, default_outputs
+from serving.option_values import MAX_CANDIDATES
 from serving.protocol.tensors import (
     DTYPES,
     BodyLayout,

@@ -18,10 +18,11 @@ import numpy as np
 import orjson
 
 from serving.batch import Batch, check_keys, read_batch, read_features
-from serving.candidates import MAX_CANDIDATES, read_document
+from serving.candidates import read_document
 from serving.config import ModelConfig, TableConfig
 from serving.errors import FeatureValueError, RequestError, did_you_mean
 from serving.features import FeatureReader, slots_of
+from serving.option_values import MAX_CANDIDATES
 from serving.outputs import wanted_outputs
 from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
 from serving.protocol.document import checked, join, known_only, optional, parse_document, required

@@ -31,7 +31,6 @@ from kernels.errors import HotrowError
 from serving.background import PeriodicWorker, giving_way, next_to_requests
 from serving.calibration import refuse_shared_calibration
 from serving.config import ModelConfig, ModelFolder, ParameterServerConfig, VersionPolicy
-from serving.config.control import ControlMode
 from serving.errors import (
     ConfigError,
     DeviceMemoryError,
@@ -45,10 +44,11 @@ from serving.errors import (
     told,
     without_frames,
 )
-from serving.lookup import check_device_name, warn_of_idle_caches
+from serving.lookup import warn_of_idle_caches
 from serving.metrics import MetricSample
 from serving.model.manifest import Stamp, stamp_of
 from serving.opening import Runtime
+from serving.option_values import ControlMode, check_device_name
 from serving.parameter_server.health import Readiness, worst
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.table_files import Progress

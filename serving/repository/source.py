@@ -22,10 +22,10 @@ from serving.config import (
     read_repository,
     read_triton_config,
 )
-from serving.config.control import EVERY_MODEL, ControlMode
 from serving.errors import ConfigError, UnknownModelError, did_you_mean, printable
 from serving.model.manifest import MANIFEST_NAME, Stamp, sha256_of, stamp_of
 from serving.model.regular_file import is_absent
+from serving.option_values import EVERY_MODEL, ControlMode
 from serving.parameter_server.table_files import open_table_file
 
 logger = logging.getLogger("hotrow.repository")

@@ -19,6 +19,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from serving.cli.main import main
 from serving.config import read_model_directory
 from serving.planner import read_trace
 from tests.e2e.kserve_requests import inputs_of, request_of
@@ -231,6 +232,24 @@ def test_a_signal_while_models_load_ends_the_server_quietly(tiny_repository, num
 
     assert (process.returncode, printed) == (code, "")
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_is_live_and_not_ready_while_its_models_load(tiny_repository, tmp_path, capsys, workers):
+    path = tmp_path / "hotrow.sock"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tier = {"type": "redis_cluster", "address": f"127.0.0.1:{silent.getsockname()[1]}"}
+        write_ps(tiny_repository, volatile_db=tier)
+        command = ["-m", "serving.cli.main", "serve", tiny_repository, "--uds", path, "--workers", workers]
+        with (tmp_path / "log").open("wb") as log, warm.Warm(*command, stderr=log) as process:
+            silent.settimeout(DEADLINE_S)
+            with silent.accept()[0]:  # it asks Redis, and waits
+                found = [main(["ready", "--uds", str(path), *options]) for options in ([], ["--live"])]
+                process.terminate()
+                assert process.wait(DEADLINE_S) == 0
+
+    assert found == [1, 0]
+    assert capsys.readouterr().err == f"hotrow ready: {path}: not ready\n"
 
 
 def test_ctrl_c_exits_130_quietly(start, tiny_repository):

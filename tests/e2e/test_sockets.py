@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import time
+from contextlib import closing
 
 import grpc
 import httpx
@@ -19,6 +20,8 @@ import tritonclient.grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serving.cli.main import main
+from serving.frontend.http.early import EarlyAnswers
+from serving.frontend.http.listening import listen
 from serving.frontend.http.request_parser import MAX_HEAD_BYTES
 from serving.frontend.tls import Tls
 from tests.e2e.kserve_requests import inputs_of, request_of
@@ -224,7 +227,8 @@ class TestTls:
         new = (certificates / "client.pem").read_text()
         wait_until(lambda: {presented(port) for port in ports for _ in range(6)} == {new})
         warning = f"--ssl-certfile {files['--ssl-certfile']}: a certificate expires on 20"
-        assert served.log.read_text().count(warning) == 4  # by each worker, at its start and when the files were read
+        # By each process at its start, and by each worker when the files were read.
+        assert served.log.read_text().count(warning) == 5
         before = served.log.read_text().count("the server continues with the previous contents")
         files["--ssl-certfile"].write_text("no certificate")
         wait_until(
@@ -328,6 +332,17 @@ class TestTls:
         assert main([*ready, str(certificates / "both.pem")]) == 1  # a certificate of no client
         assert f"it does not accept --ssl-certfile {certificates / 'both.pem'}" in capsys.readouterr().err
         assert f"--ssl-ca-certs {authorities}: a certificate expired on 2020-01-02 00:00 UTC" in served.log.read_text()
+
+    def test_the_answers_before_models_are_loaded_have_tls(self, certificates):
+        tls = Tls(certificates / "both.pem", None, None)
+        with closing(tls), listen("127.0.0.1", 0) as listener, closing(EarlyAnswers(listener, tls)):
+            url = f"https://localhost:{listener.getsockname()[1]}"
+            live = httpx.get(f"{url}/v2/health/live", verify=trusting(certificates))
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"{url}/v2/health/live")
+            ready = httpx.get(f"{url}/v2/health/ready", verify=trusting(certificates))
+
+        assert (live.status_code, ready.status_code) == (200, 503)
 
     def test_an_expired_certificate_is_logged(self, certificates, caplog):
         file, key = certificates / "old-server.pem", certificates / "server-key.pem"

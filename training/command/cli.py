@@ -15,7 +15,6 @@ def add_parser(commands: Any) -> None:
     """Add ``hotrow train`` to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "train",
-        help="train a model and write it into a model repository",
         description="Train a CTR model and write it into a model repository.",
         epilog="Example: hotrow train --synthetic 200000 --output models && hotrow serve models",
     )

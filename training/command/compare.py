@@ -10,7 +10,6 @@ def add_parser(commands: Any) -> None:
     """Add ``hotrow compare`` to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "compare",
-        help="show how two versions were trained, side by side",
         description="Show the figures of two trained versions, and how their trainings differ.",
         epilog="Example: hotrow compare models/clicks/1 models/clicks/2 --plot compare.svg",
     )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.errors import ConfigError, did_you_mean
-from serving.lookup import check_device_name
 from serving.opening import Runtime
+from serving.option_values import check_device_name
 from serving.session import check_runtime
 
 #: Whose parameters name the engine and the device, for messages.

@@ -22,8 +22,8 @@ from serving.frontend.http.acceptor import Acceptor
 from serving.frontend.http.body import Arriving, read_body
 from serving.frontend.http.connection import Connection, OpenConnections
 from serving.frontend.http.edge import Edge
+from serving.frontend.http.listening import listen
 from serving.frontend.http.request_parser import MAX_HEAD_BYTES, MAX_HEADERS
-from serving.frontend.http.server import listen
 from serving.frontend.limits import Limits
 from serving.frontend.tls import Tls
 from serving.metrics import RequestMetrics

@@ -19,7 +19,8 @@ from serving.errors import DeadlineError, OverloadedError, StoreError, StoreTime
 from serving.frontend.batcher import Batching
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.http.app import create_app
-from serving.frontend.http.server import Server, Stop, listen
+from serving.frontend.http.listening import listen
+from serving.frontend.http.server import Server, Stop
 from serving.frontend.limits import Limits
 from serving.repository import ModelRepository
 from serving.session import InferenceSession

@@ -9,7 +9,8 @@ import uvloop
 
 from serving.errors import ConfigError
 from serving.frontend.http.edge import Edge
-from serving.frontend.http.server import Server, Stop, listen, listening_on_path, url_of
+from serving.frontend.http.listening import listen, listening_on_path, url_of
+from serving.frontend.http.server import Server, Stop
 from serving.frontend.limits import Limits
 from serving.metrics import RequestMetrics
 
