@@ -34,10 +34,12 @@ from serving.importers.pytorch.answers import Answers
 from serving.importers.pytorch.dense import export_dense
 from serving.importers.pytorch.inputs import Inputs
 from serving.importers.pytorch.runs import Runner, Source, Sources
+from serving.importers.pytorch.shifts import shifting_definition
 from serving.importers.pytorch.tables import Tables
 from serving.importers.verifying import Comparison, ExpectedAnswers
 from serving.importers.writing import write_model
 from serving.model.sequences import SequenceSlots
+from serving.model.sparse_rows import LARGEST_KEY
 from serving.model.version_writer import check_target
 
 _SAMPLES = 64  # of the random requests
@@ -79,13 +81,17 @@ def convert(
         slots = {table: len(of_table) for table, of_table in tables.slots(lookups, inputs.samples)[0].items()}
         runner = Runner(source, module, tables, inputs, slots, answers)
         sources = runner.trace()
-        slots_of_tables = _named(inputs, sources)
+        slots_of_tables = _named(tables, inputs, sources)
         if definition is not None:
             FeatureReader(definition, slots_of_tables, inputs.width, str(features))
         expected = _expected_answers(runner, sources, logits)
         plan = _plan(runner, sources, logits, max_batchsize, slots_of_tables)
     if definition is not None:
         plan = with_features(plan, definition, str(features))
+    elif any(slot.shift for of_table in sources.slots.values() for slot in of_table):
+        rows = {one.name: one.rows.rows if one.rows.keys is None else LARGEST_KEY for one in plan.tables}
+        shifting = shifting_definition(inputs, sources, slots_of_tables, rows)
+        plan = with_features(plan, shifting, source)
     found: list[Comparison] = []
     path = write_model(
         plan,
@@ -187,7 +193,7 @@ def _expected_answers(runner: Runner, sources: Sources, logits: bool) -> Expecte
     return ExpectedAnswers(f"random requests to {runner.source}", arrays)
 
 
-def _named(inputs: Inputs, sources: Sources) -> list[SlotOfTable]:
+def _named(tables: Tables, inputs: Inputs, sources: Sources) -> list[SlotOfTable]:
     """Return the slots of all tables with the names that requests have."""
     names = iter(inputs.names_in_requests([slot.name for of_table in sources.slots.values() for slot in of_table]))
     return [
@@ -195,6 +201,7 @@ def _named(inputs: Inputs, sources: Sources) -> list[SlotOfTable]:
             place=f"{table}[{place}]" if len(of_table) > 1 else table,
             table=table,
             own_name=next(names),
+            has_one_key=not tables.pools(table) and of_table[place].padding is None,
             most=0 if (padding := of_table[place].padding) is None else padding.most,
         )
         for table, of_table in sources.slots.items()

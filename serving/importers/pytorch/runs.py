@@ -62,12 +62,14 @@ class Source(NamedTuple):
         places: those of the features.
         first: the place of its first position among the slots that the table looked up.
         padding: of a sequence; None: the slot is pooled.
+        shift: forward adds this to each key.
     """
 
     name: str
     places: list[int]
     first: int
     padding: Padding | None
+    shift: int = 0
 
     def bag(self, run: Run, table: str, sample: int) -> NDArray[np.int64]:
         """Return the keys of a sample in a run."""
@@ -126,13 +128,20 @@ class Runner:
             )
             for table, count in self.slots.items()
         }
+        of_zeros = self._run(_TRACED_SAMPLES, self._filler, None, vectors)
         run = self._run(_TRACED_SAMPLES, partial(_tags, first_tag), None, vectors)
-        sources = Sources({table: self._sources(table, run, first_tag) for table in run.slots}, {})
+        sources = Sources({table: self._sources(table, run, of_zeros, first_tag) for table in run.slots}, {})
         for table, of_table in sources.slots.items():
-            for place in (place for source in of_table for place in source.places):
-                padding = self.inputs.features[place].padding
-                own = keys[table] if padding is None else keys[table][keys[table] != padding.key]
-                sources.keys[place] = min(own, sources.keys.get(place, own), key=len)
+            shifts = {source.shift for source in of_table}
+            for source in of_table:
+                end = min((shift for shift in shifts if shift > source.shift), default=None)
+                of_range = (
+                    keys[table][(keys[table] >= source.shift) & (end is None or keys[table] < end)] - source.shift
+                )
+                for place in source.places:
+                    padding = self.inputs.features[place].padding
+                    own = of_range if padding is None else of_range[of_range != padding.key]
+                    sources.keys[place] = min(own, sources.keys.get(place, own), key=len)
         self._refuse_unused(sources.keys)
         rows = [source for of_table in sources.slots.values() for source in of_table if source.padding is not None]
         groups = {self.inputs.features[source.places[0]].lengths for source in rows}
@@ -225,12 +234,14 @@ class Runner:
         padding = self.inputs.features[place].padding
         return np.full(counts.sum(), 0 if padding is None else padding.filler, np.int64)
 
-    def _sources(self, table: str, run: Run, first_tag: int) -> list[Source]:
-        """Return where the tagged keys of a table's slots come from."""
+    def _sources(self, table: str, run: Run, of_zeros: Run, first_tag: int) -> list[Source]:
+        """Return where the tagged keys of a table's slots come from; ``of_zeros`` is a run whose keys are all 0."""
         sources: list[Source] = []
         slots, at = run.slots[table], 0
         while at < len(slots):
-            tags = np.concatenate(slots[at])
+            shifted = np.concatenate(of_zeros.slots[table][at])
+            shift = int(shifted[0]) if shifted.size and (shifted == shifted[0]).all() and shifted[0] > 0 else 0
+            tags = np.concatenate(slots[at]) - shift
             places = list(dict.fromkeys(((tags[tags >= first_tag] - first_tag) >> _FEATURE_BIT).tolist()))
             if not places or max(places) >= len(run.features):
                 raise self._computed(table, run, at)
@@ -239,8 +250,8 @@ class Runner:
                 self._check_positions(table, run, at, places[0])
             else:
                 padding = None
-                self._check_bags(table, run, at, places)
-            sources.append(Source(self._name(places), places, at, padding))
+                self._check_bags(table, run, at, places, shift)
+            sources.append(Source(self._name(places), places, at, padding, 0 if padding is not None else shift))
             at += 1 if padding is None else padding.most
         return sources
 
@@ -259,10 +270,10 @@ class Runner:
             )
             raise ConfigError(self.source, table, f"{reason}{at_line(run.lines[table][first])}")
 
-    def _check_bags(self, table: str, run: Run, at: int, places: Sequence[int]) -> None:
+    def _check_bags(self, table: str, run: Run, at: int, places: Sequence[int], shift: int) -> None:
         """Check that a slot has the keys of features."""
         paddings = [one.padding.key for one in self.inputs.features if one.padding and one.padding.key is not None]
-        for sample, bag in enumerate(run.slots[table][at]):
+        for sample, bag in enumerate(bag - shift for bag in run.slots[table][at]):
             expected = np.concatenate([run.features[place][sample] for place in places])
             if np.array_equal(bag, expected):
                 continue

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from serving.errors import ConfigError, MissingExtraError
+from serving.errors import ConfigError, MissingExtraError, RequestError
 from serving.importers import from_torch
 from serving.model.manifest import read_manifest
 from serving.opening import load_model
@@ -334,3 +334,43 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, packag
 
     with pytest.raises(MissingExtraError, match=rf"needs the package '{package}': pip install 'hotrow\[train\]'"):
         from_torch(nn.EmbeddingBag(20, 1), (torch.zeros(2, 3, dtype=torch.int64),), tmp_path, "ctr")
+
+
+class Shared(nn.Module):
+    """Fields that share one table, each after the rows of the fields before it, and a second table of weights."""
+
+    def __init__(self, of_weights=(0, 5, 12)):
+        super().__init__()
+        self.table, self.weights = nn.Embedding(20, 4), nn.Embedding(20, 1)
+        self.register_buffer("offsets", torch.tensor([0, 5, 12]))
+        self.of_weights = of_weights
+        self.head = Head(12 + 1)
+
+    def forward(self, ids, price):
+        first = self.weights(ids + torch.tensor(self.of_weights)).sum(1)
+        return torch.sigmoid(self.head(self.table(ids + self.offsets), price) + first)
+
+
+def test_constants_that_are_added_to_keys_are_added_to_those_of_requests_by_name(tmp_path, rng):
+    module = Shared()
+
+    imported = from_torch(module, (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 1)), tmp_path, "ctr")
+
+    ids = np.stack([rng.integers(0, size, B) for size in (5, 7, 8)], axis=1)
+    price = rng.normal(size=(B, 1)).astype(np.float32)
+    answers = expected(module, torch.from_numpy(ids), torch.from_numpy(price))
+    with load_model(imported.path) as session:
+        request = {"price": price[:, 0]} | {f"ids[{field}]": ids[:, field] for field in range(3)}
+        np.testing.assert_allclose(session.predict(request), answers, atol=1e-6)
+        with pytest.raises(RequestError, match=r"ids\[1\] of sample 0: the key is outside of the feature's size"):
+            session.predict({**request, "ids[1]": [7] * B})
+        shifted = np.tile(ids + module.offsets.numpy(), 2)
+        np.testing.assert_allclose(session.predict(price, shifted), answers, atol=1e-6)
+
+
+def test_another_constant_for_another_table_is_refused(tmp_path):
+    example = (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 1))
+    reason = r"table: forward adds 4 to the keys of 'ids\[1\]' for one table, and 5 for 'table'"
+
+    with pytest.raises(ConfigError, match=reason):
+        from_torch(Shared((0, 4, 12)), example, tmp_path, "ctr")
