@@ -51,8 +51,8 @@ def test_the_network_gets_the_row_of_each_key(model, session):
     np.testing.assert_allclose(session.predict(dense, *flatten(bags)), expected, **ROUNDING)
     np.testing.assert_allclose(session.predict(named(model, dense, bags)), expected, **ROUNDING)
     samples = [{"dense": one.tolist(), "keys": slots} for one, slots in zip(dense, bags, strict=True)]
-    batch, _ = decode_samples(json.dumps({"samples": samples}).encode(), session.config)
-    np.testing.assert_allclose(session.predict_batch(batch).probabilities, expected, **ROUNDING)
+    batch = decode_samples(json.dumps({"samples": samples}).encode(), session.config).batch
+    np.testing.assert_allclose(session.predict_batch(batch).values, expected, **ROUNDING)
 
 
 @pytest.mark.parametrize("engine", ["numpy", "onnx", "int8"])
@@ -130,7 +130,7 @@ def test_merged_requests_are_answered_as_alone(model, session):
     requests = [model.sample_requests(count, seed=count) for count in (1, 7, 3)]
     batches = [read_batch(session.config, dense, *flatten(bags)) for dense, bags in requests]
 
-    together = session.predict_batch(join_batches(batches)).probabilities
+    together = session.predict_batch(join_batches(batches)).values
 
     expected = np.concatenate([model.probabilities(dense, bags) for dense, bags in requests])
     np.testing.assert_allclose(together, expected, **ROUNDING)

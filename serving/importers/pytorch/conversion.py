@@ -81,7 +81,7 @@ def convert(
         slots = {table: len(of_table) for table, of_table in tables.slots(lookups, inputs.samples)[0].items()}
         runner = Runner(source, module, tables, inputs, slots, answers)
         sources = runner.trace()
-        slots_of_tables = _named(tables, inputs, sources)
+        slots_of_tables = _named(inputs, sources)
         if definition is not None:
             FeatureReader(definition, slots_of_tables, inputs.width, str(features))
         expected = _expected_answers(runner, sources, logits)
@@ -174,6 +174,10 @@ def _expected_answers(runner: Runner, sources: Sources, logits: bool) -> Expecte
     for output in run.outputs:
         if logits and output.kind == "probability":
             answers[:, output.columns] = answers[:, output.columns].sigmoid()
+    is_nan = answers.isnan().any(dim=1).numpy()
+    if is_nan.any() and sources.has_empty(run, _SAMPLES)[is_nan].all():
+        reason = "the answer to an empty sequence is not a number; mask scores with -1e9 in place of -inf"
+        raise ConfigError(runner.source, "", reason)
     if fault := strange_answers(answers.numpy(), run.outputs):
         other = "for other numbers, use outputs={'rating': 'score'} or outputs={'user': 'vector'}"
         raise ConfigError(runner.source, "", f"{fault}; if they are logits, use logits=True; {other}")
@@ -193,7 +197,7 @@ def _expected_answers(runner: Runner, sources: Sources, logits: bool) -> Expecte
     return ExpectedAnswers(f"random requests to {runner.source}", arrays)
 
 
-def _named(tables: Tables, inputs: Inputs, sources: Sources) -> list[SlotOfTable]:
+def _named(inputs: Inputs, sources: Sources) -> list[SlotOfTable]:
     """Return the slots of all tables with the names that requests have."""
     names = iter(inputs.names_in_requests([slot.name for of_table in sources.slots.values() for slot in of_table]))
     return [
@@ -201,7 +205,7 @@ def _named(tables: Tables, inputs: Inputs, sources: Sources) -> list[SlotOfTable
             place=f"{table}[{place}]" if len(of_table) > 1 else table,
             table=table,
             own_name=next(names),
-            has_one_key=not tables.pools(table) and of_table[place].padding is None,
+            has_one_key=of_table[place].has_one_key,
             most=0 if (padding := of_table[place].padding) is None else padding.most,
         )
         for table, of_table in sources.slots.items()
@@ -234,7 +238,7 @@ def _plan(
         name: SlotsOfRequest(
             tuple(slot.own_name for slot in slots_of_tables if slot.table == name),
             sequences[name]._replace(mask=masks.get(name, "")) if name in sequences else None,
-            has_one_key=not tables.pools(name),
+            has_one_key=all(one.has_one_key or one.padding is not None for one in sources.slots[name]),
         )
         for name in slots
     }

@@ -252,9 +252,13 @@ class Inputs:
     def _padded_inputs(self, named: Mapping[str, Any], sequences: Mapping[str, int]) -> dict[str, _Maker]:
         """Return the makers of the inputs that are padded sequences."""
         makers: dict[str, _Maker] = {}
+        if not isinstance(sequences, Mapping):
+            raise ConfigError(self._source, "sequences", f"expected {{name: padding key}}, got {sequences!r}")
         by_short = {self._short(name): name for name in named}
         for given, key in sequences.items():
             name = by_short.get(given, given)
+            if not isinstance(key, int) or isinstance(key, bool):
+                raise ConfigError(self._source, "sequences", f"expected the padding key of {given!r}, got {key!r}")
             if name not in named:
                 close = did_you_mean(given, [*named, *by_short])
                 raise ConfigError(self._source, "sequences", f"forward has no input {given!r}{close}")

@@ -13,7 +13,7 @@ from serving.errors import ConfigError
 from serving.importers.pytorch.answers import Answers
 from serving.importers.pytorch.inputs import FeatureKeys, Inputs, Padding
 from serving.importers.pytorch.lines import KeyUses, at_line, line_of_error
-from serving.importers.pytorch.tables import CONSTANT_KEYS, NO_KEY, Slot, Tables
+from serving.importers.pytorch.tables import CONSTANT_KEYS, NO_KEY, Lookup, Slot, Tables
 from serving.model.records import Output
 
 # What a module raises if it cannot take inputs of the example's form.
@@ -37,7 +37,7 @@ class Run(NamedTuple):
         answer: float32[B, W], the columns of all outputs.
         outputs: the outputs.
         slots: what each table looked up: of a sequence one slot for each position.
-        lines: the line of the module's code that looked up each of these slots.
+        calls: the call that looked up each of these slots.
         dense: float32[B, F], the dense features.
         features: the keys of each feature, without padding.
         lengths: how many keys each sample has of the features with such lengths.
@@ -47,7 +47,7 @@ class Run(NamedTuple):
     answer: Tensor
     outputs: tuple[Output, ...]
     slots: dict[str, list[Slot]]
-    lines: dict[str, list[str]]
+    calls: dict[str, list[Lookup]]
     dense: NDArray[np.float32]
     features: list[Slot]
     lengths: dict[str | None, NDArray[np.int64]]
@@ -63,13 +63,15 @@ class Source(NamedTuple):
         first: the place of its first position among the slots that the table looked up.
         padding: of a sequence; None: the slot is pooled.
         shift: forward adds this to each key.
+        has_one_key: a sample has one key.
     """
 
     name: str
     places: list[int]
     first: int
     padding: Padding | None
-    shift: int = 0
+    shift: int
+    has_one_key: bool
 
     def bag(self, run: Run, table: str, sample: int) -> NDArray[np.int64]:
         """Return the keys of a sample in a run."""
@@ -86,6 +88,11 @@ class Sources(NamedTuple):
 
     slots: dict[str, list[Source]]
     keys: dict[int, NDArray[np.int64]]
+
+    def has_empty(self, run: Run, samples: int) -> NDArray[np.bool_]:
+        """Return which samples of a run have an empty sequence, bool[B]."""
+        places = [one.places[0] for of_table in self.slots.values() for one in of_table if one.padding is not None]
+        return np.array([any(not run.features[place][sample].size for place in places) for sample in range(samples)])
 
 
 class Runner:
@@ -145,8 +152,9 @@ class Runner:
         self._refuse_unused(sources.keys)
         rows = [source for of_table in sources.slots.values() for source in of_table if source.padding is not None]
         groups = {self.inputs.features[source.places[0]].lengths for source in rows}
-        unpooled = {name: run.lengths[name] for name in groups}
-        other = self._run(_TRACED_SAMPLES, self._filler, run.dense, vectors, unpooled)
+        # The lengths of sequences may matter, and those of bags may not.
+        lengths = {name: of if name in groups else np.roll(of, 1) for name, of in run.lengths.items()}
+        other = self._run(_TRACED_SAMPLES, self._filler, run.dense, vectors, lengths)
         if not torch.allclose(run.answer, other.answer, equal_nan=True):
             reason = (
                 "with other keys and the same rows, forward gives another answer; expected keys to matter by their "
@@ -177,15 +185,15 @@ class Runner:
         keys_of: _KeysOf,
         dense: NDArray[np.float32] | None = None,
         vectors: Mapping[str, Tensor] | None = None,
-        unpooled: Mapping[str | None, NDArray[np.int64]] | None = None,
+        lengths: dict[str | None, NDArray[np.int64]] | None = None,
     ) -> Run:
         """Run the module once. No ``dense``: random features. For ``vectors`` see ``Tables.watched``.
 
-        ``unpooled`` are the lengths of sequences; None: random lengths.
+        For ``lengths`` see ``Run``; None: random lengths.
         """
         if dense is None:
             dense = self._random.standard_normal((samples, self.inputs.width), np.float32)
-        lengths = {**self._lengths(samples), **(unpooled or {})}
+        lengths = lengths or self._lengths(samples)
         keys = self._keys(keys_of, lengths)
         arguments = self.inputs.arguments(torch.from_numpy(dense), keys)
         uses = KeyUses(self.inputs.keys_in(arguments))
@@ -199,13 +207,13 @@ class Runner:
                 f"{reason}; expected any B, and keys that only tables read{at_line(line_of_error(err.__traceback__))}"
             )
             raise ConfigError(self.source, "", reason) from err
-        slots, lines_of = self.tables.slots(lookups, samples)
+        slots, calls = self.tables.slots(lookups, samples)
         counts = {table: len(of_table) for table, of_table in slots.items()}
         if list(counts.items()) != list(self.slots.items()):
             reason = f"expected forward to look up as many slots as with the example, {dict(self.slots)}"
             raise ConfigError(self.source, "", f"{reason}, got {counts} with B = {samples}")
         bags = [np.split(key.keys.numpy(), key.lengths.cumsum(0)[:-1].numpy()) for key in keys]
-        return Run(*self.answers.joined(answer, samples), slots, lines_of, dense, bags, lengths, uses.line)
+        return Run(*self.answers.joined(answer, samples), slots, calls, dense, bags, lengths, uses.line)
 
     def _lengths(self, samples: int) -> dict[str | None, NDArray[np.int64]]:
         """Return how many keys each sample has of the features with such lengths. Some sequences are full or empty."""
@@ -229,6 +237,17 @@ class Runner:
             for place, of_feature in enumerate(counts)
         ]
 
+    def _shift(self, tags: NDArray[np.int64], of_fillers: NDArray[np.int64], first_tag: int) -> int:
+        """Return the constant that is added to the keys of a slot, of which one run has tags and one has fillers."""
+        found = set(of_fillers.tolist())
+        for filler in (0, 1):
+            shift = min(found, default=0) - filler
+            places = _places(tags - shift, first_tag) if len(found) == 1 and shift >= 0 else []
+            features = [self.inputs.features[place] for place in places if place < len(self.inputs.features)]
+            if features and all((one.padding.filler if one.padding else 0) == filler for one in features):
+                return shift
+        return 0
+
     def _filler(self, place: int, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return keys that are all the same, and no padding."""
         padding = self.inputs.features[place].padding
@@ -239,19 +258,20 @@ class Runner:
         sources: list[Source] = []
         slots, at = run.slots[table], 0
         while at < len(slots):
-            shifted = np.concatenate(of_zeros.slots[table][at])
-            shift = int(shifted[0]) if shifted.size and (shifted == shifted[0]).all() and shifted[0] > 0 else 0
-            tags = np.concatenate(slots[at]) - shift
-            places = list(dict.fromkeys(((tags[tags >= first_tag] - first_tag) >> _FEATURE_BIT).tolist()))
+            tags = np.concatenate(slots[at])
+            shift = self._shift(tags, np.concatenate(of_zeros.slots[table][at]), first_tag)
+            places = _places(tags - shift, first_tag)
             if not places or max(places) >= len(run.features):
                 raise self._computed(table, run, at)
             padding = self.inputs.features[places[0]].padding if len(places) == 1 else None
-            if padding is not None and not self.tables.pools(table):
+            if padding is not None and not run.calls[table][at].is_pooled:
                 self._check_positions(table, run, at, places[0])
             else:
                 padding = None
                 self._check_bags(table, run, at, places, shift)
-            sources.append(Source(self._name(places), places, at, padding, 0 if padding is not None else shift))
+            is_row = not run.calls[table][at].is_pooled
+            shift = 0 if padding is not None else shift
+            sources.append(Source(self._name(places), places, at, padding, shift, is_row and padding is None))
             at += 1 if padding is None else padding.most
         return sources
 
@@ -268,7 +288,7 @@ class Runner:
                 f"expected the rows of all {feature.padding.most} positions of {feature.name!r}, in order; look up all "
                 "of them, and choose among the rows"
             )
-            raise ConfigError(self.source, table, f"{reason}{at_line(run.lines[table][first])}")
+            raise ConfigError(self.source, table, f"{reason}{at_line(run.calls[table][first].line)}")
 
     def _check_bags(self, table: str, run: Run, at: int, places: Sequence[int], shift: int) -> None:
         """Check that a slot has the keys of features."""
@@ -282,7 +302,7 @@ class Runner:
                 reason = (
                     f"the padding of {names!r} is pooled too; use padding_idx, or take a mean of the rows by a mask"
                 )
-                raise ConfigError(self.source, table, f"{reason}{at_line(run.lines[table][at])}")
+                raise ConfigError(self.source, table, f"{reason}{at_line(run.calls[table][at].line)}")
             raise self._computed(table, run, at)
 
     def _computed(self, table: str, run: Run, at: int) -> ConfigError:
@@ -290,7 +310,7 @@ class Runner:
             "forward computes keys of this table, but a request's keys go straight to the table; compute them "
             f"before the module and pass them as an input; {CONSTANT_KEYS}"
         )
-        return ConfigError(self.source, table, f"{reason}{at_line(run.uses or run.lines[table][at])}")
+        return ConfigError(self.source, table, f"{reason}{at_line(run.uses or run.calls[table][at].line)}")
 
     def _name(self, places: Sequence[int]) -> str:
         """Return the name of the input that consists of these features, or the names of the features."""
@@ -304,6 +324,11 @@ class Runner:
             if feature.input not in reached:
                 reason = "its keys reach no table; if it is a dense feature, pass it as float32"
                 raise ConfigError(self.source, feature.input, reason)
+
+
+def _places(tags: NDArray[np.int64], first_tag: int) -> list[int]:
+    """Return the features that keys come from; see ``_FEATURE_BIT``."""
+    return list(dict.fromkeys(((tags[tags >= first_tag] - first_tag) >> _FEATURE_BIT).tolist()))
 
 
 def _tags(first: int, place: int, counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -45,6 +45,7 @@ class Lookup(NamedTuple):
         line: of the module's code.
         feature: the feature of a collection without pooling; empty for other calls.
         most: L, the positions to which the rows of this feature were padded.
+        is_pooled: the network gets one vector; False: it gets the row of each key.
     """
 
     table: str
@@ -54,6 +55,7 @@ class Lookup(NamedTuple):
     line: str
     feature: str = ""
     most: int = 0
+    is_pooled: bool = True
 
 
 class _Unpooled(NamedTuple):
@@ -128,15 +130,6 @@ class Tables:
         keys, vectors = (np.concatenate(parts) for parts in zip(*trained.served_rows(), strict=True))
         return TableRows(source, rows, dim, keys, lambda begin, end: vectors[begin:end], pooling=trained.config.pooling)
 
-    def has_one_key(self, table: str) -> bool:
-        """Whether each slot of a table has one key in a sample."""
-        return isinstance(self._modules.get(table), nn.Embedding)
-
-    def pools(self, table: str) -> bool:
-        """Whether a table pools the rows of a slot."""
-        unpooled = {name for part in self._unpooled for _, name in part.answers.values()}
-        return not self.has_one_key(table) and table not in unpooled
-
     def row(self, table: str, key: int) -> Tensor:
         """Return a row of an ``nn.Embedding``, float32[D]."""
         row: Tensor = self._modules[table].weight[key]
@@ -180,19 +173,19 @@ class Tables:
             for table in replaced:
                 del table.forward
 
-    def slots(self, lookups: Sequence[Lookup], samples: int) -> tuple[dict[str, list[Slot]], dict[str, list[str]]]:
-        """Return the slots of each table in order of the calls, and the line of each.
+    def slots(self, lookups: Sequence[Lookup], samples: int) -> tuple[dict[str, list[Slot]], dict[str, list[Lookup]]]:
+        """Return the slots of each table in order of the calls, and the call of each.
 
         Raises:
             ConfigError: a call had another number of samples.
         """
         slots: dict[str, list[Slot]] = {}
-        lines: dict[str, list[str]] = {}
+        calls: dict[str, list[Lookup]] = {}
         for lookup in lookups:
             of_call = self._slots(lookup, samples)
             slots.setdefault(lookup.table, []).extend(of_call)
-            lines.setdefault(lookup.table, []).extend([lookup.line] * len(of_call))
-        return slots, lines
+            calls.setdefault(lookup.table, []).extend([lookup] * len(of_call))
+        return slots, calls
 
     def _look_up(
         self,
@@ -205,16 +198,22 @@ class Tables:
         per_sample_weights: Tensor | None = None,
     ) -> Any:
         """Record a lookup and answer it. This stands in for ``forward`` of a table."""
-        table = self._modules[name]
+        table, line = self._modules[name], line_of_call()
+        # The network pools the rows of a fixed number of keys in any way, because it gets each row.
+        in_network = getattr(table, "mode", "") == "max" or per_sample_weights is not None
         refusal = _refusal(table)
-        if per_sample_weights is not None:
-            refusal = "is called with per_sample_weights, but Hotrow's keys have no weights"
+        if in_network and offsets is not None:
+            how = "pools with mode='max'" if per_sample_weights is None else "is called with per_sample_weights"
+            refusal = f"{how} and offsets; expected keys [B, n], and for fewer keys padding_idx and sequences={{...}}"
         if refusal:
-            raise ConfigError(self._source, name, f"{refusal}{at_line(line_of_call())}")
-        lookups.append(Lookup(name, input, offsets, getattr(table, "include_last_offset", False), line_of_call()))
-        if answers is not None:
-            return answers.take(name, input.shape[1:] if isinstance(table, nn.Embedding) else None)
-        return original(input) if offsets is None else original(input, offsets)
+            raise ConfigError(self._source, name, f"{refusal}{at_line(line)}")
+        is_pooled = not isinstance(table, nn.Embedding) and not in_network
+        with_last = getattr(table, "include_last_offset", False)
+        lookups.append(Lookup(name, input, offsets, with_last, line, is_pooled=is_pooled))
+        if answers is None:
+            return original(input, *(() if isinstance(table, nn.Embedding) else (offsets, per_sample_weights)))
+        rows = answers.take(name, None if is_pooled else input.shape[1:])
+        return rows if not in_network else _pooled(rows, input, table.padding_idx, per_sample_weights)
 
     def _look_up_features(
         self,
@@ -256,7 +255,7 @@ class Tables:
             if offsets is None:
                 reason = f"{feature!r}: expected keys with offsets{at_line(line_of_call())}"
                 raise ConfigError(self._source, table, reason)
-            lookup = Lookup(table, keys, offsets, True, "", feature)
+            lookup = Lookup(table, keys, offsets, True, "", feature, is_pooled=False)
             pad = partial(self._pad, lookup, lookups, answers, own.get(answer))
             found[answer] = JaggedRows(f"{self._source}: {table}", offsets, pad)
         return found
@@ -296,7 +295,7 @@ class Tables:
                 expected, came = "a bag for each sample", f"{len(bags)} bags"
             reason = f"expected {expected} with B = {samples}, got {came}; {CONSTANT_KEYS}{at_line(lookup.line)}"
             raise ConfigError(self._source, lookup.table, reason)
-        if isinstance(table, nn.Embedding):
+        if not lookup.is_pooled:
             return [[key[None] for key in column] for column in keys.reshape(samples, -1).T]
         if table is not None and table.padding_idx is not None:  # such keys are not pooled
             bags = [bag[bag != table.padding_idx] for bag in bags]
@@ -343,6 +342,15 @@ def _without_parameters(modules: Sequence[nn.Module]) -> Iterator[None]:
             module._parameters.update(parameters)
 
 
+def _pooled(rows: Tensor, keys: Tensor, padding_key: int | None, weights: Tensor | None) -> Tensor:
+    """Return the maximum of rows, float32[B, n, D], or their sum with weights, as ``nn.EmbeddingBag`` does."""
+    is_key = torch.ones_like(keys, dtype=torch.bool) if padding_key is None else keys != padding_key
+    if weights is not None:
+        return (rows * (weights * is_key)[..., None]).sum(1)
+    largest = rows.masked_fill(~is_key[..., None], -torch.inf).amax(1)
+    return torch.where(is_key.any(1, keepdim=True), largest, 0.0)
+
+
 def _is_embedding_collection(part: nn.Module) -> bool:
     """Whether a module is TorchRec's ``EmbeddingCollection``."""
     methods = ("embedding_configs", "embedding_names_by_table")
@@ -363,8 +371,6 @@ def _refusal(table: nn.Module) -> str:
     """Return why a table cannot be imported, or an empty text."""
     if type(table).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward):
         return f"{type(table).__name__} has its own forward; expected nn.EmbeddingBag or nn.Embedding"
-    if getattr(table, "mode", "sum") == "max":
-        return "pools with mode='max'; expected 'sum' or 'mean'"
     if table.max_norm is not None:
         return f"has max_norm={table.max_norm}, which changes rows at each call; scale the rows once and set it to None"
     return ""

@@ -253,7 +253,20 @@ class MaskedBag(Bag):
         return super().forward(ids) * (ids != 0).any(1)
 
 
+class Infinite(Attention):
+    """Its mask leaves no score of an empty sequence."""
+
+    def forward(self, ids):
+        rows = self.table(ids)
+        weights = rows.sum(2).masked_fill(ids == 0, -torch.inf).softmax(1)
+        return torch.sigmoid((weights[..., None] * rows).sum((1, 2)))
+
+
 REFUSED = {
+    "no number for an empty sequence": (
+        (Infinite(), (IDS,), {"ids": 0}),
+        "Infinite: the answer to an empty sequence is not a number; mask scores with -1e9 in place of -inf",
+    ),
     "a pooled padding": (
         (Bag(), (IDS,), {"ids": 0}),
         r"table: the padding of 'ids' is pooled too; use padding_idx, .*line \d+: .*self.table\(ids\)",
@@ -267,6 +280,8 @@ REFUSED = {
         r"if 'ids' is padded with 0, use sequences={'ids': 0}; in test_sequences_from_torch.py, line \d+: return",
     ),
     "another name": ((Attention(), (IDS,), {"id": 0}), "sequences: forward has no input 'id'; did you mean 'ids'?"),
+    "names alone": ((Attention(), (IDS,), ["ids"]), r"sequences: expected {name: padding key}, got \['ids'\]"),
+    "no key": ((Attention(), (IDS,), {"ids": None}), "sequences: expected the padding key of 'ids', got None"),
     "a vector": (
         (Attention(), (IDS[..., None],), {"ids": 0}),
         r"ids: expected a sequence, int64 or int32 \[B, L\], got \[2, 4, 1\]",
@@ -324,3 +339,31 @@ def test_a_bag_leaves_the_padding_of_a_sequence_out(tmp_path):
 
     bags = [[1, 2, 3], [4], [5, 6]]
     np.testing.assert_allclose(served(imported.path, {"ids": bags})[:, 0], in_float64(module, padded(bags)), atol=1e-6)
+
+
+class Pooled(nn.Module):
+    """A maximum of rows, and sums with weights that come with the request and with learned weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = nn.EmbeddingBag(ITEMS, 4, mode="max", padding_idx=0)
+        self.weighted = nn.EmbeddingBag(ITEMS, 4, mode="sum", padding_idx=0)
+        self.importance, self.head = nn.Embedding(ITEMS, 1), Head(3 * 4)
+
+    def forward(self, ids, pair, pair_weights):
+        learned = self.weighted(ids, per_sample_weights=self.importance(ids)[..., 0])
+        given = self.weighted(pair, per_sample_weights=pair_weights)
+        return torch.sigmoid(self.head(self.largest(ids), learned, given)[:, 0])
+
+
+def test_the_network_takes_maxima_and_sums_with_weights(tmp_path):
+    rng, module = np.random.default_rng(4), Pooled()
+    pairs = torch.tensor([[1, 2], [3, 0]])
+
+    imported = from_torch(module, (IDS, pairs, torch.ones(2, 2)), tmp_path, "ctr", sequences={"ids": 0, "pair": 0})
+
+    bags, pair = histories(rng, ITEMS), histories(rng, ITEMS, most=2)
+    weights = rng.normal(size=(B, 2)).astype(np.float32)
+    expected = in_float64(module, padded(bags), padded(pair, 2), torch.from_numpy(weights))
+    request = {"ids": bags, "pair": pair, "pair_weights[0]": weights[:, 0], "pair_weights[1]": weights[:, 1]}
+    np.testing.assert_allclose(served(imported.path, request)[:, 0], expected, atol=1e-6)
