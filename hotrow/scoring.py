@@ -25,7 +25,7 @@ from serving.model.atomic import atomic_write, remove_killed_writes
 from serving.model.names import ANSWER
 from serving.model.records import Output, default_outputs, numbered
 from serving.opening import load_model
-from serving.outputs import wanted_outputs
+from serving.outputs import named_outputs
 from serving.session import InferenceSession
 from training.data.checks import ColumnMap
 from training.data.columns import (
@@ -62,7 +62,7 @@ def score(options: argparse.Namespace) -> int:
     with load_model(options.model) as session:
         if not isinstance(session, InferenceSession):
             raise RequestError(f"model {options.model!r} has no dense network, so it makes no predictions")
-        wanted = wanted_outputs(session.outputs, options.outputs) or default_outputs(session.outputs)
+        wanted = named_outputs(session.outputs, options.outputs or ()) or default_outputs(session.outputs)
         columns = _columns(session, options.without)
         schema = pa.schema([field for output in wanted for field in _fields(pa, session, output)])
         kept = _KeptColumns(pa, data, keep, schema.names)

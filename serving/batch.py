@@ -5,7 +5,7 @@ All checks are vectorized; the position of the first fault is searched only when
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -72,6 +72,13 @@ class JoinedKeys(NamedTuple):
         return tuple(tables)
 
 
+class Top(NamedTuple):
+    """The best candidates of each user: how many, and the output that ranks them."""
+
+    k: int
+    output: Output
+
+
 @dataclass(frozen=True)
 class Batch:
     """B samples.
@@ -88,6 +95,8 @@ class Batch:
             are not in it.
         sent_bags: the bags of ``sent``, before sequences have a bag for each position; None: they are ``bags``.
         wanted: the outputs that the request asks for; None: those of a request that names none.
+        counts: how many candidates each user has, int64[U]; None: all samples are candidates of one user.
+        top: which candidates the request asks for; None: it does not ask for the best.
     """
 
     dense: NDArray[np.float32]
@@ -97,6 +106,13 @@ class Batch:
     rows: Mapping[int, Places] = field(default_factory=dict)
     sent_bags: Sequence[Places | None] | None = None
     wanted: tuple[Output, ...] | None = None
+    counts: Ints | None = None
+    top: Top | None = None
+
+    @property
+    def counts_of_users(self) -> Ints:
+        """``counts``, or the number of all samples as those of one user."""
+        return np.array([self.samples]) if self.counts is None else self.counts
 
     @property
     def samples(self) -> int:
@@ -129,7 +145,7 @@ class Batch:
             sent = Batch(self.dense, _expanded(sent.tables, self.sent_bags or self.bags)).joined
         elif sent is not None:
             sent = _spread(sent, self.rows)
-        return Batch(self.dense, _expanded(self.tables, self.bags), sent, wanted=self.wanted)
+        return replace(self, given=_expanded(self.tables, self.bags), sent=sent, bags=None, rows={}, sent_bags=None)
 
     def parts(self, most: int) -> Iterator["Batch"]:
         """Yield the samples of an expanded batch in batches of at most ``most`` samples."""

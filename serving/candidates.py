@@ -6,6 +6,7 @@ row for each sample, the batch is that of ``read_features``.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -17,6 +18,9 @@ from serving.config import ModelConfig
 from serving.errors import FeatureValueError, RequestError
 from serving.features import Column, FeatureReader, column_of, rows_of
 from serving.model.names import CANDIDATES
+
+#: The member of a candidate that the best candidates return, even if the model has no such feature.
+ID = "id"
 
 
 def read_shared(
@@ -70,14 +74,18 @@ def read_ordered(
             raise FeatureValueError(name, None, f"expected {' or '.join(map(str, expected))} samples, got {size}")
     is_plain = bool(sizes) and set(sizes.values()) == {samples}
     if is_plain and (users is None or samples <= config.max_batchsize):
-        return read_features(config, reader, columns, samples)
+        return _of_users(read_features(config, reader, columns, samples), users)
     if not 1 <= samples <= most:
         raise RequestError(f"{samples} candidates, but the model takes 1 to {most}")
     rows = {1: np.zeros(samples, np.int32)}
     if users is not None:
         rows[users.size] = np.repeat(np.arange(users.size, dtype=np.int32), users)
     rows.pop(samples, None)
-    return transformed(config, reader, columns, samples, rows)
+    return _of_users(transformed(config, reader, columns, samples, rows), users)
+
+
+def _of_users(batch: Batch, counts: Ints | None) -> Batch:
+    return batch if counts is None else replace(batch, counts=counts)
 
 
 def read_document(config: ModelConfig, reader: FeatureReader, document: Mapping[str, Any], most: int) -> Batch:
@@ -88,6 +96,8 @@ def read_document(config: ModelConfig, reader: FeatureReader, document: Mapping[
     """
     context, candidates = _parts_of(document, most)
     names = dict.fromkeys(chain(context, *candidates))
+    if ID not in reader.names and any(ID in candidate for candidate in candidates):
+        del names[ID]  # the answer returns it
     columns: dict[str, Column] = {}
     try:
         reader.check_names(names)

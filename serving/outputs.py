@@ -1,29 +1,78 @@
 """Parts of a model's answers by name: what a request asks for, and what it gets."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.batch import Batch, Top
 from serving.errors import RequestError, did_you_mean
 from serving.model.records import Output, default_outputs
 
 Floats = NDArray[np.float32]
 
 
-def wanted_outputs(outputs: Sequence[Output], names: Any) -> tuple[Output, ...] | None:
-    """Return the outputs that a request names, in its order; None: those of requests that name none.
+class Asked(NamedTuple):
+    """What a request asks for, in its own words.
+
+    Attributes:
+        outputs: the names of outputs; empty: it names none.
+        top_k: how many of the best candidates of each user it asks for; None: it does not.
+        top_output: the name of the output that ranks them; empty: the model has only one.
+    """
+
+    outputs: Sequence[str] = ()
+    top_k: int | None = None
+    top_output: str = ""
+
+
+#: What a request asks for that names nothing.
+NOTHING = Asked()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The best candidates of each user.
+
+    Attributes:
+        index: int32[U, k], the numbers of the candidates among those of the user, the best first.
+        score: float32[U, k], their values.
+    """
+
+    index: NDArray[np.int32]
+    score: Floats
+
+
+def asking(batch: Batch, outputs: Sequence[Output], asked: Asked) -> Batch:
+    """Return a batch that asks for outputs and for the best candidates.
 
     Args:
+        batch: the samples.
         outputs: of the model.
-        names: the request's; None or empty: it names none.
+        asked: what the request asks for.
+
+    Raises:
+        RequestError: the model has no such output, or not so many candidates can be ranked.
+    """
+    named = named_outputs(outputs, asked.outputs)
+    if asked.top_k is None:
+        if asked.top_output:
+            raise RequestError("top_output: needs top_k")
+        defaults = tuple(default_outputs(outputs))
+        return batch if named in ((), defaults) else replace(batch, wanted=named)
+    top = Top(_top_k(asked.top_k, batch), _ranking_output(outputs, asked.top_output))
+    wanted = named if top.output in named else (*named, top.output)
+    return replace(batch, wanted=wanted, top=top)
+
+
+def named_outputs(outputs: Sequence[Output], names: Any) -> tuple[Output, ...]:
+    """Return the outputs with these names.
 
     Raises:
         RequestError: the names are no list of names of outputs, or a name comes twice.
     """
-    if names is None:
-        return None
     if isinstance(names, str | bytes) or not isinstance(names, Sequence):
         raise RequestError("outputs: expected a list of names")
     known = {output.name: output for output in outputs}
@@ -34,9 +83,58 @@ def wanted_outputs(outputs: Sequence[Output], names: Any) -> tuple[Output, ...] 
             raise RequestError(f"outputs[{at}]: {reason}")
         if name in names[:at]:
             raise RequestError(f"outputs[{at}]: output {name!r} is asked for twice")
-    if not names or tuple(names) == tuple(output.name for output in default_outputs(outputs)):
-        return None
     return tuple(known[name] for name in names)
+
+
+def _top_k(top_k: Any, batch: Batch) -> int:
+    """Return how many candidates of each user are asked for. Each user must have so many."""
+    if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
+        raise RequestError(f"top_k: expected a whole number from 1, got {top_k!r}")
+    counts = batch.counts_of_users
+    fewest = int(counts.argmin())
+    if top_k > counts[fewest]:
+        owner = f" of user {fewest}" if counts.size > 1 else ""
+        raise RequestError(f"top_k: expected at most {counts[fewest]}, the number of candidates{owner}, got {top_k}")
+    return top_k
+
+
+def _ranking_output(outputs: Sequence[Output], name: Any) -> Output:
+    """Return the output that ranks candidates: it has one number for each sample."""
+    numbers = [output for output in outputs if output.width == 1 and output.kind != "vector"]
+    expected = " or ".join(repr(output.name) for output in numbers)
+    if not expected:
+        raise RequestError("top_k: the model has no output with one number for each candidate")
+    if name == "":
+        if len(numbers) > 1:
+            raise RequestError(f"top_output: missing; the model ranks by {expected}")
+        return numbers[0]
+    for output in outputs:
+        if output.name == name and output in numbers:
+            return output
+        if output.name == name:
+            raise RequestError(f"top_output: {name!r} is {_described(output)}; expected {expected}")
+    close = did_you_mean(name, [output.name for output in numbers])
+    raise RequestError(f"top_output: the model has no output {str(name)[:64]!r}; expected {expected}{close}")
+
+
+def _described(output: Output) -> str:
+    return f"a vector of {output.width}" if output.kind == "vector" else f"{output.width} numbers for each candidate"
+
+
+def ranking(values: Floats, batch: Batch, top: Top) -> Ranking:
+    """Return the best candidates of each user. Candidates with equal values stay in their order.
+
+    Args:
+        values: the answer, float32[B, L].
+        batch: what it answers.
+        top: what is asked for.
+    """
+    scores, counts = values[:, top.output.begin], batch.counts_of_users
+    begins = np.cumsum(counts) - counts
+    users = np.repeat(np.arange(counts.size), counts)
+    order = np.lexsort((-scores, users))  # stable
+    best = order[begins[:, None] + np.arange(top.k)]
+    return Ranking((best - begins[:, None]).astype(np.int32), scores[best])
 
 
 def answers_of(values: Floats, outputs: Sequence[Output]) -> dict[str, Floats]:

@@ -22,7 +22,7 @@ from serving.metrics import MetricSample
 from serving.model.names import CANDIDATES
 from serving.model.records import Output, default_outputs
 from serving.option_values import DEFAULT_TOLERANCE, MAX_CANDIDATES, Engine, refuse_idle_calibration
-from serving.outputs import answers_of, refuse_not_finite, wanted_outputs
+from serving.outputs import Asked, Ranking, answers_of, asking, ranking, refuse_not_finite
 from serving.routes import LeastBusy, Prediction, open_routes
 from serving.storage.store import Keys
 
@@ -234,14 +234,15 @@ class InferenceSession(ModelSession):
         if has_keys and isinstance(dense_feature, Mapping):
             raise RequestError("raw features and keys came; a request has keys or raw features")
         if isinstance(dense_feature, Mapping) or (is_frame(dense_feature) and not has_keys):
-            batch = self.read(dense_feature, outputs)
+            batch = self.read(dense_feature, outputs or ())
         elif self.features is not None and not has_keys:
             expected = "expected raw features by name, a data frame, or dense features with keys"
             raise RequestError(f"{expected}; got only {type(dense_feature).__name__}")
         elif i64_input_key is not None and i64_input_key != (self.config.key_type == "I64"):
             raise RequestError(f"i64_input_key={i64_input_key}, but the model's keys are {self.config.key_type}")
         else:
-            batch = self._asking(read_batch(self.config, dense_feature, embeddingcolumns, row_ptrs), outputs)
+            given = read_batch(self.config, dense_feature, embeddingcolumns, row_ptrs)
+            batch = asking(given, self.outputs, Asked(outputs or ()))
         values = self.predict_batch(batch).values
         if outputs is None and len(self._default_outputs) == 1:
             return values
@@ -251,12 +252,25 @@ class InferenceSession(ModelSession):
         """Return the outputs that a request asks for."""
         return self._default_outputs if batch.wanted is None else batch.wanted
 
-    def _asking(self, batch: Batch, outputs: Sequence[str] | None) -> Batch:
-        """Return the batch as one that asks for these outputs."""
-        wanted = wanted_outputs(self.outputs, outputs)
-        return batch if wanted is None else replace(batch, wanted=wanted)
+    def rank(self, features: Any, top_k: int, output: str = "") -> Ranking:
+        """Return the best candidates of each user. Candidates with equal values stay in their order.
 
-    def read(self, features: Any, outputs: Sequence[str] | None = None) -> Batch:
+        Args:
+            features: see ``read``; or a batch, which ``read`` or ``read_batch`` returned. Without ``CANDIDATES``, all
+                samples are candidates of one user.
+            top_k: how many candidates of each user to return.
+            output: the name of the output that ranks them, which has one number for each sample. It may be left out if
+                the model has only one such output.
+
+        Raises:
+            RequestError: see ``predict``; a user has fewer candidates, or the model has no such output.
+        """
+        batch = features if isinstance(features, Batch) else self._read(features)
+        asked = asking(batch, self.outputs, Asked((), top_k, output))
+        assert asked.top is not None
+        return ranking(self.predict_batch(asked).values, asked, asked.top)
+
+    def read(self, features: Any, outputs: Sequence[str] = ()) -> Batch:
         """Transform and check raw features.
 
         Args:
@@ -266,14 +280,14 @@ class InferenceSession(ModelSession):
                 ``CANDIDATES``, how many candidates each user has, a feature may have a value for each user. Or the
                 document ``{"context": {...}, "candidates": [{...}, ...]}`` with the features of a user and of each
                 candidate.
-            outputs: see ``predict``.
+            outputs: the names of the outputs that are asked for; empty: see ``predict``.
 
         Raises:
             RequestError: the model takes no raw features, a feature is unknown, a value cannot be used, or the model
                 has no such output.
             MissingExtraError: a data frame needs pyarrow.
         """
-        return self._asking(self._read(features), outputs)
+        return asking(self._read(features), self.outputs, Asked(outputs))
 
     def _read(self, features: Any) -> Batch:
         if self.features is None:

@@ -509,7 +509,7 @@ class _InferExchange(Exchange):
     def read(self, model: ServedModel) -> Any:
         self._request = self.with_id(decode_message(self._message, model.signature, self._regions, self._bounds))
         with self._request.locating_errors():
-            question = model.read(self._request.inputs, self._request.output_names)
+            question = model.read(self._request.inputs, self._request.asked)
         self._request.check_answer(partial(model.answer_floats, question), self._bounds)
         return question
 

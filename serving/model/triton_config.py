@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from serving.errors import ConfigError, OutputError
 from serving.model.atomic import atomic_write
+from serving.model.names import CANDIDATES, TOP_INDEX, TOP_SCORE
 from serving.model.records import Output, default_outputs
 from serving.model.regular_file import read_regular
 
@@ -21,6 +22,8 @@ TRITON_FILES = {"CPU": Path("config.pbtxt"), "GPU": Path("configs", "gpu.pbtxt")
 RawInput = tuple[str, str]
 
 _INPUTS = (("DES", "TYPE_FP32"), ("CATCOLUMN", "TYPE_INT64"), ("ROWINDEX", "TYPE_INT32"))
+_CANDIDATES = (CANDIDATES, "TYPE_INT32")
+_RANKINGS = {TOP_INDEX: "TYPE_INT32", TOP_SCORE: "TYPE_FP32"}
 _MOST_REQUESTS = 64  # that Triton hands over together
 _MOST_BYTES = 4 << 20
 _TOKEN = re.compile(r"""\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[\[\]{}<>:,;]|[^\s\[\]{}<>:,;\#"']+|.""")
@@ -43,7 +46,7 @@ class TritonTensors(NamedTuple):
     @property
     def inputs(self) -> Iterator[tuple[str, str, bool]]:
         """The name and the datatype of each input, and whether a request may leave it out."""
-        for name, datatype in (*_INPUTS, *self.raw_inputs):
+        for name, datatype in (*_INPUTS, *self.raw_inputs, *([_CANDIDATES] if self.raw_inputs else ())):
             is_optional = self.raw_inputs or name == "ROWINDEX" or (name == "DES" and self.dense_dim == 0)
             yield name, datatype, bool(is_optional)
 
@@ -114,7 +117,7 @@ def _differences(text: str, tensors: TritonTensors) -> list[str]:
     except ValueError as err:
         return [str(err)]
     inputs, outputs = _entries(members, "input"), _entries(members, "output")
-    absent = [name for name, _, _ in tensors.inputs if name not in inputs]
+    absent = [name for name, _, _ in tensors.inputs if name not in (*inputs, CANDIDATES)]
     faults = [f"no input {', '.join(absent)}"] if absent else []
     for name, datatype, is_optional in tensors.inputs:
         given = inputs.get(name)
@@ -127,9 +130,9 @@ def _differences(text: str, tensors: TritonTensors) -> list[str]:
     for name, given in outputs.items():
         columns = given.get("dims")
         columns = columns[-1] if isinstance(columns, list) and columns else columns
-        if name not in of_version:  # Triton asks for every output if a request names none
+        if name not in (*of_version, *_RANKINGS):  # Triton asks for every output if a request names none
             faults.append(f"output {name}, which the version does not have")
-        elif columns not in ("-1", str(of_version[name].width)):
+        elif name in of_version and columns not in ("-1", str(of_version[name].width)):
             faults.append(f"{name} has {columns} columns, not {of_version[name].width}")
     return faults
 
@@ -161,6 +164,9 @@ def _blocks(tensors: TritonTensors, *, has_batches: bool) -> str:
     outputs = [
         f"{_comment(output)}  {{ name: {_quoted(output.name)} data_type: TYPE_FP32 dims: [ {columns}{output.width} ] }}"
         for output in tensors.outputs
+    ]
+    outputs += [
+        f'  {{ name: "{name}" data_type: {datatype} dims: [ {columns}-1 ] }}' for name, datatype in _RANKINGS.items()
     ]
     return "\n".join(["input [", ",\n".join(inputs), "]", "output [", ",\n".join(outputs), "]"])
 

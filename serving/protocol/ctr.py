@@ -10,6 +10,9 @@
 A model whose graph states its outputs answers with these, FP32 [B, D] each, in place of ``OUTPUT0``. The heads of other
 models are outputs by the names of their labels, too, if a request names them.
 
+With the parameter ``top_k``, ``TOP_INDEX``, INT32 [U, k], and ``TOP_SCORE``, FP32 [U, k], are the k best candidates of
+each of U users, by the output that the parameter ``top_output`` names.
+
 A model with a ``features.json`` takes these or its raw features: a tensor of B values for each feature, by its name. A
 list feature has [B, n] values, or the values of all samples and ``<feature>.offsets``, INT32 or INT64 [B + 1], CSR
 offsets into them.
@@ -41,7 +44,7 @@ from serving.features import (
     slots_of,
 )
 from serving.features.definition import ValueType
-from serving.model.names import ANSWER, CANDIDATES, OFFSETS
+from serving.model.names import ANSWER, CANDIDATES, OFFSETS, TOP_INDEX, TOP_SCORE
 from serving.model.records import Output, default_outputs
 from serving.option_values import MAX_CANDIDATES
 from serving.protocol.tensors import (
@@ -95,6 +98,7 @@ def signature_of(config: ModelConfig, reader: FeatureReader | None = None) -> Si
         ),
         outputs=tuple(_outputs_of(config)),
         allows_others=_ignores_others(features),
+        rankings=(TensorSpec(TOP_INDEX, ("INT32",), (-1, -1)), TensorSpec(TOP_SCORE, ("FP32",), (-1, -1))),
     )
 
 

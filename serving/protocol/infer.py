@@ -15,11 +15,13 @@ import numpy as np
 import orjson
 
 from serving.errors import RequestError
+from serving.outputs import Asked
 from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
 from serving.protocol.document import checked, known_only, optional, parse_document, required
 from serving.protocol.request import (
     InferRequest,
     OutputRequest,
+    asked_for,
     check_inputs,
     check_output,
     check_part_size,
@@ -32,6 +34,7 @@ from serving.protocol.request import (
 )
 from serving.protocol.shared_memory import RegionPart, SharedMemory, located
 from serving.protocol.tensors import (
+    DATATYPES,
     Array,
     BodyLayout,
     BodyTensor,
@@ -85,6 +88,7 @@ class _Head:
     layout: BodyLayout | None
     outputs: tuple[OutputRequest, ...]
     places: Mapping[str, str]
+    asked: Asked
     timeout_us: int
     wants_freshness: bool
     is_reusable: bool
@@ -129,7 +133,8 @@ class InferDecoder:
             inputs = BodyTensors(head.layout, body, json_bytes)
         else:
             inputs = _arrays(head, body, json_bytes, self._regions)
-        return InferRequest(head.id, inputs, head.outputs, head.places, head.timeout_us, head.wants_freshness)
+        options = head.asked, head.timeout_us, head.wants_freshness
+        return InferRequest(head.id, inputs, head.outputs, head.places, *options)
 
     def _remembered(self, text: bytes) -> _Head:
         head = self._heads.get(text)
@@ -164,10 +169,11 @@ def _read_head(text: bytes, signature: Signature, bounds: Bounds) -> _Head:
         inputs[tensor.name] = tensor
     check_inputs(inputs, signature)
     check_parts((tensor.part for tensor in inputs.values()), bounds)
-    outputs = _outputs(document, binary_outputs, signature)
+    outputs = _outputs(document, binary_outputs, signature, "top_k" in parameters)
+    asked = asked_for(outputs, parameters, signature)
     is_reusable = not request_id and all(tensor.numbers is None for tensor in inputs.values())
     places = {name: tensor.path if tensor.numbers is None else f"{tensor.path}.data" for name, tensor in inputs.items()}
-    options = timeout_of(parameters), wants_freshness(parameters)
+    options = asked, timeout_of(parameters), wants_freshness(parameters)
     layout = _layout_of(inputs)
     return _Head(request_id, tuple(inputs.values()), layout, outputs, places, *options, is_reusable)
 
@@ -250,10 +256,12 @@ def _arrays(head: _Head, body: bytes, offset: int, regions: SharedMemory) -> dic
     return arrays
 
 
-def _outputs(document: dict[str, Any], binary_default: bool, signature: Signature) -> tuple[OutputRequest, ...]:
+def _outputs(
+    document: dict[str, Any], binary_default: bool, signature: Signature, ranks: bool
+) -> tuple[OutputRequest, ...]:
     entries: list[Any] = optional(document, "outputs", list, [], "")
     if not entries:
-        return tuple(OutputRequest(spec.name, binary_default) for spec in signature.default_outputs)
+        return tuple(OutputRequest(spec.name, binary_default) for spec in signature.outputs_of_none(ranks))
     wanted: list[OutputRequest] = []
     for index, entry in enumerate(entries):
         path = f"outputs[{index}]"
@@ -288,7 +296,7 @@ def encode_infer(
     parameters: dict[str, Any],
     regions: SharedMemory | None = None,
 ) -> EncodedAnswer:
-    """Encode the answer to ``request``; ``outputs`` has C-contiguous float32 arrays by output name.
+    """Encode the answer to ``request``; ``outputs`` has C-contiguous arrays by output name.
 
     Raises:
         RequestError: an output does not fit its region of ``regions``, or has a number that JSON does not have.
@@ -297,7 +305,8 @@ def encode_infer(
     tails: list[bytes] = []
     for wanted in request.outputs:
         array = outputs[wanted.name]
-        entry: dict[str, Any] = {"name": wanted.name, "datatype": "FP32", "shape": list(array.shape)}
+        datatype = DATATYPES[array.dtype]
+        entry: dict[str, Any] = {"name": wanted.name, "datatype": datatype, "shape": list(array.shape)}
         if wanted.part is not None and regions is not None:
             with located(f"outputs: {wanted.name}"):
                 regions.write(wanted.part, array.tobytes())  # an answer has no parameters for it, as Triton's has none

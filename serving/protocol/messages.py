@@ -17,6 +17,7 @@ from serving.protocol.request import (
     REGION,
     InferRequest,
     OutputRequest,
+    asked_for,
     check_inputs,
     check_output,
     check_part_size,
@@ -28,7 +29,7 @@ from serving.protocol.request import (
     wants_freshness,
 )
 from serving.protocol.shared_memory import RegionPart, SharedMemory, located
-from serving.protocol.tensors import Array, Signature, Tensor, TextTensor, tensor_from_bytes
+from serving.protocol.tensors import DATATYPES, Array, Signature, Tensor, TextTensor, tensor_from_bytes
 
 #: The field of ``InferTensorContents`` that has the numbers of a datatype.
 _CONTENTS = {
@@ -84,8 +85,9 @@ def decode_message(
         raise RequestError("raw_input_contents: more entries than tensors without contents")
     check_inputs(inputs, signature)
     parameters = _parameters(message)
-    options = timeout_of(parameters), wants_freshness(parameters)
-    return InferRequest(message.id, inputs, _outputs(message, signature), places, *options)
+    outputs = _outputs(message, signature, "top_k" in parameters)
+    options = asked_for(outputs, parameters, signature), timeout_of(parameters), wants_freshness(parameters)
+    return InferRequest(message.id, inputs, outputs, places, *options)
 
 
 def _numbers(tensor: Any, raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Tensor:
@@ -117,9 +119,9 @@ def has_parts(message: Any) -> bool:
     return any(REGION in tensor.parameters for tensors in (message.inputs, message.outputs) for tensor in tensors)
 
 
-def _outputs(message: Any, signature: Signature) -> tuple[OutputRequest, ...]:
+def _outputs(message: Any, signature: Signature, ranks: bool) -> tuple[OutputRequest, ...]:
     if not message.outputs:
-        return tuple(OutputRequest(spec.name, True) for spec in signature.default_outputs)
+        return tuple(OutputRequest(spec.name, True) for spec in signature.outputs_of_none(ranks))
     wanted: list[OutputRequest] = []
     for index, output in enumerate(message.outputs):
         path, parameters = f"outputs[{index}]", _parameters(output)
@@ -152,7 +154,7 @@ def encode_message(
     parameters: dict[str, int],
     regions: SharedMemory,
 ) -> Any:
-    """Return the ``ModelInferResponse`` to ``request``; ``outputs`` has C-contiguous float32 arrays by output name.
+    """Return the ``ModelInferResponse`` to ``request``; ``outputs`` has C-contiguous arrays by output name.
 
     Raises:
         RequestError: an output does not fit its region of ``regions``.
@@ -162,7 +164,7 @@ def encode_message(
         answer.parameters[name].int64_param = value
     for wanted in request.outputs:
         array = outputs[wanted.name]
-        answer.outputs.add(name=wanted.name, datatype="FP32", shape=array.shape)
+        answer.outputs.add(name=wanted.name, datatype=DATATYPES[array.dtype], shape=array.shape)
         data = array.tobytes()
         if wanted.part is not None:
             with located(f"outputs: {wanted.name}"):

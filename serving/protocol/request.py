@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from serving.errors import PayloadTooLargeError, RequestError
+from serving.outputs import NOTHING, Asked
 from serving.protocol.bounds import Bounds
 from serving.protocol.document import checked, optional, required
 from serving.protocol.shared_memory import RegionPart
@@ -40,6 +41,7 @@ class InferRequest:
         inputs: tensors by name. Those in the body are read-only views of it, aligned for their dtype.
         outputs: the outputs to answer, in the client's order; all outputs if the client named none.
         places: JSON path of each tensor's numbers, by tensor name.
+        asked: what of the model's answer they need.
         timeout_us: how many microseconds the request may wait before it is begun; 0: as long as it takes.
         wants_freshness: the answer's parameters say how new the rows are.
     """
@@ -48,6 +50,7 @@ class InferRequest:
     inputs: Mapping[str, Tensor]
     outputs: tuple[OutputRequest, ...]
     places: Mapping[str, str]
+    asked: Asked = NOTHING
     timeout_us: int = 0
     wants_freshness: bool = False
 
@@ -62,11 +65,6 @@ class InferRequest:
                 raise
             raise RequestError(f"{name} ({self.places[name]}): {reason}") from err
 
-    @property
-    def output_names(self) -> list[str]:
-        """The names of ``outputs``."""
-        return [output.name for output in self.outputs]
-
     def check_answer(self, floats: Callable[[str], int], bounds: Bounds) -> None:
         """Refuse a request whose answer would be too large, before any of it is made.
 
@@ -78,6 +76,27 @@ class InferRequest:
         of_number = [4 if output.binary or output.part else JSON_NUMBER_BYTES for output in self.outputs]
         size_bytes = sum(count * size for count, size in zip(counts, of_number, strict=True))
         bounds.check_answer("outputs", max(counts), size_bytes)
+
+
+def asked_for(outputs: Sequence[OutputRequest], parameters: dict[str, Any], signature: Signature) -> Asked:
+    """Return what a request asks for: the names of the model's outputs, and the parameters of its best candidates.
+
+    Raises:
+        RequestError: the parameters or the outputs ask for the best candidates, but not both.
+    """
+    rankings = [spec.name for spec in signature.rankings]
+    names = [output.name for output in outputs if output.name not in rankings]
+    has_rankings = len(names) < len(outputs)
+    if "top_k" not in parameters:
+        if has_rankings:
+            raise RequestError(f"outputs: {rankings[0]} and {rankings[1]} need parameters.top_k")
+        return Asked(names, None, optional(parameters, "top_output", str, "", "parameters"))
+    if not rankings:
+        raise RequestError("parameters.top_k: the model has no dense network, so it ranks no candidates")
+    if not has_rankings:
+        raise RequestError(f"parameters.top_k: the outputs have neither {rankings[0]} nor {rankings[1]}")
+    top_k = required(parameters, "top_k", int, "parameters")
+    return Asked(names, top_k, optional(parameters, "top_output", str, "", "parameters"))
 
 
 def timeout_of(parameters: dict[str, Any]) -> int:

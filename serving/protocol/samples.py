@@ -3,14 +3,13 @@
 ``{"samples": [{"dense": [0.5, 1.25], "keys": [[17], [4, 9], []]}]}`` has one sample for a model with two dense features
 and three slots. A model with a ``features.json`` also takes raw features by name: ``{"samples": [{"user_id": "u17",
 "price": 9.5}]}``. What all samples share may come once: ``{"context": {"user_id": "u17"}, "candidates": [{"price":
-9.5}]}``. ``"outputs": ["click"]`` names the outputs to answer.
+9.5}]}``. ``"outputs": ["click"]`` names the outputs to answer. ``"top_k": 10`` asks for the 10 best candidates alone.
 
 Slots are in graph order, table by table. Keys may also be given by the name of their table: ``"keys": {"user": [17],
 "item": [[4, 9], []]}``. A table of one slot has a list of keys, and a table of several slots has one list per slot.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate, chain, islice
 from typing import Any, NamedTuple
 
@@ -18,17 +17,18 @@ import numpy as np
 import orjson
 
 from serving.batch import Batch, check_keys, read_batch, read_features
-from serving.candidates import read_document
+from serving.candidates import ID, read_document
 from serving.config import ModelConfig, TableConfig
 from serving.errors import FeatureValueError, RequestError, did_you_mean
 from serving.features import FeatureReader, slots_of
+from serving.model.names import TOP_INDEX, TOP_SCORE
 from serving.option_values import MAX_CANDIDATES
-from serving.outputs import wanted_outputs
+from serving.outputs import Asked, asking
 from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
 from serving.protocol.document import checked, join, known_only, optional, parse_document, required
 from serving.protocol.tensors import DTYPES, Array, array_from_numbers, json_kind, json_numbers
 
-_OPTIONS = frozenset({"freshness", "outputs"})
+_OPTIONS = frozenset({"freshness", "outputs", "top_k", "top_output"})
 _BODY_MEMBERS = _OPTIONS | {"samples", "context", "candidates"}
 _SAMPLE_MEMBERS = frozenset({"dense", "keys"})
 _KEYS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
@@ -76,6 +76,11 @@ SAMPLES_SCHEMA: dict[str, Any] = {
             "items": {"type": "string"},
             "description": "the outputs to answer, by name; see the model's metadata",
         },
+        "top_k": {"type": "integer", "minimum": 1, "description": "answer this many of the best candidates"},
+        "top_output": {
+            "type": "string",
+            "description": "the output that ranks candidates, if several have one number per sample",
+        },
         "freshness": {"type": "boolean", "description": "true: the answer says how new the model's rows are"},
     },
     "example": {"samples": [{"dense": [0.5, 1.25], "keys": [[17], [4, 9], []]}]},
@@ -95,6 +100,15 @@ PREDICTIONS_SCHEMA: dict[str, Any] = {
             "type": "object",
             "additionalProperties": {"type": "array"},
             "description": "by output, a number per sample, or a list of numbers per sample if it has several columns",
+        },
+        "top": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"index": {"type": "integer"}, "score": {"type": "number"}, "id": {}},
+            },
+            "description": "with top_k, the best candidates, the best first: where each is in candidates, its score "
+            "and its id, if it has an id",
         },
         "defaulted_keys": {
             "type": "integer",
@@ -116,13 +130,15 @@ class SamplesRequest(NamedTuple):
 
     Attributes:
         batch: the samples.
+        outputs: the names of the outputs that it asks for; empty: it names none.
         wants_freshness: the answer says how new the rows are.
-        names_outputs: the body names outputs, so they are answered by name.
+        ids: the ``id`` of each candidate, if one has it.
     """
 
     batch: Batch
-    wants_freshness: bool
-    names_outputs: bool
+    outputs: Sequence[str] = ()
+    wants_freshness: bool = False
+    ids: Sequence[Any] = ()
 
 
 _EXAMPLES = {"string": "text", "integer": 0, "float": 0.5, "boolean": True}
@@ -156,9 +172,10 @@ def decode_samples(
     document = parse_document(body, bounds)
     wants_freshness = optional(document, "freshness", bool, False, "")
     names: list[Any] = optional(document, "outputs", list, [], "")
-    wanted = wanted_outputs(config.outputs, names)
-    batch = read_samples(document, config, features, max_candidates)
-    return SamplesRequest(batch if wanted is None else replace(batch, wanted=wanted), wants_freshness, bool(names))
+    top_k = required(document, "top_k", int, "") if "top_k" in document else None
+    asked = Asked(names, top_k, optional(document, "top_output", str, "", ""))
+    batch = asking(read_samples(document, config, features, max_candidates), config.outputs, asked)
+    return SamplesRequest(batch, names, wants_freshness, _ids(document.get("candidates", ())))
 
 
 def read_samples(
@@ -197,6 +214,17 @@ def read_samples(
     except RequestError:
         _check_bags(bags, samples, config)  # raises the same with a path
         raise
+
+
+def _ids(candidates: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
+    """Return the ids of candidates; empty if none has an id."""
+    if not any(ID in candidate for candidate in candidates):
+        return ()
+    ids = [candidate.get(ID) for candidate in candidates]
+    for at, value in enumerate(ids):
+        if isinstance(value, list | dict):
+            raise RequestError(f"candidates[{at}].{ID}: expected a string or a number, but {json_kind(value)} came")
+    return ids
 
 
 def _has_keys(samples: list[Any]) -> bool:
@@ -297,17 +325,35 @@ def _paths(samples: list[Any], config: ModelConfig) -> Iterator[str]:
             yield f"samples[{index}].keys" + (f".{place}" if is_named else f"[{slot}]")
 
 
-def encode_predictions(predictions: Array, document: Mapping[str, Any]) -> bytes:
-    """Encode the answer to a request of ``decode_samples`` and other members of its document.
+def encode_answer(request: SamplesRequest, outputs: Mapping[str, Array], facts: Mapping[str, Any]) -> bytes:
+    """Encode the answer to a request.
 
-    ``predictions`` is float32[B, L], C-contiguous.
+    Args:
+        request: the request.
+        outputs: C-contiguous arrays by output name.
+        facts: the other members of the answer.
+
+    Raises:
+        RequestError: a number is not finite; JSON has no such numbers.
     """
-    document = {"predictions": json_numbers(predictions, "predictions"), **document}
-    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    document: dict[str, Any] = {}
+    if TOP_INDEX in outputs:
+        document["top"] = _best(outputs[TOP_INDEX][0], outputs[TOP_SCORE][0], request.ids)
+        outputs = {name: outputs[name] for name in request.outputs}
+    if request.outputs or len(outputs) > 1:
+        named = {name: json_numbers(array, name) for name, array in outputs.items()}
+        flat = {name: array.reshape(-1) if array.shape[1:] == (1,) else array for name, array in named.items()}
+        document["outputs"] = flat
+    elif outputs:
+        (predictions,) = outputs.values()
+        document["predictions"] = json_numbers(predictions, "predictions")
+    return orjson.dumps({**document, **facts}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def encode_outputs(outputs: Mapping[str, Array], document: Mapping[str, Any]) -> bytes:
-    """Encode the answer to a request that names outputs, or of a model with several; see ``encode_predictions``."""
-    shown = {name: json_numbers(array, name) for name, array in outputs.items()}
-    flat = {name: array.reshape(-1) if array.shape[1:] == (1,) else array for name, array in shown.items()}
-    return orjson.dumps({"outputs": flat, **document}, option=orjson.OPT_SERIALIZE_NUMPY)
+def _best(index: Array, score: Array, ids: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the best candidates, [k], for JSON."""
+    found: list[dict[str, Any]] = [{"index": at, "score": value} for at, value in zip(index, score, strict=True)]
+    if ids:
+        for entry in found:
+            entry["id"] = ids[entry["index"]]
+    return found

@@ -33,6 +33,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
 _NATIVE_DATATYPES = ("BYTES", "INT64", "INT32", "UINT32", "FP32")
 _NATIVE = {DTYPES[name]: number for number, name in enumerate(_NATIVE_DATATYPES)}
 
+#: KServe's datatypes by dtype.
+DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
+
 #: The platform of a model in /v2/models/<model>, and its backend in its configuration.
 PLATFORM = "hotrow"
 
@@ -194,16 +197,18 @@ class Signature:
         inputs: the inputs.
         outputs: the outputs.
         allows_others: a request may have other inputs of any name and datatype.
+        rankings: the outputs with the best candidates, which metadata does not list. A request asks for them with the
+            parameter ``top_k``.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     allows_others: bool = False
+    rankings: tuple[TensorSpec, ...] = ()
 
-    @property
-    def default_outputs(self) -> Iterator[TensorSpec]:
-        """The outputs of an answer if the request names none."""
-        return (spec for spec in self.outputs if not spec.optional)
+    def outputs_of_none(self, ranks: bool) -> Iterator[TensorSpec]:
+        """Return the outputs of an answer if the request names none, and whether it asks for the best candidates."""
+        return (spec for spec in (self.rankings if ranks else self.outputs) if not spec.optional)
 
     def input(self, name: str, path: str) -> TensorSpec:
         """The input called ``name``; a RequestError at ``<path>.name`` that lists the inputs if there is none."""
@@ -213,7 +218,7 @@ class Signature:
 
     def output(self, name: str, path: str) -> TensorSpec:
         """The output called ``name``; a RequestError at ``<path>.name`` that lists the outputs if there is none."""
-        return _find(self.outputs, name, path, "output")
+        return _find((*self.outputs, *self.rankings), name, path, "output")
 
 
 def _find(specs: tuple[TensorSpec, ...], name: str, path: str, role: str) -> TensorSpec:

@@ -5,7 +5,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,8 @@ from serving.features import FeatureReader
 from serving.lookup import LookupResult
 from serving.metrics import ModelStatistics
 from serving.model.manifest import Stamp
-from serving.outputs import answers_of, wanted_outputs
+from serving.model.names import TOP_INDEX, TOP_SCORE
+from serving.outputs import NOTHING, Asked, answers_of, asking, ranking
 from serving.parameter_server.updates import ModelUpdates
 from serving.protocol import ctr, lookup
 from serving.protocol.tensors import Array, Signature
@@ -140,12 +140,12 @@ class ServedModel(ABC):
         """Answer a request without keys, so that the first request does not wait for code to be compiled."""
 
     @abstractmethod
-    def read(self, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> Any:
+    def read(self, inputs: Mapping[str, Any], asked: Asked = NOTHING) -> Any:
         """Check the arrays of a request, and return the question.
 
         Args:
             inputs: they have the datatypes of ``signature``.
-            outputs: the outputs that the request asks for; empty: those of a request that names none.
+            asked: what the request asks for.
 
         Raises:
             RequestError: an array is wrong; the message begins with the tensor's name.
@@ -199,11 +199,10 @@ class ServedNetwork(ServedModel):
         with suppress(RequestError):  # a network may refuse so few samples, or have no finite answer to zeros
             self.session.predict_batch(read_batch(self.config, dense, keys, np.zeros(slots + 1, np.int32)))
 
-    def read(self, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> Batch:
+    def read(self, inputs: Mapping[str, Any], asked: Asked = NOTHING) -> Batch:
         """See ``ServedModel.read``."""
-        wanted = wanted_outputs(self.session.outputs, outputs)
         batch = ctr.batch_of(self.config, inputs, self.session.features, self.session.max_candidates)
-        return batch if wanted is None else replace(batch, wanted=wanted)
+        return asking(batch, self.session.outputs, asked)
 
     def samples(self, question: Batch) -> int:
         """See ``ServedModel.samples``."""
@@ -211,6 +210,8 @@ class ServedNetwork(ServedModel):
 
     def answer_floats(self, question: Batch, output: str | None = None) -> int:
         """See ``ServedModel.answer_floats``."""
+        if output in (TOP_INDEX, TOP_SCORE) and question.top is not None:
+            return question.counts_of_users.size * question.top.k
         return question.samples * (self.config.label_dim if output is None else self._widths[output])
 
     def keys(self, question: Batch) -> Sequence[NDArray[np.int64]]:
@@ -224,7 +225,10 @@ class ServedNetwork(ServedModel):
 
     def outputs(self, question: Batch, answer: Prediction) -> Outputs:
         """See ``ServedModel.outputs``."""
-        arrays = answers_of(answer.values, self.session.wanted(question))
+        arrays: dict[str, Array] = answers_of(answer.values, self.session.wanted(question))
+        if question.top is not None:
+            best = ranking(answer.values, question, question.top)
+            arrays |= {TOP_INDEX: best.index, TOP_SCORE: best.score}
         return arrays, {"defaulted_keys": answer.defaulted_keys}
 
     def triton_config(self) -> dict[str, Any]:
@@ -245,7 +249,7 @@ class ServedTables(ServedModel):
         """See ``ServedModel.warm_up``."""
         self.session.lookup([np.empty(0, np.int64)] * len(self.config.tables))
 
-    def read(self, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> Sequence[NDArray[np.int64]]:
+    def read(self, inputs: Mapping[str, Any], asked: Asked = NOTHING) -> Sequence[NDArray[np.int64]]:
         """See ``ServedModel.read``."""
         return lookup.keys_of(self.config, inputs)
 

@@ -68,6 +68,29 @@ class TritonPythonModel:
 """
 
 
+class Scored(NamedModel):
+    """A model with a score and a vector, each linear in the features."""
+
+    def graph(self):
+        graph = super().graph()
+        data, *_, product, _ = graph["layers"]
+        data["label"]["label_dim"] = product["fc_param"]["num_output"] = 4
+        for sparse in data["sparse"]:
+            sparse["max_feature_num_per_sample"] = 1  # so [1, n] is a key of each of n samples
+        data["outputs"] = [{"name": "score", "kind": "score"}, {"name": "vector", "kind": "vector", "width": 3}]
+        return {**graph, "layers": graph["layers"][:-1]}
+
+    def weights(self):
+        rng = np.random.default_rng(self.seed)
+        inputs = self.dense_dim + self.slots * self.dim
+        return rng.normal(size=(inputs, 4)).astype(np.float32), rng.normal(size=4).astype(np.float32)
+
+
+SCORED = Scored(
+    tables={"user": 1, "item": 1}, dense_dim=2, seed=5, names=("user", "item"), dense_names=("age", "price")
+)
+
+
 @pytest.fixture(scope="session")
 def python():
     """The interpreter of the environment that `make test-triton` creates."""
@@ -94,6 +117,9 @@ def shared_repository(tmp_path_factory, model):
     )
     (named / "dense.onnx").write_bytes(read_onnx(named / "graph.json", named / "dense.model"))
     triton_server.prepare(path, "named")
+    scored = SCORED.write(path, "scored")
+    (scored / "dense.onnx").write_bytes(read_onnx(scored / "graph.json", scored / "dense.model"))
+    triton_server.prepare(path, "scored")
     return path
 
 
@@ -137,7 +163,7 @@ def triton_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def triton(python, shared_repository, broken_repository, triton_folder):
     """The ports of one Triton for all tests. Clients load and unload its models."""
-    names = ("tiny", "bare", "rows", "raw", "named")
+    names = ("tiny", "bare", "rows", "raw", "named", "scored")
     options = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)]
     with triton_server.running(python, [shared_repository, broken_repository], triton_folder, *options) as ports:
         yield ports
@@ -243,6 +269,88 @@ def test_keys_by_name_get_the_answer_of_a_session(request, shared_repository, se
         dense = {name: [0.5, 2] for name in ("age", "price", "score")}
         expected = session.predict({"user": [7, 8], "item": [[1, 2], [3]], **dense})
     assert np.allclose(answer.reshape(-1, 1), expected, atol=TOLERANCE)
+
+
+#: Two users with two and three candidates, and the same with every value of each sample.
+SHARED = {"user": [3, 4], "age": [0.5, 1.0], "item": [7, 8, 9, 7, 12], "price": [1.0, 2.0, 3.0, 1.0, 0.25]}
+COUNTS = [2, 3]
+OF_SAMPLES = {**SHARED, "user": [3, 3, 4, 4, 4], "age": [0.5, 0.5, 1.0, 1.0, 1.0]}
+
+
+@pytest.fixture(params=["triton", "hotrow"])
+def ports(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+class TestOutputs:
+    """Outputs by name, candidates and the best candidates, in both servers."""
+
+    @pytest.fixture
+    def right(self, shared_repository):
+        with load_model(shared_repository / "scored") as session:
+            return session.predict(OF_SAMPLES)
+
+    def ask(self, ports, protocol, values, outputs=(), counts=(), **parameters):
+        """Return the arrays by output name. Every tensor is [1, n]."""
+        module = tritonclient.http if protocol == "http" else tritonclient.grpc
+        types = {"user": np.int64, "item": np.int64, "age": np.float32, "price": np.float32}
+        arrays = {name: np.array([of_name], types[name]) for name, of_name in values.items()}
+        if counts:
+            arrays["CANDIDATES"] = np.array([counts], np.int32)
+        wanted = [module.InferRequestedOutput(name) for name in outputs] or None
+        with module.InferenceServerClient(f"127.0.0.1:{getattr(ports, protocol)}") as client:
+            answer = client.infer("scored", inputs_of(arrays, module), outputs=wanted, parameters=parameters or None)
+        document = answer.get_response()
+        names = (
+            [one["name"] for one in document["outputs"]] if protocol == "http" else [o.name for o in document.outputs]
+        )
+        return {name: answer.as_numpy(name) for name in names}
+
+    def test_a_request_that_names_no_outputs_gets_all(self, ports, protocol, right):
+        close(self.ask(ports, protocol, OF_SAMPLES), right)
+
+    def test_outputs_are_answered_by_name(self, ports, protocol, right):
+        answers = self.ask(ports, protocol, OF_SAMPLES, ["vector"])
+        close(answers, {"vector": right["vector"]})
+
+    def test_candidates_of_two_users_get_the_answer_of_each_sample(self, ports, protocol, right):
+        close(self.ask(ports, protocol, SHARED, counts=COUNTS), right)
+
+    def test_one_value_is_that_of_every_sample(self, ports, protocol):
+        values = {**OF_SAMPLES, "user": [3], "age": [0.5]}
+        answers = self.ask(ports, protocol, values, ["score"])
+        close(answers, self.ask(ports, protocol, {**values, "user": [3] * 5, "age": [0.5] * 5}, ["score"]))
+
+    def test_the_best_candidates_of_each_user(self, ports, protocol, right):
+        answers = self.ask(ports, protocol, SHARED, ["TOP_INDEX", "TOP_SCORE"], COUNTS, top_k=2, top_output="score")
+
+        scores = np.split(right["score"][:, 0], [2])
+        best = [np.argsort(-of_user, kind="stable")[:2] for of_user in scores]
+        close(answers, {"TOP_INDEX": best, "TOP_SCORE": [one[of] for one, of in zip(scores, best, strict=True)]})
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"counts": [2, 2]}, "expected 2 or 4 samples, got 5"),
+            ({"top_k": 3, "outputs": ["TOP_INDEX"], "counts": COUNTS}, "expected at most 2"),
+            ({"top_k": 1, "outputs": ["TOP_INDEX"], "top_output": "vector"}, "'vector' is a vector of 3"),
+            ({"outputs": ["scores"]}, "scores"),
+        ],
+        ids=["counts", "too many", "a vector", "no output"],
+    )
+    def test_wrong_requests_are_refused(self, ports, protocol, options, message):
+        values = SHARED if "counts" in options else OF_SAMPLES
+        with pytest.raises(InferenceServerException, match=message):
+            self.ask(ports, protocol, values, **options)
+
+
+def close(answers, right):
+    """Compare answers by name."""
+    assert sorted(answers) == sorted(right)
+    for name, answer in answers.items():
+        assert answer.shape == np.shape(right[name])
+        np.testing.assert_allclose(answer, right[name], rtol=1e-5, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("protocol", perf_analyzer.PROTOCOLS)

@@ -85,7 +85,7 @@ def log(session, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
     with closing(RequestLog(folder, 1.0, 1 << 30)) as log:
         for number, outputs in enumerate((["item_vector"], None)):
-            batch = session.read(NOBODY if outputs else FEATURES, outputs)
+            batch = session.read(NOBODY if outputs else FEATURES, outputs or ())
             log.log(session, batch, session.predict_batch(batch), f"r{number}")
     return folder / "towers"
 
@@ -410,9 +410,9 @@ class TestTriton:
     def test_the_export_declares_every_output_with_its_columns(self, folder):
         config = text_format.Parse((folder / "towers" / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
 
-        assert [(output.name, list(output.dims)) for output in config.output] == [
-            (name, [width]) for name, width in WIDTHS.items()
-        ]
+        declared = {output.name: list(output.dims) for output in config.output}
+        assert declared == {name: [width] for name, width in WIDTHS.items()} | {"TOP_INDEX": [-1], "TOP_SCORE": [-1]}
+        assert [entry.optional for entry in config.input if entry.name == "CANDIDATES"] == [True]
         assert '# a vector\n  { name: "user_vector"' in (folder / "towers" / "config.pbtxt").read_text()
 
     def test_an_output_of_an_earlier_version_is_a_fault_and_is_corrected(self, folder, tmp_path, capsys):

@@ -34,7 +34,7 @@ from serving.metrics import RequestMetrics
 from serving.protocol.bounds import Bounds
 from serving.protocol.infer import InferDecoder, encode_infer
 from serving.protocol.request import JSON_NUMBER_BYTES, SHARED_MEMORY_REGION, InferRequest
-from serving.protocol.samples import SamplesRequest, decode_samples, encode_outputs, encode_predictions
+from serving.protocol.samples import SamplesRequest, decode_samples, encode_answer
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ServedModel
 from serving.repository.served_model import ServedNetwork
@@ -148,7 +148,7 @@ class InferExchange(HttpExchange):
         header_bytes = None if json_bytes is None else json_bytes.decode("latin-1")
         self._request = self.with_id(self._decoders.of(model).decode(body, header_bytes))
         with self._request.locating_errors():
-            question = model.read(self._request.inputs, self._request.output_names)
+            question = model.read(self._request.inputs, self._request.asked)
         self._request.check_answer(partial(model.answer_floats, question), self._decoders.bounds)
         return question
 
@@ -181,15 +181,11 @@ class SamplesExchange(HttpExchange):
         return question
 
     def _write(self, model: ServedModel, answer: Any) -> Answer:
-        arrays, facts = model.outputs(self.question, answer)
-        document: dict[str, Any] = {**facts, "model_version": model.version}
+        outputs, parameters = model.outputs(self.question, answer)
+        facts: dict[str, Any] = {**parameters, "model_version": model.version}
         if self._request.wants_freshness:
-            document["freshness"] = model.freshness()
-        by_name = self._request.names_outputs or len(arrays) > 1
-        if by_name:
-            return Answer(encode_outputs(arrays, document), [_JSON])
-        (predictions,) = arrays.values()
-        return Answer(encode_predictions(predictions, document), [_JSON])
+            facts["freshness"] = model.freshness()
+        return Answer(encode_answer(self._request, outputs, facts), [_JSON])
 
 
 class HttpEndpoint:

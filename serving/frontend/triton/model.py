@@ -1,5 +1,6 @@
 """The class that Triton's Python backend loads from ``model.py``."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from importlib import import_module
@@ -15,7 +16,9 @@ from serving.frontend.triton.metrics import TritonMetrics
 from serving.frontend.triton.settings import SOURCE, Settings, read_settings
 from serving.lookup import open_devices, warn_of_idle_caches
 from serving.metrics import MetricSample
+from serving.model.names import TOP_INDEX, TOP_SCORE
 from serving.opening import open_model
+from serving.outputs import Asked
 from serving.parameter_server import ParameterServer
 from serving.parameter_server.counters import table_samples
 from serving.repository.served_model import ServedModel, served_model
@@ -73,6 +76,7 @@ class _TritonExchange(Exchange):
         super().__init__()
         self._triton = triton
         self._request = request
+        self._names: Sequence[str] = request.requested_output_names()
 
     def read(self, model: ServedModel) -> Any:
         inputs = {}
@@ -82,11 +86,17 @@ class _TritonExchange(Exchange):
                 inputs[spec.name] = tensor.as_numpy()
             elif not spec.optional:
                 raise RequestError(f"inputs: missing {spec.name!r}")
-        return model.read(inputs, self._request.requested_output_names())
+        return model.read(inputs, self._asked())
+
+    def _asked(self) -> Asked:
+        """Return what the request asks for. Triton names every output of ``config.pbtxt`` if the request names none."""
+        parameters = json.loads(self._request.parameters() or "{}")
+        names = [name for name in self._names if name not in (TOP_INDEX, TOP_SCORE)]
+        return Asked(names, parameters.get("top_k"), parameters.get("top_output", ""))
 
     def write(self, model: ServedModel, answer: Any) -> Any:
         outputs, _ = model.outputs(self.question, answer)
-        tensors = [self._triton.Tensor(name, array) for name, array in outputs.items()]
+        tensors = [self._triton.Tensor(name, outputs[name]) for name in self._names if name in outputs]
         return self._triton.InferenceResponse(output_tensors=tensors)
 
 

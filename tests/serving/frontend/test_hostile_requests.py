@@ -181,7 +181,7 @@ class MessageExchange:
     def read(self, model):
         self.request = decode_message(self.message, model.signature, SharedMemory(), BOUNDS)
         with self.request.locating_errors():
-            return model.read(self.request.inputs, self.request.output_names)
+            return model.read(self.request.inputs, self.request.asked)
 
     def write(self, model, answer):
         outputs, parameters = model.outputs(self.question, answer)

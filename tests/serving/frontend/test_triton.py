@@ -76,12 +76,16 @@ class Request(dict):
     """Arrays by the names of inputs."""
 
     outputs: ClassVar[list] = ["OUTPUT0"]
+    options: ClassVar[dict] = {}
 
     def __or__(self, other):
         return Request({**self, **other})
 
     def requested_output_names(self):
         return self.outputs
+
+    def parameters(self):
+        return json.dumps(self.options)
 
 
 class MetricFamily:
@@ -165,6 +169,29 @@ def test_a_bad_request_is_an_invalid_argument_and_spoils_no_other(tmp_path, open
     assert "'CATCOLUMN'" in responses[2].error.message
     assert responses[1].error is None
     np.testing.assert_allclose(responses[1].output_tensors[0].as_numpy(), expected, atol=2e-6)
+
+
+def test_a_request_gets_the_outputs_that_it_names_and_its_best_candidates(tmp_path, opened):
+    tiny = TinyModel()
+    tensors, expected = request(tiny, 5)
+    asked = [Request(tensors) for _ in range(4)]
+    for one, outputs, options in zip(
+        asked,
+        (["TOP_SCORE", "TOP_INDEX"], ["OUTPUT0", "TOP_INDEX", "TOP_SCORE"], ["TOP_INDEX"], ["label"]),
+        ({"top_k": 2}, {}, {"top_k": 6}, {}),
+        strict=True,
+    ):
+        one.outputs, one.options = outputs, options
+
+    best, every, too_many, unknown = opened(tiny.write(tmp_path)).execute(asked)
+
+    places = np.argsort(-expected[:, 0], kind="stable")[:2]
+    assert [tensor.name() for tensor in best.output_tensors] == ["TOP_SCORE", "TOP_INDEX"]
+    assert best.output_tensors[1].as_numpy().tolist() == [places.tolist()]
+    np.testing.assert_allclose(best.output_tensors[0].as_numpy(), expected[places].T, atol=2e-6)
+    assert [tensor.name() for tensor in every.output_tensors] == ["OUTPUT0"]  # Triton names all that it knows
+    assert too_many.error.message == "top_k: expected at most 5, the number of candidates, got 6"
+    assert "the model has no output 'label'; it has 'OUTPUT0'" in unknown.error.message
 
 
 def test_a_tier_that_is_down_is_unavailable(tmp_path, opened, monkeypatch):

@@ -46,7 +46,8 @@ def test_a_written_configuration_fits_its_version(tmp_path, tensors):
 
     inputs = {entry.name: entry for entry in parsed(text).input}
 
-    assert list(inputs) == ["DES", "CATCOLUMN", "ROWINDEX", *(name for name, _ in tensors.raw_inputs)]
+    raw = [name for name, _ in tensors.raw_inputs]
+    assert list(inputs) == ["DES", "CATCOLUMN", "ROWINDEX", *raw, *(["CANDIDATES"] if raw else [])]
     assert [entry.optional for entry in inputs.values()][:3] == [
         tensors.dense_dim == 0 or tensors is RAW,
         tensors is RAW,

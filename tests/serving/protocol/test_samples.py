@@ -13,9 +13,9 @@ from serving.errors import RequestError
 from serving.protocol.samples import (
     PREDICTIONS_SCHEMA,
     SAMPLES_SCHEMA,
+    SamplesRequest,
     decode_samples,
-    encode_outputs,
-    encode_predictions,
+    encode_answer,
 )
 
 
@@ -38,6 +38,9 @@ def config(tables, dense_dim=2):
 
 TWO_TABLES = config((table("user", 1), table("item", 2)))
 BAG = st.lists(st.integers(-(2**62), 2**62), max_size=3)
+
+
+PLAIN = SamplesRequest(None)
 
 
 def body(samples):
@@ -92,7 +95,7 @@ def test_the_documented_example_is_a_valid_request():
         pytest.param(b"{}", "samples: missing", id="no samples"),
         pytest.param(
             b'{"samples": [], "sample": 1}',
-            "sample: unknown; expected candidates, context, freshness, outputs, samples",
+            "sample: unknown; expected candidates, context, freshness, outputs, samples, top_k, top_output",
             id="an unknown field",
         ),
         pytest.param(body([]), "samples: the list is empty", id="an empty list"),
@@ -207,15 +210,15 @@ def test_too_many_keys_of_a_table_are_refused_with_the_sample(keys):
 
 def test_predictions_are_one_list_of_probabilities_per_sample():
     facts = {"defaulted_keys": 3, "model_version": "7"}
-    answer = encode_predictions(np.array([[0.5, 0.25], [1, 0]], np.float32), facts)
+    answer = encode_answer(PLAIN, {"OUTPUT0": np.array([[0.5, 0.25], [1, 0]], np.float32)}, facts)
 
     assert answer == b'{"predictions":[[0.5,0.25],[1.0,0.0]],"defaulted_keys":3,"model_version":"7"}'
-    assert {*json.loads(answer), "outputs", "freshness"} == set(PREDICTIONS_SCHEMA["properties"])
+    assert {*json.loads(answer), "outputs", "top", "freshness"} == set(PREDICTIONS_SCHEMA["properties"])
 
 
 def test_outputs_by_name_are_a_number_or_a_list_of_numbers_for_each_sample():
     outputs = {"click": np.array([[0.5], [1]], np.float32), "user": np.array([[0, 1], [2, 3]], np.float32)}
-    answer = json.loads(encode_outputs(outputs, {"model_version": "7"}))
+    answer = json.loads(encode_answer(PLAIN, outputs, {"model_version": "7"}))
 
     assert answer == {"outputs": {"click": [0.5, 1], "user": [[0, 1], [2, 3]]}, "model_version": "7"}
 
