@@ -391,19 +391,6 @@ def test_a_change_of_outputs_is_a_change_for_clients(folder, tmp_path, capsys):
     assert line in capsys.readouterr().out
 
 
-def test_a_file_is_scored_into_a_column_for_each_number(folder, session, tmp_path):
-    pq.write_table(pa.table(FEATURES), tmp_path / "rows.parquet")
-
-    options = ["--data", str(tmp_path / "rows.parquet"), "--output", str(tmp_path / "scores.parquet")]
-    assert main(["predict", str(folder / "towers"), *options]) == 0
-
-    found = pq.read_table(tmp_path / "scores.parquet")
-    scores = ["prediction_click", "prediction_score", "prediction_cosine"]
-    assert found.column_names[:4] == [*scores, "prediction_user_vector_0"]
-    expected_columns = np.concatenate(list(session.predict(FEATURES).values()), axis=1)
-    assert np.stack([column.to_numpy() for column in found.columns], axis=1).tobytes() == expected_columns.tobytes()
-
-
 class TestTriton:
     """The configuration that Triton reads."""
 
