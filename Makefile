@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-updates wheel loadtest test test-fast test-long test-numpy1 test-tensorflow test-triton test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick clean
+.PHONY: help demo demo-updates wheel loadtest test test-fast test-long test-numpy1 test-tensorflow test-triton test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick bench-tensorflow clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -135,6 +135,9 @@ bench: $(PEERS)/.done ## all CPU benchmarks and their table; TRITON=python also 
 bench-quick: $(PEERS)/.done ## the same on small inputs, without writing results
 	@for name in $(BENCHMARKS) servers; do $(PEERS)/bin/python -m benchmarks.$$name --quick; done
 
+bench-tensorflow: $(VENV)-tensorflow/.done ## lookups in TensorFlow against TensorFlow's own; the result goes to benchmarks/results/
+	@$(VENV)-tensorflow/bin/python -m benchmarks.tensorflow_lookup --json benchmarks/results/tensorflow_lookup.json
+
 bench-gpu: gpu $(GPU_READY) ## check and then time the GPU cache on a GPU; results go to benchmarks/results/
 	@$(GPU_PYTHON) -m benchmarks.gpu --json benchmarks/results/gpu_cache.json
 
@@ -218,13 +221,12 @@ $(PEERS)/.done: | $(VENV)/.test
 	@$(PEERS)/bin/python -m pip install -q --no-deps fbgemm-gpu-cpu==1.8.0
 	@touch $@
 
-# Hotrow is the build of $(VENV): both have the same Python.
-$(VENV)-tensorflow/.done: $(VENV)/.test
-	@echo "installing TensorFlow"
+$(VENV)-tensorflow/.done: $(VENV)/.build
+	@echo "creating $(VENV)-tensorflow"
 	@$(PYTHON) -m venv $(VENV)-tensorflow
 	@grep -v '^h5py==' constraints.txt > $(VENV)-tensorflow/constraints.txt
 	@$(VENV)-tensorflow/bin/python -m pip install -q --disable-pip-version-check -c $(VENV)-tensorflow/constraints.txt tensorflow-cpu numpy pydantic array-api-compat orjson pytest pytest-timeout hypothesis
-	@cp -r $(VENV)/lib/python3*/site-packages/_editable_skbc_hotrow.* $(VENV)/lib/python3*/site-packages/kernels $(VENV)-tensorflow/lib/python3*/site-packages/
+	@$(PIP) --no-build-isolation --no-deps --upgrade --target $(VENV)-tensorflow/lib/python3*/site-packages -e .
 	@touch $@
 
 # Triton's Python backend corrupts tensors under NumPy 2. The server in nvidia-pytriton needs none of its dependencies.

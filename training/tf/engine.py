@@ -13,56 +13,53 @@ from numpy.typing import NDArray
 
 from kernels.host import (
     ArrayRows,
-    BagLookup,
-    TrainingTable,
+    array_gradients,
+    keys_by_owner,
     look_up_bags,
     sum_row_gradients,
     update_tables,
     weight_gradients,
 )
-from training.calls.ids import Floats, IdRows
+from training.calls.ids import Floats, IdRows, Ints
 from training.tables.rules import UpdateRule
 from training.tables.table import EmbeddingTable
 
 Array = NDArray[Any]
 
 
-class Bags(NamedTuple):
-    """Rows of ids that were found.
+class InTable(Protocol):
+    """A variable whose rows are in a table.
 
     Attributes:
-        native: the table, or the rows in an array.
-        rows: the ids; keys of a table, or places in the array.
-        combiner: how the vectors of a row of ids become one vector.
-        weights: float32[N], or None.
+        table: the rows.
+        trainable: whether new ids may get rows.
     """
 
-    native: TrainingTable | ArrayRows
-    rows: IdRows
-    combiner: str
-    weights: Floats | None
-
-
-class Rows(Protocol):
-    """A variable that lookups read."""
-
-    @property
-    def dimension(self) -> int:
-        """D."""
+    table: EmbeddingTable
 
     @property
     def trainable(self) -> bool:
-        """Whether new ids may get rows."""
-
-    @property
-    def gradient_shape(self) -> Any:
-        """The shape of the gradient, int64[2]; None: it is unknown."""
+        """See the class."""
 
     def source(self) -> tf.Tensor:
-        """Return the tensor that ``find`` gets as an array, and that gets the gradient."""
+        """Return a tensor [0, D], whose gradient is an ``IndexedSlices`` with the sums of the rows by key."""
 
-    def find(self, array: Floats, place: str, ids: IdRows, weights: Floats | None, combiner: str, trains: bool) -> Bags:
-        """Find the rows of ids. Where ``trains``, new ids may get rows."""
+
+class InArray(Protocol):
+    """A variable whose rows are in TensorFlow's memory.
+
+    Attributes:
+        params: the rows, a tensor or a variable [V, D]. ``tf.gather`` reads the rows that a lookup needs.
+        max_norm: rows with a larger L2 norm are scaled to it; None: none are.
+        has_all_rows: no id is without a row.
+    """
+
+    params: Any
+    max_norm: float | None
+    has_all_rows: bool
+
+    def locate(self, place: str, ids: IdRows, trains: bool) -> Ints:
+        """Return the row of each id; -1: it has none, and its vector is zero. Where ``trains``, new ids get rows."""
 
 
 class Ids(NamedTuple):
@@ -82,7 +79,9 @@ class Ids(NamedTuple):
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def pool(variables: Sequence[Rows], ids: Sequence[Ids], combiners: Sequence[str], trains: bool) -> list[tf.Tensor]:
+def pool(
+    variables: Sequence[InTable | InArray], ids: Sequence[Ids], combiners: Sequence[str], trains: bool
+) -> list[tf.Tensor]:
     """Look up the ids of each variable, and combine the vectors of each row of ids, in one native call.
 
     The gradient of a variable is an ``IndexedSlices`` with one entry for each distinct row.
@@ -97,57 +96,121 @@ def pool(variables: Sequence[Rows], ids: Sequence[Ids], combiners: Sequence[str]
         float32[R, D] for each variable.
     """
     count = len(variables)
-    makes_rows = [trains and variable.trainable for variable in variables]
+    sources, ids = _gathered(variables, ids, trains)
+    tables: list[EmbeddingTable | None] = [getattr(one, "table", None) for one in variables]
+    norms: list[float | None] = [getattr(one, "max_norm", None) for one in variables]
+    makes_rows = [trains and getattr(one, "trainable", False) and hasattr(one, "table") for one in variables]
+    dims = [int(source.shape[1]) for source in sources]
     weights = [one.weights for one in ids if one.weights is not None]
 
-    def found(arrays: Iterator[Array], trains: Sequence[bool]) -> list[Bags]:
-        rows = [next(arrays) for _ in range(count)]
+    def look_up(arrays: Iterator[Array], makes_rows: Sequence[bool]) -> tuple[list[IdRows], Any]:
+        of_sources = [next(arrays) for _ in range(count)]
         of_ids = [None if one.weights is None else next(arrays) for one in ids]
-        bags = []
-        for variable, array, one, of_one, *how in zip(variables, rows, ids, of_ids, combiners, trains, strict=True):
-            read = one.read(*(next(arrays) for _ in one.tensors))
-            if of_one is not None and len(of_one) != len(read.ids):
-                expected = f"a weight for each of {len(read.ids)} ids"
-                raise ValueError(f"{one.place}: expected {expected}, got {len(of_one)} weights")
-            ordered = None if of_one is None else read.in_order(of_one)
-            bags.append(variable.find(array, one.place, read, ordered, *how))
-        return bags
+        rows = [one.read(*(next(arrays) for _ in one.tensors)) for one in ids]
+        natives = [
+            ArrayRows(array, one.place, norm) if table is None else table.native
+            for array, one, norm, table in zip(of_sources, ids, norms, tables, strict=True)
+        ]
+        ordered = [
+            None if floats is None else _in_order(one.place, floats, of_one)
+            for one, floats, of_one in zip(ids, of_ids, rows, strict=True)
+        ]
+        keys, ptrs = [one.ids for one in rows], [one.row_ptrs for one in rows]
+        return rows, look_up_bags(natives, keys, ptrs, combiners, ordered, [1] * count, makes_rows)
 
     def forward(*arrays: Array) -> list[Floats]:
-        return [vectors for _, vectors in _look_up(found(iter(arrays), makes_rows), makes_rows)]
+        return [vectors for _, vectors in look_up(iter(arrays), makes_rows)[1]]
 
     def backward(*arrays: Array) -> list[Array]:
         upstream = [np.ascontiguousarray(one, np.float32) for one in arrays[:count]]
-        bags = found(iter(arrays[count + 1 :]), [False] * count)
-        lookups = [lookup for lookup, _ in _look_up(bags, [False] * count)]
-        of_rows = [array for pair in sum_row_gradients(lookups, upstream) for array in pair]
+        rows, answers = look_up(iter(arrays[count + 1 :]), [False] * count)
+        lookups = [lookup for lookup, _ in answers]
+        in_arrays = [place for place, table in enumerate(tables) if table is None]
+        in_tables = [place for place, table in enumerate(tables) if table is not None]
         weighted = [place for place, one in enumerate(ids) if one.weights is not None]
-        of_weights = weight_gradients([lookups[one] for one in weighted], [upstream[one] for one in weighted])
-        return of_rows + [bags[one].rows.as_given(array) for one, array in zip(weighted, of_weights, strict=True)]
+
+        def some(places: list[int]) -> Any:
+            return [lookups[one] for one in places], [upstream[one] for one in places]
+
+        of_tables = [array for pair in sum_row_gradients(*some(in_tables)) for array in pair]
+        of_weights = zip(weighted, weight_gradients(*some(weighted)), strict=True)
+        return [
+            *array_gradients(*some(in_arrays)),
+            *of_tables,
+            *(rows[one].as_given(floats) for one, floats in of_weights),
+        ]
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def pooled(*tensors: tf.Tensor) -> Any:
         vectors = run(forward, tensors, [tf.float32] * count)
-        for variable, one in zip(variables, vectors, strict=True):
-            one.set_shape([None, variable.dimension])
+        for dim, one in zip(dims, vectors, strict=True):
+            one.set_shape([None, dim])
 
         def gradients(*upstream: Any) -> list[Any]:
             dense = [tf.convert_to_tensor(one) for one in upstream]
-            dtypes = [tf.int64, tf.float32] * count + [tf.float32] * len(weights)
+            in_arrays = tables.count(None)
+            dtypes = [tf.float32] * in_arrays + [tf.int64, tf.float32] * (count - in_arrays)
             # a backward pass begins after the forward pass has made rows, so it takes one of its vectors
-            answers = iter(run(backward, [*dense, vectors[0], *tensors], dtypes))
-            slices = []
-            for variable in variables:
-                rows, values = next(answers), next(answers)
-                rows.set_shape([None])
-                values.set_shape([None, variable.dimension])
-                slices.append(tf.IndexedSlices(values, rows, variable.gradient_shape))
-            return [*slices, *answers, *[None] * (len(tensors) - count - len(weights))]
+            answers = run(backward, [*dense, vectors[0], *tensors], dtypes + [tf.float32] * len(weights))
+            of_arrays, of_tables = iter(answers[:in_arrays]), iter(answers[in_arrays:])
+            of_sources = [
+                next(of_arrays) if table is None else _slices(next(of_tables), next(of_tables), dim)
+                for table, dim in zip(tables, dims, strict=True)
+            ]
+            return [*of_sources, *of_tables, *[None] * (len(tensors) - count - len(weights))]
 
         return vectors, gradients
 
-    tensors = [tensor for one in ids for tensor in one.tensors]
-    return list(pooled(*(one.source() for one in variables), *weights, *tensors))
+    return list(pooled(*sources, *weights, *(tensor for one in ids for tensor in one.tensors)))
+
+
+def _gathered(variables: Sequence[Any], ids: Sequence[Ids], trains: bool) -> tuple[list[tf.Tensor], list[Ids]]:
+    """Return the tensor that each lookup reads, and the ids as the rows of this tensor, or as the keys of a table.
+
+    Of a variable in TensorFlow's memory, the tensor has the distinct rows of the lookup. If ids may be without a row,
+    it also has a row of zeros.
+    """
+    in_arrays = [(one, of_one) for one, of_one in zip(variables, ids, strict=True) if not hasattr(one, "table")]
+
+    def locate(*arrays: Array) -> list[Array]:
+        given, found = iter(arrays), []
+        for variable, one in in_arrays:
+            rows = one.read(*(next(given) for _ in one.tensors))
+            numbers = variable.locate(one.place, rows, trains)
+            is_known = numbers >= 0
+            distinct, _, places, _ = keys_by_owner(numbers[is_known], 1)
+            own = np.full(len(numbers), len(distinct))
+            own[is_known] = places
+            found += [distinct, own, rows.row_ptrs, np.arange(len(own)) if rows.places is None else rows.places]
+        return found
+
+    tensors = [tensor for _, one in in_arrays for tensor in one.tensors]
+    answers = run(locate, tensors, [tf.int64] * 4 * len(in_arrays)) if in_arrays else []
+    for answer in answers:
+        answer.set_shape([None])
+    located = iter(answers)
+    sources, own_ids = [], []
+    for variable, one in zip(variables, ids, strict=True):
+        if hasattr(variable, "table"):
+            sources.append(variable.source())
+            own_ids.append(one)
+            continue
+        rows = tf.gather(variable.params, next(located))
+        sources.append(rows if trains or variable.has_all_rows else tf.pad(rows, [[0, 1], [0, 0]]))
+        own_ids.append(Ids(one.place, [next(located) for _ in range(3)], IdRows, one.weights))
+    return sources, own_ids
+
+
+def _in_order(place: str, weights: Floats, rows: IdRows) -> Floats:
+    if len(weights) != len(rows.ids):
+        raise ValueError(f"{place}: expected a weight for each of {len(rows.ids)} ids, got {len(weights)} weights")
+    return rows.in_order(weights)
+
+
+def _slices(keys: tf.Tensor, sums: tf.Tensor, dim: int) -> tf.IndexedSlices:
+    keys.set_shape([None])
+    sums.set_shape([None, dim])
+    return tf.IndexedSlices(sums, keys)
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -197,15 +260,3 @@ def run(function: Callable[..., list[Array]], tensors: Sequence[tf.Tensor], dtyp
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(one) for one in function(*(np.asarray(tensor) for tensor in tensors))]
     return list(tf.numpy_function(function, list(tensors), list(dtypes)))
-
-
-def _look_up(bags: Sequence[Bags], trains: Sequence[bool]) -> list[tuple[BagLookup, Floats]]:
-    return look_up_bags(
-        [one.native for one in bags],
-        [one.rows.ids for one in bags],
-        [one.rows.row_ptrs for one in bags],
-        [one.combiner for one in bags],
-        [one.weights for one in bags],
-        [1] * len(bags),
-        [does and isinstance(one.native, TrainingTable) for one, does in zip(bags, trains, strict=True)],
-    )

@@ -12,10 +12,10 @@ from serving.errors import OutputError
 from serving.model.sparse_writer import write_table_folders
 from training.arguments import one_of, shown, whole
 from training.calls.deeprec import require_norm
-from training.calls.ids import Floats, IdRows
+from training.calls.ids import IdRows
 from training.tables.config import Combiner, Constant, EmbeddingBagConfig, Initializer, Normal, Uniform
 from training.tables.table import EmbeddingTable
-from training.tf.engine import Bags, Ids, pool
+from training.tf.engine import Ids, pool
 from training.tf.ids import read_ids
 
 Fusion = Literal["v1", "v2"]
@@ -46,7 +46,6 @@ class EmbeddingColumn:
     """
 
     trainable = True
-    gradient_shape = None
 
     def __init__(self, key: str, config: EmbeddingBagConfig, do_fusion: Fusion | None, seed: int) -> None:
         """Make a table, and a variable in the current graph."""
@@ -61,18 +60,9 @@ class EmbeddingColumn:
             self.variable = tf.compat.v1.Variable(nothing, name=self.name, use_resource=True)
         self.variable.hotrow_table = self.table
 
-    @property
-    def dimension(self) -> int:
-        """D."""
-        return self.table.config.dim
-
     def source(self) -> tf.Tensor:
-        """See ``engine.Rows``."""
+        """See ``engine.InTable``."""
         return tf.convert_to_tensor(self.variable)
-
-    def find(self, array: Floats, place: str, ids: IdRows, weights: Floats | None, combiner: str, trains: bool) -> Bags:
-        """See ``engine.Rows``."""
-        return Bags(self.table.native, ids, combiner, weights)
 
 
 def categorical_column_with_embedding(key: str, dtype: tf.DType = tf.int64) -> CategoricalColumn:

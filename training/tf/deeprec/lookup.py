@@ -1,19 +1,17 @@
 """DeepRec's fused lookups in variables of TensorFlow: one native pass forward, and one native pass backward."""
 
 from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from kernels.host import ArrayRows
 from training.arguments import one_of, shown
 from training.calls.deeprec import PartitionStrategy, checked_default, refuse_blocknums, require_norm, split
-from training.calls.ids import Floats, IdRows, require_ids
+from training.calls.ids import IdRows, Ints, require_ids
 from training.tables.config import Combiner
-from training.tf.engine import Bags, Ids, pool, run
+from training.tf.engine import Ids, pool, run
 from training.tf.ids import read_ids
 
 FusionVersion = Literal["v1", "v2"]
@@ -147,12 +145,15 @@ def fused_embedding_lookup_sparse_v2(
 
     split(name, np.empty(0, np.int64), np.zeros(1, np.int64), sizes, partition_strategy)  # refuses wrong partitions
     nothing = tf.zeros(0) if given is None else given
-    row_ptrs, places, *of_parts = run(prepare, [nothing, *ids.tensors], [tf.int64] * (2 + 3 * len(tensors)))
+    answers = run(prepare, [nothing, *ids.tensors], [tf.int64] * (2 + 3 * len(tensors)))
+    for answer in answers:
+        answer.set_shape([None])
+    row_ptrs, places, *of_parts = answers
     if given is not None:
         weights = tf.where(places < 0, 1.0, tf.gather(given, tf.maximum(places, 0)))
     if len(tensors) > 1 and combiner != "sum":  # a partition does not know the weights of a row's other ids
         weights, combiner = _shares(row_ptrs, places, weights, combiner), "sum"
-    variables = [_Params(name, tensor, max_norm) for tensor in tensors]
+    variables = [_Params(tensor, max_norm) for tensor in tensors]
     parts = []
     for keys, ptrs, some in zip(of_parts[::3], of_parts[1::3], of_parts[2::3], strict=True):
         of_part = None if weights is None else tf.gather(weights, some)
@@ -214,28 +215,23 @@ def fused_safe_embedding_lookup_sparse(
     )
 
 
-class _Params:
-    """A tensor of vectors, as ``engine.Rows``."""
+class _Params(NamedTuple):
+    """Vectors, as ``engine.InArray``."""
 
-    trainable = False
+    params: Any
+    max_norm: float | None
+    has_all_rows: bool = True
 
-    def __init__(self, name: str, tensor: tf.Tensor, max_norm: float | None) -> None:
-        self._tensor = tensor
-        self._native = partial(ArrayRows, name=name, max_norm=max_norm)
-        self.dimension = int(tensor.shape[1])
-        self.gradient_shape = tf.constant(tensor.shape.as_list(), tf.int64)
-
-    def source(self) -> tf.Tensor:
-        return self._tensor
-
-    def find(self, array: Floats, place: str, ids: IdRows, weights: Floats | None, combiner: str, trains: bool) -> Bags:
-        return Bags(self._native(array), ids, combiner, weights)
+    def locate(self, place: str, ids: IdRows, trains: bool) -> Ints:
+        return ids.ids
 
 
-def _checked(name: str, params: Any) -> list[tf.Tensor]:
-    """Return the partitions as tensors, or raise an error if they are none of one table."""
+def _checked(name: str, params: Any) -> list[Any]:
+    """Return the partitions, or raise an error if they are none of one table."""
     is_list = isinstance(params, Iterable) and not hasattr(params, "shape")
-    tensors = [tf.convert_to_tensor(one) for one in (params if is_list else [params])]
+    tensors = [
+        one if hasattr(one, "handle") else tf.convert_to_tensor(one) for one in (params if is_list else [params])
+    ]
     for tensor in tensors:
         if tensor.dtype != tf.float32:
             raise TypeError(f"{name}: expected vectors as float32 tensors, got {shown(tensor)}")

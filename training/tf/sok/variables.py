@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from kernels.host import ArrayRows, KeyIndex
+from kernels.host import KeyIndex
 from serving.errors import ModelFileError
 from training.arguments import one_of, whole
 from training.calls.dumps import PART_ROWS, Floats, Ints, require_all_keys
@@ -16,7 +16,6 @@ from training.calls.ids import IdRows, require_ids
 from training.calls.sok import KINDS, checked_name, read_initializer, read_table
 from training.tables.config import EmbeddingBagConfig, Initializer
 from training.tables.table import EmbeddingTable
-from training.tf.engine import Bags
 from training.tf.sok.initialize import started
 
 _MODES = ("distributed", "localized:0")
@@ -30,6 +29,8 @@ class _ArrayVariable(keras.Variable):  # type: ignore[misc]
     """
 
     stored_name: str | None
+    max_norm = None
+    has_all_rows = True
 
     @property
     def dimension(self) -> int:
@@ -37,13 +38,9 @@ class _ArrayVariable(keras.Variable):  # type: ignore[misc]
         return int(self.shape[1])
 
     @property
-    def gradient_shape(self) -> Any:
-        """See ``engine.Rows``."""
-        return tf.constant(self.shape.as_list(), tf.int64)
-
-    def source(self) -> tf.Tensor:
-        """See ``engine.Rows``."""
-        return tf.convert_to_tensor(self.value)
+    def params(self) -> tf.Variable:
+        """See ``engine.InArray``."""
+        return self.value
 
     def owns(self, keys: Ints) -> NDArray[np.bool_]:
         """Return which keys have their row in this process: all."""
@@ -95,10 +92,10 @@ class Variable(_ArrayVariable):
         """V."""
         return int(self.shape[0])
 
-    def find(self, array: Floats, place: str, ids: IdRows, weights: Floats | None, combiner: str, trains: bool) -> Bags:
-        """See ``engine.Rows``."""
-        require_ids(place, ids.ids, ids.row_ptrs, len(array))
-        return Bags(ArrayRows(array, self.name), ids, combiner, weights)
+    def locate(self, place: str, ids: IdRows, trains: bool) -> Ints:
+        """See ``engine.InArray``."""
+        require_ids(place, ids.ids, ids.row_ptrs, self.row_count)
+        return ids.ids
 
     def own_rows(self) -> Iterator[tuple[Ints, Floats]]:
         """Yield keys and vectors, part by part."""
@@ -126,6 +123,7 @@ class LayerVariable(_ArrayVariable):
         """Make the rows. ``place`` is for messages."""
         self.stored_name: str | None = None
         self.index = KeyIndex() if use_hashtable else None
+        self.has_all_rows = not use_hashtable
         self._place = place
         super().__init__(initializer, shape=(rows, dim), dtype="float32", autocast=False, name="rows")
 
@@ -134,22 +132,16 @@ class LayerVariable(_ArrayVariable):
         """How many rows have a key."""
         return int(self.shape[0]) if self.index is None else len(self.index)
 
-    def find(self, array: Floats, place: str, ids: IdRows, weights: Floats | None, combiner: str, trains: bool) -> Bags:
-        """See ``engine.Rows``. An unknown key counts as a vector of zeros."""
-        native = ArrayRows(array, self._place)
+    def locate(self, place: str, ids: IdRows, trains: bool) -> Ints:
+        """See ``engine.InArray``."""
         if self.index is None:
-            require_ids(place, ids.ids, ids.row_ptrs, len(array))
-            return Bags(native, ids, combiner, weights)
+            require_ids(place, ids.ids, ids.row_ptrs, self.row_count)
+            return ids.ids
         rows = self.index.find(ids.ids)
-        is_new = rows < 0
-        if is_new.any() and trains:
-            self._add(np.unique(ids.ids[is_new]))
-            rows, is_new = self.index.find(ids.ids), np.zeros(len(rows), np.bool_)
-        if is_new.any():
-            divisors = np.repeat(np.diff(ids.row_ptrs), np.diff(ids.row_ptrs)) if combiner == "mean" else 1
-            weights = np.where(is_new, 0, 1 / np.float32(divisors)).astype(np.float32)
-            rows, combiner = np.where(is_new, 0, rows), "sum"
-        return Bags(native, ids._replace(ids=rows), combiner, weights)
+        if trains and (rows < 0).any():
+            self._add(np.unique(ids.ids[rows < 0]))
+            rows = self.index.find(ids.ids)
+        return rows
 
     @property
     def keys(self) -> Ints:
@@ -279,17 +271,9 @@ class DynamicVariable(keras.Variable):  # type: ignore[misc]
         """The last step in which a row was updated; 0: none. It marks a moment for dumps."""
         return self.table.step
 
-    @property
-    def gradient_shape(self) -> None:
-        """See ``engine.Rows``."""
-
     def source(self) -> tf.Tensor:
-        """See ``engine.Rows``."""
+        """See ``engine.InTable``."""
         return tf.convert_to_tensor(self.value)
-
-    def find(self, array: Floats, place: str, ids: IdRows, weights: Floats | None, combiner: str, trains: bool) -> Bags:
-        """See ``engine.Rows``."""
-        return Bags(self.table.native, ids, combiner, weights)
 
     def own_rows(self, since: int = -1) -> Iterator[tuple[Ints, Floats]]:
         """Yield keys and vectors, part by part; see ``EmbeddingTable.dump``."""
@@ -319,7 +303,9 @@ class DynamicVariable(keras.Variable):  # type: ignore[misc]
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
         """Refuse to save a model without the rows."""
-        raise TypeError(f"{self!r}: its rows are not part of a saved model; save them with sok.dump")
+        raise TypeError(
+            f"{self!r}: its rows are not part of a saved model; save them with sok.dump, and other layers alone"
+        )
 
     def numpy(self) -> NoReturn:
         """See ``__array__``."""
