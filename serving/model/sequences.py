@@ -4,6 +4,7 @@ A request has one bag of keys for a sequence, as for a pooled slot. A lookup see
 tiers and caches know nothing of sequences. The network may read a mask, which says where the keys are.
 """
 
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -61,7 +62,7 @@ class SequenceSlots(NamedTuple):
 
     def too_long(self, sizes: Ints) -> TooLong | None:
         """Return the first sequence with too many keys; ``sizes`` are [B, S], the keys of each slot."""
-        is_longer = (sizes > self.most) & (np.array(self.most) > 0)
+        is_longer = sizes > _layout(self).limits
         if not np.count_nonzero(is_longer):
             return None
         sample, slot = (int(place) for place in np.argwhere(is_longer)[0])
@@ -74,23 +75,19 @@ class SequenceSlots(NamedTuple):
             row_ptrs: CSR offsets of R bags, none of a sequence with too many keys.
             bags: int32[B * S], the bag of each slot of each sample; None: each has its own, in order.
         """
-        widths = np.array(self.widths)
-        slots, positions = widths.size, self.positions
-        slot_of_position = np.repeat(np.arange(slots), widths)
-        places = np.arange(positions) - np.repeat(np.cumsum(widths) - widths, widths)
+        slots, positions, layout = len(self.most), self.positions, _layout(self)
         if bags is None:
-            begins = row_ptrs[:-1].reshape(-1, slots)[:, slot_of_position]
-            ends = row_ptrs[1:].reshape(-1, slots)[:, slot_of_position]
-            begins = self._begins(begins, ends, places, slot_of_position).reshape(-1)
+            begins, ends = (part.reshape(-1, slots)[:, layout.slots] for part in (row_ptrs[:-1], row_ptrs[1:]))
+            begins = self._begins(begins, ends, layout.places, layout.slots).reshape(-1)
         else:
             slot_of_bag = np.zeros(row_ptrs.size - 1, np.int64)
             slot_of_bag[bags] = np.tile(np.arange(slots), bags.size // slots)
-            of_bag = widths[slot_of_bag]
-            firsts = np.cumsum(of_bag) - of_bag
-            bag_of = np.repeat(np.arange(of_bag.size), of_bag)
-            own_places = np.arange(bag_of.size) - firsts[bag_of]
-            begins = self._begins(row_ptrs[bag_of], row_ptrs[bag_of + 1], own_places, slot_of_bag[bag_of])
-            bags = (firsts[bags.reshape(-1, slots)[:, slot_of_position]] + places).astype(np.int32).reshape(-1)
+            widths = layout.widths[slot_of_bag]
+            firsts = np.cumsum(widths) - widths
+            bag_of = np.repeat(np.arange(widths.size), widths)
+            places = (np.arange(bag_of.size) - firsts[bag_of]).astype(np.int32)
+            begins = self._begins(row_ptrs[bag_of], row_ptrs[bag_of + 1], places, slot_of_bag[bag_of])
+            bags = (firsts[bags.reshape(-1, slots)[:, layout.slots]] + layout.places).astype(np.int32).reshape(-1)
         spread = np.append(begins, row_ptrs[-1:])
         has_key = spread[1:] > spread[:-1]
         return Positions(spread, bags, (has_key if bags is None else has_key[bags]).reshape(-1, positions))
@@ -98,8 +95,25 @@ class SequenceSlots(NamedTuple):
     def _begins(self, begins: Ints, ends: Ints, places: Ints, slots: Ints) -> Ints:
         """Return where the keys of positions begin; ``places`` are those of the positions in their slots."""
         if self.padding == "end":
-            at: Ints = np.minimum(begins + places.astype(begins.dtype), ends)
+            at: Ints = np.minimum(begins + places, ends)
             return at
-        rest = np.array(self.most, begins.dtype)[slots] - places.astype(begins.dtype)  # 0 in a pooled slot
+        rest = np.array(self.most, np.int32)[slots] - places  # 0 in a pooled slot
         at = np.where(rest == 0, begins, np.maximum(ends - rest, begins))
         return at
+
+
+class _Layout(NamedTuple):
+    """The positions of a sample: the slot of each, and its place in the slot; of each slot the width and the limit."""
+
+    slots: NDArray[np.int64]
+    places: NDArray[np.int32]
+    widths: NDArray[np.int64]
+    limits: NDArray[np.int64]
+
+
+@cache
+def _layout(sequences: SequenceSlots) -> _Layout:
+    widths, most = np.array(sequences.widths), np.array(sequences.most)
+    places = np.arange(widths.sum()) - np.repeat(np.cumsum(widths) - widths, widths)
+    limits = np.where(most > 0, most, np.iinfo(np.int64).max)
+    return _Layout(np.repeat(np.arange(widths.size), widths), places.astype(np.int32), widths, limits)

@@ -8,12 +8,16 @@ import pytest
 from serving.batch import join_batches, read_batch
 from serving.config import read_inference_config
 from serving.errors import ConfigError, RequestError
+from serving.frontend.front_end import FrontEnd
+from serving.frontend.http.app import create_app
 from serving.model.graph import parse_graph
-from serving.opening import load_model
+from serving.opening import Runtime, load_model
 from serving.parameter_server import ParameterServer
 from serving.protocol.samples import decode_samples
+from serving.repository import ModelRepository
 from serving.session import InferenceSession
 from serving.storage import MemoryStore
+from tests.serving.frontend.app_client import Client
 from tests.serving.lookup.cached import cached, with_cache
 from tests.tools.sequence_model import SequenceModel
 from tests.tools.tiny_model import flatten
@@ -159,6 +163,31 @@ def test_a_sequence_that_is_too_long_is_named(plain):
         plain.predict(request)
     with pytest.raises(RequestError, match="seen of sample 0: value 0: has more values than the list's most"):
         plain.predict({**request, "seen": [TOO_LONG[2]]})
+
+
+def test_a_server_takes_sequences_by_name_and_names_a_longer_one(tmp_path):
+    model = SequenceModel()
+    model.write(tmp_path, "seen")
+    context, candidates = {"user": [1], "seen": [3, 4], "n0": 0.5, "n1": 1}, [{"item": 5}, {"item": 6}]
+    tensors = {"user": [1], "item": [5, 6], "seen": [3, 4], "seen.offsets": [0, 2], "n0": [0.5], "n1": [1.0]}
+    types = {"seen.offsets": "INT32", "n0": "FP32", "n1": "FP32"}
+    inputs = [
+        {"name": name, "shape": [len(data)], "datatype": types.get(name, "INT64"), "data": data}
+        for name, data in tensors.items()
+    ]
+    expected = model.probabilities([[0.5, 1]] * 2, [[[1], [5], [3, 4]], [[1], [6], [3, 4]]])
+
+    with ModelRepository(tmp_path, Runtime()) as models:
+        models.load()
+        client = Client(create_app(FrontEnd(models)))
+        answered = client.post("/predict/seen", {"context": context, "candidates": candidates}).json()
+        by_name = client.post("/v2/models/seen/infer", {"inputs": inputs}).json()["outputs"][0]
+        longer = client.post("/predict/seen", {"context": {**context, "seen": [1] * 5}, "candidates": candidates})
+
+    np.testing.assert_allclose(answered["predictions"], expected, **ROUNDING)
+    np.testing.assert_allclose(by_name["data"], expected[:, 0], **ROUNDING)
+    assert longer.status_code == 400
+    assert "context.seen: value 0: has more values than the list's most" in longer.json()["error"]
 
 
 def test_features_cut_a_history_by_their_rule(tmp_path):

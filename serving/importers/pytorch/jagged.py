@@ -39,17 +39,13 @@ def padded(
 class JaggedRows:
     """The rows of a feature. Only padding them makes a lookup, because a network needs a fixed number of positions."""
 
-    def __init__(self, source: str, offsets: Tensor, pad: Callable[[int, float], Tensor]) -> None:
+    def __init__(self, source: str, lengths: Tensor, pad: Callable[[int, float], Tensor]) -> None:
         """Keep what makes float32[B, L, D] of L and the value of positions without a key."""
-        self._source, self._offsets, self._pad = source, offsets, pad
+        self._source, self._lengths, self._pad = source, lengths, pad
 
     def lengths(self) -> Tensor:
         """Return the number of keys of each sample, int64[B]."""
-        return self._offsets.diff()
-
-    def offsets(self) -> Tensor:
-        """Return where the keys of each sample begin, int64[B + 1]."""
-        return self._offsets
+        return self._lengths
 
     def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
         """Return float32[B, L, D]."""

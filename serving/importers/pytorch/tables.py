@@ -249,28 +249,36 @@ class Tables:
                 continue
             value = features[feature]
             if isinstance(value, Tensor):
-                keys, offsets = value, None
-            else:
-                keys, offsets = value[:2] if not hasattr(value, "offsets") else (value.values(), value.offsets())
-            if offsets is None:
                 reason = f"{feature!r}: expected keys with offsets{at_line(line_of_call())}"
                 raise ConfigError(self._source, table, reason)
+            if isinstance(value, tuple) and not hasattr(value, "lengths"):
+                keys, offsets, *_ = value
+                lengths = offsets.diff()
+            else:  # TorchRec's own offsets are made by an operator that cannot be exported
+                keys, lengths = value.values(), value.lengths()
+                offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
             lookup = Lookup(table, keys, offsets, True, "", feature, is_pooled=False)
-            pad = partial(self._pad, lookup, lookups, answers, own.get(answer))
-            found[answer] = JaggedRows(f"{self._source}: {table}", offsets, pad)
+            pad = partial(self._pad, lookup, lengths, lookups, answers, own.get(answer))
+            found[answer] = JaggedRows(f"{self._source}: {table}", lengths, pad)
         return found
 
     def _pad(
-        self, lookup: Lookup, lookups: list[Lookup], answers: "_Answers | None", own: Any, most: int, padding: float
+        self,
+        lookup: Lookup,
+        lengths: Tensor,
+        lookups: list[Lookup],
+        answers: "_Answers | None",
+        own: Any,
+        most: int,
+        padding: float,
     ) -> Tensor:
         """Return the rows of a feature, float32[B, L, D]; ``own`` are those that the collection returned."""
         lookups.append(lookup._replace(line=line_of_call(), most=most))
         if answers is None:
             rows: Tensor = own.to_padded_dense(most, padding)
             return rows
-        assert lookup.offsets is not None
         rows = answers.take(lookup.table, (most,))
-        is_key = torch.arange(most) < lookup.offsets.diff()[:, None]
+        is_key = torch.arange(most) < lengths[:, None]
         return torch.where(is_key[..., None], rows, padding) if padding else rows
 
     def _slots(self, lookup: Lookup, samples: int) -> list[Slot]:
