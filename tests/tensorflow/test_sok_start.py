@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from training.errors import SessionError
-from training.tf import sok
+from training.tf import deeprec, embedding_plugin, sok
+from training.tf import horovod as hvd
 
 
 def test_every_call_needs_init(fresh):
@@ -60,6 +61,29 @@ def test_several_replicas_are_refused_with_the_way_that_works(fresh):
             RuntimeError, match=r"expected one replica, .* got 2; PyTorch's training.sok trains in several"
         ):
             sok.init()
+
+
+@pytest.mark.parametrize("name", ["HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"])
+def test_several_processes_are_refused_with_the_way_that_works(fresh, monkeypatch, name):
+    monkeypatch.setenv(name, "8")
+
+    calls = [
+        sok.init,
+        hvd.init,
+        lambda: embedding_plugin.init(visible_gpus=[0]),
+        lambda: deeprec.embedding_column(deeprec.categorical_column_with_embedding("a"), 2),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match=rf"expected one process, got {name}=8; PyTorch's training\.sok trains"):
+            call()
+
+
+def test_the_calls_of_horovod_are_those_of_one_process(fresh):
+    hvd.init()
+
+    assert (hvd.size(), hvd.rank(), hvd.local_rank()) == (1, 0, 0)
+    assert hvd.allreduce(tf.constant(3.0)) == 3
+    hvd.broadcast_variables([tf.Variable(1.0)], root_rank=0)
 
 
 def test_one_worker_of_a_multi_worker_strategy_trains(fresh):

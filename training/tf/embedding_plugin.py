@@ -14,6 +14,7 @@ from training.calls.plugin.embedding import Embedding, ValueType
 from training.calls.plugin.state import compressed, divided, found, item_of_replica, replica_number
 from training.samples import Bags
 from training.tf.engine import run
+from training.tf.processes import require_one
 
 __all__ = [
     "broadcast_then_convert_to_csr",
@@ -52,7 +53,9 @@ def init(
         SessionError: ``init`` was called before, without ``reset``.
         TypeError: ``visible_gpus`` is not a list, or a number is not an int.
         ValueError: a value is out of range, or a batch cannot be divided between the replicas.
+        RuntimeError: there are several processes, or several replicas of a strategy.
     """
+    require_one("init")
     state.init(visible_gpus, seed, key_type, value_type, batch_size, batch_size_eval)
 
 

@@ -17,6 +17,7 @@ from training.tables.config import Combiner, Constant, EmbeddingBagConfig, Initi
 from training.tables.table import EmbeddingTable
 from training.tf.engine import Ids, pool
 from training.tf.ids import read_ids
+from training.tf.processes import require_one
 
 Fusion = Literal["v1", "v2"]
 
@@ -112,7 +113,9 @@ def embedding_column(
     Raises:
         TypeError: there is no feature, there are two, or an argument is of another type.
         ValueError: a value is out of range.
+        RuntimeError: there are several processes or replicas.
     """
+    require_one("embedding_column")
     given = [column for column in (categorical_column, sparse_id_column) if column is not None]
     if len(given) != 1 or not isinstance(given[0], CategoricalColumn):
         came = " and ".join(type(column).__name__ for column in given) or "none"

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from training.arguments import whole
 from training.errors import SessionError
+from training.tf.processes import require_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,10 @@ def init() -> None:
     """Begin. First weights depend on ``tf.random.set_seed``. A later call has no effect.
 
     Raises:
-        RuntimeError: there are several replicas, or Keras does not use TensorFlow.
+        RuntimeError: there are several processes or replicas, or Keras does not use TensorFlow.
     """
     global _start
-    _require_one_replica("init")
+    require_one("init")
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(f"init: expected Keras with the backend tensorflow, got {keras.backend.backend()}")
     if _start is None:
@@ -79,12 +80,5 @@ def started(call: str) -> Start:
     """Return what ``init`` has decided. ``call`` is for the message."""
     if _start is None:
         raise SessionError(f"{call}: call sok.init first")
-    _require_one_replica(call)
+    require_one(call)
     return _start
-
-
-def _require_one_replica(call: str) -> None:
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        other = "PyTorch's training.sok trains in several processes, which torchrun starts"
-        raise RuntimeError(f"{call}: expected one replica, whose lookups use all cores, got {replicas}; {other}")
