@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 
 from tests.tools.tiny_model import TinyModel
+from tests.tools.warm import Warm
 
 DEADLINE_S = 60
 HANGING = """
@@ -35,8 +36,8 @@ def start(tmp_path):
     def serve(names, until, *options):
         for name in names:
             TinyModel().write(tmp_path / "models", name)
-        command = [sys.executable, "-c", HANGING, str(tmp_path / "models"), "--http-port", "0", *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        with (tmp_path / "stderr").open("wb") as errors:
+            process = Warm("-c", HANGING, tmp_path / "models", "--http-port", "0", *options, stderr=errors)
         started.append(process)
         line = next(line for line in process.stdout if until in line)
         return process, line.split()[-1]
@@ -44,8 +45,7 @@ def start(tmp_path):
     yield serve
     for process in started:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.communicate()
 
 
 def assert_ends(process):

@@ -90,31 +90,16 @@ def test_failed_requests_fail_the_command_and_are_in_the_report(repository, serv
     assert "UNAVAILABLE" in failure["Error"]
 
 
+@pytest.mark.long  # tests/loadtests has the checks in one process
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--address", "192.0.2.1:8000"], "'http://192.0.2.1:8000' is not this machine; --allow-remote sends load"),
-        pytest.param(
-            ["--address", "127.0.0.1:1"],
-            "there are several models: choose one of small, tiny with --model",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ["--address", "127.0.0.1:1", "--skew", "-1"],
-            "expected a number from 0 to 4, got '-1'",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ["--address", "127.0.0.1:1", "--samples", "0"],
-            "expected a whole number from 1 to 1048576, got '0'",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ["--address", "127.0.0.1:1", "--users", "0"],
-            "expected at least 1 user, got --users 0",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(["--scenario", "calm"], "invalid choice: 'calm'", marks=pytest.mark.long),
+        (["--address", "127.0.0.1:1"], "there are several models: choose one of small, tiny with --model"),
+        (["--address", "127.0.0.1:1", "--skew", "-1"], "expected a number from 0 to 4, got '-1'"),
+        (["--address", "127.0.0.1:1", "--samples", "0"], "expected a whole number from 1 to 1048576, got '0'"),
+        (["--address", "127.0.0.1:1", "--users", "0"], "expected at least 1 user, got --users 0"),
+        (["--scenario", "calm"], "invalid choice: 'calm'"),
     ],
 )
 def test_a_wrong_option_is_refused_before_any_load(repository, tmp_path, options, message):

@@ -63,11 +63,12 @@ def serving(model, log_folder, *stores, **options):
 
 def until(condition, limit_s=5.0):
     """Return whether the condition holds within a time."""
-    end_s = time.monotonic() + limit_s
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > end_s:
+        waited_s = time.monotonic() - began
+        if waited_s > limit_s:
             return False
-        time.sleep(0.002)
+        time.sleep(min(0.002 + waited_s / 8, 0.05))
     return True
 
 
