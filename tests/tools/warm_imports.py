@@ -3,11 +3,15 @@
 
 import gc
 
+import array_api_compat.torch
 import ndonnx
+import onnx.reference.ops
 import onnxruntime
 import pydantic.v1
 import redis
 import rocksdict
+import torch._dynamo
+import torch.utils.checkpoint
 import uvicorn.lifespan.on
 import uvicorn.protocols.http.httptools_impl
 import uvloop

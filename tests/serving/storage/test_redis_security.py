@@ -198,10 +198,11 @@ def certificates(tmp_path_factory):
     def openssl(*arguments):
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=CA")
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=CA")
     for name in ("redis.localhost", "client"):
         (folder / "names").write_text(f"subjectAltName=DNS:{name}")
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", "csr", "-subj", f"/CN={name}")
+        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", "csr", "-subj", f"/CN={name}")
         signing = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-out", f"{name}.crt")
         openssl("x509", "-req", "-in", "csr", *signing)
     return folder
