@@ -84,8 +84,8 @@ def own_cluster(redis_binary, tmp_path):
 
 @pytest.fixture
 def two_masters(redis_binary, tmp_path):
-    """A cluster of the test's own, without replicas."""
-    with closing_cluster(tmp_path, masters=2) as cluster:
+    """A cluster of the test's own, without replicas. Neither node refuses requests because the other is silent."""
+    with closing_cluster(tmp_path, masters=2, node_timeout_ms=60_000) as cluster:
         yield cluster
 
 
