@@ -144,6 +144,7 @@ def run(option, *words):
     elif option == "-m":
         sys.argv = list(words)
         sys.path.insert(0, os.getcwd())
+        sys.modules.pop(words[0], None)
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
         sys.argv = [option, *words]
