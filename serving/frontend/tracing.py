@@ -4,6 +4,7 @@ A request's span has the stages of its exchange as children: the wait in the que
 the dense network, and the encoding. A caller's ``traceparent`` makes the span a child of the caller's span.
 """
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 #: What happens between the times of ``Exchange.times_ns``. Other stages fill the third interval.
 _INTERVALS = ("queue", "decode", "", "encode")
 _SERVER_ERROR = 500
+#: How long a stop waits for the last spans to be sent.
+_LAST_SPANS_S = 1.0
 
 
 class RequestTrace:
@@ -118,5 +121,7 @@ class Tracing:
         self._provider.force_flush()
 
     def close(self) -> None:
-        """Send the last spans."""
-        self._provider.shutdown()
+        """Send the last spans, or drop them if that takes long: the exporter waits for a collector that is away."""
+        sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        sending.start()
+        sending.join(_LAST_SPANS_S)

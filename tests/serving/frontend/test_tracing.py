@@ -1,26 +1,35 @@
 """The spans of requests, as OpenTelemetry's own exporter for tests receives them."""
 
+import asyncio
 import json
 import re
 import sys
+import threading
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+import tritonclient.grpc
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tritonclient.grpc import service_pb2
 
 from serving.cli.main import main
 from serving.errors import StoreUnreachableError
+from serving.frontend import tracing
 from serving.frontend.exchange import answer_together
 from serving.frontend.front_end import FrontEnd
+from serving.frontend.grpc import _Inference
 from serving.frontend.http.app import create_app
 from serving.frontend.tracing import Tracing
 from serving.opening import Runtime
 from serving.repository import ModelRepository
 from serving.storage.rocksdb.table import RocksDbTable
+from tests.e2e.kserve_requests import inputs_of, request_of
 from tests.serving.frontend.app_client import Client
 from tests.serving.ps_files import write_ps
 from tests.tools.tiny_model import TinyModel
@@ -221,6 +230,41 @@ def test_the_response_times_have_the_ids_of_the_callers_traces_without_spans_too
         assert client.ask("POST", "/predict/ctr", json=BODY, headers=headers).status_code == 200
 
     assert exemplars(client) <= {TRACE}
+
+
+def test_a_stop_does_not_wait_for_a_collector_that_does_not_answer(repository, monkeypatch):
+    monkeypatch.setattr(tracing, "_LAST_SPANS_S", 0.01)
+    answers, asked = threading.Event(), threading.Event()
+
+    class Silent(SpanExporter):
+        def export(self, spans):
+            asked.set()
+            answers.wait()
+            return SpanExportResult.SUCCESS
+
+    front = FrontEnd(repository, tracing=Tracing(exporter=Silent()))
+    assert Client(create_app(front)).ask("POST", "/predict/ctr", json=BODY).status_code == 200
+
+    front.close()
+    assert asked.wait(60)
+    answers.set()
+
+
+def test_a_request_over_grpc_is_a_span_of_the_caller(traced):
+    arrays, expected = request_of(MODEL, 2)
+    tensors = inputs_of(arrays, tritonclient.grpc)
+    message = service_pb2.ModelInferRequest(model_name="ctr", inputs=[tensor._get_tensor() for tensor in tensors])
+    message.raw_input_contents.extend(tensor._get_content() for tensor in tensors)
+    ids = [(b"traceparent", f"00-{TRACE}-{CALLER}-01".encode())]
+
+    answer = asyncio.run(_Inference(traced.front)._infer(message, "", ids, "a7"))
+
+    request, *stages = traced.spans()
+    found = np.frombuffer(answer.raw_output_contents[0], np.float32)
+    np.testing.assert_allclose(found, expected.reshape(-1), atol=2e-6)
+    assert (request.name, format(request.parent.span_id, "016x")) == ("ModelInfer", CALLER)
+    assert request.attributes["hotrow.request_id"] == "a7"
+    assert [span.name for span in stages][-2:] == ["network", "encode"]
 
 
 def test_without_the_extra_the_server_does_not_start(monkeypatch, tmp_path, capfd):
