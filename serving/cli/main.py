@@ -76,6 +76,10 @@ _COMMANDS = {
         "serving.cli.snapshot",
         "write a table as a file that opens in milliseconds",
     ),
+    "pull": (
+        "serving.cli.pull",
+        "copy a model repository from a bucket into a local folder",
+    ),
     "token": (
         "serving.cli.token",
         "make a token that lets a client use a server",
