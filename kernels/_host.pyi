@@ -746,7 +746,8 @@ class FeatureTransform:
             columns: ``("text", bytes uint8[T], begins int64[V], ends int64[V], valid, splits)``, or ``("integer",
                 values int64[V], valid, splits)``, or ``("float", values float32[V], valid, splits)``. ``valid`` is
                 bool[V] or None, ``splits`` int64[R + 1] or None. Or ``("tensor", number, lists)``: ``lists`` is None,
-                the number of rows if all lists are as long, or a tuple with the number of the tensor of their offsets.
+                True if the first extent says how many lists of one length there are, or a tuple with the number of the
+                tensor of their offsets.
                 A column has a row for each sample, one row for all, or a row for each user. A column that no feature
                 reads may be None.
             samples: B.
@@ -772,13 +773,37 @@ class Tensors:
     def texts(self, tensor: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return where the texts of a tensor of texts begin and end in its bytes."""
 
+def numbers_in_json(text: bytes, are_numbered: bool = False) -> tuple[bytes, npt.NDArray[np.int64]]:
+    """Return a JSON text with 0 in place of each whole number outside of strings, and the numbers.
+
+    Numbers with a sign or more than 18 digits stay. Valid texts with the same form differ in these numbers alone. With
+    ``are_numbered``, the form has 0, 1, 2, ... in place of the numbers.
+    """
+
+def tensor_forms(
+    places: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], size: int
+) -> npt.NDArray[np.int64] | None:
+    """Return int64[T, 4]: the datatype of each tensor, its items, its bytes and its first extent.
+
+    Args:
+        places: int64[T, 4]: the datatype of each tensor, where its extents begin in the numbers, how many they are, and
+            where its bytes are. The datatypes are 0: texts, each of which comes after its length as uint32; 1: int64;
+            2: int32; 3: uint32; 4: float32; 5: float64; 6: bool. All are little-endian.
+        numbers: int64[K].
+        size: the bytes of all tensors.
+
+    Returns:
+        None if an extent, a product of extents or a number of bytes is not possible.
+
+    Raises:
+        TypeError, ValueError: an argument has another form.
+    """
+
 def read_tensors(forms: npt.NDArray[np.int64], body: bytes, begin: int) -> Tensors | tuple[int, int]:
     """Read the tensors that are one after another in a body, from ``begin`` to its end.
 
     Args:
-        forms: int64[T, 3]: the datatype of each tensor, its items, and its bytes. The datatypes are 0: texts, each of
-            which comes after its length as uint32; 1: int64; 2: int32; 3: uint32; 4: float32; 5: others. All are
-            little-endian.
+        forms: what ``tensor_forms`` returns.
         body: the bytes, which stay in memory as long as the tensors.
         begin: where the tensors begin.
 

@@ -69,10 +69,11 @@ def read_ordered(
     users = None if counts is None else _checked(counts, most)
     samples = next((size for size in sizes.values() if size != 1), 1) if users is None else int(users.sum())
     expected = sorted({samples} if users is None else {users.size, samples})
-    for name, size in sizes.items():
-        if size not in (1, *expected):
-            raise FeatureValueError(name, None, f"expected {' or '.join(map(str, expected))} samples, got {size}")
-    is_plain = bool(sizes) and set(sizes.values()) == {samples}
+    found = set(sizes.values())
+    if not found <= {1, *expected}:
+        name, size = next((name, size) for name, size in sizes.items() if size not in (1, *expected))
+        raise FeatureValueError(name, None, f"expected {' or '.join(map(str, expected))} samples, got {size}")
+    is_plain = found == {samples}
     if is_plain and (users is None or samples <= config.max_batchsize):
         return _of_users(read_features(config, reader, columns, samples), users)
     if not 1 <= samples <= most:

@@ -22,7 +22,7 @@ many of the samples each of U users has. Then a feature may also have U values.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -50,6 +50,7 @@ from serving.option_values import MAX_CANDIDATES
 from serving.protocol.tensors import (
     DTYPES,
     BodyLayout,
+    BodyShapes,
     BodyTensors,
     Signature,
     TensorSpec,
@@ -151,47 +152,73 @@ def _raw_batch(config: ModelConfig, inputs: Mapping[str, Any], reader: FeatureRe
     """Return the samples in tensors of raw features."""
     most, counts = max(config.max_batchsize, max_candidates), inputs.get(CANDIDATES)
     if isinstance(inputs, BodyTensors):
-        native = inputs.layout.remembered(partial(_native_columns, reader, most))
-        if native is not None:
-            columns = TensorColumns(inputs.read(), native.columns, partial(_ordered, reader, inputs, most))
-            return read_ordered(config, reader, columns, native.sizes, counts, max_candidates)
+        found = inputs.shapes.remembered(partial(_native_columns, reader, most))
+        if found is not None:
+            native = reader.ordered(found.columns, fewest_rows(found.sizes))
+            columns = TensorColumns(inputs.read(), native, partial(_ordered, reader, inputs, most))
+            return read_ordered(config, reader, columns, found.sizes, counts, max_candidates)
     return read_shared(config, reader, _columns(reader, inputs, most), counts, max_candidates)
 
 
 class _NativeColumns(NamedTuple):
-    """The columns of a request, whose native form depends on the names, datatypes and shapes of tensors alone.
+    """The columns of tensors in the native form, by feature, without absent features.
 
     Attributes:
-        columns: by the inputs of the reader.
-        sizes: the rows of the features that are not absent, by name.
+        columns: the columns.
+        sizes: the rows of each.
     """
 
-    columns: Sequence[Column]
+    columns: Mapping[str, Column]
     sizes: Mapping[str, int]
 
 
-def _native_columns(reader: FeatureReader, most: int, layout: BodyLayout) -> _NativeColumns | None:
-    """Return the columns that native code can read from tensors; None if a tensor is another, or does not fit."""
+def _native_columns(reader: FeatureReader, most: int, shapes: BodyShapes) -> _NativeColumns | None:
+    """Return the columns that native code can read from tensors; None if a tensor needs more, or is wrong."""
+    form = shapes.layout.remembered(partial(_native_form, reader))
+    if form is None:
+        return None
+    tensors, places, subtracted = form.rows
+    rows = (shapes.forms[tensors, places] - subtracted).tolist()
+    if min(rows) < 1 or max(rows) > most:
+        return None
+    return _NativeColumns(form.columns, dict(zip(form.columns, rows, strict=True)))
+
+
+class _NativeForm(NamedTuple):
+    """The columns of tensors of any shapes in the native form.
+
+    Attributes:
+        columns: by feature, without absent features.
+        rows: where the rows of each column are: the number of a tensor, a place in its form, and what to subtract.
+    """
+
+    columns: Mapping[str, Column]
+    rows: NDArray[np.int64]
+
+
+def _native_form(reader: FeatureReader, layout: BodyLayout) -> _NativeForm | None:
+    """Return the columns that native code can read from tensors; None if a tensor needs more."""
     columns: dict[str, Column] = {}
-    sizes: dict[str, int] = {}
+    rows: list[tuple[int, int, int]] = []
+    items, first_extent = 1, 3  # places in a form
     for feature in reader.inputs:
-        name, tensor = feature.name, layout.tensors.get(feature.name)
-        offsets = layout.tensors.get(f"{name}{OFFSETS}") if feature.is_list else None
+        tensor = layout.tensors.get(feature.name)
+        offsets = layout.tensors.get(f"{feature.name}{OFFSETS}") if feature.is_list else None
         if tensor is None and offsets is None:
             continue
         if tensor is None or tensor.dtype not in _READABLE.get(feature.value_type, ()):
             return None
-        rows = math.prod(tensor.shape)
-        lists: int | tuple[int] | None = None
+        lists: bool | tuple[int] | None = None
+        of_rows = tensor.number, items, 0
         if offsets is not None:
-            rows, lists = math.prod(offsets.shape) - 1, (offsets.number,)
+            lists, of_rows = (offsets.number,), (offsets.number, items, 1)
         elif feature.is_list:
-            has_pairs = len(tensor.shape) == 2 or (len(tensor.shape) == 1 and tensor.dtype.kind != "O")
-            rows = lists = tensor.shape[0] if has_pairs else 0
-        if not 1 <= rows <= most:
-            return None
-        columns[name], sizes[name] = ("tensor", tensor.number, lists), rows
-    return _NativeColumns(reader.ordered(columns, fewest_rows(sizes)), sizes) if columns else None
+            if tensor.extents > 2 or (tensor.extents == 1 and tensor.dtype.kind == "O"):
+                return None
+            lists, of_rows = True, (tensor.number, first_extent, 0)
+        columns[feature.name] = "tensor", tensor.number, lists
+        rows.append(of_rows)
+    return _NativeForm(columns, np.array(rows, np.int64).T) if columns else None
 
 
 def _ordered(reader: FeatureReader, inputs: Mapping[str, Any], most: int) -> list[Column]:

@@ -9,11 +9,13 @@ A body is a JSON document, optionally followed by the raw little-endian bytes of
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
+from kernels.host import numbers_in_json
 from serving.errors import RequestError
 from serving.outputs import Asked
 from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
@@ -37,6 +39,7 @@ from serving.protocol.tensors import (
     DATATYPES,
     Array,
     BodyLayout,
+    BodyShapes,
     BodyTensor,
     BodyTensors,
     Signature,
@@ -51,6 +54,7 @@ from serving.protocol.tensors import (
 _REQUEST_MEMBERS = frozenset({"id", "parameters", "inputs", "outputs"})
 _INPUT_MEMBERS = frozenset({"name", "shape", "datatype", "parameters", "data"})
 _OUTPUT_MEMBERS = frozenset({"name", "parameters"})
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +82,46 @@ class _Input:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The JSON part of a request, checked; ``is_reusable`` if other requests may begin with the same bytes.
+    """The JSON part of a request, checked.
 
-    ``layout`` says where the tensors are if all of them follow the JSON part.
+    Attributes:
+        is_reusable: other requests may begin with the same bytes.
+        is_binary: all tensors follow it.
     """
 
     id: str
     inputs: tuple[_Input, ...]
-    layout: BodyLayout | None
     outputs: tuple[OutputRequest, ...]
     places: Mapping[str, str]
     asked: Asked
     timeout_us: int
     wants_freshness: bool
     is_reusable: bool
+    is_binary: bool
+
+
+class _KnownForm(NamedTuple):
+    """A head that other requests may have with other shapes and sizes of tensors.
+
+    Attributes:
+        head: the head. The numbers that describe the tensors of its layout are those of the JSON part.
+        layout: its layout.
+        others: which of these numbers describe no tensors.
+        values: their values, which must be the same.
+    """
+
+    head: _Head
+    layout: BodyLayout
+    others: NDArray[np.int64]
+    values: NDArray[np.int64]
 
 
 class InferDecoder:
     """Decodes the requests for one model. May be used from any thread.
 
-    A client that sends many batches usually repeats the same JSON part, and reading it takes most of the decoding time.
-    So the decoder remembers the latest short JSON parts.
+    A client that sends many batches often repeats the same JSON part, or its shapes and sizes alone are others. Reading
+    a JSON part takes most of the decoding time. So the decoder remembers the latest short JSON parts, and their forms:
+    the texts without their numbers.
     """
 
     _MOST_HEADS = 64
@@ -111,7 +134,8 @@ class InferDecoder:
         self._signature = signature
         self._bounds = bounds
         self._regions = regions or SharedMemory()
-        self._heads: dict[bytes, _Head] = {}
+        self._heads: dict[bytes, tuple[_Head, BodyShapes | None]] = {}
+        self._forms: dict[bytes, _KnownForm] = {}
 
     def decode(self, body: bytes, header_bytes: str | None) -> InferRequest:
         """Decode an infer request.
@@ -124,27 +148,61 @@ class InferDecoder:
             RequestError: anything is wrong with the request; the message starts with the tensor or JSON path.
         """
         json_bytes = len(body) if header_bytes is None else _json_bytes(header_bytes, len(body))
-        if json_bytes > self._MOST_HEAD_BYTES:
-            head = _read_head(body[:json_bytes], self._signature, self._bounds)
-        else:
-            head = self._remembered(body[:json_bytes])
+        text, size_bytes = body[:json_bytes], len(body) - json_bytes
+        head, shapes = self._heads.get(text) or self._head_of(text, size_bytes)
         inputs: Mapping[str, Tensor]
-        if head.layout is not None and head.layout.size_bytes == len(body) - json_bytes:
-            inputs = BodyTensors(head.layout, body, json_bytes)
-        else:
+        if shapes is None:
             inputs = _arrays(head, body, json_bytes, self._regions)
+        elif shapes.size_bytes == size_bytes:
+            inputs = BodyTensors(shapes, body, json_bytes)
+        else:
+            inputs = _arrays(_read_head(text, self._signature, self._bounds), body, json_bytes, self._regions)
         options = head.asked, head.timeout_us, head.wants_freshness
         return InferRequest(head.id, inputs, head.outputs, head.places, *options)
 
-    def _remembered(self, text: bytes) -> _Head:
-        head = self._heads.get(text)
-        if head is None:
-            head = _read_head(text, self._signature, self._bounds)
-            if head.is_reusable:
-                if len(self._heads) >= self._MOST_HEADS:
-                    self._heads.clear()
-                self._heads[text] = head
-        return head
+    def _head_of(self, text: bytes, size_bytes: int) -> tuple[_Head, BodyShapes | None]:
+        """Return a head that is not remembered, and the shapes of the tensors if these follow it in so many bytes."""
+        is_short = len(text) <= self._MOST_HEAD_BYTES
+        if is_short:
+            form, numbers = numbers_in_json(text)
+            known = self._forms.get(form)
+            if known is not None and np.array_equal(numbers[known.others], known.values):
+                shapes = known.layout.shaped(numbers, size_bytes)
+                if shapes is not None:
+                    return _put(self._heads, text, (known.head, shapes), self._MOST_HEADS)
+        head = _read_head(text, self._signature, self._bounds)
+        is_remembered = is_short and head.is_reusable
+        if not head.is_binary:
+            return _put(self._heads, text, (head, None), self._MOST_HEADS) if is_remembered else (head, None)
+        if sum(tensor.size_bytes for tensor in head.inputs) != size_bytes:
+            return head, None
+        form, numbers = numbers_in_json(text)
+        known = _known_form(head, text, numbers)
+        if is_remembered:
+            _put(self._forms, form, known, self._MOST_HEADS)
+        return head, known.layout.shaped(numbers, size_bytes)
+
+
+def _put(remembered: dict[bytes, T], text: bytes, found: T, most: int) -> T:
+    """Remember what was found for a text, and return it."""
+    if len(remembered) >= most:
+        remembered.clear()
+    remembered[text] = found
+    return found
+
+
+def _known_form(head: _Head, text: bytes, numbers: NDArray[np.int64]) -> _KnownForm:
+    """Return the form of a head whose tensors follow it."""
+    document = orjson.loads(numbers_in_json(text, True)[0])  # each number is its place among the numbers
+    tensors: dict[str, BodyTensor] = {}
+    others = set(range(numbers.size))
+    for number, (tensor, entry) in enumerate(zip(head.inputs, document["inputs"], strict=True)):
+        first, extents, size = entry["shape"][0], len(tensor.shape), entry["parameters"]["binary_data_size"]
+        others -= {*range(first, first + extents), size}
+        place = f"{tensor.name} ({tensor.path})"
+        tensors[tensor.name] = BodyTensor(number, tensor.dtype, first, extents, size, place)
+    places = np.array(sorted(others), np.int64)
+    return _KnownForm(head, BodyLayout(tensors), places, numbers[places])
 
 
 def _json_bytes(text: str, body_bytes: int) -> int:
@@ -174,21 +232,8 @@ def _read_head(text: bytes, signature: Signature, bounds: Bounds) -> _Head:
     is_reusable = not request_id and all(tensor.numbers is None for tensor in inputs.values())
     places = {name: tensor.path if tensor.numbers is None else f"{tensor.path}.data" for name, tensor in inputs.items()}
     options = asked, timeout_of(parameters), wants_freshness(parameters)
-    layout = _layout_of(inputs)
-    return _Head(request_id, tuple(inputs.values()), layout, outputs, places, *options, is_reusable)
-
-
-def _layout_of(inputs: Mapping[str, _Input]) -> BodyLayout | None:
-    """Return where tensors are, or None if some of them are elsewhere."""
-    tensors: dict[str, BodyTensor] = {}
-    begin = 0
-    for number, tensor in enumerate(inputs.values()):
-        if tensor.numbers is not None or tensor.part is not None:
-            return None
-        place = f"{tensor.name} ({tensor.path})"
-        tensors[tensor.name] = BodyTensor(number, tensor.dtype, tensor.shape, begin, tensor.size_bytes, place)
-        begin += tensor.size_bytes
-    return BodyLayout(tensors)
+    is_binary = all(tensor.numbers is None and tensor.part is None for tensor in inputs.values())
+    return _Head(request_id, tuple(inputs.values()), outputs, places, *options, is_reusable, is_binary)
 
 
 def _read_input(tensor: dict[str, Any], path: str, signature: Signature) -> _Input:

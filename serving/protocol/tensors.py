@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import Tensors, find_texts, read_tensors
+from kernels.host import Tensors, find_texts, read_tensors, tensor_forms
 from serving.errors import RequestError, did_you_mean
 from serving.features import Texts, joined_texts
 from serving.model.sparse_rows import KeyType
@@ -29,9 +29,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BYTES": np.dtype("O"),  # a ``TextTensor``
 }
 
-#: The datatypes that ``kernels.host.read_tensors`` knows, by their dtype; others have the next number.
-_NATIVE_DATATYPES = ("BYTES", "INT64", "INT32", "UINT32", "FP32")
-_NATIVE = {DTYPES[name]: number for number, name in enumerate(_NATIVE_DATATYPES)}
+#: The numbers of ``kernels.host.tensor_forms``, by dtype.
+_NATIVE = {
+    DTYPES[name]: number for number, name in enumerate(("BYTES", "INT64", "INT32", "UINT32", "FP32", "FP64", "BOOL"))
+}
 
 #: KServe's datatypes by dtype.
 DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
@@ -69,100 +70,140 @@ class BodyTensor(NamedTuple):
     Attributes:
         number: its number among them.
         dtype: its dtype.
-        shape: its shape.
-        begin: where it begins behind the JSON part.
-        size_bytes: how many bytes it has.
+        first: which of the numbers that describe tensors is the first extent of its shape.
+        extents: how many extents it has.
+        size: which of the numbers is its size in bytes.
         place: its name and JSON path, for messages.
     """
 
     number: int
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    begin: int
-    size_bytes: int
+    first: int
+    extents: int
+    size: int
     place: str
 
 
-class BodyLayout:
-    """The tensors of a body: the same for all requests with the same JSON part.
+class _Remembering:
+    """Remembers what others derive from it."""
 
-    Attributes:
-        tensors: by name.
-        size_bytes: how many bytes they have.
-    """
-
-    def __init__(self, tensors: Mapping[str, BodyTensor]) -> None:
-        """Take tensors that are one after another."""
-        self.tensors = tensors
-        self.size_bytes = sum(tensor.size_bytes for tensor in tensors.values())
-        self.has_texts = any(tensor.dtype.kind == "O" for tensor in tensors.values())
-        forms = [
-            (_NATIVE.get(tensor.dtype, len(_NATIVE)), math.prod(tensor.shape), tensor.size_bytes)
-            for tensor in tensors.values()
-        ]
-        self._forms = np.array(forms, np.int64).reshape(-1, 3)
+    def __init__(self) -> None:
         self._remembered: list[Any] = []
 
-    def remembered(self, make: "Callable[[BodyLayout], T]") -> T:
-        """Return what ``make`` returned for this layout the first time. All callers give the same function."""
+    def remembered(self, make: Callable[[Self], T]) -> T:
+        """Return what ``make`` returned for this object the first time. All callers give the same function."""
         if not self._remembered:
             self._remembered.append(make(self))
         found: T = self._remembered[0]
         return found
 
-    def read(self, body: bytes, begin: int) -> Tensors:
-        """Return the tensors of a body whose JSON part ends at ``begin``.
+
+class BodyLayout(_Remembering):
+    """The tensors of a body: the same for all requests whose JSON parts differ in shapes and sizes alone.
+
+    Attributes:
+        tensors: by name, in their order.
+        has_texts: some are texts.
+    """
+
+    def __init__(self, tensors: Mapping[str, BodyTensor]) -> None:
+        """Take tensors that are one after another."""
+        super().__init__()
+        self.tensors = tensors
+        self.has_texts = any(tensor.dtype.kind == "O" for tensor in tensors.values())
+        places = [(_NATIVE[one.dtype], one.first, one.extents, one.size) for one in tensors.values()]
+        self._places = np.array(places, np.int64).reshape(-1, 4)
+
+    def shaped(self, numbers: NDArray[np.int64], size_bytes: int) -> "BodyShapes | None":
+        """Return the tensors with the shapes and sizes that these numbers describe.
+
+        None if there are no such tensors, or if they do not have ``size_bytes`` together.
+        """
+        forms = tensor_forms(self._places, numbers, size_bytes)
+        return None if forms is None else BodyShapes(self, numbers, forms, size_bytes)
+
+
+class BodyShapes(_Remembering):
+    """The tensors of a body and their shapes: the same for all requests with the same JSON part.
+
+    Attributes:
+        layout: their names, datatypes and order.
+        forms: what ``kernels.host.tensor_forms`` returned.
+        size_bytes: how many bytes they have.
+    """
+
+    def __init__(
+        self, layout: BodyLayout, numbers: NDArray[np.int64], forms: NDArray[np.int64], size_bytes: int
+    ) -> None:
+        """See ``BodyLayout.shaped``."""
+        super().__init__()
+        self.layout, self.forms, self.size_bytes = layout, forms, size_bytes
+        self._numbers = numbers
+        self._places: dict[str, tuple[np.dtype[Any], tuple[int, ...], int, int, str]] = {}
+
+    def place(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...], int, int, str]:
+        """Return a tensor's dtype, shape, where it begins behind the JSON part, where it ends, and its place.
 
         Raises:
-            RequestError: bytes are no texts.
+            KeyError: there is no such tensor.
         """
-        found = read_tensors(self._forms, body, begin)
-        if isinstance(found, tuple):
-            number, texts = found
-            tensor = list(self.tensors.values())[number]
-            raise _wrong_texts(texts, tensor.shape, tensor.place)
-        return found
+        if name not in self._places:
+            tensor = self.layout.tensors[name]
+            end = int(self.forms[: tensor.number + 1, 2].sum())
+            shape = tuple(self._numbers[tensor.first : tensor.first + tensor.extents].tolist())
+            begin = end - int(self.forms[tensor.number, 2])
+            self._places[name] = tensor.dtype, shape, begin, end, tensor.place
+        return self._places[name]
 
 
 class BodyTensors(Mapping[str, "Tensor"]):
     """The tensors of a request by name, which are decoded when they are asked for.
 
     Attributes:
-        layout: where they are.
+        shapes: their names, datatypes and shapes.
     """
 
-    def __init__(self, layout: BodyLayout, body: bytes, begin: int) -> None:
+    def __init__(self, shapes: BodyShapes, body: bytes, begin: int) -> None:
         """Take a body whose JSON part ends at ``begin``. The rest of it has the size of the tensors.
 
         Raises:
             RequestError: bytes are no texts.
         """
-        self.layout, self._body, self._begin = layout, body, begin
-        self._read = layout.read(body, begin) if layout.has_texts else None
+        self.shapes, self._body, self._begin = shapes, body, begin
+        self._read: Tensors | None = None
+        if shapes.layout.has_texts:
+            self.read()
 
     def read(self) -> Tensors:
-        """Return all tensors, decoded in one native call."""
-        if self._read is None:
-            self._read = self.layout.read(self._body, self._begin)
-        return self._read
+        """Return all tensors, decoded in one native call.
+
+        Raises:
+            RequestError: bytes are no texts.
+        """
+        found = self._read or read_tensors(self.shapes.forms, self._body, self._begin)
+        if isinstance(found, tuple):
+            number, texts = found
+            _, shape, _, _, place = self.shapes.place(list(self)[number])
+            raise _wrong_texts(texts, shape, place)
+        self._read = found
+        return found
 
     def __getitem__(self, name: str) -> "Tensor":
         """Return a view of the body, or a copy if the JSON part's length leaves it unaligned."""
-        _, dtype, shape, begin, size_bytes, place = self.layout.tensors[name]
-        begin += self._begin
-        return tensor_from_bytes(memoryview(self._body)[begin : begin + size_bytes], dtype, shape, place)
+        dtype, shape, begin, end, place = self.shapes.place(name)
+        return tensor_from_bytes(memoryview(self._body)[self._begin + begin : self._begin + end], dtype, shape, place)
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a tensor of this name."""
-        return name in self.layout.tensors
+        return name in self.shapes.layout.tensors
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names."""
-        return iter(self.layout.tensors)
+        return iter(self.shapes.layout.tensors)
 
     def __len__(self) -> int:
         """Return how many tensors there are."""
-        return len(self.layout.tensors)
+        return len(self.shapes.layout.tensors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "features/json_numbers.hpp"
 #include "features/tensors.hpp"
 #include "features/transform.hpp"
 
@@ -53,6 +54,10 @@ void hash_texts_of_every_length(std::mt19937_64& random) {
     require(xxh64(own.view()) == xxh64(text), "xxh64");
     require(is_utf8(own.view()) == is_utf8(text), "is_utf8");
     require(!is_ascii(text) || is_utf8(text), "ASCII is UTF-8");
+    for (char& letter : text) letter = "\"\\0123-e., a"[random() % 13];
+    const OwnText json(text);
+    const JsonNumbers numbers = json_numbers(json.view(), false);
+    require(numbers.form.size() + 17 * numbers.numbers.size() >= length, "json_numbers");
     TextPlaces found;
     find_texts(own.view().data(), length, random() % 20, found);
     for (size_t i = 0; i < found.ends.size(); ++i)
@@ -228,11 +233,16 @@ void read_random_tensors(std::mt19937_64& random) {
     std::string bytes(random() % 64, 0);
     for (char& byte : bytes) byte = static_cast<char>(random() % 3 ? random() % 5 : random());
     const OwnText own(std::string(padding, 'x') + bytes);
-    Tensor values{static_cast<Datatype>(random() % 5), 0, own.view().substr(padding), {}};
-    values.count = values.datatype == Datatype::kBytes ? random() % 20 : bytes.size() / (values.datatype == Datatype::kInt64 ? 8 : 4);
+    Tensor values;
+    values.datatype = static_cast<Datatype>(random() % 5);
+    values.bytes = own.view().substr(padding);
+    values.count = values.datatype == Datatype::kBytes ? random() % 20 : bytes.size() / item_bytes(values.datatype);
     if (!values.has_right_size() || values.read() != values.count) continue;
     const OwnText own_offsets(std::string(4 * (1 + random() % 5), static_cast<char>(random() % 2)));
-    Tensor offsets{Datatype::kInt32, own_offsets.size / 4, own_offsets.view(), {}};
+    Tensor offsets;
+    offsets.datatype = Datatype::kInt32;
+    offsets.count = own_offsets.size / 4;
+    offsets.bytes = own_offsets.view();
     TensorColumn tensor{0, &values, random() % 2 == 0, nullptr};
     Column column;
     column.kind = kind_of(values.datatype);

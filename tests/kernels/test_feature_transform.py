@@ -1,20 +1,21 @@
 """``FeatureTransform.read``: the keys of each table, of columns that samples share, against plain lists."""
 
+import json
 import struct
-from itertools import accumulate
+from itertools import accumulate, count
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.host import FeatureTransform, read_tensors
+from kernels.host import FeatureTransform, numbers_in_json, read_tensors, tensor_forms
 
 TABLES = [3, 1, 2]
 # The columns of the slots: lists, numbers, a cross of the first number and the last text, texts, and a list spread over
 # two slots. A list has at most 3 values; of more, the last ones.
 LIST, NUMBER, TEXT, SPREAD, DENSE = range(5)
-BYTES, INT64, INT32, UINT32, FP32 = range(5)  # numbers of the datatypes of tensors
+BYTES, INT64, INT32, UINT32, FP32, FP64, BOOL = range(7)  # numbers of the datatypes of tensors
 FILL = 77
 
 
@@ -65,30 +66,29 @@ class Body:
     def __init__(self, padding):
         self.begin, self.bytes, self.forms = padding, b"x" * padding, []
 
-    def add(self, datatype, items):
+    def add(self, datatype, items, rows=0):
         """Append a tensor, and return its number."""
         if datatype == BYTES:
             data = b"".join(struct.pack("<I", len(item)) + item for item in items)
         else:
             data = np.array(items, {INT64: "<i8", INT32: "<i4", UINT32: "<u4", FP32: "<f4"}[datatype]).tobytes()
         self.bytes += data
-        self.forms.append((datatype, len(items), len(data)))
+        self.forms.append((datatype, len(items), len(data), rows))
         return len(self.forms) - 1
 
     def column(self, column, values, datatype):
         """Append a column, and return its form."""
         if column in (LIST, SPREAD):
-            flat = self.add(datatype, [value for row in values for value in row])
-            lengths = {len(row) for row in values}
-            if len(lengths) == 1:
-                return "tensor", flat, len(values)
+            flat = self.add(datatype, [value for row in values for value in row], len(values))
+            if len({len(row) for row in values}) == 1:
+                return "tensor", flat, True
             return "tensor", flat, (self.add(INT32, [0, *accumulate(map(len, values))]),)
         items = [value.encode() for value in values] if column == TEXT else values
         of_column = {TEXT: BYTES, DENSE: FP32}.get(column, datatype)
         return "tensor", self.add(of_column, items), None
 
     def read(self):
-        return read_tensors(np.array(self.forms, np.int64).reshape(-1, 3), self.bytes, self.begin)
+        return read_tensors(np.array(self.forms, np.int64).reshape(-1, 4), self.bytes, self.begin)
 
 
 def expected_of(values, rows_of, samples, users, fill):
@@ -128,7 +128,7 @@ def requests(draw):
     return samples, users, rows_of, values
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     request=requests(),
     has_fill=st.booleans(),
@@ -218,7 +218,8 @@ def test_columns_that_do_not_fit_are_refused(arguments, message):
 
 
 def tensors_of(content, *forms, begin=0):
-    return read_tensors(np.array(forms, np.int64).reshape(-1, 3), content, begin)
+    forms = [(*form, form[1]) if len(form) == 3 else form for form in forms]
+    return read_tensors(np.array(forms, np.int64).reshape(-1, 4), content, begin)
 
 
 @pytest.mark.parametrize(
@@ -231,10 +232,11 @@ def tensors_of(content, *forms, begin=0):
         ([(INT64, 1, 16)], 0, "forms: the items need another number of bytes"),
         ([(INT32, 2, 16)], 0, "forms: the items need another number of bytes"),
         ([(INT64, 2**61 + 2, 16)], 0, "forms: the items need another number of bytes"),
-        ([(INT64, -1, 16)], 0, "forms: expected a datatype and a number of items"),
+        ([(INT64, -1, 16)], 0, "forms: expected numbers of items"),
+        ([(INT64, 2, 16, -1)], 0, "forms: expected numbers of items"),
         ([(INT64, 2, -16)], 0, "forms: the body has fewer bytes"),
-        ([(6, 2, 16)], 0, "forms: expected a datatype and a number of items"),
-        ([(-1, 2, 16)], 0, "forms: expected a datatype and a number of items"),
+        ([(7, 2, 16)], 0, "datatype: expected another number"),
+        ([(-1, 2, 16)], 0, "datatype: expected another number"),
     ],
 )
 def test_tensors_that_do_not_fit_the_body_are_refused(forms, begin, message):
@@ -258,24 +260,26 @@ def test_wrong_texts_are_faults_of_their_tensor(forms, fault):
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (("tensor", 5, None), "tensor: there are fewer tensors"),
+        (("tensor", 8, None), "tensor: there are fewer tensors"),
         (("tensor", 0), "column: expected a tensor, and tensors"),
-        (("tensor", 0, 3), "lists: expected rows of the same length"),
-        (("tensor", 0, 0), "lists: expected rows of the same length"),
+        (("tensor", 5, True), "lists: expected rows of the same length"),
+        (("tensor", 6, True), "lists: expected rows of the same length"),
         (("tensor", 0, (1,)), "offsets: expected at least one integer"),
         (("tensor", 0, (2,)), "offsets: expected at least one integer"),
-        (("tensor", 0, (5,)), "tensor: there are fewer tensors"),
+        (("tensor", 0, (8,)), "tensor: there are fewer tensors"),
         (("tensor", 0, ()), "tensor: there are fewer tensors"),
         (("tensor", 1, None), "columns: a feature cannot read a column of this kind"),
         (("tensor", 4, None), "tensor: has another datatype"),
+        (("tensor", 7, None), "tensor: has another datatype"),
     ],
 )
 def test_columns_that_do_not_fit_the_tensors_are_refused(column, message):
-    forms = (INT64, 2, 16), (FP32, 2, 8), (INT32, 0, 0), (INT32, 0, 0), (5, 1, 1)
+    numbers = (INT64, 2, 16), (FP32, 2, 8), (INT32, 0, 0), (INT32, 0, 0), (BOOL, 1, 1)
+    forms = *numbers, (INT64, 2, 16, 0), (INT64, 2, 16, 3), (FP64, 1, 8)
     made = FeatureTransform(1, 1, 0)
     made.add_identity(0, 0, 0, 0)
     with pytest.raises(ValueError, match=message):
-        made.read([column], 2, [1], None, tensors_of(bytes(25), *forms))
+        made.read([column], 2, [1], None, tensors_of(bytes(65), *forms))
     with pytest.raises(ValueError, match="column: expected a tensor, and tensors"):
         made.read([("tensor", 0, None)], 2, [1], None)
 
@@ -290,27 +294,117 @@ def test_wrong_offsets_are_a_fault_of_their_column(offsets):
     assert made.read([column], 3, [1], None, body.read()) == (0, 0, 2, "offsets")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(content=st.binary(max_size=40), counts=st.lists(st.integers(0, 9), max_size=3), data=st.data())
 def test_texts_are_those_of_the_bytes_or_a_fault(content, counts, data):
     forms, left = [], len(content)
-    for count in counts:
+    for texts in counts:
         size = data.draw(st.integers(0, left))
-        forms.append((BYTES, count, size))
+        forms.append((BYTES, texts, size))
         left -= size
     found = tensors_of(content, *forms, begin=left)
 
     end, wanted = left, []
-    for number, (_, count, size) in enumerate(forms):
+    for number, (_, items, size) in enumerate(forms):
         at, end, texts = end, end + size, []
-        while at + 4 <= end and len(texts) < count and at + 4 + struct.unpack_from("<I", content, at)[0] <= end:
+        while at + 4 <= end and len(texts) < items and at + 4 + struct.unpack_from("<I", content, at)[0] <= end:
             (length,) = struct.unpack_from("<I", content, at)
             texts.append((at + 4, at + 4 + length))
             at += 4 + length
-        if len(texts) < count or at < end:
+        if len(texts) < items or at < end:
             assert isinstance(found, tuple)
             assert found[0] == number
-            assert found[1] != count
+            assert found[1] != items
             return
         wanted.append([(begin - (end - size), stop - (end - size)) for begin, stop in texts])
     assert [[*zip(*map(np.ndarray.tolist, found.texts(number)), strict=True)] for number in range(len(forms))] == wanted
+
+
+INT31 = 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("datatype", "numbers", "form"),
+    [
+        (INT64, [3, 24], [3, 24, 3]),
+        (FP32, [3, 2, 24], [6, 24, 3]),
+        (BOOL, [3, 0, 7, 0], [0, 0, 3]),
+        (FP64, [0, 0], [0, 0, 0]),
+        (BYTES, [2, 99], [2, 99, 2]),
+        (BYTES, [INT31, 0, 5], [0, 5, INT31]),
+        (UINT32, [INT31, 4 * INT31], [INT31, 4 * INT31, INT31]),
+        (BYTES, [INT31 + 1, 0], None),
+        (BYTES, [2**16, 2**15, 0], None),
+        (BYTES, [2**16, 0, 2**15, 0], None),
+        (BYTES, [INT31] * 9, None),
+        (INT32, [3, 13], None),
+        (INT32, [3, 11], None),
+        (BYTES, [-1, 0], None),
+        (BYTES, [1, -1], None),
+    ],
+)
+def test_forms_of_tensors_have_the_limits_of_requests(datatype, numbers, form):
+    places, size = np.array([[datatype, 2, len(numbers) - 1, 1]]), numbers[-1]
+    found = tensor_forms(places, np.array([7, size, *numbers[:-1], 7]), max(size, 0))
+    assert (None if found is None else found.tolist()) == (form and [[datatype, *form]])
+    assert tensor_forms(places, np.array([7, size, *numbers[:-1], 7]), max(size, 0) + 1) is None
+
+
+def test_forms_of_several_tensors_have_the_bytes_of_all():
+    places, numbers = np.array([[INT32, 0, 2, 2], [BYTES, 3, 1, 4]]), np.array([2, 3, 24, 5, 30])
+    assert tensor_forms(places, numbers, 54).tolist() == [[INT32, 6, 24, 2], [BYTES, 5, 30, 5]]
+    assert tensor_forms(places, numbers, 53) is None
+    assert tensor_forms(places, numbers, 23) is None
+
+
+@pytest.mark.parametrize(
+    "place", [(-1, 1, 0), (0, 0, 0), (3, 1, 0), (2, 2, 0), (0, 4, 0), (2**62, 2**62, 0), (0, 1, 3), (0, 1, -1)]
+)
+def test_places_outside_of_the_numbers_are_refused(place):
+    with pytest.raises(ValueError, match="places: expected places of numbers"):
+        tensor_forms(np.array([[INT64, *place]]), np.zeros(3, np.int64), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "numbers"),
+    [
+        ('{"a": 12, "b9": [0, -3, 4.5, 1e5, 6]}', '{"a": 0, "b9": [0, -3, 4.5, 1e5, 0]}', [12, 0, 6]),
+        (r'["7\"8", 9, "\\", 1, "\u0031"]', r'["7\"8", 0, "\\", 0, "\u0031"]', [9, 1]),
+        ("01 999999999999999999 1000000000000000000", "01 0 1000000000000000000", [10**18 - 1]),
+        ('"unfinished 1', '"unfinished 1', []),
+        ('"\\', '"\\', []),
+        ("", "", []),
+        ("42", "0", [42]),
+    ],
+)
+def test_the_numbers_of_a_text_are_those_outside_of_its_strings(text, form, numbers):
+    found = numbers_in_json(text.encode())
+    assert (found[0].decode(), found[1].tolist()) == (form, numbers)
+
+
+VALUES_OF_JSON = st.recursive(
+    st.integers(-5, 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.sampled_from(['1"', "\\2", True, None]),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=3), values, max_size=3),
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(value=VALUES_OF_JSON, is_ascii=st.booleans())
+def test_a_numbered_form_is_the_same_text_with_other_numbers(value, is_ascii):
+    text = json.dumps(value, ensure_ascii=is_ascii)
+    form, numbers = numbers_in_json(text.encode(), True)
+
+    def renamed(one):
+        if type(one) is int and 0 <= one < 10**18:
+            assert numbers[next(order)] == one
+            return next(names)
+        if isinstance(one, list):
+            return [renamed(item) for item in one]
+        return {key: renamed(item) for key, item in one.items()} if isinstance(one, dict) else one
+
+    order, names = count(), count()
+    assert json.loads(form) == renamed(value)
+    assert numbers_in_json(text.encode())[0] == numbers_in_json(form)[0]

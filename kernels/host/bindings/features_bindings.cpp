@@ -20,6 +20,7 @@
 
 #include "bindings/arguments.hpp"
 #include "bindings/results.hpp"
+#include "features/json_numbers.hpp"
 #include "features/tensors.hpp"
 #include "features/transform.hpp"
 
@@ -72,31 +73,68 @@ struct PyTensors {
 
   const Tensor& at(size_t number) const {
     if (number >= tensors.size()) throw nb::value_error("tensor: there are fewer tensors");
-    if (tensors[number].datatype == Datatype::kOther) throw nb::value_error("tensor: has another datatype");
+    if (!is_readable(tensors[number].datatype)) throw nb::value_error("tensor: has another datatype");
     return tensors[number];
   }
 };
 
+Datatype datatype_of(int64_t number) {
+  if (number < 0 || number > static_cast<int64_t>(Datatype::kBool))
+    throw nb::value_error("datatype: expected another number");
+  return static_cast<Datatype>(number);
+}
+
+// Of each tensor its datatype, items, bytes and first extent, or None if the numbers cannot be those of tensors with
+// `size` bytes together. `places` has the datatype of each tensor, where its extents begin in `numbers`, how many they
+// are, and where its bytes are.
+nb::object tensor_forms(nb::handle places_in, nb::handle numbers_in, size_t size) {
+  const Array places(places_in, "places", "int64[T, 4]"), numbers(numbers_in, "numbers", "int64[K]");
+  places.require(Dtype::kInt64, 2);
+  places.require_shape(places.size(0), 4);
+  numbers.require(Dtype::kInt64, 1);
+  const size_t tensors = places.size(0), count = numbers.size(0);
+  std::vector<int64_t> forms(4 * tensors);
+  for (size_t i = 0; i < tensors; ++i) {
+    const int64_t* const from = places.data<const int64_t>() + 4 * i;
+    const auto number = [from](size_t at) { return static_cast<size_t>(from[at]); };  // less than 0: too large
+    const TensorPlace place{datatype_of(from[0]), number(1), number(2), number(3)};
+    if (!place.extents || place.first >= count || place.extents > count - place.first || place.bytes >= count)
+      throw nb::value_error("places: expected places of numbers");
+    int64_t* const form = &forms[4 * i];
+    form[0] = from[0];
+    if (!describe(place, numbers.data<const int64_t>(), form[1], form[2], form[3])) return nb::none();
+    if (static_cast<size_t>(form[2]) > size) return nb::none();
+    size -= static_cast<size_t>(form[2]);
+  }
+  return size ? nb::none() : array_of(forms).attr("reshape")(tensors, 4);
+}
+
+// (form, numbers) of a JSON text; see json_numbers().
+nb::tuple numbers_of_json(const nb::bytes& text, bool are_numbered) {
+  const JsonNumbers found = json_numbers({text.c_str(), text.size()}, are_numbered);
+  return nb::make_tuple(nb::bytes(found.form.data(), found.form.size()), array_of(found.numbers));
+}
+
 // Tensors that are one after another in a body, from `begin` to its end, or the number of the first one whose texts are
-// wrong, and how many texts were found. `forms` has the datatype, the items and the bytes of each tensor.
+// wrong, and how many texts were found. `forms` is what tensor_forms() returns.
 nb::object read_tensors(nb::handle forms_in, nb::handle body, size_t begin) {
-  const Array forms(forms_in, "forms", "int64[T, 3]");
+  const Array forms(forms_in, "forms", "int64[T, 4]");
   forms.require(Dtype::kInt64, 2);
-  forms.require_shape(forms.size(0), 3);
+  forms.require_shape(forms.size(0), 4);
   auto made = std::make_unique<PyTensors>(body);
   made->body.require(Dtype::kUint8, 1);
   if (begin > made->body.size(0)) throw nb::value_error("begin: expected a place in the body");
   std::string_view rest(made->body.data<const char>() + begin, made->body.size(0) - begin);
   made->tensors.reserve(forms.size(0));
   for (size_t i = 0; i < forms.size(0); ++i) {
-    const int64_t* const form = forms.data<const int64_t>() + 3 * i;
-    if (form[0] < 0 || form[0] > static_cast<int64_t>(Datatype::kOther) || form[1] < 0)
-      throw nb::value_error("forms: expected a datatype and a number of items");
+    const int64_t* const form = forms.data<const int64_t>() + 4 * i;
+    if (form[1] < 0 || form[3] < 0) throw nb::value_error("forms: expected numbers of items");
     if (form[2] < 0 || static_cast<size_t>(form[2]) > rest.size())
       throw nb::value_error("forms: the body has fewer bytes");
     Tensor& tensor = made->tensors.emplace_back();
-    tensor.datatype = static_cast<Datatype>(form[0]);
+    tensor.datatype = datatype_of(form[0]);
     tensor.count = static_cast<size_t>(form[1]);
+    tensor.rows = static_cast<size_t>(form[3]);
     tensor.bytes = rest.substr(0, static_cast<size_t>(form[2]));
     if (!tensor.has_right_size()) throw nb::value_error("forms: the items need another number of bytes");
     rest.remove_prefix(tensor.bytes.size());
@@ -121,8 +159,8 @@ struct Columns {
   std::vector<Column> columns;
 };
 
-// A column is a tuple: ("tensor", number, lists). `lists` is None, the number of rows of lists of the same length, or a
-// tuple with the number of the tensor of their offsets.
+// A column is a tuple: ("tensor", number, lists). `lists` is None, True if the first extent says how many lists of the
+// same length there are, or a tuple with the number of the tensor of their offsets.
 Column tensor_column_of(Columns& columns, const nb::tuple& given, const PyTensors* tensors) {
   if (given.size() != 3 || !tensors) throw nb::value_error("column: expected a tensor, and tensors");
   TensorColumn tensor{columns.columns.size(), &tensors->at(nb::cast<size_t>(given[1]))};
@@ -138,7 +176,7 @@ Column tensor_column_of(Columns& columns, const nb::tuple& given, const PyTensor
       throw nb::value_error("offsets: expected at least one integer");
     column.rows = tensor.offsets->count - 1;
   } else if (tensor.has_lists) {
-    column.rows = nb::cast<size_t>(lists);
+    column.rows = tensor.values->rows;
     if (column.rows ? column.count % column.rows : column.count)
       throw nb::value_error("lists: expected rows of the same length");
   }
@@ -287,8 +325,8 @@ class PyTransform {
     return nb::make_tuple(found[1], found[2], found[0], found[6], found[7]);
   }
 
-  // (dense, keys, row_ptrs, lengths, bags, most keys, known, unknown), or (feature, row, value, why) of the first fault.
-  // The reason "offsets" is a fault of the lists of a column, whose number comes first. It has so many values.
+  // (dense, keys, row_ptrs, lengths, bags, most keys, known, unknown), or (feature, row, value, why) of the first
+  // fault. The reason "offsets" is a fault of the lists of a column, whose number comes first. It has so many values.
   nb::tuple read(const nb::sequence& given, size_t samples, const std::vector<size_t>& tables, nb::handle users,
                  const PyTensors* tensors) const {
     Columns columns;
@@ -345,7 +383,8 @@ class PyTransform {
 
   // Text has no number, and a float no key: the caller has given each column the type of its features. Columns that no
   // feature reads may be None.
-  void check(const std::vector<Column>& columns, size_t samples, size_t users, const std::vector<size_t>& tables) const {
+  void check(const std::vector<Column>& columns, size_t samples, size_t users,
+             const std::vector<size_t>& tables) const {
     if (columns.size() != fills_.size()) throw nb::value_error("columns: expected as many as the transform has");
     if (std::accumulate(tables.begin(), tables.end(), size_t{0}) != slots_)
       throw nb::value_error("tables: expected the slots of the transform");
@@ -368,7 +407,8 @@ class PyTransform {
       if (feature.kind == Feature::kIdentity) is_right &= column.kind == ValueKind::kInteger;
       for (const CrossPart& part : feature.parts) {
         const Column& of_part = columns[part.column];
-        is_right &= of_part.is_given && !of_part.has_lists && (of_part.kind == ValueKind::kFloat) <= !part.boundaries.empty() &&
+        is_right &= of_part.is_given && !of_part.has_lists &&
+                    (of_part.kind == ValueKind::kFloat) <= !part.boundaries.empty() &&
                     (of_part.kind == ValueKind::kText) <= part.is_text;
       }
       if (!is_right) throw nb::value_error("columns: a feature cannot read a column of this kind");
@@ -558,6 +598,8 @@ void bind_features(nb::module_& module) {
   nb::class_<PyTensors>(module, "Tensors").def("texts", [](const PyTensors& tensors, size_t number) {
     return places(tensors.at(number).texts, false);
   }, nb::arg("tensor"));
+  module.def("tensor_forms", &tensor_forms, nb::arg("places"), nb::arg("numbers"), nb::arg("size"));
+  module.def("numbers_in_json", &numbers_of_json, nb::arg("text"), nb::arg("are_numbered") = false);
   module.def("read_tensors", &read_tensors, nb::arg("forms"), nb::arg("body"), nb::arg("begin"));
   module.def("find_texts", &find, nb::arg("bytes"), nb::arg("count"));
   module.def("cut_texts", &cut, nb::arg("bytes"), nb::arg("begins"), nb::arg("ends"), nb::arg("valid").none(),

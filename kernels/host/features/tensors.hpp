@@ -14,20 +14,49 @@
 
 namespace hotrow {
 
-enum class Datatype { kBytes, kInt64, kInt32, kUint32, kFp32, kOther };
+enum class Datatype { kBytes, kInt64, kInt32, kUint32, kFp32, kFp64, kBool };
+
+// The bytes of a number; 0: texts say it themselves.
+inline size_t item_bytes(Datatype datatype) {
+  constexpr size_t bytes[] = {0, 8, 4, 4, 4, 8, 1};
+  return bytes[static_cast<size_t>(datatype)];
+}
+
+// Where the numbers that describe a tensor are: its extents, and its bytes.
+struct TensorPlace {
+  Datatype datatype;
+  size_t first, extents, bytes;
+};
+
+// The items of a tensor, its bytes and its first extent; false if they cannot be those of a tensor. An extent, and the
+// product of extents except 0, is at most 2^31 - 1.
+inline bool describe(const TensorPlace& place, const int64_t* numbers, int64_t& items, int64_t& bytes, int64_t& rows) {
+  int64_t product = 1;
+  items = 1;
+  for (size_t i = 0; i < place.extents; ++i) {
+    const int64_t extent = numbers[place.first + i];
+    if (extent < 0 || extent > INT32_MAX) return false;
+    if (extent) product *= extent;
+    if (product > INT32_MAX) return false;
+    items *= extent;
+  }
+  rows = numbers[place.first];
+  bytes = numbers[place.bytes];
+  const auto size = static_cast<int64_t>(item_bytes(place.datatype));
+  return bytes >= 0 && (!size || bytes == items * size);
+}
 
 // N items in some bytes.
 struct Tensor {
   Datatype datatype = Datatype::kBytes;
-  size_t count = 0;  // N
+  size_t count = 0, rows = 0;  // N, and the first extent
   std::string_view bytes;
   TextPlaces texts;  // of kBytes
 
-  // Whether there are as many bytes as N numbers have. Texts say it themselves.
+  // Whether there are as many bytes as N numbers have.
   bool has_right_size() const {
-    if (datatype == Datatype::kBytes || datatype == Datatype::kOther) return true;
-    const size_t item_bytes = datatype == Datatype::kInt64 ? 8 : 4;
-    return bytes.size() % item_bytes == 0 && count == bytes.size() / item_bytes;
+    const size_t size = item_bytes(datatype);
+    return !size || (bytes.size() % size == 0 && count == bytes.size() / size);
   }
   // Find the texts. Returns what find_texts() does.
   size_t read() { return datatype == Datatype::kBytes ? find_texts(bytes.data(), bytes.size(), count, texts) : count; }
@@ -51,6 +80,9 @@ struct TensorMemory {
   std::deque<std::vector<int64_t>> integers;
   std::deque<std::vector<float>> floats;
 };
+
+// Whether a column can have the items as they are.
+inline bool is_readable(Datatype datatype) { return datatype <= Datatype::kFp32; }
 
 inline ValueKind kind_of(Datatype datatype) {
   if (datatype == Datatype::kBytes) return ValueKind::kText;

@@ -84,9 +84,9 @@ struct Samples {
 
 // The features of B samples: keys by table, and dense numbers.
 //
-// A slot has as many rows as the columns that it is made of, and a bag of each row. The bags of a table are those of its
-// slots with the fewest rows, row by row, and then those of its slots with more rows. So without columns that samples
-// share, a table has a bag for each slot of each sample, sample-major.
+// A slot has as many rows as the columns that it is made of, and a bag of each row. The bags of a table are those of
+// its slots with the fewest rows, row by row, and then those of its slots with more rows. So without columns that
+// samples share, a table has a bag for each slot of each sample, sample-major.
 class Transform {
  public:
   // Where the results go.
@@ -104,8 +104,8 @@ class Transform {
     std::vector<int64_t> known, unknown;  // of each feature: values that its vocabulary has, and does not have
   };
 
-  // `tables` has the slots of each table. There is a feature for each slot and each dense number. The caller has checked
-  // the columns and their rows.
+  // `tables` has the slots of each table. There is a feature for each slot and each dense number. The caller has
+  // checked the columns and their rows.
   Transform(const std::vector<Feature>& features, const std::vector<Column>& columns, const Samples& samples,
             const std::vector<size_t>& tables, size_t dense_dim);
 

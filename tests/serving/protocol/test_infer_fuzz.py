@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import math
+import struct
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from serving.errors import RequestError
 from serving.protocol.infer import InferDecoder, InferRequest
-from serving.protocol.tensors import DTYPES, Signature, TensorSpec, array_from_numbers, tensor_from_json
+from serving.protocol.tensors import DTYPES, Signature, TensorSpec, TextTensor, array_from_numbers, tensor_from_json
 
 SIGNATURE = Signature(
     inputs=(
@@ -116,3 +118,66 @@ def test_any_json_value_as_tensor_data(value, datatype, shape):
 @given(numbers=st.lists(st.integers(-(2**63), 2**63 - 1)))
 def test_whole_numbers_arrive_exactly(numbers):
     assert array_from_numbers(numbers, DTYPES["INT64"], (len(numbers),), "data").tolist() == numbers
+
+
+DATA = {
+    "DES": np.arange(12, dtype=np.float32).tobytes(),
+    "CATCOLUMN": np.arange(12, dtype=np.int64).tobytes(),
+    "ROWINDEX": np.arange(12, dtype=np.int32).tobytes(),
+    "TEXT": b"".join(struct.pack("<I", number % 3) + b"ab"[: number % 3] for number in range(12)),
+}
+DATATYPES = {"DES": "FP32", "CATCOLUMN": "INT64", "ROWINDEX": "INT32", "TEXT": "BYTES"}
+ONE_FOR_ALL = InferDecoder(SIGNATURE)
+
+
+@st.composite
+def binary_requests(draw):
+    """A body of binary tensors, and the length of its head. Most are right, and many have the same numbers."""
+    inputs, tail = [], b""
+    for name, datatype in DATATYPES.items():
+        shape = draw(st.lists(st.sampled_from([1, 2, 3, 3, 3, 0, 4, 2**31 - 1, 2**40]), min_size=1, max_size=2))
+        items = min(math.prod(shape), 12)
+        size = sum(4 + number % 3 for number in range(items)) if name == "TEXT" else DTYPES[datatype].itemsize * items
+        data = DATA[name][:size]
+        announced = draw(st.sampled_from([len(data)] * 9 + [0, 7, 24, -1, 2**63, 2**64 - 1]))
+        parameters = {"binary_data_size": announced}
+        inputs.append({"name": name, "datatype": datatype, "shape": shape, "parameters": parameters})
+        tail += data
+    tail += draw(st.sampled_from([b""] * 9 + [b"x"]))
+    document = {"inputs": inputs, "parameters": {"timeout": draw(st.sampled_from([5, 5, 6, -1])), "1": '2"3'}}
+    head = json.dumps(document, separators=draw(st.sampled_from([(",", ":"), (", ", ": ")]))).encode()
+    return head + tail[draw(st.sampled_from([0] * 9 + [1])) :], len(head)
+
+
+def outcome_of(decoder, body, head_bytes):
+    """Everything in a decoded request, or the error."""
+    try:
+        request = decoder.decode(body, str(head_bytes))
+        inputs = {
+            name: (tensor.shape, [part.tobytes() for part in tensor.texts[:3]])
+            if isinstance(tensor, TextTensor)
+            else (tensor.shape, tensor.dtype, tensor.tobytes())
+            for name, tensor in request.inputs.items()
+        }
+    except RequestError as err:
+        return str(err)
+    return inputs, request.outputs, request.places, request.timeout_us
+
+
+def huge_size():
+    """A size with more digits than any number that a head may have."""
+    tensors = [(name, DATATYPES[name], 2**63 if name == "TEXT" else 0) for name in DATATYPES]
+    inputs = [
+        {"name": name, "datatype": datatype, "shape": [0], "parameters": {"binary_data_size": size}}
+        for name, datatype, size in tensors
+    ]
+    head = json.dumps({"inputs": inputs}).encode()
+    return head, len(head)
+
+
+@settings(deadline=None, max_examples=100)
+@given(request=binary_requests())
+@example(request=huge_size())
+def test_what_a_decoder_has_read_before_changes_no_request(request):
+    assert outcome_of(ONE_FOR_ALL, *request) == outcome_of(InferDecoder(SIGNATURE), *request)
+    assert outcome_of(ONE_FOR_ALL, *request) == outcome_of(ONE_FOR_ALL, *request)
