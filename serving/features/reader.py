@@ -29,13 +29,13 @@ _FAULT_ITEMS = 4  # of what the native transform returns: a feature, a row, a va
 _MOST_VOCABULARY_BYTES = 1 << 36
 _NATIVE = {"string": "text", "integer": "integer", "boolean": "integer", "float": "float"}
 _RANGE = re.compile(r"(.+)\[(\d{1,6}):(\d{1,6})\]")  # slots of a table, such as item[0:10]
+_TOO_MANY = "has too many values"
 _WHY = {
     "is not UTF-8": "expected text in UTF-8",
     "is missing": "is missing, and the feature says nothing of missing values",
     "is infinite": "expected a finite number",
     "has no logarithm": "expected a number above -1, because log1p is taken",
     "is too large": "the number does not fit float32 after mean and std",
-    "has too many values": "has more values than the list's most, and the list does not say which to keep",
     "is outside of its range": "the key is outside of the feature's size",
     "is reserved": "the key is reserved",
 }
@@ -266,6 +266,9 @@ class FeatureReader:
             return FeatureValueError(f"{self.inputs[number].name}{OFFSETS}", None, reason)
         feature = self._order[number]
         splits = columns[self._names[feature.name]][-1] if feature.name in self._names else None
+        if why == _TOO_MANY and splits is not None and feature.list is not None:
+            reason = f"has {splits[row + 1] - splits[row]} values, but at most {feature.list.most} are allowed"
+            return FeatureValueError(feature.name, row, reason)
         place = "" if splits is None else f"value {at - int(splits[row])}: "
         return FeatureValueError(feature.name, row, f"{place}{_WHY.get(why, why)}")
 

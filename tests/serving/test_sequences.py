@@ -159,9 +159,9 @@ def test_a_sequence_that_is_too_long_is_named(plain):
     with pytest.raises(RequestError, match=message):
         decode_samples(json.dumps({"samples": samples}).encode(), plain.config)
     request = named(SequenceModel(), dense, bags)
-    with pytest.raises(RequestError, match="seen of sample 1: value 0: has more values than the list's most"):
+    with pytest.raises(RequestError, match="seen of sample 1: has 5 values, but at most 4 are allowed"):
         plain.predict(request)
-    with pytest.raises(RequestError, match="seen of sample 0: value 0: has more values than the list's most"):
+    with pytest.raises(RequestError, match="seen of sample 0: has 5 values, but at most 4 are allowed"):
         plain.predict({**request, "seen": [TOO_LONG[2]]})
 
 
@@ -187,7 +187,7 @@ def test_a_server_takes_sequences_by_name_and_names_a_longer_one(tmp_path):
     np.testing.assert_allclose(answered["predictions"], expected, **ROUNDING)
     np.testing.assert_allclose(by_name["data"], expected[:, 0], **ROUNDING)
     assert longer.status_code == 400
-    assert "context.seen: value 0: has more values than the list's most" in longer.json()["error"]
+    assert "context.seen: has 5 values, but at most 4 are allowed" in longer.json()["error"]
 
 
 def test_features_cut_a_history_by_their_rule(tmp_path):

@@ -104,7 +104,7 @@ def test_a_mask_of_padded_keys_is_made_from_the_number_of_keys(tmp_path):
         one_user = {**request, "seen_items": [items[0]], "seen_categories": [categories[0]]}
         repeated = {**request, "seen_items": [items[0]] * B, "seen_categories": [categories[0]] * B}
         assert session.predict(one_user).tobytes() == session.predict(repeated).tobytes()
-        with pytest.raises(RequestError, match="seen_items of sample 1: value 0: has more values than the list's most"):
+        with pytest.raises(RequestError, match="seen_items of sample 1: has 5 values, but at most 4 are allowed"):
             session.predict({**request, "seen_items": [[], [1] * (L + 1), *items[2:]]})
 
 
