@@ -56,15 +56,27 @@ def asking(batch: Batch, outputs: Sequence[Output], asked: Asked) -> Batch:
     Raises:
         RequestError: the model has no such output, or not so many candidates can be ranked.
     """
+    wanted = wanted_outputs(outputs, asked)
+    if wanted is None:
+        return batch
+    if asked.top_k is None:
+        return replace(batch, wanted=wanted)
+    return replace(batch, wanted=wanted, top=Top(_top_k(asked.top_k, batch), wanted[-1]))
+
+
+def wanted_outputs(outputs: Sequence[Output], asked: Asked) -> tuple[Output, ...] | None:
+    """Return the outputs that a request needs, at the end the output that ranks; None: it asks for nothing by name.
+
+    Raises:
+        RequestError: the model has no such output.
+    """
     named = named_outputs(outputs, asked.outputs)
     if asked.top_k is None:
         if asked.top_output:
             raise RequestError("top_output: needs top_k")
-        defaults = tuple(default_outputs(outputs))
-        return batch if named in ((), defaults) else replace(batch, wanted=named)
-    top = Top(_top_k(asked.top_k, batch), _ranking_output(outputs, asked.top_output))
-    wanted = named if top.output in named else (*named, top.output)
-    return replace(batch, wanted=wanted, top=top)
+        return None if named in ((), tuple(default_outputs(outputs))) else named
+    by = _ranking_output(outputs, asked.top_output)
+    return (*(output for output in named if output != by), by)
 
 
 def named_outputs(outputs: Sequence[Output], names: Any) -> tuple[Output, ...]:

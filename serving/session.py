@@ -16,17 +16,18 @@ from serving.candidates import read_document, read_shared
 from serving.config import ModelConfig, read_inference_config, read_model_directory
 from serving.defaults_watch import DefaultsWatch
 from serving.errors import ConfigError, RequestError
-from serving.features import FEATURES_FILE, columns_of_frame, is_frame, open_features
+from serving.features import FEATURES_FILE, FeatureReader, columns_of_frame, is_frame, open_features
 from serving.lookup import LookupResult, LookupSession
 from serving.metrics import MetricSample
 from serving.model.names import CANDIDATES
 from serving.model.records import Output, default_outputs
 from serving.option_values import DEFAULT_TOLERANCE, MAX_CANDIDATES, Engine, refuse_idle_calibration
-from serving.outputs import Asked, Ranking, answers_of, asking, ranking, refuse_not_finite
+from serving.outputs import Asked, Ranking, answers_of, asking, ranking, refuse_not_finite, wanted_outputs
 from serving.routes import LeastBusy, Prediction, open_routes
 from serving.storage.store import Keys
 
 _MOST_THREADS = 1024
+_MOST_READERS = 16
 
 _log = logging.getLogger(__name__)
 
@@ -179,6 +180,7 @@ class InferenceSession(ModelSession):
         super().__init__(config, caches)
         self.outputs = config.outputs
         self._default_outputs = tuple(default_outputs(config.outputs))
+        self._readers: dict[frozenset[int], FeatureReader] = {}  # by the dense features that are needed
         _check_device(config, device_id, self.embedding_cache)
         for cache in caches:
             _check_model(config, cache)
@@ -265,10 +267,11 @@ class InferenceSession(ModelSession):
         Raises:
             RequestError: see ``predict``; a user has fewer candidates, or the model has no such output.
         """
-        batch = features if isinstance(features, Batch) else self._read(features)
-        asked = asking(batch, self.outputs, Asked((), top_k, output))
-        assert asked.top is not None
-        return ranking(self.predict_batch(asked).values, asked, asked.top)
+        asked = Asked((), top_k, output)
+        given = features if isinstance(features, Batch) else self._read(features, asked)
+        batch = asking(given, self.outputs, asked)
+        assert batch.top is not None
+        return ranking(self.predict_batch(batch).values, batch, batch.top)
 
     def read(self, features: Any, outputs: Sequence[str] = ()) -> Batch:
         """Transform and check raw features.
@@ -287,19 +290,47 @@ class InferenceSession(ModelSession):
                 has no such output.
             MissingExtraError: a data frame needs pyarrow.
         """
-        return asking(self._read(features), self.outputs, Asked(outputs))
+        asked = Asked(outputs)
+        return asking(self._read(features, asked), self.outputs, asked)
 
-    def _read(self, features: Any) -> Batch:
-        if self.features is None:
+    def features_for(self, asked: Asked) -> FeatureReader | None:
+        """Return what reads the raw features of a request; None if the model takes none.
+
+        Raises:
+            RequestError: the model has no such output.
+        """
+        return self.features_of(wanted_outputs(self.outputs, asked))
+
+    def features_of(self, wanted: Sequence[Output] | None) -> FeatureReader | None:
+        """Return what reads the raw features of a request for outputs; None: those of a request that names none.
+
+        Numbers that none of these outputs depends on may be missing.
+        """
+        needs = self.graph.dense_needs
+        if self.features is None or wanted is None or any(output.name not in needs for output in wanted):
+            return self.features
+        needed = frozenset[int]().union(*(needs[output.name] for output in wanted))
+        if len(needed) == self.config.dense_dim:
+            return self.features
+        reader = self._readers.get(needed)
+        if reader is None:
+            if len(self._readers) >= _MOST_READERS:
+                self._readers.clear()
+            reader = self._readers[needed] = self.features.without(set(range(self.config.dense_dim)) - needed)
+        return reader
+
+    def _read(self, features: Any, asked: Asked) -> Batch:
+        reader = self.features_for(asked)
+        if reader is None:
             raise RequestError(f"model {self.config.name!r} has no {FEATURES_FILE}, so it takes keys, not raw features")
         if not isinstance(features, Mapping):
-            columns, samples = columns_of_frame(self.features, features)
-            return read_features(self.config, self.features, columns, samples)
+            columns, samples = columns_of_frame(reader, features)
+            return read_features(self.config, reader, columns, samples)
         given = dict(features)
         if isinstance(given.get("context"), Mapping):
-            return read_document(self.config, self.features, given, self.max_candidates)
+            return read_document(self.config, reader, given, self.max_candidates)
         counts = given.pop(CANDIDATES, None)
-        return read_shared(self.config, self.features, self.features.named_columns(given), counts, self.max_candidates)
+        return read_shared(self.config, reader, reader.named_columns(given), counts, self.max_candidates)
 
     def request_readings(self) -> Iterator[MetricSample]:
         """See ``ModelSession.request_readings``."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, pairwise, takewhile
 from pathlib import Path
 from time import perf_counter
@@ -120,9 +120,9 @@ def _answer(
     answers, seconds, keys, defaulted_keys = list[Floats](), 0.0, 0, 0
     for first, samples in parts_of(session, begin, end):
         with counting_from(first - begin):
-            read = rows.reader(first, samples)
+            read = rows.reader(first, samples, wanted)
             began = perf_counter()
-            batch = replace(read(), wanted=wanted)
+            batch = read()
             answer = session.predict_batch(batch)
         seconds += perf_counter() - began
         answers.append(columns_of(answer.values, session.wanted(batch)))

@@ -1,6 +1,5 @@
 """Opens the dense network of a model from its files: layers with weights, or an ONNX file."""
 
-import dataclasses
 import logging
 from pathlib import Path
 
@@ -54,8 +53,7 @@ def open_dense(
         raise ConfigError(str(dense_file), "", reason)
     from serving.dense.own_network import open_own_network
 
-    network, mixes_samples = open_own_network(graph, dense_file, threads)
-    graph = dataclasses.replace(graph, mixes_samples=mixes_samples)
+    network, graph = open_own_network(graph, dense_file, threads)
     if engine != "int8":
         return graph, network
     from serving.dense.int8 import open_int8

@@ -1,11 +1,13 @@
 """A user's own dense network: an ONNX file instead of a graph's layers and weights."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from serving.dense.dense_needs import dense_needs
 from serving.dense.network import Floats
 from serving.dense.onnx import OnnxNetwork
 from serving.dense.onnx_file import read_structure, refuse_unread_inputs, refuse_weights_elsewhere
@@ -22,11 +24,12 @@ _MOST_SHOWN = 8
 _MOST_ROUNDING_RATIO, _MOST_ROUNDING = 1e-3, 1e-5
 
 
-def open_own_network(graph: Graph, file: Path, threads: int = 1) -> tuple[OnnxNetwork, bool]:
+def open_own_network(graph: Graph, file: Path, threads: int = 1) -> tuple[OnnxNetwork, Graph]:
     """Open a user's ONNX network and try it on a few samples; its inputs match the inputs of ``graph`` by name.
 
     Returns:
-        the network, and whether it mixes samples: the answer to a sample depends on the others of the batch.
+        the network, and the graph, which knows what the network depends on: each output on dense features, and the
+        answer to a sample on the others of its batch.
 
     Raises:
         ModelFileError: the file is missing or does not match the graph, or no node reads one of its inputs.
@@ -37,10 +40,12 @@ def open_own_network(graph: Graph, file: Path, threads: int = 1) -> tuple[OnnxNe
     if structure is not None:
         refuse_weights_elsewhere(file, structure)
     network = OnnxNetwork(graph, file, threads, str(file))
-    refuse_unread_inputs((structure or read_structure(file)).graph, file)
+    structure = structure or read_structure(file)
+    refuse_unread_inputs(structure.graph, file)
     for table in unread_tables(network.inputs, graph):
         _log.warning("%s: no input reads the table %r, so its lookups have no effect", file, table)
-    return network, _try(network, graph, file)
+    mixes_samples = _try(network, graph, file)
+    return network, replace(graph, mixes_samples=mixes_samples, dense_needs=dense_needs(structure, graph))
 
 
 def _structure_of(file: Path) -> Any:

@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -107,6 +107,14 @@ class TransformedTables(NamedTuple):
     unknown: Mapping[str, int]
 
 
+class _Counted:
+    """What readers of the same features have counted."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()  # guards the fields below
+        self.known, self.unknown, self.ignored = Counter[str](), Counter[str](), 0
+
+
 class FeatureReader:
     """Reads the raw features of one model. Any thread may call it.
 
@@ -146,8 +154,8 @@ class FeatureReader:
         self.inputs = definition.columns
         self._names = {feature.name: number for number, feature in enumerate(self.inputs)}
         self._vocabularies: dict[str, int] = {}
-        self._lock = Lock()  # guards the counters
-        self._known, self._unknown, self._ignored = Counter[str](), Counter[str](), 0
+        self._counted = _Counted()
+        self._model = slots, dense_dim, source
         self._order: list[FeatureConfig] = []
         self._tables = [len(list(of_table)) for _, of_table in groupby(slot.table for slot in slots)]
         self._transform = FeatureTransform(len(self.inputs), len(slots), dense_dim)
@@ -176,6 +184,21 @@ class FeatureReader:
             self._add_options(feature)
         tables = {name: {slots[at].table for at in places[name]} for name in places}
         check_ranges(definition, tables, self.ranges, source)
+
+    def without(self, dense: Collection[int]) -> "FeatureReader":
+        """Return a reader of the same features in which some dense features may be missing; both count together.
+
+        Args:
+            dense: the numbers of these dense features. Nobody reads the numbers that they give.
+        """
+        names = {feature.name for number, feature in enumerate(self.definition.dense) if number in dense}
+        features = tuple(
+            feature.model_copy(update={"missing": 0}) if feature.name in names and feature.missing is None else feature
+            for feature in self.definition.features
+        )
+        reader = FeatureReader(self.definition.model_copy(update={"features": features}), *self._model, self.has_keys)
+        reader._counted = self._counted
+        return reader
 
     @property
     def names(self) -> Sequence[str]:
@@ -225,8 +248,8 @@ class FeatureReader:
         if unknown and self.definition.unknown_features == "error":
             raise FeatureValueError(unknown[0], None, f"is not a feature{did_you_mean(unknown[0], self.names)}")
         if unknown:
-            with self._lock:
-                self._ignored += len(unknown)
+            with self._counted.lock:
+                self._counted.ignored += len(unknown)
 
     def transform(self, columns: Sequence[Column], samples: int) -> Transformed:
         """Return the keys and the dense numbers of ``columns``, in one native call.
@@ -283,21 +306,21 @@ class FeatureReader:
     def count(self, found: Transformed | TransformedTables) -> None:
         """Count the values of a request for ``readings``."""
         if self._vocabularies:
-            with self._lock:
-                self._known.update(found.known)
-                self._unknown.update(found.unknown)
+            with self._counted.lock:
+                self._counted.known.update(found.known)
+                self._counted.unknown.update(found.unknown)
 
     def forget_counts(self) -> None:
         """Count the values of requests from zero on."""
-        with self._lock:
-            self._known.clear()
-            self._unknown.clear()
+        with self._counted.lock:
+            self._counted.known.clear()
+            self._counted.unknown.clear()
 
     def readings(self, labels: tuple[tuple[str, str], ...]) -> Iterator[MetricSample]:
         """Return the counts of values and of ignored features, with the labels of the model."""
-        with self._lock:
-            counts = [("known", self._known.copy()), ("unknown", self._unknown.copy())]
-            ignored = self._ignored
+        with self._counted.lock:
+            counts = [("known", self._counted.known.copy()), ("unknown", self._counted.unknown.copy())]
+            ignored = self._counted.ignored
         if self.definition.unknown_features == "ignore":
             help_text = "Features of requests that are not defined, and were ignored."
             yield MetricSample("hotrow_ignored_features", help_text, labels, ignored)

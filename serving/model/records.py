@@ -162,6 +162,8 @@ class Graph:
         dense_names: what requests call each dense feature; empty: they have no names.
         label_names: L names; empty: the labels have no names.
         stated_outputs: what the document calls the columns of ``output``; empty: it says nothing of them.
+        dense_needs: by the names of outputs, the numbers of the dense features that they depend on. An output that is
+            not in it may depend on all.
     """
 
     dense_top: str
@@ -182,6 +184,7 @@ class Graph:
     dense_names: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
     stated_outputs: tuple[Output, ...] = ()
+    dense_needs: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     @property
     def outputs(self) -> tuple[Output, ...]:

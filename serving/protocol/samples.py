@@ -9,7 +9,7 @@ Slots are in graph order, table by table. Keys may also be given by the name of 
 "item": [[4, 9], []]}``. A table of one slot has a list of keys, and a table of several slots has one list per slot.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice
 from typing import Any, NamedTuple
 
@@ -154,7 +154,7 @@ def decode_samples(
     body: bytes,
     config: ModelConfig,
     bounds: Bounds = DEFAULT_BOUNDS,
-    features: FeatureReader | None = None,
+    features_for: Callable[[Asked], FeatureReader | None] = lambda _: None,
     max_candidates: int = MAX_CANDIDATES,
 ) -> SamplesRequest:
     """Decode a body.
@@ -163,7 +163,7 @@ def decode_samples(
         body: the document.
         config: the model.
         bounds: of the document.
-        features: reads the model's raw features; None: it has none.
+        features_for: returns what reads the raw features of a request; see ``InferenceSession.features_for``.
         max_candidates: the most candidates.
 
     Raises:
@@ -174,7 +174,7 @@ def decode_samples(
     names: list[Any] = optional(document, "outputs", list, [], "")
     top_k = required(document, "top_k", int, "") if "top_k" in document else None
     asked = Asked(names, top_k, optional(document, "top_output", str, "", ""))
-    batch = asking(read_samples(document, config, features, max_candidates), config.outputs, asked)
+    batch = asking(read_samples(document, config, features_for(asked), max_candidates), config.outputs, asked)
     return SamplesRequest(batch, names, wants_freshness, _ids(document.get("candidates", ())))
 
 

@@ -201,7 +201,7 @@ class ServedNetwork(ServedModel):
 
     def read(self, inputs: Mapping[str, Any], asked: Asked = NOTHING) -> Batch:
         """See ``ServedModel.read``."""
-        batch = ctr.batch_of(self.config, inputs, self.session.features, self.session.max_candidates)
+        batch = ctr.batch_of(self.config, inputs, self.session.features_for(asked), self.session.max_candidates)
         return asking(batch, self.session.outputs, asked)
 
     def samples(self, question: Batch) -> int:

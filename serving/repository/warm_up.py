@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
@@ -94,7 +93,7 @@ def _requests(session: InferenceSession, log: Path, faults: list[str]) -> Iterat
 def _answer(session: InferenceSession, rows: Rows, begin: int, end: int) -> None:
     """Answer a request, and wait until its rows are promoted: promotions that come faster than that are dropped."""
     for first, samples in parts_of(session, begin, end):
-        session.predict_batch(replace(rows.reader(first, samples)(), wanted=()))  # nobody reads its outputs
+        session.predict_batch(rows.reader(first, samples, wanted=())())  # nobody reads its outputs
         session.embedding_cache.server.wait_for_promotions(_MOST_PROMOTION_S)
 
 

@@ -6,6 +6,7 @@ The table is one of the log, or of any file with the same columns.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -16,9 +17,12 @@ from serving.batch import Batch, read_batch, read_features
 from serving.errors import FeatureValueError, TraceError
 from serving.features import columns_of_arrays
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
-from serving.model.records import default_outputs
+from serving.model.records import Output, default_outputs
 from serving.request_log.records import key_columns, takes_raw_features
 from serving.session import InferenceSession
+
+#: The outputs that a request asks for; see ``Batch.wanted``.
+Wanted = tuple[Output, ...] | None
 
 
 class Rows(ABC):
@@ -33,8 +37,13 @@ class Rows(ABC):
     absent: Sequence[str]
 
     @abstractmethod
-    def reader(self, first: int, count: int) -> Callable[[], Batch]:
+    def reader(self, first: int, count: int, wanted: Wanted = None) -> Callable[[], Batch]:
         """Return a function that reads some rows as one request, as a server does.
+
+        Args:
+            first: the first row.
+            count: how many rows.
+            wanted: see ``Batch.wanted``.
 
         Raises:
             RequestError: a value cannot be used.
@@ -57,10 +66,11 @@ class RawRows(Rows):
         arrays = {name: array.slice(first, count) for name, array in self._arrays.items()}
         return columns_of_arrays(self._features, arrays, count)
 
-    def reader(self, first: int, count: int) -> Callable[[], Batch]:
+    def reader(self, first: int, count: int, wanted: Wanted = None) -> Callable[[], Batch]:
         """See ``Rows.reader``."""
-        columns = self.columns(first, count)
-        return lambda: read_features(self._session.config, self._features, columns, count)
+        columns, features = self.columns(first, count), self._session.features_of(wanted)
+        assert features is not None
+        return lambda: replace(read_features(self._session.config, features, columns, count), wanted=wanted)
 
 
 class KeyRows(Rows):
@@ -95,11 +105,11 @@ class KeyRows(Rows):
         self._row_ptrs = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self._keys = bags.flatten().to_numpy()
 
-    def reader(self, first: int, count: int) -> Callable[[], Batch]:
+    def reader(self, first: int, count: int, wanted: Wanted = None) -> Callable[[], Batch]:
         """See ``Rows.reader``."""
         row_ptrs = self._row_ptrs[first * self._slots : (first + count) * self._slots + 1]
         keys, dense = self._keys[row_ptrs[0] : row_ptrs[-1]], self._dense[first : first + count]
-        return lambda: read_batch(self._config, dense, keys, row_ptrs - row_ptrs[0])
+        return lambda: replace(read_batch(self._config, dense, keys, row_ptrs - row_ptrs[0]), wanted=wanted)
 
 
 def named(session: InferenceSession) -> str:

@@ -170,7 +170,10 @@ def test_data_frames(config, expected, library):
 def test_pythons_values_and_json(config, expected):
     reader = open_features(config)
     assert bits(read_features(config, reader, reader.columns(COLUMNS, SAMPLES), SAMPLES)) == expected
-    assert bits(decode_samples(json.dumps({"samples": ROWS}).encode(), config, features=reader)[0]) == expected
+    assert (
+        bits(decode_samples(json.dumps({"samples": ROWS}).encode(), config, features_for=lambda _: reader)[0])
+        == expected
+    )
 
 
 def tensors():

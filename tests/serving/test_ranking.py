@@ -291,7 +291,7 @@ class TestKserve:
         [
             (["TOP_INDEX"], {}, "outputs: TOP_INDEX and TOP_SCORE need parameters.top_k"),
             (["click"], {"top_k": 1}, "parameters.top_k: the outputs have neither TOP_INDEX nor TOP_SCORE"),
-            ([], {"top_k": 0}, "top_k: expected a whole number from 1, got 0"),
+            ([], {"top_k": 0, "top_output": "score"}, "top_k: expected a whole number from 1, got 0"),
             (
                 [],
                 {"top_k": 3, "top_output": "score"},

@@ -174,7 +174,7 @@ class SamplesExchange(HttpExchange):
             raise RequestError(f"model {model.name!r} has no dense network; ask {path} for rows")
         bounds = self._decoders.bounds
         session = model.session
-        self._request = decode_samples(body, model.config, bounds, session.features, session.max_candidates)
+        self._request = decode_samples(body, model.config, bounds, session.features_for, session.max_candidates)
         question = self._request.batch
         floats = sum(model.answer_floats(question, output.name) for output in session.wanted(question))
         bounds.check_answer("samples", floats, floats * JSON_NUMBER_BYTES)

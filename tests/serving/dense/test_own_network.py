@@ -93,7 +93,8 @@ def open_onnx_file(tmp_path):
         )
         onnx.save(model, tmp_path / "net.onnx")
         graph = parse_graph(inputs_document(dense_dim, label_dim), "graph.json", inputs_only=True)
-        return open_own_network(graph, tmp_path / "net.onnx")
+        network, opened = open_own_network(graph, tmp_path / "net.onnx")
+        return network, opened.mixes_samples
 
     return open_
 

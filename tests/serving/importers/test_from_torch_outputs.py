@@ -98,6 +98,8 @@ def test_a_dictionary_of_tasks_scores_and_vectors_is_served_by_its_names(tmp_pat
         expected = right[name].reshape(B, -1).numpy()
         assert np.ptp(expected) > 0.01
         np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=2e-6)
+    of_items = served(imported.path, {name: arguments[name] for name in ("item", "price")}, ["item_vector"])
+    assert of_items["item_vector"].tobytes() == answers["item_vector"].tobytes()
     some = served(imported.path, arguments, ["cosine"])
     assert some["cosine"].tobytes() == answers["cosine"].tobytes()
 

@@ -1,0 +1,94 @@
+"""Which dense features each output of an ONNX network depends on, from the network's structure.
+
+A request that asks for some of the outputs may leave out the other dense features.
+"""
+
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
+
+from serving.model.records import Graph
+
+Columns = frozenset[int]
+
+
+def dense_needs(structure: Any, graph: Graph) -> dict[str, Columns]:
+    """Return the dense features that each output depends on; empty if the structure does not tell.
+
+    A feature may be among them although the output ignores it, never the other way round.
+
+    Args:
+        structure: an ``onnx.ModelProto``. Its last node joins the outputs, as the importer writes it.
+        graph: states the outputs.
+    """
+    nodes = list(structure.graph.node)
+    outputs = graph.stated_outputs
+    if not outputs or not nodes:
+        return {}
+    joined = nodes[-1]
+    is_joined = joined.op_type == "Concat" and list(joined.output) == [structure.graph.output[0].name]
+    names = list(joined.input) if len(outputs) > 1 and is_joined else [structure.graph.output[0].name]
+    if len(names) != len(outputs):
+        return {}
+    needs = _needs(structure.graph, graph)
+    return {output.name: needs.get(name, frozenset()) for output, name in zip(outputs, names, strict=True)}
+
+
+def _needs(network: Any, graph: Graph) -> dict[str, Columns]:
+    """Return the dense features that each tensor depends on."""
+    constants = _constants(network)
+    every = frozenset(range(graph.dense_dim))
+    needs: dict[str, Columns] = {graph.dense_top: every}
+    columns = {graph.dense_top: list(range(graph.dense_dim))}  # of tensors that are columns of the dense features
+    for node in network.node:  # in an order in which they can run
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            needs.update(dict.fromkeys(node.output, every))  # a branch or a loop reads tensors without naming them
+            continue
+        found = _chosen(node, columns, constants)
+        if found is not None:
+            columns.update(zip(node.output, found, strict=True))
+            needs.update(zip(node.output, map(frozenset, found), strict=True))
+        else:
+            of_inputs = frozenset().union(*(needs.get(name, frozenset()) for name in node.input))
+            needs.update(dict.fromkeys(node.output, of_inputs))
+    return needs
+
+
+def _chosen(node: Any, columns: Mapping[str, list[int]], constants: Mapping[str, list[int]]) -> list[list[int]] | None:
+    """Return the columns of each output of a node that only chooses columns of a tensor; None of another node."""
+    given = columns.get(node.input[0]) if node.input else None
+    if given is None:
+        return None
+    arguments = [constants.get(name) for name in node.input[1:]]
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+    if node.op_type in ("Identity", "Cast"):
+        return [given]
+    if node.op_type == "Slice" and len(arguments) in (3, 4):
+        begins, ends, axes, steps = (*arguments, [1])[:4]
+        if begins and ends and axes in ([1], [-1]) and steps and steps[0] > 0:
+            return [given[begins[0] : ends[0] : steps[0]]]
+    elif node.op_type == "Gather" and axis in (1, -1) and arguments[0] is not None:
+        return [[given[at] for at in arguments[0]]]
+    elif node.op_type == "Split" and axis in (1, -1) and arguments and arguments[0] is not None:
+        ends = list(accumulate(arguments[0]))
+        return [given[end - size : end] for end, size in zip(ends, arguments[0], strict=True)]
+    return None
+
+
+def _constants(network: Any) -> dict[str, list[int]]:
+    """Return the integers of constant tensors of at most one dimension, by name."""
+    from onnx import TensorProto, numpy_helper
+
+    tensors = {tensor.name: tensor for tensor in network.initializer}
+    found: dict[str, list[int]] = {}
+    for node in network.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.name == "value":
+                tensors[node.output[0]] = attribute.t
+            elif attribute.name == "value_ints":
+                found[node.output[0]] = list(attribute.ints)
+    for name, tensor in tensors.items():
+        is_integer = tensor.data_type in (TensorProto.INT64, TensorProto.INT32)
+        if is_integer and len(tensor.dims) <= 1 and tensor.data_location != TensorProto.EXTERNAL:
+            found[name] = numpy_helper.to_array(tensor).reshape(-1).tolist()
+    return found
