@@ -42,6 +42,7 @@ from training.data.csv_faults import (
 )
 from training.data.file_list import read_file_list
 from training.data.raw_columns import RawColumns
+from training.data.streams import read_ahead
 from training.errors import DataError
 from training.samples import Bags, Samples
 
@@ -178,28 +179,39 @@ def column_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator
     """
     pa = import_pyarrow()
     has_texts = has_csv(path)
-    parse = pa.csv.ParseOptions(newlines_in_values=True)
-    form = _parquet_format(pa)
-    fault: Callable[[Path, Exception], DataError] = _damaged_parquet
     for file in files_of(path, CSV_SUFFIXES if has_texts else PARQUET_SUFFIXES):
-        _check_regular(file)
-        try:
-            if has_texts:
-                names = header_of(pa, file)
-                _check_separator(file, names)
-                if twice := [name for name, count in Counter(names).items() if count > 1]:
-                    raise DataError(file, "occurs twice", column=twice[0])
-                texts = dict.fromkeys(names, pa.string())
-                fault = partial(_damaged_csv, pa, texts)
-                convert = pa.csv.ConvertOptions(column_types=texts)
-                form = pa.dataset.CsvFileFormat(parse_options=parse, convert_options=convert)
-            data = pa.dataset.dataset(str(file), format=form)
-            if absent := [name for name in columns or () if name not in data.schema.names]:
-                raise DataError(file, missing_from(data.schema.names, absent[0]), column=absent[0])
-            batches = data.to_batches(columns=columns, batch_size=_READ_ROWS)
-        except (pa.ArrowException, OSError) as err:
-            raise fault(file, err) from err
-        yield from _checked(pa, file, iter(batches), fault)
+        names = _header(pa, file) if has_texts else _opened_parquet(file).schema_arrow.names
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise DataError(file, "occurs twice", column=twice[0])
+        if absent := [name for name in columns or () if name not in names]:
+            raise DataError(file, missing_from(names, absent[0]), column=absent[0])
+        chosen = names if columns is None else list(columns)
+        yield from _text_batches(pa, file, names, chosen) if has_texts else _parquet_batches(pa, file, chosen)
+
+
+def _header(pa: Any, path: Path) -> list[str]:
+    """Return the columns of a CSV file."""
+    _check_regular(path)
+    try:
+        names: list[str] = header_of(pa, path)
+    except (pa.ArrowException, OSError) as err:
+        raise _damaged(path, err) from err
+    _check_separator(path, names)
+    return names
+
+
+def _text_batches(pa: Any, path: Path, names: Sequence[str], columns: Sequence[str]) -> Iterator[Any]:
+    """Yield record batches of some columns of a CSV file, as texts."""
+    texts = dict.fromkeys(names, pa.string())
+    damaged = partial(_damaged_csv, pa, texts)
+    parse = pa.csv.ParseOptions(newlines_in_values=True)
+    convert = pa.csv.ConvertOptions(column_types=texts)
+    form = pa.dataset.CsvFileFormat(parse_options=parse, convert_options=convert)
+    try:
+        batches = pa.dataset.dataset(str(path), format=form).to_batches(columns=columns, batch_size=_READ_ROWS)
+    except (pa.ArrowException, OSError) as err:
+        raise damaged(path, err) from err
+    yield from _checked(pa, path, iter(batches), damaged)
 
 
 def has_csv(path: Path) -> bool:
@@ -304,14 +316,6 @@ def _write_metadata(path: Path, columns: ColumnMap, rows: dict[str, int]) -> Non
         output.write(json.dumps(document, indent=2).encode() + b"\n")
 
 
-def _parquet_format(pa: Any) -> Any:
-    options = pa.dataset.ParquetFragmentScanOptions(
-        pre_buffer=False,  # it would keep the whole file in memory
-        page_checksum_verification=True,  # where pages have checksums
-    )
-    return pa.dataset.ParquetFileFormat(default_fragment_scan_options=options)
-
-
 def _check_regular(path: Path) -> None:
     try:
         check_regular(path)
@@ -334,18 +338,44 @@ def _read_parquet_file(
     pa = import_pyarrow()
     with _opened_parquet(path) as file:
         _check_names(path, columns, file.schema_arrow.names)
-        ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
-    # A data set, unlike the file alone, decodes the next batches while this one is converted.
-    data = pa.dataset.dataset(str(path), format=_parquet_format(pa))
-    first_group = int(np.searchsorted(ends, first_row, "right"))
-    fragment = next(data.get_fragments()).subset(row_group_ids=list(range(first_group, len(ends))))
-    batches = fragment.to_batches(
-        columns=_distinct(columns), batch_size=_READ_ROWS, batch_readahead=_READ_AHEAD, fragment_readahead=1
-    )
-    checked_batches = _checked(pa, path, iter(batches), _damaged_parquet)
-    wanted = _without(first_row - int(ends[first_group - 1]) if first_group else first_row, checked_batches)
+        rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    first_group, left_out = 0, first_row
+    while left_out and left_out >= rows[first_group]:
+        left_out -= rows[first_group]
+        first_group += 1
+    batches = _parquet_batches(pa, path, _distinct(columns), first_group)
     convert = _Converter(pa, path, columns, slot_sizes, first_row)
-    yield from _cut(map(convert, wanted), batch_size)
+    yield from _cut(map(convert, _without(left_out, batches)), batch_size)
+
+
+def _parquet_batches(pa: Any, path: Path, columns: Sequence[str], first_group: int = 0) -> Iterator[Any]:
+    """Yield record batches, and decode the next ones in threads.
+
+    Each scan is one of few row groups, because a scan decodes up to a gigabyte ahead.
+    """
+    options = pa.dataset.ParquetFragmentScanOptions(
+        pre_buffer=False,  # it would keep the content of the file in memory
+        page_checksum_verification=True,  # where pages have checksums
+    )
+    form = pa.dataset.ParquetFileFormat(default_fragment_scan_options=options)
+    fragment = next(pa.dataset.dataset(str(path), format=form).get_fragments())
+
+    def scans() -> Iterator[Sequence[int]]:
+        some, rows = [], 0
+        for group in fragment.row_groups[first_group:]:
+            some.append(group.id)
+            rows += group.num_rows
+            if rows >= _READ_ROWS:
+                yield some
+                some, rows = [], 0
+        yield some
+
+    def batches() -> Iterator[Any]:
+        for groups in scans():
+            part = fragment.subset(row_group_ids=groups)
+            yield from part.to_batches(columns=columns, batch_size=_READ_ROWS, batch_readahead=_READ_AHEAD)
+
+    return _checked(pa, path, read_ahead(batches()), _damaged_parquet)
 
 
 def _read_csv_file(
