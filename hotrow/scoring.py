@@ -63,7 +63,7 @@ def score(options: argparse.Namespace) -> int:
         if not isinstance(session, InferenceSession):
             raise RequestError(f"model {options.model!r} has no dense network, so it makes no predictions")
         wanted = named_outputs(session.outputs, options.outputs or ()) or default_outputs(session.outputs)
-        columns = _columns(session, options.without)
+        columns = _columns(session, wanted, options.without)
         schema = pa.schema([field for output in wanted for field in _fields(pa, session, output)])
         kept = _KeptColumns(pa, data, keep, schema.names)
         files = files_of(data, CSV_SUFFIXES if has_csv(data) else PARQUET_SUFFIXES)
@@ -103,18 +103,19 @@ def _check_output(pa: Any, output: Path, data: Path, *, may_overwrite: bool) -> 
         raise OutputError(f"{output}: exists, and `hotrow predict` did not write it; --overwrite replaces it")
 
 
-def _columns(session: InferenceSession, without: Sequence[str]) -> Columns:
+def _columns(session: InferenceSession, wanted: Sequence[Output], without: Sequence[str]) -> Columns:
     """Return the columns that a model reads: raw features, or keys and numbers by the names of the graph's inputs.
 
     Raises:
         ConfigError: the model has no input of a name in ``without``.
     """
-    known = () if session.features is None else session.features.names
+    features = session.features_of(wanted)
+    known = () if features is None else features.names
     if unknown := [name for name in without if name not in known]:
         reason = f"the model has no feature or named input {unknown[0]!r}{did_you_mean(unknown[0], known)}"
         raise ConfigError("--without", "", reason)
-    if session.features is not None:
-        return RawColumns(session.features, without=without)
+    if features is not None:
+        return RawColumns(features, without=without)
     return ColumnMap((), session.graph.dense_columns, session.graph.slot_columns)
 
 

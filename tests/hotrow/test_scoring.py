@@ -455,12 +455,12 @@ def test_rows_of_other_options_are_not_mixed(towers, small_steps, monkeypatch, c
     def stop(*_):
         raise KeyboardInterrupt
 
-    options = ["--without", "user,age", "--outputs"]
+    options = ["--without", "user,age", "--keep", "item", "--outputs"]
     with monkeypatch.context() as patch:
         patch.setattr("hotrow.scoring._write", stop)
         assert predict(folder, "items.parquet", "mixed.parquet", *options, "item_vector", model="towers")
 
-    assert predict(folder, "items.parquet", "mixed.parquet", *options, "score", model="towers") == 1
+    assert predict(folder, "items.parquet", "mixed.parquet", *options, "user_vector", model="towers") == 1
     assert "predictions of an earlier run, but the options changed since" in capsys.readouterr().err
     assert predict(folder, "items.parquet", "mixed.parquet", *options, "item_vector", model="towers") == 0
 
@@ -470,6 +470,10 @@ def test_rows_of_other_options_are_not_mixed(towers, small_steps, monkeypatch, c
     [
         (["--outputs", "item_vectr"], "the model has no output 'item_vectr'; it has "),
         (["--outputs", "score,score"], "output 'score' is asked for twice"),
+        (
+            ["--outputs", "score", "--without", "user,age"],
+            "items.parquet column age record 0: is missing, and the feature",
+        ),
         (["--without", "usr"], "--without: the model has no feature or named input 'usr'; did you mean 'user'?"),
         ([], "items.parquet column age: missing; the file has item, price"),
         (["--without", "user,age", "--keep", "item_vector"], "--keep: the output would have two columns 'item_vector'"),

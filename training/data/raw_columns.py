@@ -1,7 +1,6 @@
 """Columns of raw features in files, and what a definition makes of them."""
 
 from collections.abc import Collection, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -42,12 +41,10 @@ class RawColumns:
     ) -> None:
         """Take what transforms the features of a graph, and the columns of its labels and weights.
 
-        Features in ``without`` have no columns. They are missing in each sample, or 0 if they are numbers that cannot
-        be missing.
+        Features in ``without`` have no columns. They are missing in each sample.
         """
         self.reader = reader
         self.features = [name for name in reader.names if name not in without]
-        self._zeros = [one.name for one in reader.definition.dense if one.name in without and one.missing is None]
         self.labels = tuple(labels)
         self.weight = weight
 
@@ -77,10 +74,6 @@ class RawColumns:
         Raises:
             FeatureValueError: a value cannot be used.
         """
-        rows = len(labels)
-        if self._zeros:
-            pa = import_module("pyarrow")
-            arrays = {**arrays, **dict.fromkeys(self._zeros, pa.array(np.zeros(rows, np.float32)))}
-        found = self.reader.transform(columns_of_arrays(self.reader, arrays, rows), rows)
+        found = self.reader.transform(columns_of_arrays(self.reader, arrays, len(labels)), len(labels))
         bags = Bags(found.keys, found.row_ptrs.astype(np.int64), len(self.slots))
         return Samples(labels, found.dense, bags)
