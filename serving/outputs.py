@@ -70,11 +70,13 @@ def wanted_outputs(outputs: Sequence[Output], asked: Asked) -> tuple[Output, ...
     Raises:
         RequestError: the model has no such output.
     """
-    named = named_outputs(outputs, asked.outputs)
     if asked.top_k is None:
         if asked.top_output:
             raise RequestError("top_output: needs top_k")
-        return None if named in ((), tuple(default_outputs(outputs))) else named
+        if not asked.outputs or asked.outputs == [output.name for output in default_outputs(outputs)]:
+            return None  # most requests
+        return named_outputs(outputs, asked.outputs)
+    named = named_outputs(outputs, asked.outputs)
     by = _ranking_output(outputs, asked.top_output)
     return (*(output for output in named if output != by), by)
 

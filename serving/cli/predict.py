@@ -103,10 +103,14 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Print a line for each sample: numbers, or outputs by name in JSON. Report unknown keys on standard error."""
+    """Print a line for each sample: numbers, or outputs by name in JSON; or a line for each of the best candidates.
+
+    Unknown keys are reported on standard error.
+    """
     client = Client(options.url, options, options.timeout)
     predictions, defaulted_keys = _parse(_ask(client, options), client.server)
-    print(*predictions, sep="\n")
+    for line in predictions:
+        print(line)
     if defaulted_keys:
         what = "1 key is" if defaulted_keys == 1 else f"{defaulted_keys} keys are"
         print(f"hotrow predict: {what} unknown to the model: default values were used", file=sys.stderr)
@@ -127,7 +131,9 @@ def _parse(answer: bytes, server: str) -> tuple[list[str], int]:
     """Return a line for each sample, and the number of defaulted keys in the server's answer."""
     try:
         document = json.loads(answer)
-        if "outputs" in document:
+        if "top" in document:
+            lines = [json.dumps(candidate) for candidate in document["top"]]
+        elif "outputs" in document:
             rows = zip(*document["outputs"].values(), strict=True)
             lines = [json.dumps(dict(zip(document["outputs"], row, strict=True))) for row in rows]
         else:

@@ -416,6 +416,20 @@ def samples(tmp_path):
 
 class TestPredict:
     @pytest.mark.parametrize(
+        ("answer", "lines"),
+        [
+            ({"outputs": {"a": [0.5, 1], "b": [[1], [3]]}}, ['{"a": 0.5, "b": [1]}', '{"a": 1, "b": [3]}']),
+            ({"top": [{"index": 3, "score": 0.5, "id": "a"}]}, ['{"index": 3, "score": 0.5, "id": "a"}']),
+        ],
+        ids=["outputs", "the best"],
+    )
+    def test_outputs_and_the_best_candidates_are_lines_of_json(self, answering, samples, capsys, answer, lines):
+        url, _ = answering(json.dumps({**answer, "defaulted_keys": 0}).encode())
+
+        assert main(["predict", "m", samples, "--url", url]) == 0
+        assert capsys.readouterr().out.splitlines() == lines
+
+    @pytest.mark.parametrize(
         ("defaulted_keys", "expected"),
         [
             (0, ""),
