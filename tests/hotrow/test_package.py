@@ -19,6 +19,7 @@ PUBLIC = [
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "EmbeddingCache",
+    "EmbeddingCollection",
     "InferenceSession",
     "LookupSession",
     "ModelConfig",

@@ -16,6 +16,7 @@ from serving.opening import load_model
 from tests.serving.importers.torch_modules import Head
 
 B, ROWS, DIM = 40, 30, 6
+pytestmark = pytest.mark.usefixtures("exporter")
 EXAMPLE = {"user": torch.tensor([1, 2]), "item": torch.tensor([3, 4]), "age": torch.zeros(2), "price": torch.zeros(2)}
 
 
@@ -124,7 +125,7 @@ def as_tuple(click, rating):
     return click, rating
 
 
-@pytest.mark.parametrize("kind", [as_tuple, Pair, Tasks])
+@pytest.mark.parametrize("kind", [as_tuple, pytest.param(Pair, marks=pytest.mark.long), Tasks])
 def test_a_tuple_has_the_names_of_outputs_in_order_and_other_forms_have_their_own(tmp_path, kind):
     module = Towers(click_and_rating(kind))
 
