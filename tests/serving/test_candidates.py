@@ -1,6 +1,7 @@
 """Requests that say once what samples share get the bits of the requests that repeat it for each sample."""
 
 import json
+import struct
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -17,6 +18,7 @@ from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.opening import Runtime
 from serving.protocol.ctr import batch_of, signature_of
+from serving.protocol.infer import InferDecoder
 from serving.protocol.messages import decode_message
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ModelRepository
@@ -147,6 +149,54 @@ def assert_same_samples(batch, other):
     assert batch.dense.tobytes() == other.dense.tobytes()
     for (keys, row_ptrs), (other_keys, other_row_ptrs) in zip(batch.tables, other.tables, strict=True):
         assert (keys.tolist(), row_ptrs.tolist()) == (other_keys.tolist(), other_row_ptrs.tolist())
+
+
+def binary_body(columns, counts, integers):
+    """Columns as binary tensors, with null as the empty text, 0 or NaN; and the length of the JSON part."""
+    tensors = {}
+    for name, values in columns.items():
+        if isinstance(values[0], list):
+            lengths = [len(row) for row in values]
+            tensors[f"{name}.offsets"] = np.cumsum([0, *lengths], dtype=np.int32)
+            values = [value for row in values for value in row]
+        if name in ("user", "country", "tags", "brand") and not any(isinstance(value, int) for value in values):
+            tensors[name] = [(value or "").encode() for value in values]
+        elif name in ("age", "price"):
+            tensors[name] = np.array([np.nan if value is None else value for value in values], np.float32)
+        else:
+            tensors[name] = np.array([value or 0 for value in values], integers)
+    if counts is not None:
+        tensors["CANDIDATES"] = np.array(counts, np.int32)
+    inputs, tail = [], b""
+    for name, values in tensors.items():
+        is_text = isinstance(values, list)
+        data = b"".join(struct.pack("<I", len(text)) + text for text in values) if is_text else values.tobytes()
+        datatype = "BYTES" if is_text else {"float32": "FP32"}.get(values.dtype.name, values.dtype.name.upper())
+        parameters = {"binary_data_size": len(data)}
+        inputs.append({"name": name, "datatype": datatype, "shape": [len(values)], "parameters": parameters})
+        tail += data
+    head = json.dumps({"inputs": inputs}).encode()
+    return head + tail, str(len(head))
+
+
+@pytest.mark.parametrize(("kind", "values"), [("raw", VALUES), ("named", NAMED_VALUES)], ids=["raw", "named"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_body_is_read_in_native_code_as_its_tensors_are_one_by_one(sessions, kind, values, data):
+    session = sessions[kind, "numpy"]
+    counts, shared, _ = data.draw(requests(values))
+    body = binary_body(shared, counts, data.draw(st.sampled_from([np.int64, np.int32, np.uint32])))
+    inputs = InferDecoder(signature_of(session.config, session.features)).decode(*body).inputs
+
+    def outcome(given):
+        try:
+            batch = batch_of(session.config, given, session.features, MOST)
+        except RequestError as err:
+            return str(err)
+        bags = None if batch.bags is None else [None if bag is None else bag.tolist() for bag in batch.bags]
+        return batch.dense.tobytes(), batch.joined.keys.tolist(), batch.joined.row_ptrs.tolist(), bags
+
+    assert outcome(inputs) == outcome(dict(inputs))
 
 
 def expanded_columns(context=CONTEXT, candidates=ITEMS_OF_USER):
