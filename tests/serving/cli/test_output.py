@@ -115,14 +115,13 @@ def test_a_server_whose_reader_leaves_keeps_serving(repository, tmp_path):
         process = subprocess.Popen([*HOTROW, "serve", repository, "--uds", path], stdout=writer, stderr=writer)
     try:
         answer = b""
-        while not answer:  # the output is written after the server has begun to listen
+        while not answer.startswith(b"HTTP/1.1 200"):  # the output is written once the models are loaded
             assert process.poll() is None
             time.sleep(0.1)
             with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
                 connection.connect(path)
                 connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
                 answer = connection.recv(4096)
-        assert answer.startswith(b"HTTP/1.1 200")
     finally:
         process.terminate()
         assert process.wait(timeout=60) == 0
