@@ -97,7 +97,7 @@ def open_partial_output(path: Path, schema: Any, origin: Mapping[str, str]) -> I
             raise OutputError(f"{path}: another `hotrow predict` writes this file")
         rows, end = _rows_of(path, schema, origin)
         file.truncate(end)
-        if not rows:
+        if not end:
             file.write(schema.serialize())
         partial = PartialOutput(path, file, schema, rows)
         is_whole = False
@@ -113,23 +113,30 @@ def _lock(path: Path, file: FileIO) -> bool:
     """Lock the file, and return False if another process has locked or removed it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system has no locks
+        pass
+    try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except (BlockingIOError, FileNotFoundError):
+    except FileNotFoundError:
         return False
 
 
 def _rows_of(path: Path, schema: Any, origin: Mapping[str, str]) -> tuple[int, int]:
-    """Return how many rows are durable, and where they end: 0 and 0 if there are none.
+    """Return how many rows are durable, and where they end: at 0 if the file must be written again.
 
     Raises:
         OutputError: another program wrote the file, or its rows have another origin.
     """
     pa = import_module("pyarrow")
     rows, ends, found = [0], [0], pa.schema([])
+    if not path.stat().st_size:  # killed while the file was written again
+        return 0, 0
     try:
         with pa.OSFile(str(path)) as source:
             reader = pa.ipc.open_stream(source)
-            found = reader.schema
+            found, ends = reader.schema, [source.tell()]
             while True:
                 rows.append(rows[-1] + reader.read_next_batch().num_rows)
                 ends.append(source.tell())
@@ -142,7 +149,7 @@ def _rows_of(path: Path, schema: Any, origin: Mapping[str, str]) -> tuple[int, i
     if of_file is None:
         raise OutputError(f"{path}: exists, and `hotrow predict` did not write it")
     if len(rows) < 3:  # the last batch may not be durable
-        return 0, 0
+        return 0, ends[0] if found.equals(schema, check_metadata=True) else 0
     made_from = json.loads(of_file)
     if differs := [what for what in origin if made_from.get(what) != origin[what]]:
         reason = f"has {rows[-2]:,} predictions of an earlier run, but {' and '.join(differs)} changed since"

@@ -352,7 +352,7 @@ def test_data_that_changes_while_it_is_read_gives_no_output(stopped, monkeypatch
     assert not (stopped / "scores.parquet").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"notes", pa.schema([("x", pa.int64())]).serialize().to_pybytes()])
+@pytest.mark.parametrize("content", [b"notes", pa.schema([("x", pa.int64())]).serialize().to_pybytes()])
 def test_a_partial_file_of_another_program_stays(items, tmp_path, capsys, content):
     partial = tmp_path / "scores.parquet.partial"
     partial.write_bytes(content)
@@ -490,3 +490,15 @@ def test_options_of_files_need_a_file(option, capsys):
     with pytest.raises(SystemExit):
         main(["predict", "m", "f", *option])
     assert f"{option[0]} needs --data and --output" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_partial_file_without_durable_rows_is_begun_again_for_other_data(items, tmp_path, rows):
+    schema = pa.schema([("prediction", pa.float32())], {"hotrow.predictions": "{}"})
+    batch = pa.record_batch([pa.array([0.5], pa.float32())], schema=schema)
+    content = schema.serialize().to_pybytes() + batch.serialize().to_pybytes() * rows
+    for content_now in (content, b""):
+        (tmp_path / "scores.parquet.partial").write_bytes(content_now)
+        assert predict(items, "items.parquet", str(tmp_path / "scores.parquet")) == 0
+        found = pq.read_table(tmp_path / "scores.parquet")
+        assert found["prediction"].equals(pq.read_table(items / "scores.parquet")["prediction"])
