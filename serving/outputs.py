@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,7 +171,7 @@ def refuse_not_finite(values: Floats, outputs: Sequence[Output]) -> None:
     """Raise RequestError if an output has a NaN or an infinity. Other columns of the answer are not looked at."""
     for output in outputs:
         answers = values[:, output.columns]
-        if np.isfinite(answers.sum()):  # one pass: a NaN or an infinity reaches the sum
+        if isfinite(answers.sum()):  # one pass: a NaN or an infinity reaches the sum
             continue
         is_finite = np.isfinite(answers).all(axis=1)
         if is_finite.all():  # a sum of large scores is infinite

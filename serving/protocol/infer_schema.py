@@ -14,7 +14,7 @@ def _tensor(**properties: Any) -> dict[str, Any]:
 
 _INPUT = _tensor(shape=_SHAPE, datatype={"enum": ["FP32", "INT64", "INT32", "UINT32"]})
 _INPUT["properties"]["data"] = _DATA
-_OUTPUT = _tensor(shape=_SHAPE, datatype={"const": "FP32"})
+_OUTPUT = _tensor(shape=_SHAPE, datatype={"enum": ["FP32", "INT32"]})
 _OUTPUT["properties"]["data"] = _DATA
 
 INFER_SCHEMA: dict[str, Any] = {
@@ -25,7 +25,12 @@ INFER_SCHEMA: dict[str, Any] = {
         "id": {"type": "string"},
         "parameters": {
             "type": "object",
-            "properties": {"freshness": {"type": "boolean"}, "timeout": {"type": "integer"}},
+            "properties": {
+                "freshness": {"type": "boolean"},
+                "timeout": {"type": "integer"},
+                "top_k": {"type": "integer", "minimum": 1, "description": "answer TOP_INDEX and TOP_SCORE, [users, k]"},
+                "top_output": {"type": "string", "description": "the output that ranks candidates"},
+            },
         },
         "inputs": {"type": "array", "items": _INPUT},
         "outputs": {"type": "array", "items": _tensor()},
