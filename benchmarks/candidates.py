@@ -1,6 +1,6 @@
 """One user and many candidates: what a request that says the user once saves.
 
-A request of 500 candidates with 40 slots and 13 numbers of the user and 10 slots of the item, one value each, over HTTP
+A request of 500 candidates with 20 slots and 13 numbers of the user and 6 slots of the item, one value each, over HTTP
 with binary tensors by name, one connection. It is measured against the same request with the user repeated for each
 candidate: with strings, whose hashes are keys, and with keys. The network is a weighted sum, so the times are mostly
 those of decoding, lookups and the wire. Bodies are made before the clock starts.
@@ -18,7 +18,7 @@ from benchmarks.http_client import answer_of, compile_client, measure, port_in_u
 from benchmarks.report import Record, parse_arguments, publish
 from tests.tools.tiny_model import NamedModel
 
-CANDIDATES, USER_SLOTS, ITEM_SLOTS, DENSE, DIM, ROWS = 500, 40, 10, 13, 16, 100_000
+CANDIDATES, USER_SLOTS, ITEM_SLOTS, DENSE, DIM, ROWS = 500, 20, 6, 13, 16, 100_000
 SLOTS = tuple(f"u{slot}" for slot in range(USER_SLOTS)) + tuple(f"i{slot}" for slot in range(ITEM_SLOTS))
 NUMBERS = tuple(f"n{column}" for column in range(DENSE))
 
