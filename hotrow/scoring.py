@@ -93,6 +93,8 @@ def _check_output(pa: Any, output: Path, data: Path, *, may_overwrite: bool) -> 
         raise OutputError(f"{output.parent}: no such folder")
     if output.resolve() == data.resolve() or output.resolve().parent == data.resolve():
         raise OutputError(f"{output}: is part of the data; name another file")
+    if output.is_dir():
+        raise OutputError(f"{output}: is a folder; name a file")
     if not output.exists():
         return
     try:

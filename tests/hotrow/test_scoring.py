@@ -95,6 +95,7 @@ def test_a_wrong_value_is_named_and_the_output_stays(folder, capsys):
         ("clicks.parquet", "clicks.parquet", "clicks.parquet: is part of the data; name another file"),
         ("", "new.parquet", "new.parquet: is part of the data; name another file"),
         ("absent.parquet", "new.parquet", "absent.parquet: "),
+        ("clicks.csv", "folder.parquet", "folder.parquet: is a folder; name a file"),
         ("features.json", "new.parquet", "features.json: expected a Parquet or CSV file"),
         (
             "renamed.parquet",
@@ -106,6 +107,7 @@ def test_a_wrong_value_is_named_and_the_output_stays(folder, capsys):
 def test_data_and_outputs_that_cannot_be_used_are_refused(folder, capsys, data, output, text):
     renamed = pq.read_table(folder / "clicks.parquet").rename_columns(["clicked", "users", "price"])
     pq.write_table(renamed, folder / "renamed.parquet")
+    (folder / "folder.parquet").mkdir(exist_ok=True)
     assert predict(folder, data, output) == 1
     assert text in capsys.readouterr().err
 
