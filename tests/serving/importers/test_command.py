@@ -60,6 +60,45 @@ def test_logits_are_made_probabilities(run, sketch, network, capsys):
     assert run("--logits") == 0
 
 
+def test_outputs_get_their_kinds_and_are_verified_by_name(run, sketch, network, tmp_path, capsys):
+    sketch.write(network, outputs=["answer", "logits"])
+    assert run("--dry-run") == 1
+    assert "'logits': answers such as [" in capsys.readouterr().err
+    assert run("--output=logits=score", "--output=answer=probability") == 0
+    assert "answers logits [B, 1] (score), answer [B, 1] (probability)" in capsys.readouterr().out
+    keys, dense = np.array([[1, 2, 3], [4, 5, 6]]), np.ones((2, 3), np.float32)
+    with hotrow.load_model(tmp_path / "models" / "ctr") as session:
+        answers = session.predict(dense, keys)
+
+    np.savez(tmp_path / "right.npz", DES=dense, CATCOLUMN=keys, **answers)
+    assert run("--output=logits=score", "--output=answer=probability", f"--verify={tmp_path / 'right.npz'}") == 0
+    np.savez(tmp_path / "wrong.npz", DES=dense, CATCOLUMN=keys, logits=answers["logits"] + 1, answer=answers["answer"])
+    assert run("--output=logits=score", "--output=answer=probability", f"--verify={tmp_path / 'wrong.npz'}") == 1
+    assert "a difference of" in capsys.readouterr().err
+    assert run("--output=logits=score", f"--verify={tmp_path / 'right.npz'}") == 1
+    assert "expected the arrays DES, CATCOLUMN, ROWINDEX and logits, found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "reason"),
+    [
+        (["--output=answer=click"], 2, "expected NAME=probability, NAME=score or NAME=vector, got 'answer=click'"),
+        (["--output=score"], 2, "expected NAME=probability, NAME=score or NAME=vector, got 'score'"),
+        (["--output=answer=score", "--output=answer=score"], 1, "--output: answer: given twice"),
+        (["--output=answers=score"], 1, "it has no output 'answers'; did you mean 'answer'?"),
+        (["--output=answer=score", "--logits"], 1, "none of its outputs is a probability; remove --logits"),
+    ],
+)
+def test_wrong_outputs_are_refused(run, capsys, options, code, reason):
+    try:
+        ended = run(*options)
+    except SystemExit as end:
+        ended = end.code
+
+    assert ended == code
+    assert reason in capsys.readouterr().err
+
+
 def test_features_are_written_with_the_model_and_answer_raw_requests(run, tmp_path, capsys):
     definition = tmp_path / "features.json"
     features = [
