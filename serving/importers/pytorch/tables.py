@@ -321,11 +321,13 @@ class _Answers:
     def take(self, table: str, sizes: Sequence[int] | None) -> Tensor:
         """Return the next vectors: [B, D] of one bag per sample, or [B, *sizes, D] of single keys."""
         if table not in self._vectors:
-            raise ConfigError(self._source, table, "is called, but was not called with the example")
+            reason = f"is called, but was not called with the example{at_line(line_of_call())}"
+            raise ConfigError(self._source, table, reason)
         vectors, first = self._vectors[table], self._used[table]
         self._used[table] += 1 if sizes is None else prod(sizes)
         if self._used[table] > vectors.shape[1]:
-            raise ConfigError(self._source, table, f"looks up more slots than the {vectors.shape[1]} of the example")
+            reason = f"looks up more slots than the {vectors.shape[1]} of the example{at_line(line_of_call())}"
+            raise ConfigError(self._source, table, reason)
         taken = vectors[:, first : self._used[table]]
         return taken[:, 0] if sizes is None else taken.reshape(-1, *sizes, vectors.shape[2])
 

@@ -299,7 +299,7 @@ class Tasks(Ctr):
 
     def forward(self, ids, numbers):
         flat = torch.cat([self.rows(ids).flatten(1), numbers], 1)
-        return torch.sigmoid(torch.cat(self.tasks(flat), 1))
+        return {name: one.sigmoid()[:, 0] for name, one in zip(("click", "buy"), self.tasks(flat), strict=True)}
 
 
 class SharedBottom(Tasks):
@@ -312,8 +312,8 @@ class SharedBottom(Tasks):
 
 class ESMM(SharedBottom):
     def forward(self, ids, numbers):
-        click, conversion = super().forward(ids, numbers).unbind(1)
-        return torch.stack([click, click * conversion], 1)
+        click, conversion = super().forward(ids, numbers).values()
+        return {"click": click, "buy": click * conversion}
 
 
 class MMoE(Tasks):
