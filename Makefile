@@ -225,7 +225,7 @@ $(VENV)-tensorflow/.done: $(VENV)/.build
 	@echo "creating $(VENV)-tensorflow"
 	@$(PYTHON) -m venv $(VENV)-tensorflow
 	@grep -v '^h5py==' constraints.txt > $(VENV)-tensorflow/constraints.txt
-	@$(VENV)-tensorflow/bin/python -m pip install -q --disable-pip-version-check -c $(VENV)-tensorflow/constraints.txt tensorflow-cpu numpy pydantic array-api-compat orjson pytest pytest-timeout hypothesis
+	@$(VENV)-tensorflow/bin/python -m pip install -q --disable-pip-version-check -c $(VENV)-tensorflow/constraints.txt tensorflow-cpu tf2onnx onnx onnxruntime ndonnx spox numpy pydantic array-api-compat orjson pytest pytest-timeout hypothesis
 	@$(PIP) --no-build-isolation --no-deps --upgrade --target $(VENV)-tensorflow/lib/python3*/site-packages -e .
 	@touch $@
 
