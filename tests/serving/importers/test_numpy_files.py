@@ -230,8 +230,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("source", "expected"),
         [
-            ("ads.csv", r"expected \.npy, \.npz, \.safetensors, \.pt or \.pth, found '\.csv'"),
-            ("ads.csv#ads", r"expected \.safetensors, \.pt or \.pth, found '\.csv'"),
+            ("ads.csv", r"expected \.npy, \.npz, \.safetensors, \.parquet, \.pt or \.pth, found '\.csv'"),
+            ("ads.csv#ads", r"expected \.safetensors, \.parquet, \.pt or \.pth, found '\.csv'"),
             ("folder", "no tables found: expected"),
             ("absent.pt", "absent.pt: no such file or folder"),
             ("absent.npy", "absent.npy: cannot be read: No such file"),
