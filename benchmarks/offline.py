@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -42,8 +43,8 @@ def main():
             write_model(Path(folder), name)
             write_rows(Path(folder) / f"{name}.parquet", name, rows // share)
             for cores in (1, 2):
-                with get_context("spawn").Pool(1, bind, [cores]) as process:  # threads of libraries are bound, too
-                    pairs = process.apply(rates, (Path(folder), name, rounds))
+                with ProcessPoolExecutor(1, get_context("spawn"), bind, (cores,)) as process:  # binds all its threads
+                    pairs = process.submit(rates, Path(folder), name, rounds).result()
                 params = {"model": name, "rows": rows // share, "cores": cores}
                 records.append(Record.of("offline.rate", params, "rows/s", pairs))
     publish(records, arguments.json)
