@@ -114,7 +114,7 @@ def main():
         seconds = take_turns(ours.step, peer.step, data)[1:]  # the first round warms up
         np.testing.assert_allclose(ours.step(*data[0][0]), peer.step(*data[0][0]), rtol=1e-2, atol=1)
         speeds = [(batches * BATCH / one, batches * BATCH / other) for one, other in seconds]
-        records.append(Record.of(f"tensorflow.{name}", params, "1/s", speeds))
+        records.append(Record.of(f"tensorflow_lookup.{name}", params, "1/s", speeds))
     publish(records, options.json)
 
 
