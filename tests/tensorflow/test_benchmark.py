@@ -12,6 +12,6 @@ def test_the_benchmark_runs_on_small_input(fresh, tmp_path, monkeypatch):
     tensorflow_lookup.main()
 
     assert [one["name"] for one in json.loads(file.read_text())["records"]] == [
-        "tensorflow.dynamic",
-        "tensorflow.variable",
+        "tensorflow_lookup.dynamic",
+        "tensorflow_lookup.variable",
     ]
