@@ -110,6 +110,7 @@ class FreeNetwork:
         self.graph = SimpleNamespace(
             label_dim=1,
             dense_dim=config.dense_dim,
+            dense_width=config.dense_dim,
             dense_top="dense",
             embeddings=[SimpleNamespace(top=table.name, slots=1, dim=DIM) for table in config.tables],
             mixes_samples=False,

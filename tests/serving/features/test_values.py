@@ -238,7 +238,11 @@ def test_an_unknown_feature_is_an_error_or_ignored(reader_of):
         ({"kind": "hash", "list": {}}, [["a"], "b"], "x of sample 1: expected a list, got 'b'"),
         ({"kind": "identity", "list": {}}, [[1], [2, "b"]], "x of sample 1: value 1: expected an integer, got 'b'"),
         ({"kind": "hash", "list": {}}, [["a"], ["b", b"\xff"]], "x of sample 1: value 1: expected text in UTF-8"),
-        ({"kind": "hash", "list": {"most": 1}}, [["a"], ["b", "c"]], "x of sample 1: value 0: has more values than"),
+        (
+            {"kind": "hash", "list": {"most": 1}},
+            [["a"], ["b", "c"]],
+            "x of sample 1: has 2 values, but at most 1 are allowed",
+        ),
         ({"kind": "hash", "list": {}}, joined_texts([b"a"]), "x: expected lists; text needs the list's separator"),
         ({"kind": "hash", "list": {}}, [{"a": 1}], "x of sample 0: expected a list, got {'a': 1}"),
         ({"kind": "hash"}, np.array([["a"]]), "x: expected one value for each sample, got lists"),
