@@ -576,9 +576,24 @@ def test_the_chart_mounts_tokens_and_certificates_that_exist():
     assert {volume["name"] for volume in spec["volumes"] if "secret" in volume} == {"tokens", "tls"}
 
 
+def test_the_chart_copies_a_bucket_into_the_volume_of_models():
+    secret = {"secretKeyRef": {"name": "bucket", "key": "id"}}
+    values = {"bucket": "s3://bucket/models", "env": [{"name": "AWS_ACCESS_KEY_ID", "valueFrom": secret}]}
+    objects = rendered(**values, models={"emptyDir": {}})
+    [container] = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
+    environment = {variable["name"]: variable for variable in container["env"]}
+    [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "models"]
+
+    assert container["args"] == ["s3://bucket/models"]
+    assert environment["HOTROW_COPY_TO"]["value"] == mount["mountPath"]
+    assert environment["AWS_ACCESS_KEY_ID"]["valueFrom"] == secret
+    assert mount["readOnly"] is False
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
+        pytest.param({"bucket": "bucket/models"}, "bucket", id="a bucket without a protocol"),
         pytest.param({"option": {}}, "option", id="an unknown value"),
         pytest.param({"options": {"max_inflight": 3}}, "max_inflight", id="an option with underscores"),
         pytest.param({"options": {"drain-timeout-s": "8s"}}, "drain-timeout-s", id="a time that is no number"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.system_cores import usable_cores
 from serving.cli.address_options import DEFAULT_HOST, DEFAULT_PORT, add_address_options
+from serving.cli.bucket import local_repository, repository_place
 from serving.cli.engine_options import add_engine_options, checked_tolerance
 from serving.cli.log import LOG_FORMATS, LOG_LEVELS, process_log
 from serving.cli.numbers import is_on, memory_size, names_variable, number, one_of, ratio, whole_number
@@ -81,9 +82,22 @@ def add_parser(commands: Any) -> None:
     limits = Limits()
     parser.add_argument(
         "repository",
-        type=Path,
+        type=repository_place,
         metavar="REPO",
-        help="a model repository, a ps.json, a v3.0 inference JSON, or the folder of one model",
+        help="a model repository, its URL in a bucket such as s3://bucket/models, a ps.json, a v3.0 inference JSON, or "
+        "the folder of one model",
+    )
+    parser.add_argument(
+        "--copy-to",
+        type=Path,
+        metavar="DIR",
+        help="the local folder for the versions of a repository in a bucket; needs the extra s3 or gs",
+    )
+    parser.add_argument(
+        "--copy-max-bytes",
+        type=memory_size,
+        metavar="SIZE",
+        help="copy no version beyond this size of all copies (default: what the disk has)",
     )
     add_address_options(parser)
     parser.add_argument(
@@ -369,8 +383,9 @@ def _listen_and_serve(
     tls = None if certificate is None else Tls(certificate, options.ssl_keyfile, options.ssl_ca_certs)
     with _listener(options, place) as listener:
         if place is not None:
-            return _serve(options, place, listener, tls, must_end, lambda: None)
-        with closing(EarlyAnswers(listener, tls)) as early:
+            with local_repository(options, place):
+                return _serve(options, place, listener, tls, must_end, lambda: None)
+        with closing(EarlyAnswers(listener, tls)) as early, local_repository(options, None):
             if options.workers == 1:
                 return _serve(options, None, listener, tls, must_end, early.close)
 
@@ -388,13 +403,19 @@ def _check_together(options: argparse.Namespace) -> None:
     loads, merges = options.model_control_mode == "explicit", options.max_batch_size != 1
     has_port = options.uds is None or "HOTROW_HTTP_PORT" in os.environ  # container images set the variable
     has_host = options.uds is None or options.grpc_port is not None
+    is_remote = not isinstance(options.repository, Path)
     rules = {  # whether the option has an effect, and what to say if it has none
         "sample": (options.record or options.log_requests, "needs --record or --log-requests"),
         "log_max_bytes": (options.log_requests, "needs --log-requests"),
         "log_without": (options.log_requests, "needs --log-requests"),
         "record": (options.workers == 1, "needs --workers 1, because the workers would write the same file"),
+        "copy_to": (is_remote, "needs the URL of a bucket as REPO"),
+        "copy_max_bytes": (is_remote, "needs the URL of a bucket as REPO"),
         "load_model": (loads or not options.load_model, "needs --model-control-mode explicit"),
-        "repository_poll_secs": (options.model_control_mode == "poll", "needs --model-control-mode poll"),
+        "repository_poll_secs": (
+            options.model_control_mode == "poll" or (is_remote and loads),
+            "needs --model-control-mode poll",
+        ),
         "max_inflight_per_token": (options.tokens, "needs --tokens"),
         "max_queue_delay_ms": (merges or not options.max_queue_delay_ms, "needs a --max-batch-size above 1"),
         "ssl_keyfile": (options.ssl_certfile, "needs --ssl-certfile"),
@@ -405,6 +426,8 @@ def _check_together(options: argparse.Namespace) -> None:
     for option, (has_effect, reason) in rules.items():
         if getattr(options, option) is not None and not has_effect:
             raise ConfigError(f"--{option.replace('_', '-')}", "", reason)
+    if is_remote and options.copy_to is None:
+        raise ConfigError("--copy-to", "", "a repository in a bucket is served from a local copy, so name its folder")
     http_port = _DEFAULTS["http_port"] if options.http_port is None else options.http_port
     if options.uds is None and options.grpc_port and options.grpc_port == http_port:
         raise ConfigError("--grpc-port", "", f"{options.grpc_port} is the port of HTTP")

@@ -13,6 +13,8 @@ from serving.errors import ConfigError, did_you_mean
 _PREFIX = "HOTROW_"
 #: The options of `hotrow serve` that variables set.
 SERVE_OPTIONS = (
+    "copy_to",
+    "copy_max_bytes",
     "host",
     "http_port",
     "grpc_port",

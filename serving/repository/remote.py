@@ -166,6 +166,15 @@ def pull(remote: RemoteRepository, folder: Path, max_bytes: int | None, report: 
         return errors
 
 
+def has_copies(folder: Path) -> bool:
+    """Return whether ``folder`` has a copy of any version.
+
+    Raises:
+        OutputError: its record of copies is broken.
+    """
+    return bool(_read_copies(folder))
+
+
 def _pull_version(
     remote: RemoteRepository, folder: Path, name: str, copies: dict[str, int], max_bytes: int | None, report: Report
 ) -> None:
@@ -244,6 +253,6 @@ def _locked(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as err:
-        raise OutputError(f"{folder}: another `hotrow pull` copies into it") from err
+        raise OutputError(f"{folder}: another process copies into it") from err
     finally:
         os.close(descriptor)
