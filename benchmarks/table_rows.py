@@ -178,6 +178,10 @@ TRAINING = [
      "bytes", "the same, without keys", ""),
     ("lookup, backward pass and step of one table, {rows} rows: SGD / AdaGrad / row-wise AdaGrad",
      "training.fused_samples_per_s", {}, "samples/s", "FBGEMM's table for the CPU, fused", ">= 1"),
+    *((f"`{variable}`: lookups in {{tables}} tables, backward pass and Adam, in TensorFlow",
+       f"tensorflow_lookup.{name}", {},
+       "samples/s", "TensorFlow's `embedding_lookup_sparse` and lazy Adam", ">= 1")
+      for name, variable in (("dynamic", "DynamicVariable"), ("variable", "Variable"))),
     ("training in {processes} processes of one thread, {rows} rows", "training_processes.samples_per_s", {},
      "samples/s", "one process of one thread", ">= 1.6"),
     ("mean loss of the same batches", "training_processes.loss", {}, "", "the same", ""),
