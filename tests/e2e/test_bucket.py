@@ -2,9 +2,11 @@
 
 import json
 import time
+from argparse import Namespace
 
 import pytest
 
+from serving.cli.bucket import local_repository
 from serving.cli.main import main
 from tests.tools.tiny_model import TinyModel
 
@@ -31,9 +33,19 @@ def test_workers_follow_a_bucket_and_serve_their_copy_while_it_is_away(start, tm
     while f"the copy of {bucket.as_uri()} failed" not in served.log.read_text():
         time.sleep(0.05)
     wait_for_version(served, "2")
-    assert served.stop() == 0
 
-    wait_for_version(start(bucket.as_uri(), "--copy-to", str(copy)), "2")
+
+def test_a_start_without_the_bucket_takes_the_earlier_copy(tmp_path, caplog):
+    bucket, copy = tmp_path / "bucket", tmp_path / "copy"
+    TinyModel().write(bucket, "tiny", 1)
+    options = {"repository": bucket.as_uri(), "copy_to": copy, "copy_max_bytes": None, "model_control_mode": "none"}
+    with local_repository(Namespace(**options), None):
+        bucket.rename(tmp_path / "away")
+
+    with local_repository(again := Namespace(**options), None):
+        assert again.repository == copy
+        assert (copy / "tiny" / "1").is_dir()
+    assert f"the copy of {bucket.as_uri()} failed: {bucket.as_uri()}: no version with a manifest.json" in caplog.text
 
 
 @pytest.mark.parametrize(
