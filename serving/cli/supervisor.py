@@ -26,7 +26,7 @@ from typing import Self
 
 from serving.cli.shared_folders import sockets_folder, tables_identity
 from serving.config import shared_ram_name
-from serving.errors import ConfigError
+from serving.frontend.http.listening import bound
 from serving.frontend.worker_place import WorkerPlace, address_of
 from serving.storage.shared.folder import SHARED_MEMORY
 
@@ -310,18 +310,6 @@ def _reserved(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: the address cannot be bound, for example because another server listens on it.
     """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        reserved = socket.socket(family, kind, protocol)
-    except OSError as err:
-        raise ConfigError(f"{host}:{port}", "", f"no such address: {err.strerror}") from err
-    except UnicodeError as err:
-        raise ConfigError(f"{host[:64]}:{port}", "", "no such address: not the name of a host") from err
-    try:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(address)
+    with bound(host, port, "listen for gRPC") as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # after the bind, which must fail if it is taken
-    except OSError as err:
-        reserved.close()
-        raise ConfigError(f"{host}:{port}", "", f"cannot listen for gRPC: {err.strerror or err}") from err
     return reserved

@@ -13,11 +13,12 @@ _BACKLOG = 2048
 _CONNECT_TIMEOUT_S = 5.0
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Bind and listen, so that a port in use is an error before the server is ready; port 0 takes a free one.
+@contextmanager
+def bound(host: str, port: int, purpose: str = "listen") -> Iterator[socket.socket]:
+    """Bind a port for a purpose, and close it if the block raises an error; port 0 takes a free one.
 
     Raises:
-        ConfigError: the address cannot be bound.
+        ConfigError: the address cannot be bound, or the block raises an error of the system.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -31,10 +32,20 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)
+        yield listener
     except OSError as err:
         listener.close()
-        raise ConfigError(f"{host}:{port}", "", f"cannot listen: {err.strerror or err}") from err
+        raise ConfigError(f"{host}:{port}", "", f"cannot {purpose}: {err.strerror or err}") from err
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind and listen, so that a port in use is an error before the server is ready; port 0 takes a free one.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    with bound(host, port) as listener:
+        listener.listen(_BACKLOG)
     listener.setblocking(False)
     return listener
 
