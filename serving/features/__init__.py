@@ -31,7 +31,9 @@ from serving.features.frames import (
 )
 from serving.features.keras_archive import read_features
 from serving.features.opening import definition_of_names, open_features, slots_of, slots_of_graph
-from serving.features.reader import FeatureReader, SlotOfTable, Transformed, key_count, vocabulary_values
+from serving.features.reader import FeatureReader, Transformed
+from serving.features.slots import SlotOfTable
+from serving.features.vocabulary import key_count, vocabulary_values
 from serving.features.writing import triton_inputs, triton_tensors, write_definition
 
 __all__ = [

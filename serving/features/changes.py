@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from serving.config import ModelConfig
 from serving.features.definition import FeatureConfig, FeatureDefinition
 from serving.features.opening import open_features, slots_of
-from serving.features.reader import vocabulary_values
+from serving.features.vocabulary import vocabulary_values
 
 #: What decides the keys of a feature, in addition to its vocabulary.
 _OF_KEYS = ("kind", "offset", "buckets", "hash", "salt", "unknown_buckets", "boundaries", "of")

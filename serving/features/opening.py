@@ -11,7 +11,8 @@ from serving.features.definition import (
     ListConfig,
     read_definition,
 )
-from serving.features.reader import FeatureReader, SlotOfTable
+from serving.features.reader import FeatureReader
+from serving.features.slots import SlotOfTable
 from serving.model.records import Graph
 from serving.model.regular_file import is_absent
 from serving.model.sequences import SequenceSlots

@@ -1,34 +1,26 @@
 """``FeatureReader``: raw features of samples in, keys and dense numbers of a model out."""
 
-import codecs
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import groupby, pairwise
-from pathlib import Path
-from tempfile import NamedTemporaryFile
+from itertools import groupby
 from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import FeatureTransform, vocabulary_file
+from kernels.host import FeatureTransform
 from serving.errors import ConfigError, FeatureValueError, did_you_mean
-from serving.features.columns import Column, TensorColumns, column_of, count_samples, joined_texts, missing_column
+from serving.features.columns import Column, TensorColumns, column_of, count_samples, missing_column
 from serving.features.definition import FeatureConfig, FeatureDefinition, KeyRange, check_ranges
+from serving.features.slots import SlotOfTable, is_spread, places_of_features
+from serving.features.vocabulary import compiled_vocabulary, key_count
 from serving.metrics import MetricSample
 from serving.model.names import OFFSETS
-from serving.model.regular_file import read_regular
 from serving.model.sparse_rows import LARGEST_KEY
 
-_MAGIC = b"HRVOCAB1"
-_HEAD_BYTES = 32
 _FAULT_ITEMS = 4  # of what the native transform returns: a feature, a row, a value and why
-_MOST_VOCABULARY_BYTES = 1 << 36
 _NATIVE = {"string": "text", "integer": "integer", "boolean": "integer", "float": "float"}
-_RANGE = re.compile(r"(.+)\[(\d{1,6}):(\d{1,6})\]")  # slots of a table, such as item[0:10]
 _TOO_MANY = "has too many values"
 _WHY = {
     "is not UTF-8": "expected text in UTF-8",
@@ -39,29 +31,6 @@ _WHY = {
     "is outside of its range": "the key is outside of the feature's size",
     "is reserved": "the key is reserved",
 }
-
-
-class SlotOfTable(NamedTuple):
-    """A slot of a model.
-
-    Attributes:
-        place: ``"user"``, or ``"item[0]"`` if its table has several slots.
-        table: the table's name.
-        own_name: the graph's name of the slot; empty if the graph has none.
-        has_one_key: a sample has at most one key for each slot of the table.
-        most: the most keys of a sequence; 0: the slot is pooled.
-    """
-
-    place: str
-    table: str
-    own_name: str = ""
-    has_one_key: bool = False
-    most: int = 0
-
-    @property
-    def name(self) -> str:
-        """What requests call the slot. Slots with the same name have the same keys."""
-        return self.own_name or self.place
 
 
 class Transformed(NamedTuple):
@@ -149,7 +118,7 @@ class FeatureReader:
         """
         self.definition = definition
         self.has_keys = has_keys
-        places = _places(definition, slots, dense_dim, source)
+        places = places_of_features(definition, slots, dense_dim, source)
         self.of_slots = tuple(feature for _, feature in sorted((at, name) for name in places for at in places[name]))
         self.inputs = definition.columns
         self._names = {feature.name: number for number, feature in enumerate(self.inputs)}
@@ -165,10 +134,10 @@ class FeatureReader:
             if feature.kind == "dense":
                 continue
             where = f"features[{number}]"
-            is_spread = _RANGE.fullmatch(feature.slot_name) is not None
-            for at in places[feature.name][:1] if is_spread else places[feature.name]:
+            has_range = is_spread(feature)
+            for at in places[feature.name][:1] if has_range else places[feature.name]:
                 size = self._add(feature, at, source, where)
-                if is_spread:
+                if has_range:
                     self._transform.spread(len(places[feature.name]))
                 self._add_options(feature)
             end = LARGEST_KEY + 1 if size is None else feature.offset + size
@@ -368,138 +337,3 @@ class FeatureReader:
             text, number = (value, 0) if isinstance(value, str) else ("", value)
             integer = int(number) if kind == "integer" else 0
             self._transform.fill(self._names[feature.name], kind, text, integer, float(number))
-
-
-def key_count(feature: FeatureConfig, source: str, where: str) -> int | None:
-    """Return how many keys a feature can give; None: any keys.
-
-    Raises:
-        ConfigError: its vocabulary cannot be read.
-    """
-    if feature.kind == "vocabulary":
-        with compiled_vocabulary(feature, source, where) as (_, values):
-            return feature.unknown_buckets + values
-    if feature.boundaries is not None:
-        return len(feature.boundaries) + 1
-    return feature.size if feature.kind == "identity" else feature.buckets
-
-
-@contextmanager
-def compiled_vocabulary(feature: FeatureConfig, source: str, where: str) -> Iterator[tuple[Path, int]]:
-    """Give the compiled vocabulary of a feature, made from a file with a value in each line, and its number of values.
-
-    Raises:
-        ConfigError: it cannot be read, is empty, or has a value twice.
-    """
-    path, where = feature.vocabulary, f"{where}.vocabulary"
-    try:
-        if path is None:
-            lines = [str(value).encode() for value in feature.values or ()]
-            compiled, values = _compiled(lines, source, where.replace("vocabulary", "values"), "value")
-        else:
-            with path.open("rb") as file:
-                head = file.read(_HEAD_BYTES)
-            if head.startswith(_MAGIC):
-                yield path, int(np.frombuffer(head[8:16].ljust(8, b"\0"), "<u8")[0])
-                return
-            compiled, values = _compiled_lines(read_regular(path, _MOST_VOCABULARY_BYTES), source, where)
-        with NamedTemporaryFile(prefix="hotrow-vocabulary-") as made:
-            made.write(compiled)
-            made.flush()
-            yield Path(made.name), values
-    except OSError as err:
-        raise ConfigError(source, where, f"{path}: {(err.strerror or str(err)).lower()}") from err
-
-
-def vocabulary_values(feature: FeatureConfig) -> list[str]:
-    """Return the values of a feature's vocabulary, in their order.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    with compiled_vocabulary(feature, feature.name, feature.name) as (path, count):
-        content = path.read_bytes()
-    buckets = int(np.frombuffer(content, "<u8", 1, 16)[0])
-    begins = np.frombuffer(content, "<u8", count + 1, _HEAD_BYTES)
-    texts = content[_HEAD_BYTES + begins.nbytes + 4 * buckets :]
-    return [texts[begin:end].decode() for begin, end in pairwise(begins.tolist())]
-
-
-def _compiled_lines(content: bytes, source: str, where: str) -> tuple[bytes, int]:
-    """Return the bytes of a compiled vocabulary of the lines of a text file, and how many values it has.
-
-    Raises:
-        ConfigError: a line is empty or repeated, the text is not UTF-8, or there is no line.
-    """
-    if content.decode("utf-8", "replace").encode() != content:
-        raise ConfigError(source, where, "expected text in UTF-8")
-    content = content.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
-    lines = [line.removesuffix(b"\r") for line in content.split(b"\n")]
-    if b"" in lines:
-        raise ConfigError(source, where, f"line {lines.index(b'') + 1} is empty; expected a value in each line")
-    return _compiled(lines, source, where, "line")
-
-
-def _compiled(lines: Sequence[bytes], source: str, where: str, what: str) -> tuple[bytes, int]:
-    compiled = vocabulary_file(*joined_texts(lines)[:3])
-    if isinstance(compiled, tuple):
-        first, second = (number + 1 for number in compiled)
-        value = lines[second - 1].decode()
-        raise ConfigError(source, where, f"{value[:64]!r} is in {what} {first} and in {what} {second}")
-    return compiled, len(lines)
-
-
-def _slots_in_range(feature: FeatureConfig, slots: Sequence[SlotOfTable], source: str, where: str) -> list[int]:
-    """Return the slots of a list feature whose values have slots of their own; empty for other features."""
-    named = _RANGE.fullmatch(feature.slot_name)
-    if named is None:
-        return []
-    table, begin, end = named[1], int(named[2]), int(named[3])
-    of_table = [at for at, slot in enumerate(slots) if slot.table == table]
-    if not begin < end <= len(of_table):
-        reason = f"expected slots of {table}, which has {len(of_table)}, got {feature.slot_name!r}"
-        raise ConfigError(source, f"{where}.slot", reason)
-    most = None if feature.list is None else feature.list.most
-    if most is None or most > end - begin:
-        raise ConfigError(source, f"{where}.slot", f"needs a list with most at most {end - begin}, one value per slot")
-    return of_table[begin:end]
-
-
-def _places(
-    definition: FeatureDefinition, slots: Sequence[SlotOfTable], dense_dim: int, source: str
-) -> dict[str, list[int]]:
-    """Return the numbers of the slots that each feature gives keys to. A feature names a slot by its place or name.
-
-    Raises:
-        ConfigError: the definition does not fit the model.
-    """
-    found: dict[str, list[int]] = {}
-    names = list(dict.fromkeys(slot.name for slot in slots))
-    for number, feature in enumerate(definition.features):
-        if feature.kind == "dense":
-            continue
-        of_place = _slots_in_range(feature, slots, source, f"features[{number}]")
-        of_place = of_place or [at for at, slot in enumerate(slots) if slot.place == feature.slot_name]
-        found[feature.name] = of_place or [at for at, slot in enumerate(slots) if slot.name == feature.slot_name]
-        if not found[feature.name]:
-            close = did_you_mean(feature.slot_name, names)
-            key = "slot" if feature.slot is not None else "name"
-            reason = f"the model has no slot {feature.slot_name!r}{close}; it has {', '.join(names)}"
-            raise ConfigError(source, f"features[{number}].{key}", reason)
-        longest = min((slots[at].most for at in found[feature.name] if slots[at].most), default=0)
-        if longest and feature.list is not None and (feature.list.most or 0) > longest:
-            reason = (
-                f"{feature.list.most}, but the sequence {feature.slot_name!r} of the model has at most {longest} keys"
-            )
-            raise ConfigError(source, f"features[{number}].list.most", reason)
-    owners = {at: name for name in found for at in found[name]}
-    for at, slot in enumerate(slots):
-        if at not in owners:
-            raise ConfigError(source, "features", f"no feature gives the keys of the slot {slot.name!r}")
-    for name, places in found.items():
-        if other := next((owners[at] for at in places if owners[at] != name), ""):
-            raise ConfigError(source, "features", f"{name!r} and {other!r} give keys to the same slot")
-    if len(definition.dense) != dense_dim:
-        reason = f"{len(definition.dense)} dense features, but the model has {dense_dim} dense numbers"
-        raise ConfigError(source, "features", reason)
-    return found

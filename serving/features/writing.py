@@ -6,7 +6,7 @@ from pathlib import Path
 
 from serving.features.definition import FeatureDefinition
 from serving.features.opening import definition_of_names, slots_of_graph
-from serving.features.reader import compiled_vocabulary
+from serving.features.vocabulary import compiled_vocabulary
 from serving.model.names import OFFSETS
 from serving.model.records import Graph
 from serving.model.triton_config import RawInput, TritonTensors
