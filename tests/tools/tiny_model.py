@@ -196,6 +196,22 @@ class NamedModel(TinyModel):
         return name_inputs(super().graph(), self.names, self.dense_names, self.labels)
 
 
+class Heads(TinyModel):
+    """A model with two tasks on the same features: clicks and purchases."""
+
+    def graph(self):
+        """See ``TinyModel.graph``."""
+        graph = super().graph()
+        graph["layers"][0]["label"] = {"top": ["click", "buy"], "label_dim": [1, 1]}
+        graph["layers"][-2]["fc_param"]["num_output"] = 2
+        return graph
+
+    def weights(self):
+        """See ``TinyModel.weights``."""
+        weight, bias = super().weights()
+        return np.concatenate([weight, -weight / 2], axis=1), np.concatenate([bias, bias + 1])
+
+
 def _onnx_file(graph, weights):
     digest = network_digest(graph, weights)
     if digest not in _onnx_files:

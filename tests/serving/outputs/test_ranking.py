@@ -11,17 +11,13 @@ from tritonclient.grpc import service_pb2
 import hotrow
 from serving.batch import Batch, Top, read_batch
 from serving.errors import RequestError
-from serving.frontend.front_end import FrontEnd
 from serving.frontend.grpc import _InferExchange
-from serving.frontend.http.app import create_app
 from serving.model.records import Output
 from serving.outputs import ranking
 from serving.protocol.bounds import DEFAULT_BOUNDS
 from serving.protocol.shared_memory import SharedMemory
-from serving.repository import ModelRepository
-from tests.serving.frontend.app_client import Client
-from tests.tools.tiny_model import NamedModel, TinyModel, flatten
-from tests.tools.two_towers import AGE, PRICE, expected, write_towers
+from tests.tools.tiny_model import TinyModel, flatten
+from tests.tools.two_towers import AGE, PRICE, expected
 
 ITEMS, PRICES = [7, 8, 9, 7, 12], [1.0, 2.0, 3.0, 1.0, 0.25]
 #: The first and the fourth candidate are equal.
@@ -37,34 +33,6 @@ BEST_OF_TWO = [
     sorted(range(2), key=lambda at: -OF_TWO["score"][at, 0])[:2],
     sorted(range(3), key=lambda at: -OF_TWO["score"][2 + at, 0])[:2],
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    write_towers(folder)
-    TinyModel().write(folder)
-    names = {"names": ("user", "item", "id"), "dense_names": ("age", "price", "size")}
-    NamedModel(**names).write(folder, "with_id")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def session(folder):
-    with hotrow.load_model(folder / "towers") as session:
-        yield session
-
-
-@pytest.fixture(scope="module")
-def models(folder):
-    with ModelRepository(folder) as models:
-        models.load()
-        yield models
-
-
-@pytest.fixture(scope="module")
-def client(models):
-    return Client(create_app(FrontEnd(models)))
 
 
 def test_the_best_candidates_of_one_user_come_best_first(session):

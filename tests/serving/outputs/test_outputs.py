@@ -17,15 +17,11 @@ from hotrow.replay.tables import RequestRows
 from serving.batch import read_batch
 from serving.cli.main import main
 from serving.errors import RequestError, TraceError
-from serving.frontend.front_end import FrontEnd
 from serving.frontend.grpc import _InferExchange
-from serving.frontend.http.app import create_app
 from serving.protocol.bounds import DEFAULT_BOUNDS
 from serving.protocol.shared_memory import SharedMemory
-from serving.repository import ModelRepository
 from serving.request_log import RequestLog
-from tests.serving.frontend.app_client import Client
-from tests.tools.tiny_model import TinyModel
+from tests.tools.tiny_model import Heads, TinyModel, flatten
 from tests.tools.two_towers import AGE, COLUMNS, KINDS, PRICE, WIDTH, expected, write_towers
 from training.model.metrics import area_under_curve
 
@@ -36,47 +32,6 @@ RIGHT = expected(USERS, ITEMS, DENSE)
 #: A request whose user has a vector of zeros, so that its cosine is NaN.
 NOBODY = {"user": [[]], "item": [7], AGE: [0], PRICE: [1]}
 WIDTHS = {name: WIDTH if kind == "vector" else 1 for name, kind in KINDS.items()}
-
-
-class Heads(TinyModel):
-    """A model with two tasks on the same features."""
-
-    def graph(self):
-        graph = super().graph()
-        graph["layers"][0]["label"] = {"top": ["click", "buy"], "label_dim": [1, 1]}
-        graph["layers"][-2]["fc_param"]["num_output"] = 2
-        return graph
-
-    def weights(self):
-        weight, bias = super().weights()
-        return np.concatenate([weight, -weight / 2], axis=1), np.concatenate([bias, bias + 1])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    write_towers(folder)
-    TinyModel().write(folder)
-    Heads().write(folder, "heads")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def session(folder):
-    with hotrow.load_model(folder / "towers") as session:
-        yield session
-
-
-@pytest.fixture(scope="module")
-def models(folder):
-    with ModelRepository(folder) as models:
-        models.load()
-        yield models
-
-
-@pytest.fixture(scope="module")
-def client(models):
-    return Client(create_app(FrontEnd(models)))
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +65,21 @@ def test_python_answers_every_output_by_its_name(session):
     close(session.predict(FEATURES))
     close(session.predict(DENSE, np.stack([USERS, ITEMS], axis=1)))
     close(session.predict(FEATURES, outputs=["item_vector", "click"]), ["item_vector", "click"])
+
+
+def test_a_device_answers_by_name(folder):
+    with hotrow.load_model(folder / "towers", device="runner") as session:
+        close(session.predict(FEATURES))
+        close(session.predict(FEATURES, outputs=["item_vector", "click"]), ["item_vector", "click"])
+        document = {"context": {"user": 3, AGE: 0.5}, "candidates": [{"item": i, PRICE: 1.0} for i in ITEMS]}
+        scores = expected([3] * 4, ITEMS, [[0.5, 1.0]] * 4)["score"][:, 0]
+        assert session.rank(document, 4, "score").index.tolist() == [np.argsort(-scores, kind="stable").tolist()]
+    heads = TestHeads()
+    with hotrow.load_model(folder / "heads", device="runner") as session:
+        assert session.engine == "runner"
+        answers = session.predict(heads.dense, *flatten(heads.bags), outputs=["buy", "click"])
+        for name, right in zip(("click", "buy"), heads.right(), strict=True):
+            np.testing.assert_allclose(answers[name], right, atol=2e-6)
 
 
 def test_outputs_are_c_contiguous_float32_of_their_widths(session):
