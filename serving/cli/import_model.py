@@ -1,6 +1,7 @@
 """``hotrow import``: write a model that was not trained with HugeCTR into a model repository."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,6 +90,14 @@ def add_parser(commands: Any) -> None:
         metavar="NAME=KIND",
         help="an output to keep: probability, score or vector (default: all, as probabilities)",
     )
+    parser.add_argument(
+        "--sequence",
+        action="append",
+        type=_sequence,
+        default=[],
+        metavar="NAME=MOST[,MOST...]",
+        help="the most keys of each slot of a table whose rows are not pooled; 0: a slot that is pooled",
+    )
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the model repository")
     parser.add_argument("--name", required=True, help="the model's name in the repository")
     parser.add_argument(
@@ -137,6 +146,7 @@ def import_model(options: argparse.Namespace) -> int:
         row_dtype=options.row_dtype,
         features=options.features,
         outputs=_by_name("--output", options.output) or None,
+        sequences=_by_name("--sequence", options.sequence),
     )
     for line in plan.describe():
         print(line, flush=True)
@@ -201,6 +211,13 @@ def _output(text: str) -> tuple[str, OutputKind]:
     if kind is None or not name:
         raise argparse.ArgumentTypeError(f"expected NAME=probability, NAME=score or NAME=vector, got {text[:64]!r}")
     return name, kind
+
+
+def _sequence(text: str) -> tuple[str, list[int]]:
+    name, _, most = text.rpartition("=")
+    if not name or re.fullmatch(r"\d{1,5}(,\d{1,5})*", most) is None:
+        raise argparse.ArgumentTypeError(f"expected NAME=MOST or NAME=MOST,MOST and so on, got {text[:64]!r}")
+    return name, list(map(int, most.split(",")))
 
 
 def _combiner(text: str) -> tuple[str, Combiner]:

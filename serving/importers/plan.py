@@ -1,6 +1,6 @@
 """The plan of an import: a network, its tables, and the ``graph.json`` that joins them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,13 @@ class SlotsOfRequest:
     names: tuple[str, ...]
     sequences: SequenceSlots | None = None
     has_one_key: bool = False
+
+    def __str__(self) -> str:
+        """Return how many they are, and the lengths of sequences."""
+        slots = f"{len(self.names)} slot{'s' * (len(self.names) > 1)}"
+        if self.sequences is None:
+            return slots
+        return f"{slots} (sequences of at most {', '.join(str(most) for most in self.sequences.most if most)} keys)"
 
     @property
     def most_keys(self) -> int:
@@ -139,7 +146,7 @@ class ImportPlan:
         for table in self.tables:
             keys = "row numbers are the keys" if table.rows.keys is None else "with keys"
             yield (
-                f"table {table.name}: {table.slots} slot{'s' * (table.slots > 1)}, {table.combiner}; "
+                f"table {table.name}: {table.of_requests}, {table.combiner}; "
                 f"{table.rows.rows:,} rows of {table.rows.dim} from {table.rows.source}, {keys}"
             )
         if self.features is not None:
@@ -160,6 +167,7 @@ def plan_import(
     row_dtype: BareDtype | None = None,
     features: str | Path | None = None,
     outputs: Kinds | None = None,
+    sequences: Mapping[str, Sequence[int]] | None = None,
 ) -> ImportPlan:
     """Open the network and its tables, and check that they fit.
 
@@ -179,6 +187,9 @@ def plan_import(
         features: a ``features.json``, so that requests may have raw features.
         outputs: the network's outputs to keep, and the kind of each: ``"probability"``, ``"score"`` or ``"vector"``.
             None: all, as probabilities. An only output is then called ``OUTPUT0``.
+        sequences: by the name of a table's input, [B, P, D], the most keys of each slot: the input has the row of each
+            key. 0 stands for a slot that is pooled. The input ``<name>_mask``, [B, P], if there is one, is 1 where a
+            position has a key.
 
     Raises:
         ConfigError: the arguments do not fit the network: a table has no input, an input has no table, D differs, or
@@ -188,11 +199,17 @@ def plan_import(
     """
     definition = None if features is None else read_features(features)
     imported = read_network(Path(network), logits, outputs)
-    matching = match_tables(imported, tables or {}, checkpoint, dense, row_dtype)
+    of_sequences = _sequences(imported, sequences or {})
+    masks = {found.mask for found in of_sequences.values()}
+    inputs = tuple(entry for entry in imported.inputs if entry.name not in masks)
+    matching = match_tables(replace(imported, inputs=inputs), tables or {}, checkpoint, dense, row_dtype)
     own = combiners or {}
-    for name in own.keys() - matching.rows.keys():
-        raise ConfigError(str(network), "combiner", f"no table is called {name!r}{hint(name, matching.rows)}")
-    plan = plan_matched(imported, matching, {name: own.get(name, combiner) for name in matching.rows}, max_batchsize)
+    for what, names in (("combiner", own), ("sequence", of_sequences)):
+        for name in names.keys() - matching.rows.keys():
+            raise ConfigError(str(network), what, f"no table is called {name!r}{hint(name, matching.rows)}")
+    of_tables = {name: _slots_of(imported, name, rows, of_sequences.get(name)) for name, rows in matching.rows.items()}
+    by_table = {name: own.get(name, combiner) for name in matching.rows}
+    plan = plan_matched(imported, matching, by_table, max_batchsize, of_tables)
     return plan if definition is None else with_features(plan, definition, str(features))
 
 
@@ -220,20 +237,15 @@ def plan_matched(
     matching: Matching,
     combiners: Mapping[str, Combiner],
     max_batchsize: int,
-    of_tables: Mapping[str, SlotsOfRequest] | None = None,
+    of_tables: Mapping[str, SlotsOfRequest],
 ) -> ImportPlan:
     """Check that a network and the tables of its inputs fit. See ``plan_import``.
 
-    ``combiners`` has every table. ``of_tables`` are the slots of each table; None: as many as its input has rows.
+    ``combiners`` and ``of_tables`` have every table.
     """
     if not 1 <= max_batchsize <= _LARGEST:
         raise ConfigError(network.source, "max_batchsize", f"expected 1 to {_LARGEST}, got {max_batchsize!r}")
-    inputs = {entry.name: entry for entry in network.inputs}
-    slots = of_tables or {
-        name: SlotsOfRequest(tuple(names_of_positions(name, _slots(network.source, inputs[name], rows))))
-        for name, rows in matching.rows.items()
-    }
-    planned = tuple(PlannedTable(name, rows, combiners[name], slots[name]) for name, rows in matching.rows.items())
+    planned = tuple(PlannedTable(name, rows, combiners[name], of_tables[name]) for name, rows in matching.rows.items())
     for table in planned:
         trained = table.rows.pooling.combiner
         if trained not in (None, table.combiner):
@@ -266,8 +278,32 @@ def _checked_graph(plan: ImportPlan) -> Graph:
     return graph
 
 
-def _slots(source: str, entry: NetworkInput, rows: TableRows) -> int:
-    """Return S, which follows from the input's sizes and the table's D."""
+def _sequences(network: ImportedNetwork, most: Mapping[str, Sequence[int]]) -> dict[str, SequenceSlots]:
+    """Return which slots of tables are sequences, with the masks that the network reads."""
+    names = [entry.name for entry in network.inputs]
+    for name in most:
+        if name not in names:
+            reason = f"the network has no input of this name{hint(name, names)}"
+            raise ConfigError(network.source, f"sequence {name!r}", reason)
+    masks = {name: f"{name}_mask" for name in most}
+    return {name: SequenceSlots(tuple(most[name]), mask if mask in names else "") for name, mask in masks.items()}
+
+
+def _slots_of(network: ImportedNetwork, name: str, rows: TableRows, sequences: SequenceSlots | None) -> SlotsOfRequest:
+    """Return the slots of a table: as many as its input has vectors, or those with sequences."""
+    entry = next(entry for entry in network.inputs if entry.name == name)
+    vectors = _vectors(network.source, entry, rows)
+    if sequences is None:
+        return SlotsOfRequest(tuple(names_of_positions(name, vectors)))
+    if sequences.positions != vectors:
+        most = ",".join(map(str, sequences.most))
+        reason = f"is {entry.shape}, but --sequence {name}={most} (sequences=...) has {sequences.positions} rows"
+        raise ConfigError(network.source, f"input {name!r}", reason)
+    return SlotsOfRequest(tuple(names_of_positions(name, len(sequences.most))), sequences)
+
+
+def _vectors(source: str, entry: NetworkInput, rows: TableRows) -> int:
+    """Return how many vectors an input has, which follows from its sizes and the table's D."""
     *slots, width = entry.sizes
     if slots and width == rows.dim:
         return slots[0]

@@ -231,7 +231,8 @@ class Tables:
             name = names[collection.table_of(feature)]
             keys, offsets, *weights = value if isinstance(value, tuple) else _keys_and_offsets(value)
             if any(weight is not None for weight in weights):
-                reason = f"is called with weights, but Hotrow's keys have no weights{at_line(line_of_call())}"
+                advice = "pad the rows of an EmbeddingCollection, and multiply them by weights that are dense features"
+                reason = f"is called with weights, but Hotrow's keys have no weights; {advice}{at_line(line_of_call())}"
                 raise ConfigError(self._source, name, reason)
             lookups.append(Lookup(name, keys, offsets, True, line_of_call()))
             answered[feature] = None if answers is None else answers.take(name, None)
