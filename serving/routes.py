@@ -82,11 +82,13 @@ class HostRoute:
         began_s = now_s() if listener.stages is not None else 0.0
         most = self._lookup.config.max_batchsize
         if batch.samples <= most:
-            values = self._network(batch.dense, looked_up.embeddings)
+            values = self._network(batch.dense, looked_up.embeddings, batch.wanted)
         else:
             parts = [slice(begin, begin + most) for begin in range(0, batch.samples, most)]
             rows = looked_up.embeddings
-            values = np.concatenate([self._network(batch.dense[at], [of[at] for of in rows]) for at in parts])
+            values = np.concatenate(
+                [self._network(batch.dense[at], [of[at] for of in rows], batch.wanted) for at in parts]
+            )
         if listener.stages is not None:
             listener.stages.append(Stage("network", began_s, now_s(), {"hotrow.samples": batch.samples}))
         return Prediction(values, looked_up.defaulted_keys, looked_up.incomplete)

@@ -374,7 +374,8 @@ class InferenceSession(ModelSession):
         Raises:
             RequestError, StoreError, DeviceFaultError: see ``predict_batch``; no batch has an answer.
         """
-        together = self.predict_batch(replace(join_batches(batches), wanted=()))
+        wanted = batches[0].wanted if len({batch.wanted for batch in batches}) == 1 else None
+        together = self.predict_batch(replace(join_batches(batches), wanted=wanted or ()))
         parts = np.split(together.values, list(accumulate(batch.samples for batch in batches))[:-1])
         for part, batch in zip(parts, batches, strict=True):
             refuse_not_finite(part, self.wanted(batch))

@@ -21,17 +21,23 @@ def dense_needs(structure: Any, graph: Graph) -> dict[str, Columns]:
         structure: an ``onnx.ModelProto``. Its last node joins the outputs, as the importer writes it.
         graph: states the outputs.
     """
+    tensors = tensors_of_outputs(structure, graph)
+    needs = _needs(structure.graph, graph) if tensors else {}
+    return {output: needs.get(tensor, frozenset()) for output, tensor in tensors.items()}
+
+
+def tensors_of_outputs(structure: Any, graph: Graph) -> dict[str, str]:
+    """Return the tensor of each output, by its name; empty if the structure does not tell. See ``dense_needs``."""
     nodes = list(structure.graph.node)
     outputs = graph.stated_outputs
     if not outputs or not nodes:
         return {}
     joined = nodes[-1]
     is_joined = joined.op_type == "Concat" and list(joined.output) == [structure.graph.output[0].name]
-    names = list(joined.input) if len(outputs) > 1 and is_joined else [structure.graph.output[0].name]
-    if len(names) != len(outputs):
+    tensors = list(joined.input) if len(outputs) > 1 and is_joined else [structure.graph.output[0].name]
+    if len(tensors) != len(outputs):
         return {}
-    needs = _needs(structure.graph, graph)
-    return {output.name: needs.get(name, frozenset()) for output, name in zip(outputs, names, strict=True)}
+    return {output.name: tensor for output, tensor in zip(outputs, tensors, strict=True)}
 
 
 def _needs(network: Any, graph: Graph) -> dict[str, Columns]:

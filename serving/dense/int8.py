@@ -15,7 +15,7 @@ from serving.dense.network import Floats
 from serving.dense.onnx import OnnxNetwork
 from serving.dense.runtime import one_line, refusals
 from serving.errors import ConfigError, MissingExtraError
-from serving.model.records import Graph
+from serving.model.records import Graph, Output
 
 if TYPE_CHECKING:
     from serving.dense.quantizing import Product
@@ -55,7 +55,7 @@ class Int8Network:
         self._most_dense = _MOST_GROWTH * np.maximum(of_features, smallest)
         self._most_embeddings = [_MOST_GROWTH * np.abs(table).max() for table in calibration.embeddings]
 
-    def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
+    def __call__(self, dense: Floats, embeddings: Sequence[Floats], wanted: Sequence[Output] | None = None) -> Floats:
         """See ``DenseNetwork.__call__``."""
         if self._is_like_calibration(dense, embeddings):
             return self._integers(dense, embeddings)

@@ -13,7 +13,7 @@ from serving.dense.layers import LAYERS, LayerOverride
 from serving.dense.primitives import Arithmetic, Array
 from serving.errors import MissingExtraError
 from serving.model.dense_file import Weights, check_weights
-from serving.model.records import Graph
+from serving.model.records import Graph, Output
 from serving.option_values import Engine
 
 Floats = NDArray[np.float32]
@@ -34,12 +34,13 @@ class DenseNetwork(Protocol):
     engine: str
     quantization: Quantization | None
 
-    def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
-        """Return the probabilities.
+    def __call__(self, dense: Floats, embeddings: Sequence[Floats], wanted: Sequence[Output] | None = None) -> Floats:
+        """Return the answer.
 
         Args:
             dense: float32[B, F]; B and F may be 0. The masks of sequences follow, in the order of ``Graph.masks``.
             embeddings: float32[B, S, D] per embedding layer, in graph order.
+            wanted: the outputs that are needed; the columns of others may be NaN. None: all.
 
         Returns:
             float32[B, L], C-contiguous, in memory of its own.
@@ -114,7 +115,7 @@ class NumpyNetwork:
         self._graph = graph
         self._weights = weights
 
-    def __call__(self, dense: Floats, embeddings: Sequence[Floats]) -> Floats:
+    def __call__(self, dense: Floats, embeddings: Sequence[Floats], wanted: Sequence[Output] | None = None) -> Floats:
         """See ``DenseNetwork.__call__``."""
         tensors = input_tensors(self._graph, dense, embeddings)
         if not dense.shape[0]:

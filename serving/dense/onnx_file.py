@@ -67,8 +67,13 @@ def refuse_unread_inputs(graph: Any, source: str | Path) -> None:
 
 def has_files_beside(file: Path) -> bool:
     """Whether weights of an ONNX file are in other files, as they must be for more than 2 GiB."""
-    onnx, model = _import_onnx(), read_structure(file)
-    return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors_of(model))
+    return has_weights_elsewhere(read_structure(file))
+
+
+def has_weights_elsewhere(structure: Any) -> bool:
+    """Whether weights of an ONNX model are in other files than its structure."""
+    external = _import_onnx().TensorProto.EXTERNAL
+    return any(tensor.data_location == external for tensor in _tensors_of(structure))
 
 
 def signature(content: bytes) -> tuple[dict[str, str], dict[str, str]]:
@@ -89,10 +94,15 @@ def _names_read(graph: Any) -> Iterator[str]:
     """Yield the names that a graph reads, in its nodes and their inner graphs (an If's branches) and as its outputs."""
     yield from (output.name for output in graph.output)
     for node in graph.node:
-        yield from node.input
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _names_read(inner)
+        yield from names_read_by(node)
+
+
+def names_read_by(node: Any) -> Iterator[str]:
+    """Yield the names that a node reads, with those that its inner graphs read."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in (attribute.g, *attribute.graphs):
+            yield from _names_read(inner)
 
 
 def _import_onnx() -> Any:

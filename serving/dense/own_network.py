@@ -9,8 +9,9 @@ import numpy as np
 
 from serving.dense.dense_needs import dense_needs
 from serving.dense.network import Floats
+from serving.dense.network_parts import parts_of_outputs
 from serving.dense.onnx import OnnxNetwork
-from serving.dense.onnx_file import read_structure, refuse_unread_inputs, refuse_weights_elsewhere
+from serving.dense.onnx_file import read_structure, refuse_unread_inputs, refuse_weights_elsewhere, serialized
 from serving.dense.onnx_signature import unread_tables
 from serving.errors import ModelFileError, ServingError
 from serving.model.records import Graph
@@ -45,6 +46,10 @@ def open_own_network(graph: Graph, file: Path, threads: int = 1) -> tuple[OnnxNe
     for table in unread_tables(network.inputs, graph):
         _log.warning("%s: no input reads the table %r, so its lookups have no effect", file, table)
     mixes_samples = _try(network, graph, file)
+    network.parts = {
+        output.name: OnnxNetwork(replace(graph, label_dim=output.width), serialized(part), threads, str(file))
+        for output, part in parts_of_outputs(structure, graph)
+    }
     return network, replace(graph, mixes_samples=mixes_samples, dense_needs=dense_needs(structure, graph))
 
 
