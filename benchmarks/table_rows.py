@@ -163,6 +163,19 @@ FRONT = [
       for family in ("WDL", "DeepFM", "DCN", "DLRM")
       for arithmetic, engine, target in (
           ("fp32", "onnx", ">= 1.3 / >= 1.1 / >= 1"), ("int8", "int8", "none / >= 3 / >= 3"))),
+    *((words + ", {values}, rows of {dim} floats", f"candidates.{measure}", {"values": values}, "candidates/s",
+       "the request that repeats the user", target)
+      for measure, words, target in (
+          ("rate", "HTTP, one user and {candidates} candidates, a sum as the network", ""),
+          ("without_network", "the same without the time of the network", ">= 3"),
+          ("limit", "the least work of both requests", ""))
+      for values in (("strings", "keys") if measure != "limit" else ("keys",))),
+    ("the sum alone, {values}, rows of {dim} floats", "candidates.network", {"values": "keys"}, "us",
+     "the whole request, time", ""),
+    ("bytes of such a request, {values}, rows of {dim} floats", "candidates.bytes", {"dim": 16}, "bytes",
+     "the request that repeats the user, bytes", "<= 0.334"),
+    ("HTTP, one user and {candidates} candidates, {model}", "candidates.whole", {}, "ms",
+     "the network alone, time", "<= 1.15"),
     *(("`hotrow predict --data`, " + words + ", {rows} rows, {cores} cores", "offline.rate", {"model": model},
        "rows/s", "`session.predict` on rows in memory", "none / >= 0.9") for model, words in (
           ("strings", "26 strings and a sum"), ("keys", "26 keys and a sum"), ("dcn", "26 keys and DCN"))),

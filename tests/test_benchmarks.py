@@ -9,6 +9,7 @@ from tests.tools import warm
 NAMES = [
     "batching",
     "cache_policy",
+    "candidates",
     "eviction",
     "features",
     "fused_lookup",
@@ -37,6 +38,7 @@ NAMES = [
 LONG = {
     "batching",
     "cache_policy",
+    "candidates",
     "features",
     "fused_lookup",
     "host_table",
