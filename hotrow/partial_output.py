@@ -1,8 +1,8 @@
-"""The rows that ``hotrow predict --data`` has predicted, until all are there and become its output.
+"""The rows that ``hotrow predict --data`` has predicted, until they are complete and become its output.
 
 ``scores.parquet.partial`` is an Arrow IPC stream. Its schema says what the rows were made from. A record batch is
 durable before the next one is appended, so after a kill or a power loss every batch except the last is whole. The next
-run keeps these rows and goes on after them.
+run keeps these rows and continues after them.
 """
 
 import fcntl

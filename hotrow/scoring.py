@@ -1,7 +1,7 @@
 """``hotrow predict --data``: score files offline with a local model, or compute vectors.
 
 A pool of threads predicts while the main thread reads the data and writes the predictions. The predictions wait in a
-``PartialOutput``. When all rows are there, they become the output, next to the columns that the user keeps.
+``PartialOutput``. When all rows are predicted, they become the output, next to the columns that the user keeps.
 """
 
 import argparse

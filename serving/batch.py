@@ -1,6 +1,6 @@
 """One request's samples, checked once; later code trusts them.
 
-All checks are vectorized; the position of the first fault is searched only when a check fails. Masks use
+All checks are vectorized; the first fault is located only when a check fails. Masks use
 ``np.count_nonzero``, which is faster than ``any`` for arrays of a request's size.
 """
 

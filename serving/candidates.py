@@ -1,4 +1,4 @@
-"""Requests that say once what samples share, such as the features of a user whose candidates are ranked.
+"""Requests that state once what their samples share, such as the features of a user whose candidates are ranked.
 
 A column of a feature, or of a slot by name, has a row for each sample, a row for each user, or one row for all samples.
 The bags of a user's slots are looked up once, and ``Batch.bags`` says which bag each sample has. If every column has a

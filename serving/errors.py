@@ -174,7 +174,7 @@ class BadMessageError(ServingError):
 
 
 class StreamError(ServingError):
-    """A log of updates did not do what it was asked."""
+    """An update log did not do what it was asked."""
 
     def __init__(self, log: str, reason: str) -> None:
         """Name the log, without its secrets, and what happened."""
@@ -184,11 +184,11 @@ class StreamError(ServingError):
 
 
 class SourceUnreachableError(StreamError):
-    """A log of updates cannot be read now: it is away, or it refuses. Reading may succeed later."""
+    """An update log cannot be read now: it is away, or it refuses. Reading may succeed later."""
 
 
 class PositionLostError(StreamError):
-    """A log of updates no longer has the records after a position, so some updates can never be read."""
+    """An update log no longer has the records after a position, so some updates can never be read."""
 
     def __init__(
         self, log: str, partition: str, wanted: str, earliest: str, latest: str, *, is_another: bool = False
@@ -209,7 +209,7 @@ class PositionLostError(StreamError):
 
 
 class SinkError(StreamError):
-    """A log of updates did not take every message."""
+    """An update log did not take every message."""
 
 
 class DeviceMemoryError(ServingError):

@@ -97,7 +97,7 @@ def named_outputs(outputs: Sequence[Output], names: Any) -> tuple[Output, ...]:
             reason = f"the model has no output {what}; it has {', '.join(map(repr, known))}{did_you_mean(name, known)}"
             raise RequestError(f"outputs[{at}]: {reason}")
         if name in names[:at]:
-            raise RequestError(f"outputs[{at}]: output {name!r} is asked for twice")
+            raise RequestError(f"outputs[{at}]: output {name!r} is requested twice")
     return tuple(known[name] for name in names)
 
 
@@ -121,7 +121,7 @@ def _ranking_output(outputs: Sequence[Output], name: Any) -> Output:
         raise RequestError("top_k: the model has no output with one number for each candidate")
     if name == "":
         if len(numbers) > 1:
-            raise RequestError(f"top_output: missing; the model ranks by {expected}")
+            raise RequestError(f"top_output: required; expected {expected}")
         return numbers[0]
     for output in outputs:
         if output.name == name and output in numbers:

@@ -14,12 +14,12 @@ ALERTS = [
     for group in yaml.safe_load((ROOT / "docker" / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]
 ]
-#: Rows of the table: the level and the line, where "…" stands for what differs.
-ROWS = [
-    (level.strip("*"), line)
-    for level, line in re.findall(r"^\| (W|\*\*E\*\*) ``? ?(.+?) ?``? \| .+ \| .+ \|$", PAGE, re.MULTILINE)
-]
-LEVELS = {"warning": "W", "warn": "W", "_warn": "W", "error": "E", "exception": "E", "critical": "E"}
+LISTS = re.findall(r"^### (ERROR|WARNING) lines\n\n((?:[- ] .*\n)+)", PAGE, re.MULTILINE)
+#: Entries of the lists: the level and the line, where "…" stands for what differs.
+ROWS = [(level, line) for level, rows in LISTS for line in re.findall(r"^- ``? ?(.+?) ?``?: ", rows, re.MULTILINE)]
+LEVELS = dict.fromkeys(["warning", "warn", "_warn"], "WARNING") | dict.fromkeys(
+    ["error", "exception", "critical"], "ERROR"
+)
 OTHER_COMMANDS = ("importers", "planner", "dumps")
 #: The rows of calls whose text other code made, by file.
 MADE_ELSEWHERE = {

@@ -1,4 +1,4 @@
-"""What replayed answers say: differences, times, unknown values and, with labels, the quality of the answers."""
+"""The figures of replayed answers: differences, times, unknown values and, with labels, the quality of the answers."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

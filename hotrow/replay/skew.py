@@ -72,7 +72,7 @@ def skew(model: Path, log: Path, data: Path, on: Sequence[str]) -> Iterator[str]
             yield f"{found.ambiguous:,} others have a {' and '.join(on)} that occurs several times"
         drawn = drawn_rows(len(found.ours))
         if len(drawn) < len(found.ours):
-            yield f"the figures are those of {len(drawn):,} samples, drawn evenly"
+            yield f"the figures are from {len(drawn):,} evenly drawn samples"
         ours = served.take(found.ours[drawn], [REQUEST_ID, REQUEST_SAMPLE, *names])
         sides = (
             _side(session, ours, served.source, found.ours[drawn]),

@@ -92,7 +92,7 @@ class RowFiles:
                 left = None if left is None else left - whole.num_rows
                 yield whole
             if left:
-                raise TraceError(str(file.path), "has fewer rows than when it was listed")
+                raise TraceError(str(file.path), "has fewer rows than at the start")
 
     def read(self, columns: Collection[str]) -> Any:
         """Return all rows of some columns."""
@@ -271,7 +271,7 @@ def match(ours: RowFiles, theirs: RowFiles, on: Sequence[str]) -> Matches:
     several = joined.filter(pa.compute.invert(single))
     ambiguous = pa.compute.sum(several["row_count"]).as_py() or 0
     if not matched.num_rows:
-        reason = f"no row of {ours.source} has a unique {' and '.join(on)} that is also here"
+        reason = f"no row of {ours.source} has a unique {' and '.join(on)} that also occurs here"
         if ambiguous:
             reason += f"; {ambiguous:,} rows share their key with another row, so add a column to --on"
         raise TraceError(theirs.source, reason)

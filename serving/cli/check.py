@@ -45,7 +45,8 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "check",
-        description="Validate without serving, and print the memory that each table takes.",
+        description="Check a configuration, a model or a repository without serving it, and print the memory of each "
+        "table.",
     )
     parser.add_argument(
         "config",
@@ -78,10 +79,10 @@ def add_parser(commands: Any) -> None:
         "--against",
         type=Path,
         metavar="OLD",
-        help="list what clients of OLD must change for the version CONFIG; each is a version's folder, or a "
-        "model's folder for its newest version",
+        help="list what clients of the version OLD must change for CONFIG; each is a version's folder, or a model's "
+        "folder for its newest version",
     )
-    parser.add_argument("--connect", action="store_true", help="also connect to Redis, if the tiers have it")
+    parser.add_argument("--connect", action="store_true", help="also connect to Redis, if it is a tier")
     add_engine_options(parser, None, "also open the dense network with this engine, and print the error of int8")
     parser.set_defaults(run=_run, error_code=1)
 

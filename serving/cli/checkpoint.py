@@ -15,9 +15,9 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "checkpoint",
-        description="Copy the RocksDB database into a new folder. On the same file system the files are hard links, "
-        "and the copy takes milliseconds. No other process may have the database open for writing. A process that has "
-        "it open can call RocksDbStore.checkpoint. The first server that opens the copy refills its caches.",
+        description="Copy the RocksDB database into a new folder. On the same file system the copy has hard links and "
+        "takes milliseconds. No other process may have the database open for writing; such a process can call "
+        "RocksDbStore.checkpoint. The first server that opens the copy refills its caches.",
     )
     parser.add_argument("ps", type=Path, metavar="PS_JSON", help="the tiers: a ps.json or a repository")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the copy; must not exist yet")

@@ -14,9 +14,9 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "dump",
-        description="Write all rows of a table to a file. The rows come from the last tier, which holds every row. "
-        "Redis and RocksDB may be in use. Without Redis and RocksDB the rows come from the model's file, "
-        "because the RAM of other processes cannot be read.",
+        description="Write all rows of a table to a file. The rows come from the last tier, which holds every row and "
+        "may be in use. Without Redis and RocksDB the rows come from the model's file, because the RAM of other "
+        "processes cannot be read.",
     )
     add_table_arguments(parser)
     parser.set_defaults(run=dump, error_code=1)

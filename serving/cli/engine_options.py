@@ -32,7 +32,7 @@ def add_engine_options(parser: argparse.ArgumentParser, default: Engine | None, 
         "--tolerance",
         type=ratio,
         metavar="P",
-        help=f"with --engine int8: largest error of a probability on these samples (default: {DEFAULT_TOLERANCE})",
+        help=f"with --engine int8: maximum error of a probability on these samples (default: {DEFAULT_TOLERANCE})",
     )
 
 

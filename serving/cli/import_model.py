@@ -96,7 +96,7 @@ def add_parser(commands: Any) -> None:
         type=_sequence,
         default=[],
         metavar="NAME=MOST[,MOST...]",
-        help="the most keys of each slot of a table whose rows are not pooled; 0: a slot that is pooled",
+        help="the maximum keys of each slot of a table whose rows are not pooled; 0: a pooled slot",
     )
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the model repository")
     parser.add_argument("--name", required=True, help="the model's name in the repository")

@@ -12,12 +12,12 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "load",
-        description="Insert the rows of a dump by `hotrow dump` or HPS into Redis and RocksDB, if the ps.json has "
-        "them. Other rows of the table stay, as in HPS. The whole file is checked before a row changes. The new rows "
-        "stay until the model's own files change. Running processes do not see the rows in their RAM.",
+        description="Insert the rows of a dump by `hotrow dump` or HPS into the Redis and RocksDB of a ps.json. Other "
+        "rows of the table stay, as in HPS. The whole file is checked before any row changes. The new rows stay until "
+        "the model's own files change. Running processes do not see them in their RAM.",
     )
     add_table_arguments(parser)
-    parser.add_argument("--replace", action="store_true", help="replace the whole table at once: no other row stays")
+    parser.add_argument("--replace", action="store_true", help="replace the whole table at once")
     parser.set_defaults(run=load, error_code=1)
 
 

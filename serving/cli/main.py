@@ -22,7 +22,7 @@ _COMMANDS = {
     ),
     "ready": (
         "serving.cli.ready",
-        "say whether the server on this machine is ready",
+        "check whether the server on this machine is ready",
     ),
     "stats": (
         "serving.cli.stats",
@@ -30,11 +30,11 @@ _COMMANDS = {
     ),
     "updates": (
         "serving.cli.updates",
-        "show how far a running server has read the updates of its models",
+        "show how far a running server has read its update log",
     ),
     "check": (
         "serving.cli.check",
-        "validate a configuration, a model or a repository without serving it",
+        "check a configuration, a model or a repository without serving it",
     ),
     "predict": (
         "serving.cli.predict",
@@ -50,11 +50,11 @@ _COMMANDS = {
     ),
     "replay": (
         "hotrow.replay.command",
-        "answer logged requests again with other versions, and compare the answers",
+        "replay logged requests with other versions and compare the answers",
     ),
     "plan": (
         "serving.cli.plan",
-        "show the memory of each tier, and choose cache sizes from recorded traffic",
+        "show the memory of each tier and choose cache sizes from recorded traffic",
     ),
     "dump": (
         "serving.cli.dump",
@@ -66,11 +66,11 @@ _COMMANDS = {
     ),
     "publish": (
         "serving.cli.publish",
-        "send the rows of a folder to servers that follow a log of updates",
+        "publish the rows of a folder to an update log",
     ),
     "checkpoint": (
         "serving.cli.checkpoint",
-        "copy the database of a persistent_db",
+        "copy a RocksDB database",
     ),
     "snapshot": (
         "serving.cli.snapshot",
@@ -82,7 +82,7 @@ _COMMANDS = {
     ),
     "token": (
         "serving.cli.token",
-        "make a token that lets a client use a server",
+        "create a token for a client of a server",
     ),
     "train": (
         "training.command.cli",
@@ -90,7 +90,7 @@ _COMMANDS = {
     ),
     "compare": (
         "training.command.compare",
-        "show how two versions were trained, side by side",
+        "compare how two versions were trained",
     ),
 }
 #: The output of these commands is their result. Other commands have done their work even if nobody reads the output.

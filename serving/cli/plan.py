@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan",
-        description="Print the memory of each table in each tier and, with a trace, the hit rate of each cache size.",
+        description="Print the memory of each table in each tier, and with a trace the hit rate of each cache size.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="a configuration, as for `hotrow check`")
     parser.add_argument(
@@ -70,10 +70,10 @@ def add_parser(commands: Any) -> None:
         "--policy",
         choices=tuple(POLICIES),
         default="file",
-        help="which rows --ram holds; `file` means the first rows of the files (default: %(default)s)",
+        help="which rows --ram keeps; file: the first rows of the files (default: %(default)s)",
     )
     parser.add_argument("--sample", type=ratio, metavar="RATIO", help="estimate lru from this fraction of the rows")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the curves as numbers into this file")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the numbers of the curves to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw the curves: {', '.join(PICTURES)}")
     parser.add_argument(
         "--write-hot-keys", type=Path, metavar="DIR", help="write the keys of each table here, hottest first"

@@ -48,20 +48,20 @@ def add_parser(commands: Any) -> None:
         action=ScoreFile,
         type=Path,
         metavar="FILE",
-        help="score all rows of Parquet or CSV files, or of a folder of them, in place of FILE",
+        help="score all rows of Parquet or CSV files, or of a folder of them, instead of FILE",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="with --data, the Parquet file for the predictions, in the order of the rows",
+        help="with --data, the Parquet file for the predictions, one per row in order",
     )
     parser.add_argument(
         "--keep",
         type=column_names,
         default=(),
         metavar="COLUMNS",
-        help="with --output, columns of the data to write next to the predictions, separated by commas, such as an id",
+        help="with --output, columns of the data to copy next to the predictions, separated by commas, such as an id",
     )
     parser.add_argument(
         "--outputs",
@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
         type=column_names,
         default=(),
         metavar="NAMES",
-        help="with --output, inputs of the model that the data does not have, such as the user of vectors of items",
+        help="with --output, inputs of the model that are not in the data, such as the user when scoring items",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an output that another program wrote")
     parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
@@ -83,7 +83,7 @@ def add_parser(commands: Any) -> None:
         type=number(_LONGEST_TIMEOUT_S, "seconds", above_zero=True),
         default=30.0,
         metavar="SECONDS",
-        help="longest wait (default: %(default)s)",
+        help="maximum time to wait (default: %(default)s)",
     )
     add_client_options(parser)
     parser.set_defaults(run=partial(_run, parser), error_code=1)

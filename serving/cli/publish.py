@@ -1,4 +1,4 @@
-"""``hotrow publish``: send the rows of a folder to servers that follow a log of updates."""
+"""``hotrow publish``: send the rows of a folder to servers that follow an update log."""
 
 import argparse
 import time
@@ -20,10 +20,10 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "publish",
-        description="Send the rows of a folder to a log of updates. The folder has a folder with key and emb_vector "
-        "for each table, as export_delta and sok.incremental_dump write them. Or it is a dump of SparseOperationKit, "
-        "DynamicEmb or TFRA, with float32 rows, or a delta of TorchEasyRec. Every row is checked before one is sent. "
-        "Sending the folder again does no harm.",
+        description="Publish the rows of a folder to an update log. The folder has a subfolder with key and emb_vector "
+        "for each table, as export_delta and sok.incremental_dump write it. It may also be a float32 dump of "
+        "SparseOperationKit, DynamicEmb or TFRA, or a delta of TorchEasyRec. All rows are checked before any is sent. "
+        "Publishing a folder twice does no harm.",
     )
     parser.add_argument("delta", type=Path, metavar="DELTA", help="the folder")
     parser.add_argument("url", metavar="URL", help="the log: a folder, kafka://... or redis://...; see docs/updates.md")

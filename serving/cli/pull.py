@@ -13,10 +13,10 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "pull",
-        description="Copy the versions of a remote model repository that have a manifest into a local folder. A "
-        "version appears there complete, with every SHA-256 checked. `hotrow serve URL --copy-to DIR` copies and "
+        description="Copy a remote model repository into a local folder: every version that has a manifest. A version "
+        "appears only when it is complete and every SHA-256 is checked. `hotrow serve URL --copy-to DIR` copies and "
         "serves in one command.",
-        epilog="Credentials come from the environment, as the protocol's own tools read them.",
+        epilog="Credentials come from the environment, such as AWS_ACCESS_KEY_ID.",
     )
     parser.add_argument("url", metavar="URL", help="such as s3://bucket/models or gs://bucket/models")
     parser.add_argument("folder", type=Path, metavar="DIR", help="the local repository; created if it does not exist")
@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
         "--max-bytes",
         type=memory_size,
         metavar="SIZE",
-        help="copy no version beyond this size of all copies (default: what the disk has)",
+        help="maximum size of all copies (default: what the disk has)",
     )
     parser.set_defaults(run=pull, error_code=1)
 

@@ -27,8 +27,8 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "ready",
-        description="Exit with 0 if the server on this machine is ready, otherwise with 1. The options and the "
-        "HOTROW_* variables are those of the server. With TLS, the command presents the server's own certificate.",
+        description="Exit with 0 if the server on this machine is ready, otherwise with 1. Give the server's own "
+        "address options or HOTROW_* variables. With TLS, the command presents the server's own certificate.",
     )
     add_address_options(parser)
     parser.add_argument("--live", action="store_true", help="only ask whether the server answers, ready or not")
@@ -37,8 +37,8 @@ def add_parser(commands: Any) -> None:
         type=number(_LONGEST_WAIT_S, "seconds"),
         default=0,
         metavar="S",
-        help=f"wait so long for a server that loads models, but at most {_ABSENT_S} s for a server that does not "
-        "listen (default: %(default)s)",
+        help=f"wait this long for a server that is loading models, but at most {_ABSENT_S} s for a server that does "
+        "not listen (default: %(default)s)",
     )
     parser.set_defaults(run=ready, error_code=1, **from_environment(ADDRESS_OPTIONS))
 

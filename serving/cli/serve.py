@@ -97,7 +97,7 @@ def add_parser(commands: Any) -> None:
         "--copy-max-bytes",
         type=memory_size,
         metavar="SIZE",
-        help="copy no version beyond this size of all copies (default: what the disk has)",
+        help="maximum size of all copies (default: what the disk has)",
     )
     add_address_options(parser)
     parser.add_argument(
@@ -130,7 +130,8 @@ def add_parser(commands: Any) -> None:
         "--threads",
         type=whole_number(1, _MOST_THREADS),
         metavar="N",
-        help=f"requests that run at the same time (default: {usable_cores()}); workers share the default",
+        help=f"requests that run at the same time in each worker (default: the usable cores, {usable_cores()} here, "
+        "divided by the workers)",
     )
     add_engine_options(parser, "auto", "what runs the dense network (default: %(default)s)")
     parser.add_argument(
@@ -218,7 +219,7 @@ def add_parser(commands: Any) -> None:
         type=number(_LONGEST_WAIT_MS, "milliseconds"),
         default=500,
         metavar="MS",
-        help="a request that would wait longer than this for a thread is refused at once (default: %(default)s)",
+        help="refuse a request at once if it would wait longer than this for a thread (default: %(default)s)",
     )
     parser.add_argument(
         "--max-candidates",
@@ -232,23 +233,22 @@ def add_parser(commands: Any) -> None:
         type=number(_LONGEST_STOP_S, "seconds"),
         default=0,
         metavar="S",
-        help="after SIGTERM, answer for this long but be unready, so that load balancers stop sending requests "
-        "(default: %(default)s)",
+        help="after SIGTERM, keep answering for this long but report not ready, so that load balancers stop sending "
+        "requests (default: %(default)s)",
     )
     parser.add_argument(
         "--drain-timeout-s",
         type=number(_LONGEST_STOP_S, "seconds"),
         default=_DRAIN_TIMEOUT_S,
         metavar="S",
-        help="then, how long clients may take to send their requests and to receive their answers (default: "
-        "%(default)s)",
+        help="then, maximum time for clients to send their requests and receive their answers (default: %(default)s)",
     )
     parser.add_argument(
         "--log-level",
         type=one_of(*LOG_LEVELS),
         default="info",
         metavar="LEVEL",
-        help=f"least severe log lines to write: {', '.join(LOG_LEVELS)} (default: %(default)s)",
+        help=f"minimum severity of log lines: {', '.join(LOG_LEVELS)} (default: %(default)s)",
     )
     parser.add_argument(
         "--log-format",
@@ -262,22 +262,22 @@ def add_parser(commands: Any) -> None:
     traces = parser.add_argument(
         "--traces",
         action="store_true",
-        help="send spans of requests to OpenTelemetry, as the variables OTEL_* say; needs the extra otel",
+        help="send traces of requests to OpenTelemetry, configured by the variables OTEL_*; needs the extra otel",
     )
     traces.type = names_variable(is_on)
     parser.add_argument(
         "--record",
         type=Path,
         metavar="FILE",
-        help="write the keys of a share of the requests to this .jsonl file, for `hotrow plan`; if it has records, to "
+        help="write the keys of sampled requests to this .jsonl file, for `hotrow plan`; if it already has records, to "
         "NAME.1.jsonl, NAME.2.jsonl and so on",
     )
     parser.add_argument(
         "--log-requests",
         type=Path,
         metavar="DIR",
-        help="write the features and answers of a share of the requests to Parquet files in this folder; needs the "
-        "extra features",
+        help="write the features and answers of sampled requests to Parquet files in this folder; needs the extra "
+        "features",
     )
     parser.add_argument(
         "--log-max-bytes",
@@ -296,27 +296,27 @@ def add_parser(commands: Any) -> None:
         "--sample",
         type=ratio,
         metavar="RATIO",
-        help=f"the share of the requests that --record and --log-requests write (default: {_DEFAULTS['sample']})",
+        help=f"the fraction of requests that --record and --log-requests write (default: {_DEFAULTS['sample']})",
     )
     parser.add_argument(
         "--warm-up-from",
         type=Path,
         metavar="DIR",
-        help="before a version serves, it answers the newest requests of this folder, which --log-requests wrote",
+        help="warm up each version with the newest requests of this folder, which --log-requests wrote",
     )
     parser.add_argument(
         "--rejected",
         type=Path,
         metavar="FILE",
-        help="append update messages that no server can take to this file, one JSON object per line; sets the "
-        "rejected_file of the ps.json's update_source",
+        help="append rejected update messages to this file, one JSON object per line; overrides rejected_file in the "
+        "ps.json's update_source",
     )
     parser.add_argument(
         "--max-staleness-s",
         type=number(_LONGEST_STALENESS_S, "seconds"),
         metavar="S",
-        help="a model whose rows are older than this, while updates wait, is not ready; sets the max_staleness_s of "
-        "the ps.json's update_source (default: no limit)",
+        help="report a model as not ready if its rows are older than this while updates wait; overrides "
+        "max_staleness_s in the ps.json's update_source (default: no limit)",
     )
     parser.set_defaults(run=serve, error_code=2, **from_environment(SERVE_OPTIONS))
 

@@ -33,8 +33,8 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "stats",
-        description="Show what a running server counted since its start. Percentiles are estimates: the server counts "
-        "durations in buckets.",
+        description="Show the models, tiers and latencies of a running server since its start. Percentiles are "
+        "estimates from histograms.",
     )
     parser.add_argument("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="the server (default: %(default)s)")
     parser.add_argument(
@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="refresh every second until Ctrl-C; rates, hit rates and percentiles cover the last second",
     )
-    parser.add_argument("--json", action="store_true", help="print GET /status as it is, one line for each reading")
+    parser.add_argument("--json", action="store_true", help="print GET /status, one line per reading")
     add_client_options(parser)
     parser.set_defaults(run=stats, error_code=1)
 

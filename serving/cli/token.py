@@ -13,8 +13,8 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "token",
-        description="Make a random token, print it once, and add its SHA-256 to the file of `hotrow serve --tokens`. "
-        "A running server reads the file again. To revoke a token, delete its entry.",
+        description="Create a random token, print it once, and add its SHA-256 to the file of `hotrow serve --tokens`. "
+        "A running server reloads the file. To revoke a token, delete its entry.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the file of tokens; created if it does not exist")
     parser.add_argument("name", metavar="NAME", help="a name for the token, such as the client's")

@@ -16,8 +16,8 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "updates",
-        description="Show how far a running server has read the updates of each model, by partition, how many messages "
-        "wait, and how many were rejected and why. Every worker that reads updates is shown.",
+        description="Show how far each worker of a running server has read the update log of each model, by partition: "
+        "the messages that wait, and the messages that were rejected and why.",
     )
     parser.add_argument("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="the server (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON list with an object for each reader")

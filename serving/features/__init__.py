@@ -1,8 +1,8 @@
 """Raw features: one definition, ``features.json``, that training and serving share.
 
-``definition`` reads the file. ``columns`` turns the values of a caller into columns of the definition's types, whatever
-the caller's types were. ``reader`` gives the columns to one native call, ``kernels/host/features/transform.hpp``, which
-returns the keys and the dense numbers of a model.
+``definition`` reads the file. ``columns`` converts a caller's values to columns of the definition's types. ``reader``
+passes the columns to one native call, ``kernels/host/features/transform.hpp``, which returns a model's keys and dense
+numbers.
 """
 
 from serving.features.changes import changes

@@ -1,4 +1,4 @@
-"""What clients of a model must change when a new version takes the place of an old one."""
+"""What clients of a model must change when a new version replaces an old one."""
 
 from collections.abc import Iterator
 
@@ -40,9 +40,9 @@ def _of_features(new: FeatureDefinition, old: FeatureDefinition) -> Iterator[str
         if name in of_old:
             yield from _of_feature(feature, of_old[name])
         elif feature.kind == "dense" and feature.missing is None:
-            yield f"send {name}, {_described(feature)}: it is new, and must not be missing"
+            yield f"send {name}, {_described(feature)}: it is new and required"
         else:
-            yield f"send {name}, {_described(feature)}: it is new, and missing until you send it"
+            yield f"send {name}, {_described(feature)}: it is new and counts as missing until you send it"
 
 
 def _of_feature(new: FeatureConfig, old: FeatureConfig) -> Iterator[str]:
@@ -50,7 +50,7 @@ def _of_feature(new: FeatureConfig, old: FeatureConfig) -> Iterator[str]:
     if _described(new) != _described(old):
         yield f"send {name} as {_described(new)}; the old version takes {_described(old)}"
     if new.kind == "dense" and new.missing is None and (old.kind != "dense" or old.missing is not None):
-        yield f"always send {name}: it must not be missing any more"
+        yield f"always send {name}: it is now required"
     if new.list is not None and new.list.most is not None and new.list.keep is None:
         most = None if old.list is None or old.list.keep is not None else old.list.most
         if most is None or new.list.most < most:

@@ -1,4 +1,4 @@
-"""From the values that a caller has to columns of the type that the definition gives a feature.
+"""Convert a caller's values to columns of the features' types.
 
 A column of the native transform is a tuple, see ``kernels/host/bindings/features_bindings.cpp``. Missing values are
 null, NaN, an absent feature, the empty text of any feature, and ``MISSING_WORDS`` of features that are not strings.
@@ -167,8 +167,8 @@ def places_of(splits: NDArray[Any], rows: NDArray[np.int32]) -> tuple[Ints, Ints
     begins = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(lengths, out=begins[1:])
     if begins[-1] > _MOST_SPREAD:
-        reason = f"the samples have {begins[-1]:,} values of one feature or table, where each has its own"
-        raise RequestError(f"{reason}; at most {_MOST_SPREAD:,} are possible")
+        reason = f"repeated for each sample, one feature or table has {begins[-1]:,} values"
+        raise RequestError(f"{reason}; expected at most {_MOST_SPREAD:,}")
     return np.repeat(splits[rows] - begins[:-1], lengths) + np.arange(begins[-1]), begins
 
 

@@ -154,17 +154,17 @@ class FeatureConfig(Clause):
         end = {"hash": self.buckets, "cross": self.buckets, "identity": self.size}
         if self.offset and end.get(self.kind, 0) is None:
             key = "size" if self.kind == "identity" else "buckets"
-            raise at_key("offset", f"needs {key}, because the keys have no end without it")
+            raise at_key("offset", f"needs {key}, which bounds the keys")
         return self
 
     @model_validator(mode="after")
     def _belongs_to_kind(self) -> Self:
         if is_taken(self.name):
-            raise at_key("name", f"a feature cannot be called {self.name!r}, because requests have this name for more")
+            raise at_key("name", f"a feature cannot be called {self.name!r}, which requests use for something else")
         keys, required = _KEYS[self.kind]
         for key in self.model_fields_set - {"name", "kind", *keys}:
             owners = [kind for kind, (of_kind, _) in _KEYS.items() if key in of_kind]
-            raise at_key(key, f"only a {' or '.join(owners)} has it, but the kind is {self.kind}")
+            raise at_key(key, f"only for the kind {' or '.join(owners)}, but the kind is {self.kind}")
         for key in required:
             if getattr(self, key) is None:
                 raise at_key(key, f"required for the kind {self.kind}, but absent")
@@ -172,7 +172,7 @@ class FeatureConfig(Clause):
             expected = " or ".join(_TYPES[self.kind])
             raise at_key("type", f"expected {expected} for the kind {self.kind}, got {self.type}")
         if self.salt is not None and "hash" in self.model_fields_set:
-            raise at_key("hash", "a salt takes SipHash, so leave hash out")
+            raise at_key("hash", "a salt implies SipHash, so leave out hash")
         if any(low >= high for low, high in pairwise(self.boundaries or ())):
             raise at_key("boundaries", "expected ascending numbers")
         if self.clip is not None and self.clip[0] >= self.clip[1]:
@@ -254,7 +254,7 @@ def _why_not(feature: FeatureConfig, other: FeatureConfig | None, key: str) -> s
             return "is a dense number; cross a bucketize feature"
         return "is a cross itself" if other.kind == "cross" else ""
     if other is feature or other.shares is not None:
-        return "shares keys itself; name the feature that it shares them with"
+        return "shares keys itself; name the feature whose keys it shares"
     same = (
         *("kind", "value_type", "buckets", "hash", "salt", "vocabulary", "values", "unknown_buckets"),
         *("boundaries", "size"),
@@ -297,5 +297,5 @@ def check_ranges(
             table = min(tables[one.name] & tables[other.name])
             shown = f"{theirs.begin} to {theirs.end - 1}, and those of {one.name!r} are {ours.begin} to {ours.end - 1}"
             reason = f"the keys of {other.name!r} are {shown}, in the same table {table!r}"
-            advice = f"set offset to {ours.end} or more, or say shares: {one.name!r}"
+            advice = f"set offset to {ours.end} or more, or set shares to {one.name!r}"
             raise ConfigError(source, f"features[{number[other.name]}]", f"{reason}: {advice}")

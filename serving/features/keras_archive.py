@@ -1,8 +1,8 @@
 """Read the preprocessing layers of a ``.keras`` archive as a definition of raw features. Keras is not needed.
 
-An archive is a zip file, whose ``config.json`` has the layers. What ``adapt`` has learned is elsewhere: the values of a
-lookup are in a text file, and the statistics of a Normalization are weights. Their folders are numbered by class, in
-the order of the layers.
+An archive is a zip file, whose ``config.json`` has the layers. What ``adapt`` has learned is stored elsewhere: the
+values of a lookup in a text file, and the statistics of a Normalization as weights. Their folders are numbered by
+class, in the order of the layers.
 """
 
 import io

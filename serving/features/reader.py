@@ -24,11 +24,11 @@ _NATIVE = {"string": "text", "integer": "integer", "boolean": "integer", "float"
 _TOO_MANY = "has too many values"
 _WHY = {
     "is not UTF-8": "expected text in UTF-8",
-    "is missing": "is missing, and the feature says nothing of missing values",
+    "is missing": "is missing, and the feature has no value for missing",
     "is infinite": "expected a finite number",
-    "has no logarithm": "expected a number above -1, because log1p is taken",
+    "has no logarithm": "expected a number above -1, because the feature takes log1p",
     "is too large": "the number does not fit float32 after mean and std",
-    "is outside of its range": "the key is outside of the feature's size",
+    "is outside of its range": "the key is outside the feature's size",
     "is reserved": "the key is reserved",
 }
 
@@ -254,7 +254,7 @@ class FeatureReader:
     def _error(self, columns: Sequence[Column], number: int, row: int, at: int, why: str) -> FeatureValueError:
         """Return the error of a value that cannot be transformed, of the feature that was added with this number."""
         if why == "offsets":
-            reason = f"expected offsets from 0 to {at} that never fall, one more than samples"
+            reason = f"expected offsets from 0 to {at} that do not decrease, one more than samples"
             return FeatureValueError(f"{self.inputs[number].name}{OFFSETS}", None, reason)
         feature = self._order[number]
         splits = columns[self._names[feature.name]][-1] if feature.name in self._names else None
@@ -291,11 +291,11 @@ class FeatureReader:
             counts = [("known", self._counted.known.copy()), ("unknown", self._counted.unknown.copy())]
             ignored = self._counted.ignored
         if self.definition.unknown_features == "ignore":
-            help_text = "Features of requests that are not defined, and were ignored."
+            help_text = "Undefined features of requests, which were ignored."
             yield MetricSample("hotrow_ignored_features", help_text, labels, ignored)
         for name in self._vocabularies:
             for state, of_state in counts:
-                help_text = "Values of requests that a feature's vocabulary has, and that it does not have."
+                help_text = "Values of requests, in and not in a feature's vocabulary."
                 where = (*labels, ("feature", name), ("state", state))
                 yield MetricSample("hotrow_vocabulary_values", help_text, where, of_state[name])
 

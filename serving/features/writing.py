@@ -1,4 +1,4 @@
-"""Write a ``features.json``, and what Triton must know of it."""
+"""Write a ``features.json``, and what Triton must know about it."""
 
 import json
 import shutil

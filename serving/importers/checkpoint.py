@@ -43,7 +43,7 @@ def without_hidden(folder: Path, files: Iterable[Path]) -> list[Path]:
         (hidden if any(part.startswith(".") for part in parts) else visible).append(file)
     if hidden:
         some = ", ".join(repr(str(file.relative_to(folder))) for file in hidden[:_MOST_NAMES_SHOWN])
-        _log.warning("%s: left out, because a name begins with '.': %d (%s)", folder, len(hidden), some)
+        _log.warning("%s: skipped, because a name begins with '.': %d (%s)", folder, len(hidden), some)
     return visible
 
 

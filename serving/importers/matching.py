@@ -79,7 +79,7 @@ def match_tables(
         raise ConfigError(source, "", "none of its inputs has a table; a model needs at least one table")
     of_dense = _dense(source, left, place, dense or _DENSE)
     if row_dtype is not None and not any(isinstance(rows, BareRows) for rows in opened.values()):
-        raise ConfigError("row_dtype", "", "has no effect: every table's file says the type of its numbers")
+        raise ConfigError("row_dtype", "", "has no effect: every table's file states its type")
     decided = {
         entry.name: _decided(source, entry, opened[entry.name], row_dtype)
         for entry in network.inputs

@@ -1,4 +1,4 @@
-"""The outputs of an imported network: what clients call them, and what their numbers are."""
+"""The outputs of an imported network: their names and their kinds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args

@@ -51,7 +51,7 @@ def write_model(
         check: called with the folder of the finished files before the version appears. If it raises an error, no
             version appears.
         run: the training run that publishes updates of the rows; empty if it publishes none.
-        positions: for each partition of the log of updates, the position that the rows include.
+        positions: for each partition of the update log, the position that the rows include.
 
     Returns:
         the version's folder.

@@ -65,7 +65,7 @@ class Manifest:
         files: the record of each file by its POSIX path relative to the folder.
         keys: ``"unshifted"`` if requests have keys that begin at 0 in each slot; see ``serving.model.slot_sizes``.
         run: the training run that publishes updates of the rows; empty if it publishes none.
-        positions: for each partition of the log of updates, the position that the files include, or that shared tables
+        positions: for each partition of the update log, the position that the files include, or that shared tables
             must have reached.
         tables: the version whose tables it shares; None: its tables are among its files.
     """

@@ -76,7 +76,7 @@ def write_version(
             version.
         version: at least 1. The default is one more than the newest version.
         run: the training run that publishes updates of the rows; empty if it publishes none.
-        positions: for each partition of the log of updates, the position that the files include.
+        positions: for each partition of the update log, the position that the files include.
         tables: the version whose tables it shares; None: ``write_files`` writes tables.
         triton: what Triton must know of requests and answers; None: requests have keys alone.
 

@@ -278,7 +278,7 @@ def check_splits(name: str, splits: NDArray[np.int64], values: int) -> None:
         RequestError: the message begins with ``name``.
     """
     if splits.size < 2 or splits[0] != 0 or splits[-1] != values or (splits[1:] < splits[:-1]).any():
-        raise RequestError(f"{name}: expected offsets from 0 to {values} that never fall, one more than samples")
+        raise RequestError(f"{name}: expected offsets from 0 to {values} that do not decrease, one more than samples")
 
 
 def names_of(config: ModelConfig) -> dict[str, list[str]]:

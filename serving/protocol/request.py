@@ -175,9 +175,9 @@ def check_inputs(names: Collection[str], signature: Signature) -> None:
 def check_output(
     name: str, parameters: dict[str, Any], earlier: Iterable[OutputRequest], path: str, signature: Signature
 ) -> None:
-    """Refuse an output that the model does not have, that is asked for twice, or that must be classified."""
+    """Refuse an output that the model does not have, that is requested twice, or that must be classified."""
     signature.output(name, path)
     if any(name == other.name for other in earlier):
-        raise RequestError(f"{path}.name: output {name!r} is asked for twice")
+        raise RequestError(f"{path}.name: output {name!r} is requested twice")
     if "classification" in parameters:
         raise RequestError(f"{path}.parameters.classification: not supported")

@@ -1,10 +1,10 @@
 """The request log: a sample of the requests and their answers, as Parquet files.
 
 Each sample of a request is one row. It has the raw features by name, or the keys of each slot and the dense features,
-and the columns of ``records``. Each model has a folder, because its rows have columns of their own.
+and the columns of ``records``. Each model has a folder, because its rows have their own columns.
 
-``log`` is what a server writes with, ``files`` are the files, ``records`` are the rows as they are written. ``rows``
-are the same as a model reads them again.
+A server writes with ``log``. ``files`` has the files, ``records`` makes the rows to write, and ``rows`` reads them
+back for a model.
 """
 
 from serving.request_log.files import stream_batches

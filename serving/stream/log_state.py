@@ -1,4 +1,4 @@
-"""How far a table has come in a log of updates, as its source of truth keeps it."""
+"""How far a table has come in an update log, as its source of truth keeps it."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Opens a log of updates by its URL.
+"""Opens an update log by its URL.
 
 - ``kafka://host:9092[,host:port]/topic?name=value``: librdkafka's settings by name;
 - ``redis://[user:password@]host:port/database/stream?name=value``, or ``rediss://`` for TLS, with ``ssl_ca_certs``,

@@ -1,4 +1,4 @@
-"""Redis Streams as a log: a stream is one partition. It uses nothing that Redis 6.2 does not have.
+"""Redis Streams as a log: a stream is one partition. It works with Redis 6.2 and later.
 
 Redis forgets what it trimmed, so each read also asks for the entry at the position, in one transaction. If the entry is
 gone and is not the newest, later entries may be gone too, which is an error.

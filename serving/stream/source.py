@@ -1,4 +1,4 @@
-"""What a log of updates must do: ``UpdateSource`` for the server's side, ``UpdateSink`` for the trainer's side."""
+"""What an update log must do: ``UpdateSource`` for the server's side, ``UpdateSink`` for the trainer's side."""
 
 import zlib
 from abc import ABC, abstractmethod
@@ -48,7 +48,7 @@ class Record(NamedTuple):
 
 
 class UpdateSource(ABC):
-    """Reads a log of updates. One thread uses it, but any thread may call ``close``."""
+    """Reads an update log. One thread uses it, but any thread may call ``close``."""
 
     @abstractmethod
     def start(self, positions: Mapping[str, str], last: Mapping[str, int] | None = None) -> None:
@@ -95,7 +95,7 @@ class UpdateSource(ABC):
 
 
 class UpdateSink(ABC):
-    """Writes to a log of updates. One thread uses it.
+    """Writes to an update log. One thread uses it.
 
     A sink that has raised an error takes no more messages, because a gap would break the order. Open another sink then,
     and send again everything after the last ``flush`` that succeeded.

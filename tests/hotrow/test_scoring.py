@@ -471,7 +471,7 @@ def test_rows_of_other_options_are_not_mixed(towers, small_steps, monkeypatch, c
     ("options", "text"),
     [
         (["--outputs", "item_vectr"], "the model has no output 'item_vectr'; it has "),
-        (["--outputs", "score,score"], "output 'score' is asked for twice"),
+        (["--outputs", "score,score"], "output 'score' is requested twice"),
         (
             ["--outputs", "score", "--without", "user,age"],
             "items.parquet column age record 0: is missing, and the feature",

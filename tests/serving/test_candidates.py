@@ -299,7 +299,7 @@ def test_counts_and_columns_that_do_not_fit_are_refused(sessions, changed, messa
 
 
 def test_an_absent_number_of_the_user_is_an_error(sessions):
-    with pytest.raises(RequestError, match="age of sample 0: is missing, and the feature says nothing of missing"):
+    with pytest.raises(RequestError, match="age of sample 0: is missing, and the feature has no value for missing"):
         sessions["named", "numpy"].predict({"user": [[3]], "item": [[1]] * 5, "price": [1, 2, 3, 4, 5]})
 
 
@@ -341,7 +341,7 @@ def test_an_absent_number_of_the_user_is_an_error(sessions):
         ),
         (
             {"context": CONTEXT, "candidates": [*ITEMS_OF_USER, {"item": [1]}]},
-            "candidates[5].price: is missing, and the feature says nothing of missing values",
+            "candidates[5].price: is missing, and the feature has no value for missing",
         ),
     ],
 )
@@ -429,7 +429,7 @@ def test_the_request_log_has_each_candidate_with_all_its_features(sessions, tmp_
 def test_values_that_would_be_too_many_for_each_sample_are_refused_before_they_are_made(sessions):
     batch = sessions["raw", "numpy"].read({"clicked": [[1] * 20_000], "item": [1] * 900, "price": [1]})
     assert batch.samples == 900
-    with pytest.raises(RequestError, match="the samples have 18,000,000 values of one feature or table"):
+    with pytest.raises(RequestError, match="repeated for each sample, one feature or table has 18,000,000 values"):
         batch.expanded()
 
 

@@ -241,7 +241,7 @@ def test_wrong_arguments_are_refused(call, error, expected):
 def test_a_feature_without_ids_is_refused():
     column = deeprec.embedding_column(deeprec.categorical_column_with_embedding("a"), 3)
 
-    with pytest.raises(KeyError, match="no ids of the feature 'a'"):
+    with pytest.raises(KeyError, match="no ids for the feature 'a'"):
         deeprec.input_layer({"b": ONE}, [column])
     with pytest.raises(ValueError, match="two called 'a_embedding'"):
         deeprec.input_layer({"a": ONE}, [column, column])

@@ -148,7 +148,7 @@ ONE = tf.SparseTensor([[0, 0], [1, 0]], [1, 2], [2, 1])
             ONE,
             {"sp_weights": tf.SparseTensor([[0, 0], [0, 1]], [1.0, 2.0], [2, 2])},
             ValueError,
-            r"weights at the places of the ids",
+            r"weights at the positions of the ids",
             id="weights of other ids",
         ),
     ],

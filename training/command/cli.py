@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
         "folder of them; HugeCTR's Norm and Parquet files or a list of them; Raw files if the graph says so; or .npz "
         "with an array for each input of the graph",
     )
-    source.add_argument("--describe", metavar="MODEL", help="print the arrays that a model reads, and do not train")
+    source.add_argument("--describe", metavar="MODEL", help="print the arrays that a model reads, without training")
     source.add_argument("--synthetic", type=_whole(10), metavar="ROWS", help="generate samples with a known best AUC")
     parser.add_argument(
         "--eval-data", type=Path, metavar="FILE", help="evaluate on this file (default: on the last tenth of --data)"
@@ -96,14 +96,14 @@ def add_parser(commands: Any) -> None:
         type=_whole(1),
         default=1_000_000,
         metavar="ROWS",
-        help="data with more rows is read from its file in every epoch, and shuffled within windows of this size "
-        "(default: 1000000)",
+        help="data with more rows is read again in every epoch and shuffled within windows of this size (default: "
+        "1000000)",
     )
     parser.add_argument(
         "--seed", type=_whole(0), default=0, metavar="N", help="the seed of all random numbers (default: 0)"
     )
     parser.add_argument(
-        "--learning-rate", type=_rate, metavar="X", help="replaces the graph's learning rate after its warm-up"
+        "--learning-rate", type=_rate, metavar="X", help="override the graph's learning rate after warm-up"
     )
     parser.add_argument(
         "--metrics", type=Path, metavar="FILE", help="write the results of every epoch to this JSON file"
@@ -129,8 +129,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--publish",
         metavar="URL",
-        help="publish changed rows to this log of updates, for servers that follow; needs --checkpoint. See "
-        "docs/updates.md",
+        help="publish changed rows to this update log; needs --checkpoint. See docs/updates.md",
     )
     parser.add_argument(
         "--publish-steps",

@@ -51,7 +51,7 @@ class CheckpointFacts:
         config: the features.
         servers: how many servers have written rows; None: a checkpoint of an earlier version does not say it.
         run: the training run that publishes updates of the rows; empty if it publishes none.
-        positions: for each partition of the log of updates, the position that the rows include.
+        positions: for each partition of the update log, the position that the rows include.
     """
 
     batches: int

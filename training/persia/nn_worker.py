@@ -362,7 +362,7 @@ class TrainCtx:
         every key that was published after it. The outbox is in the folder of checkpoints.
 
         Args:
-            url: the log of updates.
+            url: the update log.
             model: the model's name in the repository. A table has the name of its feature group.
             options: ``message_format``, ``rows``, ``key_bytes``, ``most_outbox_bytes`` and ``settings`` of
                 ``training.publishing.Publisher``.

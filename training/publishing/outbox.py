@@ -262,7 +262,7 @@ class Outbox:
         with self._lock:
             waiting_bytes = sum(self._waiting.values())
         if waiting_bytes and waiting_bytes + size_bytes > self._most_bytes:
-            reason = f"{waiting_bytes:,} bytes wait for the log of updates, and at most {self._most_bytes:,} may"
+            reason = f"{waiting_bytes:,} bytes wait for the update log, and at most {self._most_bytes:,} may"
             raise OutputError(f"{self._folder}: the outbox is full: {reason}")
         return size_bytes
 

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Publishes the changes of a model's tables as messages to a log of updates.
+    """Publishes the changes of a model's tables as messages to an update log.
 
     Each call of ``publish`` writes a delta into the outbox, and a thread sends it from there. So a log that is away
     does not stop the training, and a crash loses nothing. A training that goes back to a checkpoint calls ``resume``.

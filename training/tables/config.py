@@ -77,14 +77,15 @@ class EmbeddingBagConfig:
         combiner: how the rows of a bag become one vector. ``"mean"`` and ``"sqrtn"`` divide the sum by the number of
             keys and by its square root. With weights they divide by the sum of the weights, and by the root of the sum
             of their squares.
-        features: the inputs that read the table. By default the one input with the table's name.
-        rows: V: the keys are 0 to V - 1, and all rows exist. None: a row is made when training first sees its key.
-        row_dtype: of the weights in memory. Optimizer states are always float32.
-        initializer: the first weights, which depend only on the key and the seed.
-        admit_after: a key gets a row when training has seen it this often. Until then it counts as unknown. The counts
+        features: the inputs that read the table, by default one with the table's name.
+        rows: V: the keys are 0 to V - 1, and all rows exist. None: a key gets a row when training first sees it.
+        row_dtype: the type of the weights in memory. A narrow row loses updates that are smaller than its rounding.
+            Optimizer states are always float32.
+        initializer: the initial weights, which depend only on the key and the seed: ``Uniform``, ``Normal`` or
+            ``Constant``.
+        admit_after: how often training must see a key before it gets a row. Until then it counts as unknown. The counts
             of such keys take memory too, about 26 bytes each.
-        max_rows: the most rows in each process. A new row then replaces the row that training has not read for the
-            longest time.
+        max_rows: the maximum rows in each process. In a full table, a new row replaces the least recently read row.
         max_norm: rows with a larger L2 norm are scaled to it when they are read. The gradient follows the scaling.
         default_value: every float of an unknown key's vector.
         keeps_slots: remember in which slot of a sample each key was first seen, as HugeCTR's localized files do.

@@ -1,4 +1,4 @@
-"""The one layer between TensorFlow and the tables: look up bags, pass back their gradients, and move rows.
+"""The one layer between TensorFlow and the tables: look up bags, pass back their gradients, and update rows.
 
 In eager mode, the native code reads the tensors' memory. In a graph, the same functions run in ``tf.numpy_function``,
 so both give the same bits. A ``tf.function`` runs these operations in the order of the program.

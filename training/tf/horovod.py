@@ -1,4 +1,4 @@
-"""The calls of Horovod in the documents, for the one process in which TensorFlow trains: import it as ``hvd``."""
+"""The Horovod calls of SOK's documentation, for the one process in which TensorFlow trains: import it as ``hvd``."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -51,7 +51,7 @@ def _read(place: str, values: Array, where: Array, *others: Array) -> IdRows:
     ids, is_ragged = values.astype(np.int64, copy=False), where.ndim == 1
     of_weights = others[0 if is_ragged else 1 :]
     if of_weights and not np.array_equal(of_weights[0], where):
-        raise ValueError(f"{place}: expected weights at the places of the ids, got other places")
+        raise ValueError(f"{place}: expected weights at the positions of the ids, got other positions")
     if is_ragged:
         return IdRows(ids, where.astype(np.int64, copy=False))
     return IdRows.read(place, np.ascontiguousarray(where[:, 0]), ids, int(others[0][0]))

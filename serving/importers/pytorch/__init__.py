@@ -62,7 +62,7 @@ def from_torch(
     - TorchRec's ``KeyedJaggedTensor``.
     - None, bool, int, float and str: fixed to the example's value.
 
-    Keys must reach the tables as they are, because a request's keys go straight to the tables.
+    Keys must reach the tables as they are, because a request's keys go directly to the tables.
 
     Args:
         module: on the CPU, float32.
@@ -77,7 +77,7 @@ def from_torch(
         features: a ``features.json``, so that requests may have raw features. A feature gives keys to the slot of its
             name, see ``ImportedModule.names``, or names its ``slot``.
         run: the training run that publishes updates of the rows; empty if it publishes none.
-        positions: for each partition of the log of updates, the position that the rows include.
+        positions: for each partition of the update log, the position that the rows include.
         sequences: for each input that is a padded sequence, [B, L], the key that stands for no key. Requests have up to
             L keys without padding, and the module's masks and lengths are made from their number.
         outputs: what clients call the outputs, and the kind of each: ``"probability"`` from 0 to 1, ``"score"`` for any

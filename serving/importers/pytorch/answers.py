@@ -1,4 +1,4 @@
-"""What a module answers with: one tensor, or several with names."""
+"""The answers of a module: one tensor, or several with names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass

@@ -1,10 +1,10 @@
 """Turn a PyTorch module into a version of a model. ``from_torch`` is the public call.
 
 1. Run the module on the example, and record its calls of tables.
-2. Run it on keys that say where they come from, with given vectors in place of the tables. This shows which input feeds
+2. Run it on keys that say where they come from, with given vectors instead of the tables. This shows which input feeds
    each slot, that keys reach the tables unchanged, and that they have no other effect.
 3. Run it on random requests, and keep the answers.
-4. Export it with inputs in place of the tables. This is the dense network.
+4. Export it with inputs instead of the tables. This is the dense network.
 5. Plan and write a version, as for a network and tables in files. It must give the same answers before it appears.
 """
 
@@ -176,7 +176,7 @@ def _expected_answers(runner: Runner, sources: Sources, logits: bool) -> Expecte
             answers[:, output.columns] = answers[:, output.columns].sigmoid()
     is_nan = answers.isnan().any(dim=1).numpy()
     if is_nan.any() and sources.has_empty(run, _SAMPLES)[is_nan].all():
-        reason = "the answer to an empty sequence is not a number; mask scores with -1e9 in place of -inf"
+        reason = "the answer to an empty sequence is not a number; mask scores with -1e9 instead of -inf"
         raise ConfigError(runner.source, "", reason)
     if fault := strange_answers(answers.numpy(), run.outputs):
         other = "for other numbers, use outputs={'rating': 'score'} or outputs={'user': 'vector'}"
@@ -252,7 +252,7 @@ def _sequences(source: str, table: str, slots: Sequence[Source]) -> SequenceSlot
     if not paddings:
         return None
     if len({padding.at_start for padding in paddings}) > 1:
-        reason = "expected sequences that are padded at the same side, because they have one table"
+        reason = "expected the same padding side for all sequences of one table"
         raise ConfigError(source, table, reason)
     most = tuple(0 if slot.padding is None else slot.padding.most for slot in slots)
     return SequenceSlots(most, padding="start" if paddings[0].at_start else "end")

@@ -126,7 +126,7 @@ class Inputs:
         self._makers = [padded_inputs.get(name) or self._maker(name, value) for name, value in named.items()]
         if len(set(self._samples.values())) > 1:
             found = ", ".join(f"{samples} in {name!r}" for name, samples in self._samples.items())
-            advice = "keys [N] need their offsets as another input, and both must reach the table as they are"
+            advice = "keys [N] need their offsets as another input, and both must reach the table unchanged"
             reason = f"expected the same B in all inputs, got {found}; {advice}"
             raise ConfigError(source, "example", reason)
         self.samples = next(iter(self._samples.values()), 0)
@@ -245,7 +245,7 @@ class Inputs:
         """Return the padding of the rows of a jagged feature; None if they are pooled."""
         most = sorted({lookup.most for lookup in lookups if lookup.most})
         if len(most) > 1:
-            reason = f"expected rows that are padded to one length, got {' and '.join(map(str, most))}"
+            reason = f"expected one padded length for all rows, got {' and '.join(map(str, most))}"
             raise ConfigError(self._source, name, reason)
         return Padding(most[0]) if most else None
 

@@ -1,4 +1,4 @@
-"""Rows that are not pooled: padded keys, and what stands in for TorchRec's ``JaggedTensor`` of rows."""
+"""Rows that are not pooled: padded keys, and a stand-in for TorchRec's ``JaggedTensor`` of rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +51,7 @@ class JaggedRows:
         """Return float32[B, L, D]."""
         if not isinstance(desired_length, int):
             raise ConfigError(
-                self._source, "", f"is padded to the longest of a batch; {_ADVICE}{at_line(line_of_call())}"
+                self._source, "", f"is padded to the longest in a batch; {_ADVICE}{at_line(line_of_call())}"
             )
         return self._pad(desired_length, padding_value)
 

@@ -1,4 +1,4 @@
-"""The lines of a module's own code that messages name."""
+"""Find the line of a module's own code that a message names."""
 
 import linecache
 import sys

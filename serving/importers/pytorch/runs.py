@@ -157,8 +157,8 @@ class Runner:
         other = self._run(_TRACED_SAMPLES, self._filler, run.dense, vectors, lengths)
         if not torch.allclose(run.answer, other.answer, equal_nan=True):
             reason = (
-                "with other keys and the same rows, forward gives another answer; expected keys to matter by their "
-                "rows only: no padding mask, no lengths of bags, no random numbers, and dense features as float32"
+                "with other keys and the same rows, forward gives another answer; expected keys to matter only through "
+                "their rows: no padding mask, no lengths of bags, no random numbers, and dense features as float32"
             )
             of_inputs = [one.input for one in self.inputs.features if one.padding is None]
             if several := next((name for name in of_inputs if of_inputs.count(name) > 1), ""):
@@ -286,7 +286,7 @@ class Runner:
         if len(slots) < feature.padding.most or not np.array_equal(np.stack(slots)[..., 0].T, expected):
             reason = (
                 f"expected the rows of all {feature.padding.most} positions of {feature.name!r}, in order; look up all "
-                "of them, and choose among the rows"
+                "of them, then select rows"
             )
             raise ConfigError(self.source, table, f"{reason}{at_line(run.calls[table][first].line)}")
 
@@ -299,15 +299,13 @@ class Runner:
                 continue
             if np.array_equal(bag[~np.isin(bag, paddings)], expected):
                 names = " ".join(self.inputs.features[place].name for place in places)
-                reason = (
-                    f"the padding of {names!r} is pooled too; use padding_idx, or take a mean of the rows by a mask"
-                )
+                reason = f"the padding of {names!r} is pooled too; use padding_idx, or pool the rows with a mask"
                 raise ConfigError(self.source, table, f"{reason}{at_line(run.calls[table][at].line)}")
             raise self._computed(table, run, at)
 
     def _computed(self, table: str, run: Run, at: int) -> ConfigError:
         reason = (
-            "forward computes keys of this table, but a request's keys go straight to the table; compute them "
+            "forward computes keys of this table, but a request's keys go directly to the table; compute them "
             f"before the module and pass them as an input; {CONSTANT_KEYS}"
         )
         return ConfigError(self.source, table, f"{reason}{at_line(run.uses or run.calls[table][at].line)}")

@@ -383,7 +383,7 @@ def _refusal(table: nn.Module) -> str:
     if type(table).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward):
         return f"{type(table).__name__} has its own forward; expected nn.EmbeddingBag or nn.Embedding"
     if table.max_norm is not None:
-        return f"has max_norm={table.max_norm}, which changes rows at each call; scale the rows once and set it to None"
+        return f"has max_norm={table.max_norm}, which changes rows on each call; scale the rows once and set it to None"
     return ""
 
 

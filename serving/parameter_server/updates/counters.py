@@ -124,7 +124,7 @@ class UpdateCounters:
         fault, staleness_s, most_s = self.fault, self.staleness_s, self._max_staleness_s
         if most_s is not None and (staleness_s > most_s or not self._was_asked):
             is_old = f"its rows are {staleness_s:.0f} s old, more than"
-            may_be_old = "its log of updates has not answered yet, so its rows may be older than"
+            may_be_old = "its update log has not answered yet, so its rows may be older than"
             reason = f"{is_old if self._was_asked else may_be_old} max_staleness_s, {most_s:g}"
             return Readiness("not ready", f"{reason}: {fault}" if fault else reason)
         return Readiness("degraded", f"no updates: {fault}") if fault else Readiness()

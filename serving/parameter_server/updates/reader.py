@@ -344,7 +344,7 @@ class ModelUpdates:
         while lasting is not None and lasting.shown_bytes >= MOST_SHOWN_BYTES and not self._closing.is_set():
             self._renew_view(lasting.store)
             if time.monotonic() >= end_s:
-                reason = f"the process that writes is {lasting.shown_bytes:,} bytes of rows behind the log of updates"
+                reason = f"the process that writes is {lasting.shown_bytes:,} bytes of rows behind the update log"
                 raise StoreError(lasting.store.name, table.name, reason)
             self._closing.wait(0.1)
 

@@ -14,7 +14,7 @@ keep them on one node::
 
 **As the source of truth**, what Redis holds is true. A partition without its marker has lost rows, so it is an error
 and never an answer of defaults. Changes name the marker's generation, and Redis refuses them if it differs. The marker
-of a partition also keeps how far it has come in each log of updates: see ``logs``.
+of a partition also keeps how far it has come in each update log: see ``logs``.
 
 **As a cache**, a partition answers only while it is valid:
 

@@ -6,7 +6,7 @@ What lies where, in /dev/shm/<shared_memory_name>::
     writer                       the writer holds an exclusive flock; the file has its process number, for messages
     <table>.table                a table with its marker (kernels.shared), published whole by a rename
     <table>.table.new            a table that is being filled
-    <table>.table.redo, .reached  the last change that a log of updates brought: see ``redo``
+    <table>.table.redo, .reached  the last change that an update log brought: see ``redo``
 
 Who may do what:
 

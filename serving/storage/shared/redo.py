@@ -1,4 +1,4 @@
-"""The changes that a log of updates brings to a table in shared memory, and how far the table has come in each log."""
+"""The changes that an update log brings to a table in shared memory, and how far the table has come in each log."""
 
 import json
 import os

@@ -334,7 +334,7 @@ class SharedMemoryTable(HostRowsTable[SharedTable], LastingTable):
                 if _is_reached(self._redo.states(self._open_rows().inode), partition, wanted):
                     return
             if time.monotonic() > end_s:
-                raise self._error(f"{self._shared._folder.writer()}, which writes, is behind the log of updates")
+                raise self._error(f"{self._shared._folder.writer()}, which writes, is behind the update log")
             time.sleep(_LOOK_S)
 
     @contextmanager

@@ -108,7 +108,7 @@ def test_data_is_read_in_parts_and_many_samples_are_drawn(models, log, rows, tmp
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
         f"120 of 120 samples of {log} are in {tmp_path / f'data.{kind}'}",
-        "the figures are those of 60 samples, drawn evenly",
+        "the figures are from 60 evenly drawn samples",
     ]
     german = 100 * np.mean([value == "de" for value in rows["country"].to_pylist()])
     assert figures(lines)["country"][0] == pytest.approx(german, abs=15)

@@ -172,7 +172,7 @@ def test_as_many_requests_run_at_a_time_as_the_container_has_cores(monkeypatch, 
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
 
-    assert "requests that run at the same time (default: 3)" in " ".join(capsys.readouterr().out.split())
+    assert "in each worker (default: the usable cores, 3 here," in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -18,19 +18,19 @@ HASH = {"name": "x", "kind": "hash", "buckets": 10}
         ([{**HASH, "bukets": 10}], "features[0].bukets: unknown key; did you mean 'buckets'?"),
         ([{**HASH, "buckets": 0}], "features[0].buckets: input should be greater than or equal to 1"),
         ([{**HASH, "offset": -1}], "features[0].offset: input should be greater than or equal to 0"),
-        ([{**HASH, "boundaries": [1]}], "features[0].boundaries: only a bucketize has it, but the kind is hash"),
+        ([{**HASH, "boundaries": [1]}], "features[0].boundaries: only for the kind bucketize, but the kind is hash"),
         ([{**HASH, "type": "float"}], "features[0].type: expected string or integer or boolean for the kind hash"),
         ([{**HASH, "unit": "s"}], "features[0].unit: only integers have a unit, but the type is string"),
         ([{**HASH, "hash": "md5"}], "features[0].hash: input should be 'farmhash', 'murmur3' or 'xxh64'"),
-        ([{**HASH, "hash": "xxh64", "salt": 1}], "features[0].hash: a salt takes SipHash, so leave hash out"),
+        ([{**HASH, "hash": "xxh64", "salt": 1}], "features[0].hash: a salt implies SipHash, so leave out hash"),
         ([{**HASH, "salt": -1}], "features[0].salt"),
         ([{**HASH, "missing": ""}], "features[0].missing: expected a value of the type string, got ''"),
         ([{**HASH, "missing": 5}], "features[0].missing: expected a value of the type string, got 5"),
         (
             [{"name": "x", "kind": "hash", "offset": 5}],
-            "features[0].offset: needs buckets, because the keys have",
+            "features[0].offset: needs buckets, which bounds the keys",
         ),
-        ([{"name": "x", "kind": "identity", "offset": 5}], "features[0].offset: needs size, because the keys have no"),
+        ([{"name": "x", "kind": "identity", "offset": 5}], "features[0].offset: needs size, which bounds the keys"),
         ([{"name": "x", "kind": "dense", "missing": 1e39}], "features[0].missing: expected a value of the type float"),
         ([{**HASH, "list": {"keep": "last"}}], "features[0].list.keep: most is required"),
         ([{**HASH, "list": {"separator": "ü"}}], "features[0].list.separator: expected one ASCII character"),
@@ -48,7 +48,10 @@ HASH = {"name": "x", "kind": "hash", "buckets": 10}
         ([{"name": "x", "kind": "bucketize", "boundaries": [2, 1]}], "features[0].boundaries: expected ascending"),
         ([{"name": "x", "kind": "dense", "clip": [2, 1]}], "features[0].clip: expected the smaller number first"),
         ([{"name": "x", "kind": "dense", "std": 0}], "features[0].std: input should be greater than 0"),
-        ([{"name": "x", "kind": "dense", "slot": "x"}], "features[0].slot: only a hash or vocabulary or bucketize"),
+        (
+            [{"name": "x", "kind": "dense", "slot": "x"}],
+            "features[0].slot: only for the kind hash or vocabulary or bucketize",
+        ),
         ([HASH, HASH], "features: 2 features have the feature 'x'"),
         ([HASH, {**HASH, "name": "y", "slot": "x"}], "features: 2 features have the slot 'x'"),
         ([HASH, {"name": "c", "kind": "cross", "of": ["x"]}], "features[1].of"),
@@ -104,7 +107,7 @@ def test_features_of_one_table_have_keys_of_their_own(reader_of, other):
     if other["buckets"] is None:
         del features[1]["buckets"]
     with pytest.raises(
-        ConfigError, match=r"features\[1\]: the keys of 'y' are .*set offset to 15 or more, or say shares"
+        ConfigError, match=r"features\[1\]: the keys of 'y' are .*set offset to 15 or more, or set shares"
     ):
         reader_of(*features, tables={"x": "t", "y": "t"})
     reader_of(*features)  # each has a table of its own

@@ -120,7 +120,7 @@ def test_the_status_and_the_openapi_document_list_the_features(client):
         ({"itm": 5}, "samples[0].itm: is not a feature; did you mean 'item'?"),
         ({"item": "a"}, "samples[0].item: expected a list, got 'a'"),
         ({"item": [1.5]}, "samples[0].item: value 0: expected an integer, got 1.5"),
-        ({"price": None}, "samples[0].price: is missing, and the feature says nothing of missing values"),
+        ({"price": None}, "samples[0].price: is missing, and the feature has no value for missing"),
         ({"user": 2**63 - 1}, "samples[0].user: value 0: the key is reserved"),
     ],
 )

@@ -105,7 +105,7 @@ def test_hidden_folders_hold_no_tables_and_the_log_says_so(tmp_path, caplog):
 
     assert open_checkpoint(tmp_path).tables() == ["_collection/ads"]
     [line] = caplog.messages
-    assert "left out, because a name begins with '.': 1 ('.trash/ads_emb_keys.rank_0.world_size_1')" in line
+    assert "skipped, because a name begins with '.': 1 ('.trash/ads_emb_keys.rank_0.world_size_1')" in line
 
 
 class TestRefused:

@@ -73,8 +73,8 @@ class Ignoring(Model):
         return super().forward(ids)
 
 
-COMPUTED = "Model: user: forward computes keys of this table, but a request's keys go straight to the table"
-OTHER_ANSWER = "Model: with other keys and the same rows, forward gives another answer; expected keys to matter by"
+COMPUTED = "Model: user: forward computes keys of this table, but a request's keys go directly to the table"
+OTHER_ANSWER = "Model: with other keys and the same rows, forward gives another answer; expected keys to matter"
 FORMS = "float32 [B, ...] for dense features, int64 or int32 [B, ...] for keys, or a KeyedJaggedTensor"
 ANSWERS = "Model: expected forward to return one tensor, float32 [B] or [B, L] with B = 11"
 NO_CALL = "expected forward to call an nn.EmbeddingBag, an nn.Embedding or an EmbeddingBagCollection, it calls none"

@@ -265,7 +265,7 @@ class Infinite(Attention):
 REFUSED = {
     "no number for an empty sequence": (
         (Infinite(), (IDS,), {"ids": 0}),
-        "Infinite: the answer to an empty sequence is not a number; mask scores with -1e9 in place of -inf",
+        "Infinite: the answer to an empty sequence is not a number; mask scores with -1e9 instead of -inf",
     ),
     "a pooled padding": (
         (Bag(), (IDS,), {"ids": 0}),
@@ -312,7 +312,7 @@ REFUSED = {
     ),
     "a batch's longest": (
         (Jagged(lambda rows: rows.to_padded_dense()), (keyed_jagged(item=[[1]], seen=[[1]], tags=[[1]]),), {}),
-        r"t_items: is padded to the longest of a batch; expected to_padded_dense\(desired_length\).*line \d+: ",
+        r"t_items: is padded to the longest in a batch; expected to_padded_dense\(desired_length\).*line \d+: ",
     ),
     "values": (
         (Jagged(lambda rows: rows.values()), (keyed_jagged(item=[[1]], seen=[[1]], tags=[[1]]),), {}),

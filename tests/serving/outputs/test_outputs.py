@@ -94,7 +94,7 @@ def test_outputs_are_c_contiguous_float32_of_their_widths(session):
         (["clik"], "outputs[0]: the model has no output 'clik'; it has 'click', 'score'"),
         (["clik"], "did you mean 'click'?"),
         (["click", "OUTPUT0"], "outputs[1]: the model has no output 'OUTPUT0'"),
-        (["click", "click"], "outputs[1]: output 'click' is asked for twice"),
+        (["click", "click"], "outputs[1]: output 'click' is requested twice"),
         ([3], "outputs[0]: the model has no output int"),
         ("click", "outputs: expected a list of names"),
         (3, "outputs: expected a list of names"),
@@ -251,7 +251,7 @@ def test_predict_answers_by_name_if_the_model_has_several_outputs(client):
     [
         ("click", "outputs: expected a list, but a string came"),
         ([None], "outputs[0]: the model has no output NoneType"),
-        (["click", "click"], "outputs[1]: output 'click' is asked for twice"),
+        (["click", "click"], "outputs[1]: output 'click' is requested twice"),
     ],
 )
 def test_predict_refuses_wrong_names(client, outputs, reason):

@@ -152,7 +152,7 @@ def test_a_process_that_writes_and_stops_is_a_fault_of_its_readers(tmp_path, mod
         pass
     with serving(model, tmp_path / "log", RocksDbStore(tmp_path / "db", read_only=True)) as reader:
         send(log, *(message(Kind.UPSERT, [1000 + number], ONES) for number in range(30)))
-        assert until(lambda: "is 400 bytes of rows behind the log of updates" in reader.health("m").readiness().reason)
+        assert until(lambda: "is 400 bytes of rows behind the update log" in reader.health("m").readiness().reason)
 
 
 def test_ram_in_front_of_a_database_misses_no_change_during_the_load(tmp_path, model, log):

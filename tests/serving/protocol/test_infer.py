@@ -300,7 +300,7 @@ class TestRefusedRequests:
             pytest.param(
                 [{"name": "Y"}], "outputs[0].name: the model has no output 'Y'; it has 'OUTPUT0'", id="unknown"
             ),
-            pytest.param([{"name": "OUTPUT0"}] * 2, "outputs[1].name: output 'OUTPUT0' is asked for twice", id="twice"),
+            pytest.param([{"name": "OUTPUT0"}] * 2, "outputs[1].name: output 'OUTPUT0' is requested twice", id="twice"),
             pytest.param(
                 [{"name": "OUTPUT0", "parameters": {"binary_data": "yes"}}],
                 "outputs[0].parameters.binary_data: expected true or false",

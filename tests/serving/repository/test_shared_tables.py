@@ -56,7 +56,7 @@ def opened():
 
 @pytest.fixture
 def log(folder):
-    """A log of updates that servers of the repository follow, without other tiers than RAM."""
+    """An update log that servers of the repository follow, without other tiers than RAM."""
     return follow(folder)
 
 

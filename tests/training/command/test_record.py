@@ -149,11 +149,11 @@ def test_what_clients_must_change_is_listed(trained, tmp_path, capsys):
     assert [line for line in lines if "for requests with keys" not in line] == [
         "from m version 1 to m version 3",
         "leave out user: the new version has no such feature",
-        "send member, text: it is new, and missing until you send it",
+        "send member, text: it is new and counts as missing until you send it",
         "send stars as an integer in day; the old version takes an integer",
         "send at most 3 values of seen",
-        "always send price: it must not be missing any more",
-        "send age, a number: it is new, and must not be missing",
+        "always send price: it is now required",
+        "send age, a number: it is new and required",
     ]
 
 

@@ -311,8 +311,8 @@ IDS = ids_of([[1], [2]])
             lambda: input_layer({"a": IDS}, [CATEGORICAL]),
             "feature_columns: expected columns of embedding_column, got CategoricalColumn",
         ),
-        (KeyError, lambda: input_layer({"b": IDS}, [COLUMN]), "no ids of the feature 'a'; there are those of b"),
-        (KeyError, lambda: input_layer({}, [COLUMN]), "no ids of the feature 'a'; there are those of none"),
+        (KeyError, lambda: input_layer({"b": IDS}, [COLUMN]), "no ids for the feature 'a'; got ids for b"),
+        (KeyError, lambda: input_layer({}, [COLUMN]), "no ids for the feature 'a'; got ids for none"),
         (
             ValueError,
             lambda: input_layer({"a": IDS}, [COLUMN, column_of("a")]),

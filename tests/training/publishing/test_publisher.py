@@ -222,7 +222,7 @@ def test_a_full_outbox_is_an_error_and_its_changes_are_published_later(learner, 
         publisher.publish()
     for _ in range(60):
         learner.learn()
-    expected = r"outbox: the outbox is full: [0-9,]+ bytes wait for the log of updates, and at most 30,000 may"
+    expected = r"outbox: the outbox is full: [0-9,]+ bytes wait for the update log, and at most 30,000 may"
     with pytest.raises(OutputError, match=expected):
         publisher.publish()
 

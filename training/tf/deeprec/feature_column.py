@@ -202,7 +202,7 @@ def _in_order(feature_columns: Iterable[EmbeddingColumn], features: Mapping[str,
         if not isinstance(column, EmbeddingColumn):
             raise TypeError(f"feature_columns: expected columns of embedding_column, got {type(column).__name__}")
         if column.key not in features:
-            raise KeyError(f"no ids of the feature {column.key!r}; there are those of {', '.join(features) or 'none'}")
+            raise KeyError(f"no ids for the feature {column.key!r}; got ids for {', '.join(features) or 'none'}")
     if not columns:
         raise ValueError("feature_columns: expected at least one column, got none")
     columns.sort(key=lambda column: column.name)

@@ -1,4 +1,4 @@
-"""Begin: ``sok.init``, and the legacy ``sok.Init``."""
+"""Initialization: ``sok.init``, and the legacy ``sok.Init``."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ def Init(global_batch_size: int, seed: int | None = None) -> str:  # noqa: N802
     """
     global _start, _has_batch_size
     if _has_batch_size:
-        raise SessionError("Init was called before, and a process can only begin once")
+        raise SessionError("Init was called before, and a process can call it only once")
     for name, number, least in (("global_batch_size", global_batch_size, 1), ("seed", seed or 0, 0)):
         whole("Init", name, number, least)
     init()

@@ -1,4 +1,4 @@
-"""Optimizers that move the rows of ``DynamicVariable``: SOK's Adam, and a wrapper of Keras's optimizers."""
+"""Optimizers that update the rows of ``DynamicVariable``: SOK's Adam, and a wrapper of Keras's optimizers."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

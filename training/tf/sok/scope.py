@@ -1,4 +1,4 @@
-"""Tell the variables of sok from others."""
+"""Separate the variables of sok from other variables."""
 
 from collections.abc import Iterable
 from contextlib import contextmanager

@@ -298,14 +298,12 @@ class DynamicVariable(keras.Variable):  # type: ignore[misc]
     def overwrite_with_gradient(self) -> NoReturn:
         """Every optimizer of Keras asks this first, so it is where all of them are refused."""
         raise TypeError(
-            f"{self!r}: an optimizer of Keras does not reach its rows; expected sok.OptimizerWrapper(optimizer)"
+            f"{self!r}: a Keras optimizer does not update its rows; expected sok.OptimizerWrapper(optimizer)"
         )
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
         """Refuse to save a model without the rows."""
-        raise TypeError(
-            f"{self!r}: its rows are not part of a saved model; save them with sok.dump, and other layers alone"
-        )
+        raise TypeError(f"{self!r}: its rows are not part of a saved model; save them with sok.dump")
 
     def numpy(self) -> NoReturn:
         """See ``__array__``."""
