@@ -35,7 +35,8 @@ forms of SOURCE in --table NAME=SOURCE:
   FILE.npz                              the arrays 'keys' and 'vectors', or its only array
   KEYS,VECTORS                          two files: .npy, or int64 and --row-dtype, little-endian, no header
   FOLDER                                with 'key' and 'emb_vector' (HugeCTR), or a dump of DynamicEmb,
-                                        SparseOperationKit or TFRA
+                                        SparseOperationKit, TFRA, RecIS or TorchEasyRec
+  PREFIX  FOLDER                        a checkpoint or a SavedModel of TensorFlow, or PREFIX#VARIABLE
 
 examples:
   hotrow import --network dense.onnx --checkpoint model.pt --combiner sum --repository models --name ctr

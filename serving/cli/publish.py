@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import ConfigError, ModelFileError
-from serving.importers.rows import BareRows, TableRows
-from serving.importers.sources import open_checkpoint
 from serving.model.names import MODEL_NAME, NAME_EXPECTED
+from serving.sources import open_checkpoint
+from serving.sources.rows import BareRows, TableRows
 from serving.stream import MessageEncoder, open_sink, read_settings
 
 _BATCH_ROWS = 65_536
+_FILES = (".parquet", ".index")  # that hold nothing but tables, as folders do
 _KEY_BYTES = {"I32": 4, "I64": 8}
 
 
@@ -22,8 +23,8 @@ def add_parser(commands: Any) -> None:
         "publish",
         description="Publish the rows of a folder to an update log. The folder has a subfolder with key and emb_vector "
         "for each table, as export_delta and sok.incremental_dump write it. It may also be a float32 dump of "
-        "SparseOperationKit, DynamicEmb or TFRA, or a delta of TorchEasyRec. All rows are checked before any is sent. "
-        "Publishing a folder twice does no harm.",
+        "SparseOperationKit, DynamicEmb or TFRA, a checkpoint of TensorFlow or RecIS, or a delta of TorchEasyRec. All "
+        "rows are checked before any is sent. Publishing a folder twice does no harm.",
     )
     parser.add_argument("delta", type=Path, metavar="DELTA", help="the folder")
     parser.add_argument("url", metavar="URL", help="the log: a folder, kafka://... or redis://...; see docs/updates.md")
@@ -69,16 +70,19 @@ def publish(options: argparse.Namespace) -> int:
 
 
 def _tables(delta: Path) -> dict[str, TableRows]:
-    """Open the tables of a folder, or of a Parquet file.
+    """Open the tables of a source by the last part of their names.
 
     Raises:
-        ModelFileError: there are no tables, or one cannot be read or has a key twice.
+        ModelFileError: there are no tables, two have the same name, or one cannot be read or has a key twice.
     """
-    if delta.is_file() and delta.suffix != ".parquet":
+    if delta.is_file() and delta.suffix not in _FILES:
         raise ModelFileError(delta, "expected a folder of tables")
     checkpoint = open_checkpoint(delta)
-    opened = {name: checkpoint.rows(name) for name in checkpoint.tables()}
-    tables = {name: rows.as_dtype("fp32") if isinstance(rows, BareRows) else rows for name, rows in opened.items()}
-    for rows in tables.values():
-        rows.check_keys()
+    tables: dict[str, TableRows] = {}
+    for name in checkpoint.tables():
+        short, rows = name.rpartition("/")[2], checkpoint.rows(name)
+        if short in tables:
+            raise ModelFileError(delta, f"expected tables of different names, found {short!r} in {name!r} again")
+        tables[short] = rows.as_dtype("fp32") if isinstance(rows, BareRows) else rows
+        tables[short].check_keys()
     return tables

@@ -1,4 +1,4 @@
-"""The formats of dumps. The suffix of a dump's name says its format."""
+"""The formats of dumps, by the suffix of the name. Tables of other systems can be loaded, but are not written."""
 
 import os
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from typing import Protocol
 
 from serving.dumps.hps_bin import BinDump, write_bin
 from serving.dumps.sst import SstDump, write_sst
-from serving.errors import OutputError
+from serving.errors import ModelFileError, OutputError
 from serving.model.atomic import atomic_directory
-from serving.model.sparse_file import open_sparse
 from serving.model.sparse_writer import TABLE_FILES, write_sparse_batches
+from serving.sources import BareRows, TableRows, open_table
 from serving.storage.store import Keys, TableSpec, Vectors
 
 SUFFIXES = (".bin", ".sst", "")  # HPS's, RocksDB's, a folder
@@ -33,24 +33,15 @@ class Dump(Protocol):
         """
 
 
-def check_suffix(path: Path) -> None:
-    """Refuse a name whose suffix is not that of a format.
-
-    Raises:
-        OutputError: the name has another suffix. The message lists the formats.
-    """
-    if path.suffix not in SUFFIXES:
-        reason = "expected a file that ends in .bin (HPS) or .sst (RocksDB), or a folder without an extension"
-        raise OutputError(f"{path}: {reason}; got {path.suffix!r}")
-
-
 def check_target(path: Path) -> None:
     """Refuse a path where a dump cannot be written, or where it would replace something that is not a dump.
 
     Raises:
         OutputError: a dump cannot be written there.
     """
-    check_suffix(path)
+    if path.suffix not in SUFFIXES:
+        reason = "expected a file that ends in .bin (HPS) or .sst (RocksDB), or a folder without an extension"
+        raise OutputError(f"{path}: {reason}; got {path.suffix!r}")
     try:
         found = sorted(os.listdir(path)) if path.is_dir() else []
     except OSError as err:
@@ -63,19 +54,19 @@ def check_target(path: Path) -> None:
 
 
 @contextmanager
-def open_dump(path: Path, spec: TableSpec) -> Iterator[Dump]:
-    """Open a dump that ``write_dump`` or HPS wrote.
+def open_dump(path: Path, spec: TableSpec, table: str) -> Iterator[Dump]:
+    """Open the rows of a table in a file or folder.
 
     Args:
-        path: ``.bin``, ``.sst`` or a folder with ``key`` and ``emb_vector``.
-        spec: the table of the dump.
+        path: ``.bin``, ``.sst``, or what ``serving.sources.open_table`` opens, with rows of float32 if no file says
+            their type.
+        spec: the table.
+        table: its name in the model, by which it is found among several tables.
 
     Raises:
-        ModelFileError: the dump cannot be read or is damaged, or its keys or values have the wrong size.
-        OutputError: the name has an unknown suffix.
-        MissingExtraError: the dump is an SST file, and rocksdict is not installed.
+        ModelFileError: the file cannot be read or is damaged, or its keys or values have the wrong size.
+        MissingExtraError: a package is needed that is not installed.
     """
-    check_suffix(path)
     if path.suffix == ".bin":
         yield BinDump(path, spec)
     elif path.suffix == ".sst":
@@ -85,7 +76,16 @@ def open_dump(path: Path, spec: TableSpec) -> Iterator[Dump]:
         finally:
             dump.close()
     else:
-        yield open_sparse(path, spec.dim, "I64" if spec.key_bytes == 8 else "I32")
+        yield _source(path, spec, table)
+
+
+def _source(path: Path, spec: TableSpec, table: str) -> TableRows:
+    rows = open_table(table, path, SUFFIXES[:2])
+    rows = rows.as_dtype("fp32") if isinstance(rows, BareRows) else rows
+    if rows.dim != spec.dim:
+        raise ModelFileError(rows.source, f"expected rows of {spec.dim} floats, found rows of {rows.dim}")
+    rows.check_keys("I64" if spec.key_bytes == 8 else "I32")
+    return rows
 
 
 def write_dump(path: Path, spec: TableSpec, batches: Iterator[tuple[Keys, Vectors]], in_key_order: bool) -> None:

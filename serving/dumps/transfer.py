@@ -13,7 +13,7 @@ from serving.config import (
     TableConfig,
     read_repository,
 )
-from serving.dumps.formats import Dump, check_suffix, check_target, open_dump, write_dump
+from serving.dumps.formats import Dump, check_target, open_dump, write_dump
 from serving.errors import ConfigError, ModelFileError, StoreError, StoreInUseError, did_you_mean
 from serving.model.sparse_rows import fault_of_values
 from serving.parameter_server import ParameterServer
@@ -96,7 +96,8 @@ def load_table(
             have the RocksDB of a configuration open for writing. A running server gets the rows in all of its tiers,
             RAM too.
         table: the table's name, ``<model>.<table>``; of a repository's model the newest version that is served.
-        file: a dump by ``dump_table`` or HPS. The suffix of its name says the format.
+        file: a dump by ``dump_table`` or HPS, which ends in ``.bin`` or ``.sst``, or a table of another system in any
+            form that ``hotrow import --table`` takes.
         replace: remove all other rows of the table.
         progress: see ``Progress``.
 
@@ -107,13 +108,11 @@ def load_table(
         ConfigError: the configuration cannot be accepted, has no such table, or no tier that outlives the process.
         ModelFileError: the file is missing or damaged, does not fit the table, or has a value that is NaN or infinite.
             No row has changed.
-        OutputError: the file's name has an unknown suffix.
         StoreError: a tier does not answer or does not take the rows, or a value does not fit the table's row type.
         MissingExtraError: a package is needed that is not installed.
         ValueError: ``replace`` is set and ``target`` is a running server, whose lookups would miss rows.
     """
     file = Path(file)
-    check_suffix(file)
     if isinstance(target, ParameterServer):
         if replace:
             raise ValueError("a table of a running parameter server cannot be replaced, only changed")
@@ -121,7 +120,7 @@ def load_table(
     config = _configuration(target)
     model, table_config = _table_of(config.models, table, config.source)
     spec = table_spec(model, table_config)
-    with open_dump(file, spec) as dump:
+    with open_dump(file, spec, table_config.name) as dump:
         rows = _check_rows(file, spec, dump, progress)
         with ExitStack() as opened:
             try:
@@ -156,8 +155,9 @@ def load_table(
 
 
 def _load_live(server: ParameterServer, table: str, file: Path, progress: Progress | None) -> int:
-    spec = table_spec(*_table_of(server.models(), table, "the parameter server"))
-    with open_dump(file, spec) as dump:
+    model, table_config = _table_of(server.models(), table, "the parameter server")
+    spec = table_spec(model, table_config)
+    with open_dump(file, spec, table_config.name) as dump:
         rows = _check_rows(file, spec, dump, progress)
         _insert(server, spec.name, file, dump, progress)
     return rows

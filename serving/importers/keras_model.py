@@ -26,12 +26,12 @@ from serving.importers.network import check_network
 from serving.importers.outputs import ONE_ANSWER, strange_answers
 from serving.importers.plan import ImportPlan, SlotsOfRequest, plan_matched, with_features
 from serving.importers.pytorch import ImportedModule
-from serving.importers.rows import TableRows, rows_of_array
 from serving.importers.verifying import Comparison, ExpectedAnswers
 from serving.importers.writing import write_model
 from serving.model.names import TABLE_NAME, names_of_positions
 from serving.model.records import Combiner
 from serving.model.version_writer import check_target
+from serving.sources.rows import TableRows, rows_of_array
 
 _PREPROCESSING = ("StringLookup", "IntegerLookup", "Hashing", "Discretization")
 _EMBEDDINGS = ("Embedding", "All2AllDenseEmbedding")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.errors import ConfigError, ModelFileError, ServingError, did_you_mean
-from serving.importers.checkpoint import Checkpoint, find_table, likeness, missing, show_names
 from serving.importers.network import ImportedNetwork, NetworkInput
-from serving.importers.rows import BareDtype, BareRows, TableRows
-from serving.importers.sources import open_checkpoint, open_table
+from serving.sources import open_checkpoint, open_table
+from serving.sources.checkpoint import Checkpoint, find_table, likeness, missing, show_names
+from serving.sources.rows import BareDtype, BareRows, TableRows
 
 _MISSPELT = 0.6  # the ``likeness`` above which a name is taken for misspelt
 

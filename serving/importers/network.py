@@ -14,10 +14,10 @@ from serving.dense.onnx import OnnxNetwork
 from serving.dense.onnx_file import input_names, refuse_unread_inputs, refuse_weights_elsewhere, serialized
 from serving.errors import MissingExtraError, ModelFileError, RequestError
 from serving.importers.outputs import ONE_ANSWER, Kinds, kinds_of, outputs_of_widths, strange_answers
-from serving.importers.rows import TableRows
 from serving.model.records import Graph, Output
 from serving.model.regular_file import MOST_ONNX_BYTES, check_regular, wrong_kind
 from serving.model.sparse_rows import Vectors
+from serving.sources.rows import TableRows
 
 _SAMPLES = 4  # of a trial
 _BEGINNING = b"\x08"  # of an ONNX file: the field of its version

@@ -12,16 +12,16 @@ from serving.features import (
     read_features,
     slots_of_graph,
 )
-from serving.importers.checkpoint import show_names
 from serving.importers.matching import Matching, hint, match_tables
 from serving.importers.network import ImportedNetwork, NetworkInput, read_network, try_network
 from serving.importers.outputs import Kinds
-from serving.importers.rows import BareDtype, TableRows
 from serving.model.graph import name_inputs, parse_graph
 from serving.model.names import ANSWER, TABLE_NAME, names_of_positions
 from serving.model.records import Combiner, Graph, Output
 from serving.model.sequences import SequenceSlots
 from serving.model.version_writer import ONNX_FILE, check_table_names
+from serving.sources.checkpoint import show_names
+from serving.sources.rows import BareDtype, TableRows
 
 _LARGEST = 2**31 - 1  # the most samples of a request, and the most keys of a sample
 _RENAME = "export the network with other input_names"

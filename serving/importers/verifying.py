@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from serving.batch import DENSE, INT32_MAX, KEYS, ROW_PTRS, Batch, read_batch
 from serving.config import ModelConfig, read_inference_config
 from serving.errors import ModelFileError, RequestError
-from serving.importers.numpy_files import arrays_in
 from serving.model.records import default_outputs
 from serving.model.version_writer import GRAPH_FILE
 from serving.opening import open_model
 from serving.parameter_server import ParameterServer
 from serving.routes import Prediction
 from serving.session import InferenceSession
+from serving.sources.numpy_files import arrays_in
 from serving.storage import MemoryStore
 
 _NO_KEY = -1  # pads CATCOLUMN where there is no ROWINDEX

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from serving.errors import ConfigError
 from serving.importers.pytorch.jagged import JaggedRows, padded
 from serving.importers.pytorch.lines import at_line, line_of_call
-from serving.importers.rows import TableRows
-from serving.importers.torch_file import rows_of_tensor
 from serving.model.records import Combiner
+from serving.sources.rows import TableRows
+from serving.sources.torch_file import rows_of_tensor
 
 # the last part of a table's path in TorchRec's EmbeddingBagCollection is the table's own name
 _TORCHREC = re.compile(r"(?:^|.*\.)embedding_bags\.([^.]+)")

@@ -1,5 +1,7 @@
 """``hotrow publish``: the rows of a folder as messages."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,26 @@ def test_rows_of_another_system_are_sent(publish, tmp_path):
     assert publish(folder=tmp_path / "tfra")[1].out == "user: published 2 rows\n"
     sent = messages(tmp_path / "log")  # one for each group of keys
     assert sorted(key for message in sent for key in message.keys.tolist()) == KEYS[:2].tolist()
+
+
+def test_the_tables_of_a_checkpoint_of_tensorflow_are_sent(publish, tmp_path):
+    golden = Path(__file__).parents[1] / "sources" / "checkpoints"
+
+    assert publish(folder=golden / "session")[1].out == "ads: published 100 rows\ntags: published 4 rows\n"
+    assert publish(folder=golden / "keras" / "ckpt-1")[1].out == "users: published 5 rows\nitems: published 7 rows\n"
+    assert {message.table for message in messages(tmp_path / "log")} == {"ads", "tags", "users", "items"}
+
+
+def test_two_tables_with_one_name_are_refused(publish, tmp_path):
+    for folder in ("left", "right"):
+        (tmp_path / "dump" / folder).mkdir(parents=True)
+        KEYS[:1].tofile(tmp_path / "dump" / folder / "user_emb_keys.rank_0.world_size_1")
+        ROWS[:1].tofile(tmp_path / "dump" / folder / "user_emb_values.rank_0.world_size_1")
+
+    code, shown = publish(folder=tmp_path / "dump")
+
+    assert code == 1
+    assert "dump: expected tables of different names, found 'user' in 'right/user' again" in shown.err
 
 
 @pytest.mark.parametrize("cut", ["key", "emb_vector"])

@@ -10,7 +10,7 @@ import torch
 
 from serving.errors import ModelFileError, ServingError
 from serving.importers import plan_import
-from serving.importers.sources import open_table
+from serving.sources import open_table
 
 VECTORS = np.ones((10, 4), np.float32)
 WRITERS = {

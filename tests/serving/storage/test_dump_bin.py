@@ -25,7 +25,7 @@ def write(path, spec, *batches):
 
 
 def read(path, spec, batch_rows=100):
-    with open_dump(path, spec) as dump:
+    with open_dump(path, spec, "t") as dump:
         batches = list(dump.batches(batch_rows))
         assert dump.rows == sum(keys.size for keys, _ in batches)
     assert all(keys.dtype == np.int64 and rows.dtype == np.float32 for keys, rows in batches)
@@ -113,7 +113,7 @@ def test_a_reserved_key_is_refused_with_its_offset(tmp_path, key):
 def test_a_dump_that_shrinks_while_it_is_read_is_refused(tmp_path):
     path = tmp_path / "t.bin"
     path.write_bytes(GOLDEN)
-    with open_dump(path, WIDE) as dump:
+    with open_dump(path, WIDE, "t") as dump:
         path.write_bytes(GOLDEN[:32])
 
         with pytest.raises(ModelFileError, match="had 2 pairs when it was opened"):
@@ -128,7 +128,7 @@ def test_a_dump_that_is_absent_is_refused(tmp_path):
 def test_a_dump_that_goes_after_it_was_opened_is_refused(tmp_path):
     path = tmp_path / "t.bin"
     path.write_bytes(GOLDEN)
-    with open_dump(path, WIDE) as dump:
+    with open_dump(path, WIDE, "t") as dump:
         path.unlink()
 
         with pytest.raises(ModelFileError, match=r"t\.bin: cannot be read: No such file"):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from kernels.host import round_rows
 from serving import dump_table, load_table
@@ -20,6 +21,7 @@ from serving.config import read_repository
 from serving.dumps import transfer
 from serving.dumps.formats import open_dump, write_dump
 from serving.errors import ConfigError, ModelFileError, OutputError, StoreError
+from serving.model.sparse_writer import write_table_folders
 from serving.parameter_server import ParameterServer
 from serving.storage import MemoryStore, RocksDbStore, TableSpec
 from serving.storage.marker import Marker
@@ -89,7 +91,7 @@ def rows_of_model(table="user", model=MODEL):
 
 
 def rows_of_file(path, spec=SPEC):
-    with open_dump(path, spec) as dump:
+    with open_dump(path, spec, "user") as dump:
         batches = list(dump.batches(64))
     return {key: row for keys, rows in batches for key, row in zip(keys.tolist(), rows.tolist(), strict=True)}
 
@@ -140,7 +142,7 @@ def test_files_of_all_formats_and_stores_hold_the_same_rows(tmp_path_factory, da
     path = write_rows(folder / "first.bin", rows, spec)
 
     for number, name in enumerate(data.draw(st.permutations(["sst", "folder", "bin", "rocksdb", "memory"]))):
-        with open_dump(path, spec) as dump:
+        with open_dump(path, spec, "t") as dump:
             batches = dump.batches(data.draw(st.integers(1, 50)))
             if name in ("rocksdb", "memory"):
                 store = RocksDbStore(folder / "db", num_threads=1) if name == "rocksdb" else MemoryStore()
@@ -449,7 +451,8 @@ def test_a_value_that_the_row_type_cannot_hold_is_refused_before_a_row_is_touche
     ("table", "name", "tiers", "error", "reason"),
     [
         ("tiny.users", "t.bin", ROCKSDB, ConfigError, "no table 'tiny.users'; the tables are 'tiny.item', 'tiny.user'"),
-        (USER, "t.csv", ROCKSDB, OutputError, r"expected a file that ends in \.bin"),
+        (USER, "absent.csv", ROCKSDB, ModelFileError, r"absent\.csv: no such file or folder"),
+        (USER, "t.csv", ROCKSDB, ModelFileError, r"t\.csv: expected \.bin, \.sst, \.npy, \.npz, \.safetensors"),
         (USER, "t.bin", {}, ConfigError, "no tier outlives the process, as Redis and RocksDB do"),
         (USER, "t.bin", SNAPSHOTS, ConfigError, "no tier outlives the process, as Redis and RocksDB do"),
         (USER, "absent.bin", ROCKSDB, ModelFileError, r"absent\.bin: cannot be read"),
@@ -458,9 +461,64 @@ def test_a_value_that_the_row_type_cannot_hold_is_refused_before_a_row_is_touche
 def test_a_load_that_makes_no_sense_is_refused(write_ps, tmp_path, table, name, tiers, error, reason):
     ps = write_ps(**tiers)
     write_rows(tmp_path / "t.bin", {1: [1.0] * 4})
+    (tmp_path / "t.csv").touch()
 
     with pytest.raises(error, match=reason):
         load_table(ps, table, tmp_path / name)
+
+
+def write_tfra(folder, keys, rows):
+    folder.mkdir()
+    keys.tofile(folder / "user_mht_1of1-keys")
+    rows.tofile(folder / "user_mht_1of1-values")
+
+
+def write_pair(folder, keys, rows):
+    folder.mkdir()
+    np.save(folder / "k.npy", keys)
+    np.save(folder / "v.npy", rows)
+
+
+SOURCES = {
+    "HugeCTR": ("t", lambda path, keys, rows: write_table_folders(path, {"user": [(keys, rows)]})),
+    "TFRA": ("t", write_tfra),
+    "two files": ("t/k.npy,{}/t/v.npy", lambda path, keys, rows: write_pair(path.parent, keys, rows)),
+    "a tensor": ("t.safetensors#x", lambda path, keys, rows: save_file({"x": rows}, path)),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_tables_of_other_systems_are_loaded(write_ps, tmp_path, source):
+    ps, (name, write) = write_ps(**ROCKSDB), SOURCES[source]
+    keys, rows = np.arange(3), np.arange(12, dtype=np.float32).reshape(3, 4)
+    write(tmp_path / name.split("#")[0].split(",")[0], keys, rows)
+
+    assert load_table(ps, "tiny.user", f"{tmp_path}/{name.format(tmp_path)}") == 3
+
+    assert served(ps)[0] == rows_of_model() | dict(enumerate(rows.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("keys", "dim", "reason"),
+    [
+        ([1, 2], 3, "t.npz#vectors: expected rows of 4 floats, found rows of 3"),
+        ([2, 2], 4, "t.npz#keys: key 2 is in row 0 and again in row 1"),
+    ],
+)
+def test_a_table_of_another_system_that_does_not_fit_is_refused(write_ps, tmp_path, keys, dim, reason):
+    ps = write_ps(**ROCKSDB)
+    np.savez(tmp_path / "t.npz", keys=np.array(keys), vectors=np.ones((2, dim), np.float32))
+
+    with pytest.raises(ModelFileError, match=reason):
+        load_table(ps, "tiny.user", tmp_path / "t.npz")
+
+
+def test_keys_of_another_system_must_fit_the_models(write_ps, tmp_path):
+    ps = write_ps(TinyModel(rows=3, key_type="I32"), **ROCKSDB)
+    np.savez(tmp_path / "t.npz", keys=np.array([-1]), vectors=np.ones((1, 4), np.float32))
+
+    with pytest.raises(ModelFileError, match="row 0: key -1 is not a uint32"):
+        load_table(ps, "tiny.user", tmp_path / "t.npz")
 
 
 @pytest.mark.parametrize(

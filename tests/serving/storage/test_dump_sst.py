@@ -22,7 +22,7 @@ def batches(keys=KEYS, rows=ROWS, batch_rows=7000):
 
 
 def rows_of(path, spec=SPEC):
-    with open_dump(path, spec) as dump:
+    with open_dump(path, spec, "t") as dump:
         found = {}
         for keys, rows in dump.batches(999):
             found |= dict(zip(keys.tolist(), rows.tolist(), strict=True))
@@ -66,7 +66,7 @@ def test_a_file_on_a_disk_that_is_only_read_is_read_by_way_of_a_temporary_folder
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
     monkeypatch.setattr("os.access", lambda *_: False)
 
-    with open_dump(sst, SPEC) as dump:
+    with open_dump(sst, SPEC, "t") as dump:
         assert dump.rows == KEYS.size
         assert os.listdir(sst.parent) == ["t.sst"]
         assert len(os.listdir(elsewhere)) == 1

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import MissingExtraError, ModelFileError
-from serving.importers.checkpoint import without_hidden
-from serving.importers.rows import TableRows, rows_of_array
+from serving.sources.checkpoint import without_hidden
+from serving.sources.rows import TableRows, rows_of_array
 
 _COLUMNS = _NAME, _KEY, _ROW, _STEP = ("embedding_name", "key_id", "embedding", "global_step")
 

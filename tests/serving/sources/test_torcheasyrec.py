@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from serving.errors import ModelFileError
-from serving.importers.sources import open_checkpoint, open_table
+from serving.sources import open_checkpoint, open_table
 
 SCHEMA = pa.schema(
     [

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
 from serving.model.pooling import Pooling
-from serving.model.sparse_rows import Keys, Vectors, refuse_repeated_keys
+from serving.model.sparse_rows import Keys, KeyType, Vectors, refuse_repeated_keys
 
 #: float16 and bfloat16 are widened without loss. Other types would have to be rounded, or scaled by an unknown factor.
 FLOAT_DTYPES: Final = "float32, float16 or bfloat16"
@@ -19,7 +19,7 @@ _NO_POOLING = Pooling()
 
 #: The types of numbers in files without a header.
 BareDtype = Literal["fp32", "fp16", "bf16"]
-_BARE_BYTES: dict[BareDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+_BARE: dict[BareDtype, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "bf16": np.dtype("<u2")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class TableRows:
     keys_source: str = ""
     pooling: Pooling = _NO_POOLING
 
-    def check_keys(self) -> None:
+    def check_keys(self, key_type: KeyType = "I64") -> None:
         """Raise ModelFileError if a key is reserved or repeated. This takes 8 bytes of memory per row."""
         if self.keys is not None:
-            refuse_repeated_keys(self.keys_source or self.source, self.keys, "I64")
+            refuse_repeated_keys(self.keys_source or self.source, self.keys, key_type)
 
     def batches(self, batch_rows: int) -> Iterator[tuple[Keys, Vectors]]:
         """Return int64[n] and float32[n, D] in the source's order, with n at most ``batch_rows``."""
@@ -80,31 +80,20 @@ class BareRows:
 
     def fitting(self, sizes: Sequence[int]) -> list[BareDtype]:
         """Return the types with which a network's input of these sizes, (S * D,) or (S, D), can take the rows."""
-        dims = {dtype: self.row_bytes // size for dtype, size in _BARE_BYTES.items() if not self.row_bytes % size}
+        sizes_bytes = {dtype: stored.itemsize for dtype, stored in _BARE.items()}
+        dims = {dtype: self.row_bytes // size for dtype, size in sizes_bytes.items() if not self.row_bytes % size}
         return [dtype for dtype, dim in dims.items() if (sizes[-1] == dim if len(sizes) == 2 else not sizes[0] % dim)]
 
     def as_dtype(self, dtype: BareDtype) -> TableRows:
         """Return the rows. Raise ModelFileError if R is no multiple of a number's bytes."""
-        number_bytes = _BARE_BYTES[dtype]
+        number_bytes = _BARE[dtype].itemsize
         if self.row_bytes % number_bytes:
             reason = (
                 f"expected rows of {dtype}, {number_bytes} bytes per number, found {self.row_bytes:,} bytes per key"
             )
             raise ModelFileError(self.source, reason)
-        ends = np.cumsum([0, *(len(part) for part in self.parts)]).tolist()
-
-        def read(begin: int, end: int) -> Vectors:
-            pieces = [
-                part[max(begin - first, 0) : max(end - first, 0)]
-                for part, (first, last) in zip(self.parts, pairwise(ends), strict=True)
-                if first < end and begin < last
-            ]
-            stored = np.concatenate(pieces)
-            if dtype == "bf16":  # the upper half of a float32
-                return (stored.view("<u2").astype(np.uint32) << 16).view(np.float32)
-            return stored.view("<f4" if dtype == "fp32" else "<f2").astype(np.float32)
-
-        return TableRows(self.source, self.keys.size, self.row_bytes // number_bytes, self.keys, read, self.keys_source)
+        parts = [np.ascontiguousarray(part).view(_BARE[dtype]) for part in self.parts]
+        return rows_of_parts(self.source, parts, self.keys, self.keys_source)
 
 
 def check_matrix(source: str, dtype: str, is_float: bool, shape: tuple[int, ...]) -> None:
@@ -116,16 +105,36 @@ def check_matrix(source: str, dtype: str, is_float: bool, shape: tuple[int, ...]
 def rows_of_array(source: str, vectors: NDArray[Any], keys: NDArray[Any] | None, keys_source: str = "") -> TableRows:
     """Return the rows of a float32 or float16 matrix [V, D], with integer keys [V] or None."""
     check_matrix(source, str(vectors.dtype), vectors.dtype.kind == "f" and vectors.dtype.itemsize <= 4, vectors.shape)
-    rows, dim = vectors.shape
-    if keys is not None:
-        keys = as_int64(keys_source, keys)
-        if keys.size != rows:
-            raise ModelFileError(keys_source, f"expected {rows:,} keys, one per vector of {source}, got {keys.size:,}")
+    return rows_of_parts(source, [vectors], None if keys is None else as_int64(keys_source, keys), keys_source)
+
+
+def rows_of_parts(source: str, parts: Sequence[NDArray[Any]], keys: Keys | None, keys_source: str = "") -> TableRows:
+    """Return the rows of matrices [n, D] that follow each other, of float32, float16 or, as uint16, bfloat16.
+
+    ``keys`` are int64[V], or None. Raise ModelFileError if there are no rows, or they do not fit each other.
+    """
+    parts = [part for part in parts if part.size]
+    if not parts:
+        raise ModelFileError(source, "expected at least one row, found none")
+    if len(dims := sorted({part.shape[1] for part in parts})) > 1:
+        raise ModelFileError(source, f"expected rows of one dimension, found {' and '.join(map(str, dims))}")
+    ends = np.cumsum([0, *(len(part) for part in parts)]).tolist()
+    if keys is not None and keys.size != ends[-1]:
+        reason = f"expected {ends[-1]:,} keys, one per vector of {source}, got {keys.size:,}"
+        raise ModelFileError(keys_source or source, reason)
 
     def read(begin: int, end: int) -> Vectors:
-        return np.array(vectors[begin:end], dtype=np.float32, order="C")
+        pieces = [
+            part[max(begin - first, 0) : max(end - first, 0)]
+            for part, (first, last) in zip(parts, pairwise(ends), strict=True)
+            if first < end and begin < last
+        ]
+        stored = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+        if stored.dtype == np.uint16:  # the upper half of a float32
+            return (stored.astype(np.uint32, order="C") << 16).view(np.float32)
+        return np.array(stored, dtype=np.float32, order="C")
 
-    return TableRows(source, rows, dim, keys, read, keys_source)
+    return TableRows(source, ends[-1], dims[0], keys, read, keys_source)
 
 
 def as_int64(source: str, keys: NDArray[Any]) -> Keys:

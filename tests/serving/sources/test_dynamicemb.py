@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import ModelFileError
-from serving.importers.sources import open_checkpoint, open_table
+from serving.sources import open_checkpoint, open_table
 
 COLLECTION = "model.sparse_arch._embedding_bag_collection"
 

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
-from serving.importers.checkpoint import without_hidden
-from serving.importers.numpy_files import bare_numbers, bare_rows
-from serving.importers.rows import BareRows
 from serving.model.sparse_rows import Keys
+from serving.sources.checkpoint import without_hidden
+from serving.sources.numpy_files import bare_numbers, bare_rows
+from serving.sources.rows import BareRows
 
 _KEY_FILE = re.compile(r"(?P<table>.+)_emb_keys\.rank_(?P<rank>\d+)\.world_size_(?P<size>\d+)")
 _MOST_RANKS_SHOWN = 5

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serving.errors import ModelFileError
-from serving.importers.sources import open_checkpoint, open_table
+from serving.sources import open_checkpoint, open_table
 
 SOK_TYPES = {"int32": 0, "int64": 1, "uint64": 3, "float16": 4, "float32": 5, "float64": 6}
 
@@ -79,8 +79,8 @@ def test_the_shards_of_tfra_are_one_table(tmp_path):
 @pytest.mark.parametrize(
     ("shards", "message"),
     [
-        ([(1, 2, [1], [[1.0]])], "#t: expected the files of 2 shards, found those of shard 1"),
-        ([(1, 1, [1], [[1.0]]), (2, 2, [2], [[2.0]]), (3, 2, [2], [[2.0]])], "2 shards, found those of shard 1, 2, 3"),
+        ([(1, 2, [1], [[1.0]])], "#t: expected 2 parts, numbered from 1, found 1"),
+        ([(1, 1, [1], [[1.0]]), (2, 2, [2], [[2.0]]), (3, 2, [2], [[2.0]])], "2 parts, numbered from 1, found 1, 2, 3"),
         ([(1, 1, [], [])], "#t: expected at least one row, found none in any shard"),
         ([(1, 1, [1, 2, 3], [[1.0]])], "a vector for each of 3 keys .*, found 4 bytes"),
         ([(1, 2, [1], [[1.0]]), (2, 2, [2], [[2.0, 2.0]])], "one dimension in all shards, found rows of 4 and 8"),

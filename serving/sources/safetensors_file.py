@@ -10,21 +10,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.errors import ConfigError, ModelFileError
-from serving.importers.checkpoint import matrices_of
-from serving.importers.rows import TableRows, check_matrix
 from serving.model.mapped_file import map_file
 from serving.model.regular_file import open_regular
-from serving.model.sparse_rows import Vectors
+from serving.model.sparse_rows import Keys
 from serving.model.strict_json import Fields, parse_json
+from serving.sources.checkpoint import matrices_of
+from serving.sources.rows import TableRows, check_matrix, rows_of_parts
 
 _LARGEST_HEADER_BYTES = 100_000_000  # the format's own limit
 _LARGEST = 2**63 - 1
 _METADATA = "__metadata__"
-_STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_FLOATS = ("F32", "F16", "BF16")
+_STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}
 _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I64": "int64", "I32": "int32"}
 
 
@@ -57,22 +60,36 @@ class SafetensorsFile:
 
     def rows(self, name: str) -> TableRows:
         """See ``Checkpoint.rows``."""
+        return rows_of_parts(f"{self.path}#{name}", [self.matrix(name)], None)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape."""
+        return self._tensors[name].shape
+
+    def matrix(self, name: str) -> NDArray[Any]:
+        """Return a view of a table's vectors; uint16 is bfloat16. Raise ModelFileError if the tensor is no table."""
         tensor = self._tensors[name]
-        source = f"{self.path}#{name}"
-        check_matrix(source, _NAMES.get(tensor.dtype, tensor.dtype), tensor.dtype in _STORED, tensor.shape)
+        check_matrix(
+            f"{self.path}#{name}", _NAMES.get(tensor.dtype, tensor.dtype), tensor.dtype in _FLOATS, tensor.shape
+        )
+        return self._stored(name)
+
+    def keys(self, name: str) -> Keys:
+        """Return a view of keys, int64[V]. Raise ModelFileError if the tensor is something else."""
+        tensor = self._tensors[name]
+        if tensor.dtype != "I64" or len(tensor.shape) != 1:
+            found = f"{_NAMES.get(tensor.dtype, tensor.dtype)} {list(tensor.shape)}"
+            raise ModelFileError(f"{self.path}#{name}", f"expected int64 keys [V], got {found}")
+        return self._stored(name)
+
+    def _stored(self, name: str) -> NDArray[Any]:
+        tensor = self._tensors[name]
         dtype = np.dtype(_STORED[tensor.dtype])
         expected = math.prod(tensor.shape) * dtype.itemsize
         if tensor.end - tensor.begin != expected:
             reason = f"expected {expected:,} bytes for {_NAMES[tensor.dtype]} {list(tensor.shape)}"
-            raise ModelFileError(source, f"{reason}, found offsets of {tensor.end - tensor.begin:,}")
-        stored = self._content[tensor.begin : tensor.end].view(dtype).reshape(tensor.shape)
-
-        def read(begin: int, end: int) -> Vectors:
-            if tensor.dtype == "BF16":  # the upper half of a float32
-                return (stored[begin:end].astype(np.uint32) << 16).view(np.float32)
-            return np.array(stored[begin:end], np.float32)
-
-        return TableRows(source, stored.shape[0], stored.shape[1], None, read)
+            raise ModelFileError(f"{self.path}#{name}", f"{reason}, found offsets of {tensor.end - tensor.begin:,}")
+        return self._content[tensor.begin : tensor.end].view(dtype).reshape(tensor.shape)
 
 
 def _read_header(path: Path) -> dict[str, _Tensor]:

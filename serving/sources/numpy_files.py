@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
-from serving.importers.rows import BareRows, TableRows, as_int64, rows_of_array
 from serving.model.mapped_file import map_file
 from serving.model.numpy_faults import NPY, NPZ, UNREADABLE, unreadable
 from serving.model.pooling import Pooling
 from serving.model.regular_file import check_regular, open_regular
+from serving.sources.rows import BareRows, TableRows, as_int64, rows_of_array
 
 
 def open_npy(path: Path) -> TableRows:

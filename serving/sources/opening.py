@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serving.errors import ModelFileError
-from serving.importers.checkpoint import Checkpoint, find_table, missing, without_hidden
-from serving.importers.dynamicemb import DynamicEmbDump
-from serving.importers.numpy_files import open_folder, open_npy, open_npz, open_pair
-from serving.importers.rows import BareRows, TableRows
-from serving.importers.safetensors_file import SafetensorsFile
-from serving.importers.sok import SokDump
-from serving.importers.tfra import TfraTables
-from serving.importers.torch_file import TorchFile
-from serving.importers.torcheasyrec import TorchEasyRecDelta
+from serving.sources.checkpoint import Checkpoint, find_table, missing, without_hidden
+from serving.sources.dynamicemb import DynamicEmbDump
+from serving.sources.numpy_files import open_folder, open_npy, open_npz, open_pair
+from serving.sources.rows import BareRows, TableRows
+from serving.sources.safetensors_file import SafetensorsFile
+from serving.sources.safetensors_folder import SafetensorsFolder
+from serving.sources.sok import SokDump
+from serving.sources.tensorflow_checkpoint import TensorFlowCheckpoint, checkpoint_at
+from serving.sources.tfra import TfraTables
+from serving.sources.torch_file import TorchFile
+from serving.sources.torcheasyrec import TorchEasyRecDelta
 
 _CONVERTED = (
     "a folder of torch.distributed.checkpoint, whose index is a pickle that can run code; convert it to one file: "
@@ -52,6 +54,9 @@ def open_checkpoint(path: Path, others: Sequence[str] = ()) -> Checkpoint:
         ModelFileError: it does not exist, or its form is unknown.
         MissingExtraError: it needs PyTorch, which is not installed.
     """
+    prefix = checkpoint_at(path)
+    if prefix is not None:
+        return TensorFlowCheckpoint(path, prefix)
     if not path.exists():
         raise ModelFileError(path, "no such file or folder")
     if not path.is_dir():
@@ -65,25 +70,26 @@ def open_checkpoint(path: Path, others: Sequence[str] = ()) -> Checkpoint:
         raise ModelFileError(path, f"expected {expected} or .pth, found {path.suffix or 'no suffix'!r}")
     if (path / ".metadata").exists():
         raise ModelFileError(path, _CONVERTED)
-    for kind in (DynamicEmbDump, SokDump, TfraTables, TableFolders, TorchEasyRecDelta):
+    for kind in (DynamicEmbDump, SokDump, TfraTables, TableFolders, SafetensorsFolder, TorchEasyRecDelta):
         checkpoint: Checkpoint = kind(path)
         if checkpoint.tables():
             return checkpoint
     expected = (
         "files such as <table>_emb_keys.rank_0.world_size_1 (DynamicEmb), <table>-key and <table>-weight "
-        "(SparseOperationKit), <table>_mht_1of1-keys (TFRA), *.parquet (TorchEasyRec), or <table>/key and "
-        "<table>/emb_vector"
+        "(SparseOperationKit), <table>_mht_1of1-keys (TFRA), *.safetensors (RecIS), *.parquet (TorchEasyRec), "
+        "variables or checkpoint (TensorFlow), or <table>/key and <table>/emb_vector"
     )
     raise ModelFileError(path, f"no tables found: expected {expected}")
 
 
-def open_table(table: str, source: str | Path) -> TableRows | BareRows:
+def open_table(table: str, source: str | Path, others: Sequence[str] = ()) -> TableRows | BareRows:
     """Open the rows of one table.
 
     Args:
         table: its name, which is looked up if ``source`` is a checkpoint and names no tensor.
         source: ``FILE.npy``, ``FILE.npz``, ``KEYS,VECTORS``, a folder of ``key`` and ``emb_vector``, ``CHECKPOINT`` or
             ``CHECKPOINT#NAME``. A path that exists is taken as it is, even if it contains ``,`` or ``#``.
+        others: suffixes of files that the caller reads itself, for a message.
 
     Raises:
         ModelFileError: it cannot be read, or is not a table.
@@ -108,7 +114,7 @@ def open_table(table: str, source: str | Path) -> TableRows | BareRows:
         return open_npz(path)
     if name is None and (path / "emb_vector").exists():
         return open_folder(path)
-    checkpoint = open_checkpoint(path, (".npy", ".npz") if name is None else ())
+    checkpoint = open_checkpoint(path, (*others, ".npy", ".npz") if name is None else ())
     found = find_table(checkpoint, table) if name is None else name if name in checkpoint.names() else None
     if found is None:
         raise missing(checkpoint, table if name is None else name)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import ModelFileError
-from serving.importers.sources import open_table
+from serving.sources import open_table
 
 
 def everything(rows):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from serving.errors import ModelFileError, nearest
-from serving.importers.rows import BareRows, TableRows
+from serving.sources.rows import BareRows, TableRows
 
 _MOST_NAMES_SHOWN = 5
 _log = logging.getLogger(__name__)
@@ -45,6 +45,14 @@ def without_hidden(folder: Path, files: Iterable[Path]) -> list[Path]:
         some = ", ".join(repr(str(file.relative_to(folder))) for file in hidden[:_MOST_NAMES_SHOWN])
         _log.warning("%s: skipped, because a name begins with '.': %d (%s)", folder, len(hidden), some)
     return visible
+
+
+def check_parts(source: str, numbers: Iterable[int], count: int, first: int = 0) -> None:
+    """Raise ModelFileError unless the parts of a table are numbered from ``first`` on and are ``count``."""
+    ordered = sorted(numbers)
+    if len(ordered) != count or ordered != list(range(first, first + len(ordered))):
+        found = ", ".join(map(str, ordered[:_MOST_NAMES_SHOWN]))
+        raise ModelFileError(source, f"expected {count} parts, numbered from {first}, found {found}")
 
 
 def matrices_of(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

@@ -13,10 +13,10 @@ from pickle import UnpicklingError
 from typing import Any
 
 from serving.errors import MissingExtraError, ModelFileError
-from serving.importers.checkpoint import matrices_of
-from serving.importers.rows import TableRows, check_matrix
 from serving.model.regular_file import check_regular, wrong_kind
 from serving.model.sparse_rows import Vectors
+from serving.sources.checkpoint import matrices_of
+from serving.sources.rows import TableRows, check_matrix
 
 # A damaged file raises any of these, because the unpickler runs it like a program.
 _DAMAGED = (

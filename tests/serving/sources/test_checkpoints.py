@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from serving.errors import MissingExtraError, ModelFileError
-from serving.importers.sources import open_checkpoint, open_table
+from serving.sources import open_checkpoint, open_table
 
 WIDTHS = [torch.float32, torch.float16, torch.bfloat16]
 

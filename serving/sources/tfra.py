@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from serving.errors import ModelFileError
-from serving.importers.checkpoint import without_hidden
-from serving.importers.numpy_files import bare_numbers, bare_rows
-from serving.importers.rows import BareRows
+from serving.sources.checkpoint import check_parts, without_hidden
+from serving.sources.numpy_files import bare_numbers, bare_rows
+from serving.sources.rows import BareRows
 
 _KEYS, _VALUES = "-keys", "-values"
 _SHARD = re.compile(r"(?P<table>.+)_mht_(?P<number>\d+)of(?P<count>\d+)-keys")
@@ -51,10 +51,7 @@ class TfraTables:
     def rows(self, name: str) -> BareRows:
         """See ``Checkpoint.rows``."""
         source, shards = f"{self.path}#{name}", self._shards[name]
-        count = max(count for count, _ in shards.values())
-        if len(shards) != count or sorted(shards) != list(range(1, len(shards) + 1)):
-            found = ", ".join(map(str, sorted(shards)))
-            raise ModelFileError(source, f"expected the files of {count} shards, found those of shard {found}")
+        check_parts(source, shards, max(count for count, _ in shards.values()), first=1)
         keys = {file: bare_numbers(file, "<i8") for _, (_, file) in sorted(shards.items())}
         parts = [
             bare_rows(file.with_name(file.name.removesuffix(_KEYS) + _VALUES), file, of_shard.size)

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ModelFileError
-from serving.importers.checkpoint import without_hidden
-from serving.importers.numpy_files import bare_numbers
-from serving.importers.rows import TableRows, rows_of_array
+from serving.sources.checkpoint import without_hidden
+from serving.sources.numpy_files import bare_numbers
+from serving.sources.rows import TableRows, rows_of_array
 
 _HEAD_BYTES, _NAME_BYTES, _STATE_BYTES = 296, 256, 32
 _KEY, _WEIGHT = "-key", "-weight"
