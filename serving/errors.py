@@ -255,10 +255,15 @@ class DeadlineError(ServingError):
 
 
 def nearest(name: object, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the names that are most similar to ``name``, which may come from a user and be of any length."""
+    """Return the names that are most similar to ``name``, which may come from a user and be of any length.
+
+    Capitals and small letters are the same.
+    """
     # difflib takes quadratic time for each candidate
     candidates = [candidate for candidate in islice(known, _MOST_CANDIDATES) if len(candidate) <= _LONGEST_CANDIDATE]
-    return get_close_matches(str(name)[:_LONGEST_CANDIDATE], candidates, n=count, cutoff=cutoff)
+    folded = {candidate.casefold(): candidate for candidate in reversed(candidates)}
+    close = get_close_matches(str(name)[:_LONGEST_CANDIDATE].casefold(), folded, n=count, cutoff=cutoff)
+    return [folded[one] for one in close]
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

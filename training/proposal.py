@@ -19,7 +19,7 @@ from serving.model.names import is_taken
 from serving.model.strict_json import LARGEST_FLOAT32
 from training.data.checks import NO_SCORE
 from training.data.columns import column_batches, has_csv, import_pyarrow, missing_from
-from training.data.csv_faults import NULLS
+from training.data.csv_faults import NULL, NULLS
 from training.errors import DataError
 
 _MOST_ROWS = 1_000_000
@@ -32,15 +32,24 @@ _BUCKETS_PER_VALUE = 5
 _LEAST_BUCKETS = 1000
 _LONG_LIST = 0.99  # of the lists are kept whole
 _SKEWED = 20.0  # times the median: numbers up to there are not spread evenly
-#: Names of integers that are categories, such as ``user_id``, ``movieId`` or ``zip``.
-_CATEGORY = re.compile(
-    r"((^|[_.\W])(id|ids|uid|key|code|hash)|[a-z](Id|ID|Key|Code)|(user|item|movie|product|customer|ad|advertiser|campaign"
-    r"|creative|site|app|device|category|brand|shop|store|seller|city|region|country|zip|zipcode|genre|occupation)s?)$"
+#: What integers that are categories are called: the last word of ``user_id``, ``movieId``, ``ITEM`` or ``zip_code``.
+_CATEGORIES = frozenset({"id", "uid", "uuid", "guid", "idx", "key", "code", "hash"})
+#: The same, and how words such as ``userid`` begin.
+_THINGS = re.compile(
+    "user|customer|client|visitor|member|account|session|device|item|movie|film|product|book|song|track|artist|album"
+    "|video|article|ad|advertiser|campaign|creative|banner|site|page|app|category|brand|shop|store|seller|merchant"
+    "|city|region|country|zip|zipcode|postcode|genre|occupation|gender|order|query|event|cookie|post|state"
 )
-_TIME = re.compile(r"(^|[_.\W])(time|timestamp|ts|date|datetime|at)$|[a-z](Time|Timestamp|Date|At)$", re.IGNORECASE)
+_WORDS = re.compile(r"[^\W\d_]+")
+_BETWEEN_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
+#: How a word of the names of times ends.
+_OF_TIMES = re.compile(r".*(time|timestamp|date)|ts|dt|at|epoch")
 #: Seconds since 1970 of the years 1990 to 2100, and thousands and millions of them.
 _TIMES = [(631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 1000, 10**6, 10**9)]
+_MOST_SHOWN = 8
+_LEADING_ZERO = r"^-?0\d"
 _SEPARATORS, _CUT_RATIO, _CUT_SAMPLE = ("|", ";"), 0.05, 10_000
+_UNIQUE = "left out: each row has a value of its own, from which nothing can be learned"
 _NO_TIME = "left out: training times do not recur; derive a feature, such as the hour"
 
 
@@ -97,8 +106,9 @@ def propose(path: Path, labels: Sequence[str], weight: str | None = None, *, hol
         if name not in others
     ]
     if not any(one.feature is not None and one.feature["kind"] != "dense" for one in found):
-        reason = "no column can be a category, which an embedding needs; write a features.json, and give it --features"
-        raise DataError(path, reason)
+        each = "; ".join(f"{one.column}: {_text_of(one)}" for one in found[:_MOST_SHOWN])
+        reason = f"no column can be a category, which an embedding needs ({each})"
+        raise DataError(path, f"{reason}. Write a features.json, and give it --features")
     return found
 
 
@@ -106,9 +116,7 @@ def shown(proposals: Sequence[Proposal], path: Path) -> Iterator[str]:
     """Return the lines of a table for people."""
     rows = [("column", "type", "values", "missing", "feature")]
     for one in proposals:
-        feature = one.feature
-        text = one.why if feature is None else _described(feature, one.why)
-        rows.append((one.column, one.kind, f"{one.distinct:,}", f"{one.missing_ratio:.1%}", text))
+        rows.append((one.column, one.kind, f"{one.distinct:,}", f"{one.missing_ratio:.1%}", _text_of(one)))
     widths = [max(len(row[place]) for row in rows) for place in range(4)]
     for column, kind, distinct, missing, text in rows:
         cells = (column.ljust(widths[0]), kind.ljust(widths[1]), distinct.rjust(widths[2]), missing.rjust(widths[3]))
@@ -145,6 +153,10 @@ def _batches(path: Path) -> Iterator[Any]:
             return
 
 
+def _text_of(one: Proposal) -> str:
+    return one.why if one.feature is None else _described(one.feature, one.why)
+
+
 def _described(feature: dict[str, Any], why: str) -> str:
     options = [f"buckets {feature['buckets']:,}"] if "buckets" in feature else []
     options += ["log1p"] if "log1p" in feature else []
@@ -160,11 +172,14 @@ def _check_label(pa: Any, path: Path, label: str, values: Any) -> None:
         if _is_text(pa.types, values.type):
             known = ", ".join(map(repr, values.unique().to_pylist()[:3]))
             raise DataError(path, f"expected 0 or 1, true or false, found the texts {known}", column=label)
+    if values.null_count:
+        reason = f"expected 0 or 1, found {NULL} in {values.null_count:,} rows; leave out rows without a label"
+        raise DataError(path, reason, column=label)
     try:
         numbers = values.cast(pa.float32())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return
-    wrong = numbers.filter(pa.compute.invert(pa.compute.is_in(numbers, value_set=pa.array([0.0, 1.0, None]))))
+    wrong = numbers.filter(pa.compute.invert(pa.compute.is_in(numbers, value_set=pa.array([0.0, 1.0]))))
     if len(wrong):
         raise DataError(path, f"expected 0 or 1, found {wrong[0].as_py():g}{NO_SCORE}", column=label)
 
@@ -178,6 +193,8 @@ def _typed(pa: Any, texts: Any) -> Any:
     numbers = pa.compute.if_else(pa.compute.is_in(texts, value_set=pa.array(NULLS)), None, texts)
     if numbers.null_count == len(numbers):
         return pa.nulls(len(texts))
+    if pa.compute.any(pa.compute.match_substring_regex(numbers, _LEADING_ZERO)).as_py():  # such as a zip code
+        return texts
     for kind in (pa.int64(), pa.uint64(), pa.float64(), pa.bool_(), pa.timestamp("ns")):
         try:
             return numbers.cast(kind)
@@ -194,6 +211,8 @@ def _proposed(pa: Any, name: str, array: Any) -> Proposal:
     if not why:
         distinct = int(pa.compute.count_distinct(values).as_py())
         feature, why = _feature_of(pa, name, values, distinct, is_list=bool(lists))
+    if feature is not None and feature["kind"] == "hash" and distinct == len(values) and "list" not in feature | lists:
+        feature, why = None, _UNIQUE
     if feature is not None:
         feature = {"name": name, **feature, **lists}
     kind = f"categories of {values.type}" if pa.types.is_dictionary(array.type) else str(array.type)
@@ -253,9 +272,10 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
     is_integer = types.is_integer(values.type)
     is_exact = is_integer or -(2**53) <= lowest <= highest <= 2**53
     is_whole = is_exact and (is_integer or compute.all(compute.equal(compute.floor(values), values)).as_py())
-    if _TIME.search(name) and any(begin <= lowest and highest <= end for begin, end in _TIMES):
+    words = _words_of(name)
+    if any(map(_OF_TIMES.fullmatch, words)) and any(begin <= lowest and highest <= end for begin, end in _TIMES):
         return None, _NO_TIME
-    if is_whole and (is_list or _CATEGORY.search(name) or distinct <= _FEW_INTEGERS):
+    if is_whole and (is_list or _is_category(words) or distinct <= _FEW_INTEGERS):
         if highest >= 2**63:  # integer features have 64 bits with a sign
             return _category(compute, values.cast(pa.string()), distinct, "string"), ""
         remark = "" if is_integer else "whole numbers"
@@ -265,6 +285,17 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
     if not -LARGEST_FLOAT32 <= lowest <= highest <= LARGEST_FLOAT32 or np.float32(lowest) == np.float32(highest):
         return None, "left out: float32 does not tell its numbers apart"
     return _number(compute, values.cast(pa.float64(), safe=False)), ""
+
+
+def _words_of(name: str) -> list[str]:
+    """Return the words of ``user_id``, ``userId`` or ``USER ID``, in small letters."""
+    return _WORDS.findall(_BETWEEN_WORDS.sub(" ", name).lower())
+
+
+def _is_category(words: Sequence[str]) -> bool:
+    """Whether integers are categories by the last word of their name."""
+    last = words[-1] if words else ""
+    return last in _CATEGORIES or _THINGS.fullmatch(last.removesuffix("id")) is not None
 
 
 def _parts_of(compute: Any, values: Any) -> tuple[str, Any, int] | None:

@@ -37,7 +37,7 @@ _LARGEST_EXACT = 2.0**53 - 1  # 2^53 may be another integer, rounded
 _LARGEST_INTEGER = np.uint64(2**63 - 1)
 _WORDS = frozenset(word.encode() for word in MISSING_WORDS)
 _LONGEST_WORD = max(map(len, _WORDS))
-_TEXTS_OF_BOOLEANS = {"true": 1, "false": 0, "1": 1, "0": 0}
+_TEXTS_OF_BOOLEANS = {"true": 1, "false": 0, "1": 1, "0": 0, "1.0": 1, "0.0": 0}
 #: ISO 8601, as pandas, Spark, pyarrow and JSON write it: a date, perhaps a time, perhaps a zone.
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)(?:Z| ?UTC|([+-])(\d\d):?(\d\d))?)?")
 _UNITS = {"s": "s", "ms": "ms", "us": "us", "ns": "ns", "day": "D"}
@@ -95,8 +95,9 @@ def column_of(
 
     Args:
         feature: the feature.
-        values: ``Texts``, an array, a list with a value or, for a list feature, a sequence of values for each sample;
-            or with ``splits`` the values of all samples, one after another. None stands for a missing value.
+        values: ``Texts``, an array, what NumPy makes an array of, or a list with a value or, for a list feature, a
+            sequence of values for each sample; or with ``splits`` the values of all samples, one after another. None
+            stands for a missing value.
         samples: B.
         splits: int64[B + 1], where the values of each sample begin.
         valid: bool[V], which values of an array are not missing; None: all.
@@ -104,6 +105,8 @@ def column_of(
     Raises:
         FeatureValueError: a value is of another type, or there are not B samples.
     """
+    if hasattr(values, "__array__"):  # such as a series or a tensor
+        values = np.asarray(values)
     given = _count(feature.name, values) if splits is None else len(splits) - 1
     if given != samples:
         raise FeatureValueError(feature.name, None, f"expected {samples} samples, got {given}")
@@ -216,6 +219,8 @@ def _error(place: Place, at: int, value: Any) -> FeatureValueError:
     """Return an error about the value at a place of a column."""
     feature, splits = place
     reason = f"expected {_EXPECTED[feature.value_type]}, got {_shown(value)}"
+    if feature.value_type == "string" and isinstance(value, float) and value.is_integer():
+        reason += '; a feature of "type": "integer" takes it'
     if splits is None:
         return FeatureValueError(feature.name, at, reason)
     sample = int(np.searchsorted(splits, at, side="right")) - 1
@@ -397,7 +402,9 @@ def _numbers(place: Place, items: Any, dtype: Any, read: Any) -> tuple[Any, Flag
 def _is_missing(value: Any) -> bool:
     if isinstance(value, str | bytes):
         return not value
-    return value is None or (isinstance(value, float | np.floating | date | np.datetime64) and bool(value != value))
+    if isinstance(value, float | np.floating | date | np.datetime64):
+        return bool(value != value)
+    return value is None or type(value).__name__ == "NAType"  # of pandas
 
 
 def _integer(value: Any) -> int:

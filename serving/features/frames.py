@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.errors import FeatureValueError, MissingExtraError, did_you_mean
+from serving.errors import FeatureValueError, MissingExtraError, RequestError, did_you_mean
 from serving.features.columns import Column, Texts, column_of, missing_column
 from serving.features.definition import FeatureConfig
 from serving.features.reader import FeatureReader
@@ -30,11 +30,11 @@ def columns_of_frame(reader: FeatureReader, frame: Any) -> tuple[list[Column], i
     """Return the columns of a frame's features, and the number of its rows.
 
     Raises:
+        RequestError: Arrow cannot read the frame.
         FeatureValueError: see ``FeatureReader.columns``.
         MissingExtraError: pyarrow is not installed.
     """
-    pa = _import_pyarrow()
-    table = frame if isinstance(frame, pa.Table) else pa.table(frame)
+    table = _table_of(frame)
     names = [name for name in table.column_names if not name.startswith(PANDAS_INDEX)]
     return columns_of_arrays(reader, _arrays_of(table, names), table.num_rows), table.num_rows
 
@@ -43,15 +43,24 @@ def arrays_of_frame(frame: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return the Arrow arrays of these columns of a frame.
 
     Raises:
+        RequestError: Arrow cannot read the frame.
         FeatureValueError: a column is missing or occurs twice.
         MissingExtraError: pyarrow is not installed.
     """
-    pa = _import_pyarrow()
-    table = frame if isinstance(frame, pa.Table) else pa.table(frame)
+    table = _table_of(frame)
     for name in names:
         if name not in table.column_names:
             raise FeatureValueError(name, None, f"is not in the frame{did_you_mean(name, table.column_names)}")
     return _arrays_of(table, names)
+
+
+def _table_of(frame: Any) -> Any:
+    pa = _import_pyarrow()
+    try:
+        return frame if isinstance(frame, pa.Table) else pa.table(frame)
+    except (pa.ArrowException, ValueError) as err:
+        reason = "; ".join(map(str, err.args))
+        raise RequestError(f"Arrow cannot read the {type(frame).__name__}: {reason}") from err
 
 
 def _arrays_of(table: Any, names: Sequence[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ each of U users, by the output that the parameter ``top_output`` names.
 
 A model with a ``features.json`` takes these or its raw features: a tensor of B values for each feature, by its name. A
 list feature has [B, n] values, or the values of all samples and ``<feature>.offsets``, INT32 or INT64 [B + 1], CSR
-offsets into them.
+offsets into them, or B texts if it has a separator.
 
 A feature with one value where others have B is the same for every sample. ``CANDIDATES``, INT32 or INT64 [U], says how
 many of the samples each of U users has. Then a feature may also have U values.
@@ -258,6 +258,8 @@ def _values(feature: FeatureConfig, tensor: Any, offsets: Any, most: int) -> tup
         return values, None, math.prod(shape)
     if len(shape) == 1 and not isinstance(tensor, TextTensor):
         return values, _steps(shape[0]), shape[0]
+    if len(shape) == 1 and feature.list is not None and feature.list.separator is not None:
+        return values, None, shape[0]  # texts to be cut
     if len(shape) != 2:
         expected = f"expected the shape [B, n], or {feature.name}{OFFSETS}"
         raise RequestError(f"{feature.name}: {expected}, because it is a list; got {list(shape)}")

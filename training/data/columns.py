@@ -382,7 +382,6 @@ def _read_csv_file(
     path: Path, columns: Columns, slot_sizes: Sequence[int] | None, batch_size: int
 ) -> Iterator[Samples]:
     pa = import_pyarrow()
-    _check_regular(path)
     types = dict.fromkeys(columns.names, pa.string())  # labels may be true or false
     if isinstance(columns, ColumnMap):
         types |= dict.fromkeys(columns.dense, pa.float32()) | dict.fromkeys(columns.slots, pa.int64())
@@ -393,7 +392,7 @@ def _read_csv_file(
 
     damaged = partial(_damaged_csv, pa, types)
     try:
-        names = header_of(pa, path)
+        names = _header(pa, path)
         _check_names(path, columns, names)
         last_line = ",".join(str(mark) if name in types else "" for name in names)
         with pa.input_stream(str(path), compression="detect") as stream:
@@ -455,7 +454,6 @@ def _damaged_parquet(path: Path, err: Exception) -> DataError:
 
 
 def _check_names(path: Path, columns: Columns, found: list[str]) -> None:
-    _check_separator(path, found)
     counts = Counter(found)
     for name in columns.names:
         if counts[name] != 1:

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
 from itertools import chain, islice
@@ -17,7 +18,8 @@ from training.errors import DataError
 NULLS = ("", *MISSING_WORDS)
 NULL = "null"
 OPEN_QUOTE = "a quoted field has no closing quote"
-_FIRST_BYTES = 4096
+_FIRST_BYTES = 1 << 20
+_ENDING = re.compile(r"\.(csv|dat|tsv|txt)(\.\w+)?$")
 _END, _TOO_LONG = "\0end of file", "\0too long"
 _USUAL_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]*)?")
 
@@ -92,17 +94,28 @@ def separator_advice(path: Path) -> str:
     """Say how a text file with another separator becomes Parquet; empty if its first line has none."""
     try:
         with open_regular(path) as file:
-            line = file.read(_FIRST_BYTES).partition(b"\n")[0].decode("utf-8", "replace")
+            content = file.read(_FIRST_BYTES)
     except OSError:
         return ""
+    line = content.partition(b"\n")[0].decode("utf-8", "replace")
     found = next((separator for separator in ("::", "\t", ";", "|") if separator in line), None)
     if found is None:
         return ""
     names = ", ".join(repr(f"column{number}") for number in range(1, 2 + line.count(found)))
-    read = f"pandas.read_csv({path.name!r}, sep={found!r}, engine='python'"
-    write = f".to_parquet({path.name.split('.')[0] + '.parquet'!r})"
+    encoding = "" if _is_utf8(content) else ", encoding='latin-1'"
+    read = f"pandas.read_csv({path.name!r}, sep={found!r}, engine='python'{encoding}"
+    write = f".to_parquet({_ENDING.sub('', path.name) + '.parquet'!r})"
     header = f"without a header, name the columns: names=[{names}]"
     return f"; its columns are separated by {found!r}, so convert it: {read}){write}; {header}"
+
+
+def _is_utf8(content: bytes) -> bool:
+    """Whether the beginning of a text is in UTF-8. Its last character may be cut."""
+    try:
+        getincrementaldecoder("utf-8")().decode(content)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def with_line(pa: Any, err: DataError) -> DataError:

@@ -8,7 +8,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from serving.errors import FeatureValueError
+from serving.errors import FeatureValueError, RequestError
 from serving.features import columns_of_frame
 
 FEATURES = (
@@ -99,6 +99,12 @@ def test_a_column_without_values_is_missing(reader):
     table = pa.table({**TEXT, "user": pa.nulls(3), "tags": pa.array([None, [], [None]])})
     columns, count = columns_of_frame(reader, table)
     assert bits(reader.transform(columns, count)) == bits(reader(rows, 3))
+
+
+def test_a_frame_that_arrow_cannot_read_is_named(reader):
+    frame = pytest.importorskip("pandas").DataFrame({"user": ["u1", 17]})
+    with pytest.raises(RequestError, match=r"Arrow cannot read the DataFrame: .*failed for column user"):
+        columns_of_frame(reader, frame)
 
 
 def test_a_column_that_is_twice_in_a_frame_is_named(reader):

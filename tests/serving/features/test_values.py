@@ -5,6 +5,7 @@ import math
 from decimal import Decimal
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -96,9 +97,20 @@ def test_missing_values_of_every_form_have_no_key(reader_of, feature, values):
     assert bags(reader_of({"name": "x", **feature})({"x": values}, 2)) == [[], []]
 
 
+def test_series_of_pandas_and_pyarrow_are_read_as_arrays(reader_of):
+    reader = reader_of({"name": "x", "kind": "identity"}, {"name": "tags", "kind": "hash", "list": {}})
+    numbers = [3, None, 5]
+    assert bags(reader({"x": pa.array(numbers)}, 3))[::2] == [[3], [], [5]]
+    tags = [["a", "b"], [], None]
+    assert bags(reader({"tags": pa.array(tags)}, 3)) == bags(reader({"tags": tags}, 3))
+    pandas = pytest.importorskip("pandas")
+    series = pandas.Series(numbers, dtype="Int64")
+    assert bags(reader({"x": series}, 3))[::2] == bags(reader({"x": [3, pandas.NA, 5]}, 3))[::2] == [[3], [], [5]]
+
+
 def test_booleans_are_zero_and_one(reader_of):
     reader = reader_of({"name": "x", "kind": "identity", "type": "boolean"})
-    forms = ([True, False], np.array([True, False]), [1, 0], ["true", "False"], texts(["TRUE", "0"]))
+    forms = ([True, False], np.array([True, False]), [1, 0], ["true", "False"], ["1.0", "0.0"], texts(["TRUE", "0"]))
     assert all(reader({"x": form}, 2).keys.tolist() == [1, 0] for form in forms)
 
 
@@ -195,8 +207,9 @@ def test_lists_share_the_keys_of_a_single_value(reader_of):
 
 def test_an_unknown_feature_is_an_error_or_ignored(reader_of):
     feature = {"name": "user_id", "kind": "hash"}
-    with pytest.raises(FeatureValueError, match=r"user_idd: is not a feature; did you mean 'user_id'\?"):
-        reader_of(feature)({"user_idd": ["a"]}, 1)
+    for name in ("user_idd", "userId", "USERID"):
+        with pytest.raises(FeatureValueError, match=rf"{name}: is not a feature; did you mean 'user_id'\?"):
+            reader_of(feature)({name: ["a"]}, 1)
     reader = reader_of(feature, unknown_features="ignore")
     assert reader({"user_idd": ["a"], "user_id": ["b"]}, 1).keys.size == 1
     assert [(sample.name, sample.value) for sample in reader.readings(())] == [("hotrow_ignored_features", 1)]
@@ -206,7 +219,12 @@ def test_an_unknown_feature_is_an_error_or_ignored(reader_of):
     ("feature", "values", "text"),
     [
         ({"kind": "hash"}, ["a", 1.5], "x of sample 1: expected a string or an integer, got 1.5"),
-        ({"kind": "hash"}, np.array([1.5]), "x of sample 0: expected a string or an integer, got 1.5"),
+        ({"kind": "hash"}, np.array([1.5]), "x of sample 0: expected a string or an integer, got 1.5$"),
+        (
+            {"kind": "hash"},
+            np.array([17.0]),
+            'string or an integer, got 17.0; a feature of "type": "integer" takes it$',
+        ),
         ({"kind": "hash"}, ["a", True], "x of sample 1: expected a string or an integer, got True"),
         ({"kind": "hash"}, [b"a", b"\xff"], "x of sample 1: expected text in UTF-8"),
         ({"kind": "hash"}, ["\ud800"], "x of sample 0: expected text in UTF-8"),

@@ -141,6 +141,16 @@ def test_a_list_of_fixed_length_needs_no_offsets(config, reader):
     assert bits(batch) == expected_bits(reader, {**VALUES, "tags": [["a", "b"], ["c"], ["d", "e"]]})
 
 
+def test_texts_are_cut_into_lists_at_the_separator(config, tmp_path):
+    features = [{**one, "list": {"separator": "|"}} if one["name"] == "tags" else one for one in FEATURES]
+    (tmp_path / "features.json").write_text(json.dumps({"format": 1, "features": features}))
+    reader = open_features(config)
+    given = {**tensors(tags=("BYTES", np.array([b"a|bb", b"", b"ccc"], object))), "tags.offsets": None}
+    given = {name: tensor for name, tensor in given.items() if tensor}
+    for carrier in CARRIERS.values():
+        assert bits(carrier(config, reader, given)) == expected_bits(reader, VALUES)
+
+
 def test_absent_features_are_missing_and_integers_may_be_text(config, reader):
     given = {"age": ("BYTES", np.array([b"17", b"40.0", b""], object)), "user": ("INT64", np.array([5, -6, 7]))}
     values = {"user": [5, -6, 7], "age": [17, 40, None], "tags": [[]] * 3, "is_new": [None] * 3, "price": [None] * 3}

@@ -57,12 +57,19 @@ def train(file, *more, label="clicked"):
         ),
         ("semi.csv", ";", "semi.csv: expected columns that are separated by commas, found one column; its columns are"),
         ("tab.csv", "\t", "names=['column1', 'column2', 'column3']"),
+        ("u.item", "|", "pandas.read_csv('u.item', sep='|', engine='python').to_parquet('u.item.parquet')"),
     ],
 )
 def test_a_file_with_another_separator_is_refused_with_the_command_that_converts_it(name, separator, text, capsys):
     write_csv(name, columns(), separator)
     assert train(name) == 1
     assert text in capsys.readouterr().err
+
+
+def test_the_command_that_converts_a_file_names_its_encoding(folder, capsys):
+    (folder / "movies.dat").write_bytes(b"1::Toy Story\n2::Cit\xe9 des enfants perdus\n")
+    assert train("movies.dat") == 1
+    assert "sep='::', engine='python', encoding='latin-1').to_parquet('movies.parquet')" in capsys.readouterr().err
 
 
 def test_a_file_without_a_header_is_refused(capsys):
@@ -97,6 +104,16 @@ def test_a_column_whose_last_value_has_letters_is_text():
         by_name = {one["name"]: one for one in json.load(file)["features"]}
     assert "type" not in by_name["zip"]
     assert "T8H1N" in by_name["zip"]["values"]
+
+
+def test_digits_after_a_zero_are_text_as_in_zip_codes():
+    rows = columns()
+    write_csv("a.csv", {**rows, "zip": [f"{7 * user:05}" for user in rows["user"]]})
+    assert train("a.csv") == 0
+    with open("a.features.json", encoding="utf-8") as file:
+        by_name = {one["name"]: one for one in json.load(file)["features"]}
+    assert "type" not in by_name["zip"]
+    assert "00007" in by_name["zip"]["values"]
 
 
 def test_words_for_missing_values_are_missing_numbers_and_are_text_in_texts():

@@ -112,9 +112,12 @@ def test_names_and_values_tell_categories_times_and_lists(data):
     rows = {
         "clicked": [0, 1] * 300,
         "userId": rng.integers(0, 100, 600),
-        "movie": rng.integers(0, 200, 600),
+        "movieid": rng.integers(0, 200, 600),
+        "SHOP_ID": rng.integers(0, 200, 600),
+        "velocity": rng.integers(0, 200, 600),
         "age": rng.integers(10, 80, 600),
         "timestamp": rng.integers(978_300_000, 1_046_000_000, 600),
+        "ts_ms": rng.integers(978_300_000_000, 1_046_000_000_000, 600),
         "genres": genres,
         "tags": [text.replace("|", ";") for text in reversed(genres)],
     }
@@ -123,7 +126,9 @@ def test_names_and_values_tell_categories_times_and_lists(data):
     features = json.loads((data / "movies.features.json").read_text())["features"]
     assert [(one["name"], one["kind"]) for one in features] == [
         ("userId", "vocabulary"),
-        ("movie", "vocabulary"),
+        ("movieid", "vocabulary"),
+        ("SHOP_ID", "vocabulary"),
+        ("velocity", "dense"),
         ("age", "dense"),
         ("genres", "vocabulary"),
         ("tags", "vocabulary"),
@@ -131,19 +136,25 @@ def test_names_and_values_tell_categories_times_and_lists(data):
     assert [sorted(one["values"]) for one in features[-2:]] == 2 * [["Action", "Comedy", "Drama"]]
     assert [one["list"]["separator"] for one in features[-2:]] == ["|", ";"]
     with hotrow.load_model(data / "models" / "dcn") as session:
-        row = {"userId": [3], "movie": [5], "age": [30]}
+        row = {"userId": [3], "movieid": [5], "age": [30]}
         answers = [session.predict({**row, "genres": genres}) for genres in (["Drama|Action"], [["Drama", "Action"]])]
         assert answers[0] == answers[1]
 
 
-def test_many_values_are_hashed(data):
+def test_many_values_are_hashed_unless_each_row_has_its_own(data, capsys):
     rng = np.random.default_rng(0)
-    pq.write_table(
-        pa.table({"clicked": [0, 1] * 1000, "user": [f"u{n}" for n in rng.permutation(2000)]}), "many.parquet"
-    )
+    rows = {
+        "clicked": [0, 1] * 1000,
+        "user": [f"u{n % 1500}" for n in rng.permutation(2000)],
+        "click_id": np.arange(2000),
+        "token": [f"t{n}" for n in range(2000)],
+    }
+    pq.write_table(pa.table(rows), "many.parquet")
     assert train(file="many.parquet") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("left out: each row has a value of its own") == 2
     [user] = json.loads((data / "many.features.json").read_text())["features"]
-    assert user == {"name": "user", "kind": "hash", "buckets": 16384}
+    assert user == {"name": "user", "kind": "hash", "buckets": 8192}
 
 
 def test_csv_gets_the_same_features(data):
@@ -180,7 +191,17 @@ def test_a_file_of_features_is_kept(data, capsys):
         ("twice.csv", "clicked", "twice.csv column a: occurs twice"),
         ("absent.parquet", "clicked", "absent.parquet: no such file"),
         ("clicks.npz", "clicked", "clicks.npz: expected a Parquet or CSV file, or a folder of them"),
-        ("numbers.parquet", "clicked", "numbers.parquet: no column can be a category"),
+        (
+            "numbers.parquet",
+            "clicked",
+            "numbers.parquet: no column can be a category, which an embedding needs (x: dense)",
+        ),
+        (
+            "null.parquet",
+            "clicked",
+            "column clicked: expected 0 or 1, found null in 4 rows; leave out rows without a label",
+        ),
+        ("null.csv", "clicked", "column clicked: expected 0 or 1, found null in 1 rows"),
         ("empty.parquet", "clicked", "empty.parquet: no samples"),
         ("wrong.parquet", "clicked", "wrong.parquet: "),
         ("answers.csv", "clicked", "column clicked: expected 0 or 1, true or false, found the texts 'yes'"),
@@ -189,6 +210,8 @@ def test_a_file_of_features_is_kept(data, capsys):
 def test_data_without_features_is_refused(data, capsys, file, label, text):
     pq.write_table(pa.table({"clicked": [0, 1] * 50, "x": np.arange(100) / 7}), "numbers.parquet")
     pq.write_table(pa.table({"clicked": pa.array([], pa.int64())}), "empty.parquet")
+    pq.write_table(pa.table({"clicked": [True, None, None, False] * 2, "a": ["x", "y"] * 4}), "null.parquet")
+    (data / "null.csv").write_text("clicked,a\n1,x\n,y\n0,z\n1,x\n")
     (data / "wrong.parquet").write_bytes(b"PAR1 no file")
     (data / "short.csv").write_text("clicked,a,b\n1,x,1\n0,y\n")
     (data / "latin.csv").write_bytes(b"clicked,a,b\n1,Z\xfcrich,1\n0,y,2\n")

@@ -304,6 +304,12 @@ def test_columns_that_are_missing_or_there_twice(tmp_path):
             list(read_parquet(tmp_path / "a.parquet", ColumnMap(labels, dense, ("user",))))
 
 
+def test_a_parquet_file_may_have_one_column(tmp_path):
+    pq.write_table(pa.table({"a|b": [7, 8]}), tmp_path / "a.parquet")
+    [samples] = read_parquet(tmp_path / "a.parquet", ColumnMap((), (), ("a|b",)))
+    assert samples.bags.keys.tolist() == [7, 8]
+
+
 def test_files_that_cannot_be_read(tmp_path):
     pq.write_table(table(), tmp_path / "whole")
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "whole").read_bytes()[:-9])
