@@ -72,7 +72,8 @@ def read_ordered(
     found = set(sizes.values())
     if not found <= {1, *expected}:
         name, size = next((name, size) for name, size in sizes.items() if size not in (1, *expected))
-        raise FeatureValueError(name, None, f"expected {' or '.join(map(str, expected))} samples, got {size}")
+        why = "" if users is None else f"; {CANDIDATES} adds up to {samples}"
+        raise FeatureValueError(name, None, f"expected {' or '.join(map(str, expected))} samples, got {size}{why}")
     is_plain = found == {samples}
     if is_plain and (users is None or samples <= config.max_batchsize):
         return _of_users(read_features(config, reader, columns, samples), users)

@@ -280,7 +280,7 @@ def test_tensors_over_grpc_have_the_candidates_of_several_users(sessions):
         ({"CANDIDATES": [-1, 6]}, "CANDIDATES: expected counts of 1 to 4096, got -1 at position 0"),
         ({"CANDIDATES": [2, 2**40]}, f"CANDIDATES: expected counts of 1 to 4096, got {2**40} at position 1"),
         ({"CANDIDATES": [4000, 97]}, "CANDIDATES: 4097 candidates, but the model takes at most 4096"),
-        ({"CANDIDATES": [2, 2]}, "price: expected 2 or 4 samples, got 5"),
+        ({"CANDIDATES": [2, 2]}, "price: expected 2 or 4 samples, got 5; CANDIDATES adds up to 4"),
         ({"CANDIDATES": [2, 2, 1]}, "user: expected 3 or 5 samples, got 2"),
         ({"CANDIDATES": [2.5, 2.5]}, "CANDIDATES: expected integers, got a value of type float at position 0"),
         ({"CANDIDATES": 5}, "CANDIDATES: expected a list or an array, got a value of type int"),
