@@ -10,7 +10,7 @@ def add_parser(commands: Any) -> None:
     """Add ``hotrow compare`` to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "compare",
-        description="Show the figures of two trained versions, and how their trainings differ.",
+        description="Compare the metrics and the training of two versions.",
         epilog="Example: hotrow compare models/clicks/1 models/clicks/2 --plot compare.svg",
     )
     parser.set_defaults(run=_compare, error_code=1)
