@@ -12,7 +12,7 @@ def add_parser(commands: Any) -> None:
     """Add the command to the ``hotrow`` parser's subparsers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay",
-        description="Replay the requests of `hotrow serve --log-requests`, and compare the answers with the logged answers.",
+        description="Replay the requests of `hotrow serve --log-requests` and compare the answers with the log.",
         epilog="Example: hotrow replay requests/clicks models/clicks/1 models/clicks/2 --labels outcomes.parquet "
         "--label clicked --plot replay.svg",
     )
