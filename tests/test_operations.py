@@ -20,7 +20,7 @@ ROWS = [(level, line) for level, rows in LISTS for line in re.findall(r"^- ``? ?
 LEVELS = dict.fromkeys(["warning", "warn", "_warn"], "WARNING") | dict.fromkeys(
     ["error", "exception", "critical"], "ERROR"
 )
-OTHER_COMMANDS = ("importers", "planner", "dumps")
+OTHER_COMMANDS = ("importers", "planner", "dumps", "sources")
 #: The rows of calls whose text other code made, by file.
 MADE_ELSEWHERE = {
     "serving/lookup/cached_session.py": [
