@@ -4,15 +4,15 @@ A trainer writes messages to a folder: upserts, deletes and additions, and some 
 follows the folder. Its two tables are in RAM, Redis and RocksDB, or in RAM and a Redis that may come back as it was a
 while ago, or in shared RAM. After each kill the trainer pauses. Then every worker must answer with exactly the rows of
 a dict that has applied every message of the folder once.
+
+A start of a server takes seconds of processor time. The short form has one process with the same tables, a fork.
 """
 
 import http.client
-import itertools
 import json
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -21,16 +21,14 @@ import numpy as np
 
 from serving.model.sparse_file import write_sparse_directory
 from serving.storage.shared.folder import SHARED_MEMORY
-from serving.stream import Kind, UpdateMessage, decode, encode, open_sink
+from serving.stream import Kind, decode
 from tests.proof.kills import CLOSED, DEADLINE_S, ROOT, Server
+from tests.proof.update_roles import DEFAULT, DIM, KEYS, MODEL, TABLES
 from tests.tools.redis_servers import LastingRedis, RedisServer
+from tests.tools.warm import Warm
 
-KEYS, DIM, DEFAULT = 300, 4, 0.5
-MODEL, TABLES = "live", ("items", "users")
 #: The last tiers.
 TRUTHS = ("RocksDB", "Redis", "shared RAM")
-#: Each new connection goes to any of the workers, so this many have met both.
-CONNECTIONS = 12
 
 
 def first_rows():
@@ -74,80 +72,114 @@ class Oracle:
         return np.concatenate([rows.get(key, default) for rows in self.tables.values() for key in range(KEYS)])
 
 
-def train(folder, seed):
-    """Write messages until the process is killed; it goes on after the last message of the folder."""
-    rng, sink = random.Random(seed), open_sink(str(folder))
-    numbers = [int(file.stem) for file in folder.glob("*.update")]
-    last = decode((folder / f"{max(numbers):010}.update").read_bytes()).sequence if numbers else -1
-    sys.stdout.write("open\n")
-    sys.stdout.flush()
-    for sequence in itertools.count(last + 1):
-        kind = rng.choice([Kind.UPSERT, Kind.DELETE, Kind.ACCUMULATE, Kind.ACCUMULATE])
-        keys = np.array(rng.sample(range(KEYS), rng.randrange(1, 40)), dtype=np.int64)
-        rows = None
-        if kind is not Kind.DELETE:
-            rows = np.array([[rng.randrange(-99, 99)] * DIM for _ in keys], dtype=np.float32)
-        table = rng.choice(TABLES)
-        message = encode(UpdateMessage(kind, MODEL, table, keys, rows, publisher="trainer", sequence=sequence))
-        for _ in range(2 if rng.random() < 0.1 else 1):
-            sink.send(message, 0)
-        sink.flush()
-        time.sleep(0.002)
+class Forked:
+    """A process of ``update_roles``, which prints a line once it is open."""
 
-
-class Trainer:
-    """The process of ``train``."""
-
-    def __init__(self, folder, seed):
-        self._folder, self._seeds = folder, itertools.count(seed)
-        self._process = None
-
-    def start(self):
-        """Start the process."""
-        command = [sys.executable, "-m", "tests.proof.update_kills", str(self._folder), str(next(self._seeds))]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        assert self._process.stdout.readline() == "open\n", "the trainer did not start"
+    def __init__(self, *arguments, stderr=None):
+        self.process = Warm("-m", "tests.proof.update_roles", *arguments, cwd=ROOT, stderr=stderr)
+        assert self.process.stdout.readline() == "open\n", f"it did not start: {arguments}"
 
     def kill(self):
         """Kill the process."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.communicate()
-            self._process = None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+
+def write_ps(models, log, slower_tiers):
+    """Write the ``ps.json`` of the model, and the files of its rows."""
+    keys, rows = first_rows()
+    tiers = {
+        "supportlonglong": True,
+        "models": [
+            {
+                "model": MODEL,
+                "sparse_files": ["file"] * len(TABLES),
+                "embedding_table_names": TABLES,
+                "embedding_vecsize_per_table": [DIM] * len(TABLES),
+                "maxnum_catfeature_query_per_table_per_sample": [KEYS] * len(TABLES),
+                "default_value_for_each_table": [DEFAULT] * len(TABLES),
+            }
+        ],
+        **slower_tiers,
+        "update_source": {
+            "type": "folder",
+            "path": str(log),
+            "poll_timeout_ms": 50,
+            "update_headroom_ratio": 1.0,
+        },  # every key has room
+    }
+    models.mkdir(exist_ok=True)
+    write_sparse_directory(models / "file", keys, rows)
+    (models / "ps.json").write_text(json.dumps(tiers), encoding="utf-8")
+    return tiers
+
+
+class Consumer:
+    """One process that holds the tables."""
+
+    victims = ("consumer", "consumer")
+    #: So many answers are of all processes.
+    answers = 1
+
+    def __init__(self, folder, log, slower_tiers):
+        self.folder = folder
+        write_ps(folder / "models", log, slower_tiers)
+        self._forked = None
+
+    def start(self):
+        """Start the process."""
+        with (self.folder / "log").open("a") as log:
+            self._forked = Forked("consume", self.folder / "models" / "ps.json", stderr=log)
+
+    def kill_one(self, _victim):
+        """Kill the process, and start it again."""
+        self._forked.kill()
+        self.start()
+
+    def answer(self):
+        """The rows of all keys, table after table; None if a lookup failed."""
+        self._forked.process.stdin.write("\n")
+        self._forked.process.stdin.flush()
+        rows = bytes.fromhex(self._forked.process.stdout.readline())
+        return np.frombuffer(rows, np.float32) if rows else None
+
+    def log(self):
+        """All that the process has logged."""
+        return (self.folder / "log").read_text(encoding="utf-8")
+
+    def stop(self):
+        """End the process; return its exit code."""
+        self._forked.process.communicate(timeout=DEADLINE_S)
+        return self._forked.process.returncode
+
+    def kill(self):
+        """Kill the process."""
+        if self._forked is not None and self._forked.process.poll() is None:
+            self._forked.kill()
 
 
 class LiveServer(Server):
     """``hotrow serve`` of a model that is only looked up."""
 
+    victims = ("worker 0", "worker 0", "worker 1", "supervisor")
+    #: Each new connection goes to any of the workers, also to a worker that has just started.
+    answers = 36
+
     def __init__(self, folder, log, slower_tiers):
-        keys, rows = first_rows()
-        tiers = {
-            "supportlonglong": True,
-            "models": [
-                {
-                    "model": MODEL,
-                    "sparse_files": ["file"] * len(TABLES),
-                    "embedding_table_names": TABLES,
-                    "embedding_vecsize_per_table": [DIM] * len(TABLES),
-                    "maxnum_catfeature_query_per_table_per_sample": [KEYS] * len(TABLES),
-                    "default_value_for_each_table": [DEFAULT] * len(TABLES),
-                }
-            ],
-            **slower_tiers,
-            "update_source": {
-                "type": "folder",
-                "path": str(log),
-                "poll_timeout_ms": 50,
-                "update_headroom_ratio": 1.0,
-            },  # every key has room
-        }
-        super().__init__(folder, tiers)
-        write_sparse_directory(self.models / "file", keys, rows)
+        super().__init__(folder, {})
+        write_ps(self.models, log, slower_tiers)
 
     def command(self):
         """See ``Server``."""
         command = [sys.executable, "-m", "serving.cli.main", "serve", str(self.models / "ps.json"), "--workers", "2"]
         return [*command, "--http-port", str(self.http_port)]
+
+    def kill_one(self, victim):
+        """Kill a process, and wait until another one is in its place."""
+        if victim == "supervisor":
+            self.kill_supervisor()
+        else:
+            self.kill_worker(int(victim[-1]))
 
     def answer(self):
         """The rows of all keys, table after table, from a connection of its own; None if it failed."""
@@ -174,12 +206,10 @@ def shared_name(port):
 
 
 def tiers(truth, port):
-    """The tiers of a server, and who may be killed."""
+    """The tiers of a server, and who may be killed next to its processes."""
     ram = {"type": "hash_map", "capacity_rows": 60, "cache_missed_embeddings": True}
     redis = {"type": "redis_cluster", "address": f"127.0.0.1:{port}", "cache_missed_embeddings": True}
     slowest = {"type": "rocks_db", "path": "rows"} if truth == "RocksDB" else {"type": "disabled"}
-    victims = ["trainer", "worker 0", "worker 0", "worker 1", "supervisor", "Redis"]
-    victims += ["Redis, taken back"] if truth == "Redis" else []
     if truth == "shared RAM":
         shared = {
             "type": "multi_process_hash_map",
@@ -187,52 +217,58 @@ def tiers(truth, port):
             "shared_memory_size": 2**24,
             "shared_memory_auto_remove": False,
         }
-        return {"volatile_db": shared, "persistent_db": slowest}, victims[:-1]
+        return {"volatile_db": shared, "persistent_db": slowest}, ["trainer"]
+    victims = ["trainer", "Redis", "Redis, taken back"] if truth == "Redis" else ["trainer", "Redis"]
     return {"volatile_db": [ram, redis], "persistent_db": slowest}, victims
 
 
-def run(count, seed, folder, redis_folder, truth="RocksDB"):
-    """Kill ``count`` processes; return the figures and the faults."""
+def run(count, seed, folder, redis_folder, truth="RocksDB", kind=LiveServer, pause_s=0.6):
+    """Kill ``count`` processes, each after at most ``pause_s`` of updates; return the figures and the faults."""
     rng, log = random.Random(seed), folder / "updates"
     log.mkdir()
     redis = LastingRedis(redis_folder) if truth == "Redis" else RedisServer(redis_folder)
     slower_tiers, victims = tiers(truth, redis.port)
-    oracle, trainer = Oracle(log), Trainer(log, seed)
-    server, kills, faults, slowest_s = LiveServer(folder, log, slower_tiers), Counter(), [], 0.0
+    oracle, server, trainer, kills, faults, slowest_s = (
+        Oracle(log),
+        kind(folder, log, slower_tiers),
+        None,
+        Counter(),
+        [],
+        0.0,
+    )
     try:
         server.start()
-        for _ in range(count):
+        for number in range(count):
             if truth == "Redis":
                 redis.remember()
-            trainer.start()
-            time.sleep(rng.uniform(0.05, 0.6))
-            what = rng.choice(victims)
-            if what.startswith("Redis"):
+            trainer = Forked("train", log, seed + number)
+            time.sleep(rng.uniform(pause_s / 12, pause_s))
+            victim = rng.choice([*victims, *kind.victims])
+            if victim.startswith("Redis"):
                 redis.kill()
-                time.sleep(rng.uniform(0, 0.3))
-                if what != "Redis":
+                time.sleep(rng.uniform(0, pause_s / 2))
+                if victim != "Redis":
                     redis.take_back()
                 redis.start()
-            elif what == "supervisor":
-                server.kill_supervisor()
-            elif what != "trainer":
-                server.kill_worker(int(what[-1]))
-            kills[what] += 1
-            time.sleep(rng.uniform(0, 0.2))
+            elif victim != "trainer":
+                server.kill_one(victim)
+            kills[victim] += 1
+            time.sleep(rng.uniform(0, pause_s / 3))
             trainer.kill()
             oracle.catch_up()
             began_s = time.monotonic()
-            while not (is_right := all(agrees(server, oracle) for _ in range(3))):  # a worker may just have started
+            while not (is_right := agrees(server, oracle)):
                 if time.monotonic() > began_s + DEADLINE_S:
                     break
-                time.sleep(0.1)  # the server needs the processor
+                time.sleep(pause_s / 6)  # the server needs the processor
             slowest_s = max(slowest_s, time.monotonic() - began_s)
             if not is_right:
-                faults.append(f"after the kill of {what}: {differences(server, oracle)}")
+                faults.append(f"after the kill of {victim}: {differences(server, oracle)}")
                 break
         code = server.stop()
     finally:
-        trainer.kill()
+        if trainer is not None:
+            trainer.kill()
         server.kill()
         redis.kill()
         shutil.rmtree(SHARED_MEMORY / shared_name(redis.port), ignore_errors=True)
@@ -244,14 +280,14 @@ def run(count, seed, folder, redis_folder, truth="RocksDB"):
 
 def agrees(server, oracle):
     """Whether all answers are those of the oracle."""
-    wanted, answers = oracle.answer(), [server.answer() for _ in range(CONNECTIONS)]
+    wanted, answers = oracle.answer(), (server.answer() for _ in range(server.answers))
     return all(answer is not None and np.array_equal(answer, wanted) for answer in answers)
 
 
 def differences(server, oracle):
     """What a worker answers instead."""
     wanted = oracle.answer().reshape(-1, DIM)
-    for answer in (server.answer() for _ in range(CONNECTIONS)):
+    for answer in (server.answer() for _ in range(server.answers)):
         if answer is None:
             return "no answer"
         rows = answer.reshape(-1, DIM)
@@ -260,9 +296,3 @@ def differences(server, oracle):
             found = {int(place): (rows[place, 0], wanted[place, 0]) for place in wrong[:5]}
             return f"{wrong.size} rows differ, such as (answer, expected) {found}"
     return "now they agree"
-
-
-if __name__ == "__main__":
-    from pathlib import Path
-
-    train(Path(sys.argv[1]), int(sys.argv[2]))
