@@ -1,13 +1,12 @@
 """The reader of one model's updates; see the package."""
 
 import logging
-import os
 import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +38,6 @@ logger = logging.getLogger(__name__)
 # How often positions without rows are written, and everything is brought to the disk.
 SYNC_INTERVAL_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
-# Of the thread, as ``nice`` counts: requests get three times its share of a busy core.
-PRIORITY = 5
 # From here on, a warning says that the source of truth will be full.
 NEARLY_FULL_RATIO = 0.9
 # So many changes of a table are shown before the view of a database that another process writes is opened again. An
@@ -145,8 +142,8 @@ class ModelUpdates:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        with suppress(OSError):  # a container may forbid the call
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRIORITY)  # of this thread alone
+        # The thread has the priority of requests. With a lower one, other work would take the processor while this
+        # thread holds Python's global lock, and requests would wait for both.
         pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
             try:

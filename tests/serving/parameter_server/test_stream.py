@@ -259,7 +259,8 @@ def test_a_full_truth_pauses_the_stream_and_loses_nothing(tmp_path, model, log, 
         health = server.health("m")
         assert until(lambda: health.readiness().state == "degraded")
         assert "no updates: memory: table 'm.t'" in health.readiness().reason
-        assert server.updates(model).counters.freshness()["lag_messages"] == 2
+        counters = server.updates(model).counters
+        assert until(lambda: counters.freshness()["lag_messages"] == 2)  # it may have met the first message alone
         assert server.lookup("m.t", np.array(KEYS))[0].tolist() == ROWS.tolist()
         assert caplog.text.count("gets no updates") == 1
 

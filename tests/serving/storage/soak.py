@@ -23,7 +23,7 @@ from tests.tools.redis_servers import wait_until
 
 TABLE, DIM = "m.t", 16
 KEYS, FILE_ROWS = 40_000, 30_000  # the other keys are new ones
-MEMTABLE_BYTES = 4 * 2**20  # so that each is written out every few seconds
+MEMTABLE_BYTES = 2**20  # so that each is written out every few seconds
 RAM_ROWS, REDIS_PARTITION_ROWS, REDIS_PARTITIONS = 4_000, 4_000, 4
 WRITERS, READERS = 2, 3
 MOST_BATCH_KEYS = 400
