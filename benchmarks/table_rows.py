@@ -98,6 +98,8 @@ TIERS = [
      "ms", "100 ms", "<= 1.0"),
     ("p99 of a prediction next to {krows_per_s},000 updated rows a second, {workers} workers",
      "update_stream.predict_p99", {}, "us", "at rest, time", "<= 1.2"),
+    ("p99 of a prediction next to {krows_per_s},000 published rows a second that the server does not read, "
+     "{workers} workers", "update_stream.unread_p99", {}, "us", "at rest, time", ""),
     ("p99 of a prediction while the demo's model loads a network alone each second",
      "update_stream.dense_refresh_p99", {}, "us", "at rest, time", "<= 1.2"),
     ("such a load next to {requests_per_s} requests a second", "update_stream.dense_refresh", {},

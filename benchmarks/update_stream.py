@@ -7,6 +7,7 @@ values, and stores the position with the rows.
 
 ``visible``: the time from the send of a message until a lookup finds its row, at a tenth of that rate: p99, against
 100 ms. ``predict_p99``: of requests next to a stream at a quarter of that rate, against the same server at rest.
+``unread_p99``: the same next to the same trainer, whose messages the server does not read: what the machine pays.
 
 ``dense_refresh_p99``: of requests to the model of `make demo` next to a load of a version with a network alone each
 second, against the same server at rest. ``dense_refresh``: the time of such a load, against 1 s. A request that fails
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def main():
         records += dense_refresh(Path(folder), rounds)
     for workers in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
-            records.append(beside_requests(Path(folder), workers, rows_per_s / 4, rounds))
+            records += beside_requests(Path(folder), workers, rows_per_s / 4, rounds)
     publish(records, arguments.json)
 
 
@@ -114,8 +115,8 @@ def time_to_visible(brokers, folder, rows_per_s, rounds):
 
 
 def beside_requests(folder, workers, rows_per_s, rounds):
-    """p99 of requests of 64 samples next to a stream, against the same server at rest."""
-    models, log = folder / "models", folder / "log"
+    """p99 of requests of 64 samples next to a stream that the server reads, and next to one that it does not read."""
+    models, log, unread = folder / "models", folder / "log", folder / "unread"
     log.mkdir()
     model = TinyModel(rows=100_000, dim=DIM)
     model.write(models, "small")
@@ -127,23 +128,32 @@ def beside_requests(folder, workers, rows_per_s, rounds):
     request = request_of(dense, *flatten(bags), name="small")
     (folder / "request").write_bytes(request)
     command = ["serving.cli.main", "serve", str(models), "--http-port", "0", "--device", "cpu"]
-    pairs, rest_s = [], 1.0 if rounds == 1 else 5.0
+    pairs, rest_s = {"unread_p99": [], "predict_p99": []}, 1.0 if rounds == 1 else 5.0
     with running([*command, "--workers", str(workers)], port_in_url) as port:
         peak = measure_http(compile_client(folder), port, 1, rest_s, folder / "request")["requests_per_s"]
         with Paced(port, request, 1 / (peak * SHARE_OF_PEAK)) as paced:
             for _ in range(rounds):
                 began_s = time.monotonic()
                 time.sleep(rest_s)
-                command = [sys.executable, "-c", STREAM, str(log), str(DIM), str(rows_per_s)]
-                trainer = subprocess.Popen(command)
-                time.sleep(0.5)  # it imports NumPy
-                streams_s = time.monotonic()
-                time.sleep(rest_s)
-                pairs.append((paced.p99_us(streams_s, time.monotonic()), paced.p99_us(began_s, began_s + rest_s)))
-                trainer.kill()
-                trainer.wait()
+                rest_us = paced.p99_us(began_s, time.monotonic())
+                for name, written in (("unread_p99", unread), ("predict_p99", log)):
+                    with publishing(written, rows_per_s):
+                        streams_s = time.monotonic()
+                        time.sleep(rest_s)
+                        pairs[name].append((paced.p99_us(streams_s, time.monotonic()), rest_us))
     params = {"workers": workers, "krows_per_s": round(rows_per_s / 1e3), "requests_per_s": round(peak * SHARE_OF_PEAK)}
-    return Record.of("update_stream.predict_p99", params, "us", pairs)
+    return [Record.of(f"update_stream.{name}", params, "us", rounds_of) for name, rounds_of in pairs.items()]
+
+
+@contextmanager
+def publishing(log, rows_per_s):
+    """A trainer writes to a folder while the block runs."""
+    with subprocess.Popen([sys.executable, "-c", STREAM, str(log), str(DIM), str(rows_per_s)]) as trainer:
+        try:
+            time.sleep(0.5)  # it imports NumPy
+            yield
+        finally:
+            trainer.kill()
 
 
 def dense_refresh(folder, rounds):
