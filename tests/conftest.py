@@ -55,9 +55,11 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def exporter():
     """PyTorch's exporter lists its operators once, not for each export, which would take half of the export's time."""
-    listed = "torch.onnx._internal.exporter._registration.ONNXRegistry.from_torchlib"
+    of_onnx = "torch.onnx._internal.exporter._registration.ONNXRegistry.from_torchlib"
+    of_pytorch = "torch._export.utils._materialize_cpp_cia_ops"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listed, staticmethod(functools.cache(resolve_name(listed))))
+        patch.setattr(of_onnx, staticmethod(functools.cache(resolve_name(of_onnx))))
+        patch.setattr(of_pytorch, functools.cache(resolve_name(of_pytorch)))
         yield
 
 

@@ -148,11 +148,10 @@ class TwoTables(nn.Module):
     def __init__(self):
         super().__init__()
         self.wide, self.deep = (nn.Embedding(8, dim) for dim in (1, 4))
-        self.head = Head(1 + 1 + 2 * 4)
 
     def forward(self, price, user, item):
         wide = self.wide(user) + self.wide(item)
-        return self.head(price[:, None], wide, self.deep(user), self.deep(item)).squeeze(1)
+        return price + wide[:, 0] + (self.deep(user) * self.deep(item)).sum(1)
 
 
 FINGERPRINTS = {"a": 12917804110809363939, "日本": 5676833963740711883}  # of TensorFlow
@@ -258,10 +257,10 @@ def test_unknown_keys_of_trained_tables_are_served_as_in_training(tmp_path):
     class Users(nn.Module):
         def __init__(self):
             super().__init__()
-            self.tables, self.head = tables, Head(3)
+            self.tables = tables
 
         def forward(self, user):
-            return torch.sigmoid(self.head(self.tables({"user": user})["user"]))
+            return torch.sigmoid(self.tables({"user": user})["user"])
 
     module, users = Users(), torch.tensor([[1, 2], [3, 99], [98, 99]])
 
@@ -278,10 +277,10 @@ def test_a_version_says_the_run_and_the_position_of_its_updates(tmp_path):
     class Users(nn.Module):
         def __init__(self):
             super().__init__()
-            self.tables, self.head = tables, Head(3)
+            self.tables = tables
 
         def forward(self, user):
-            return torch.sigmoid(self.head(self.tables({"user": user})["user"]))
+            return torch.sigmoid(self.tables({"user": user})["user"])
 
     with Publisher(str(tmp_path / "log"), "users", tables, tmp_path / "outbox") as publisher:
         publisher.publish()
@@ -344,11 +343,10 @@ class Shared(nn.Module):
         self.table, self.weights = nn.Embedding(20, 4), nn.Embedding(20, 1)
         self.register_buffer("offsets", torch.tensor([0, 5, 12]))
         self.of_weights = of_weights
-        self.head = Head(12 + 1)
 
     def forward(self, ids, price):
         first = self.weights(ids + torch.tensor(self.of_weights)).sum(1)
-        return torch.sigmoid(self.head(self.table(ids + self.offsets), price) + first)
+        return torch.sigmoid(self.table(ids + self.offsets).prod(1).sum(1, keepdim=True) + first + price)
 
 
 def test_constants_that_are_added_to_keys_are_added_to_those_of_requests_by_name(tmp_path, rng):

@@ -185,7 +185,7 @@ class Jagged(nn.Module):
         self.pooled = torchrec.EmbeddingBagCollection(
             [torchrec.EmbeddingBagConfig(ITEMS, 6, "t_tags", ["tags", "seen"])]
         )
-        self.head, self.pad = Head(4 * 6 + 1), pad
+        self.pad = pad
 
     def forward(self, features):
         rows = self.rows(features)
@@ -193,8 +193,8 @@ class Jagged(nn.Module):
         is_key = torch.arange(L) < rows["seen"].lengths()[:, None]
         scores = (seen @ item[..., None])[..., 0].masked_fill(~is_key, -1e9)
         interest = (scores.softmax(-1)[..., None] * seen).sum(1)
-        count = is_key.sum(1, keepdim=True, dtype=seen.dtype)
-        return torch.sigmoid(self.head(item, interest, self.pooled(features).values(), count)[:, 0])
+        count = is_key.sum(1, dtype=seen.dtype)
+        return torch.sigmoid((item * interest).sum(1) + self.pooled(features).values().sum(1) - count)
 
 
 def keyed_jagged(**bags):
@@ -348,12 +348,12 @@ class Pooled(nn.Module):
         super().__init__()
         self.largest = nn.EmbeddingBag(ITEMS, 4, mode="max", padding_idx=0)
         self.weighted = nn.EmbeddingBag(ITEMS, 4, mode="sum", padding_idx=0)
-        self.importance, self.head = nn.Embedding(ITEMS, 1), Head(3 * 4)
+        self.importance = nn.Embedding(ITEMS, 1)
 
     def forward(self, ids, pair, pair_weights):
         learned = self.weighted(ids, per_sample_weights=self.importance(ids)[..., 0])
         given = self.weighted(pair, per_sample_weights=pair_weights)
-        return torch.sigmoid(self.head(self.largest(ids), learned, given)[:, 0])
+        return torch.sigmoid((self.largest(ids) + learned * given).sum(1))
 
 
 def test_the_network_takes_maxima_and_sums_with_weights(tmp_path):
