@@ -20,18 +20,18 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # The tests that run without PyTorch, RocksDB and the web framework.
 NUMPY1_TESTS := tests/kernels $(addprefix tests/serving/,dense model test_batch.py config/test_inference.py config/test_model_directory.py)
-# The tests of the kernels and of the GPU cache. `make test` leaves them to `make test-kernels`, `-tsan` and `-asan`, which
-# run each test in the fixed order of threads and in random orders. The tests of lookups use the same kernels there.
+# The tests of the kernels and of the GPU cache, and of code that uses them. `make test` leaves them to `make test-kernels`,
+# which runs all of them in random orders of threads and with late streams: if the code forgets to wait for a late stream,
+# they fail. `make test-kernels-asan` and `-tsan` run the kernels in the fixed order, and look for races.
 KERNEL_TESTS := $(wildcard tests/kernels/cuda tests/gpu_cache)
-NOT_KERNELS := $(addprefix --ignore=,$(KERNEL_TESTS))
+DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup dense/test_device_network.py))
+NOT_DEVICES := $(addprefix --ignore=,$(DEVICE_TESTS))
 RACE_TESTS := $(wildcard $(addprefix tests/,$(addprefix kernels/cuda/,test_query.py test_writes.py test_team.py) \
   $(addprefix gpu_cache/,test_readers_with_writers.py test_workspace.py test_pooled_lookup.py test_key_lookup.py \
   test_insertion.py test_absent_keys.py)))
 ON_RUNNER := not gpu and not long
 # Threads meet at the same places with other kinds of lines and memory. `make test-long` also checks these for races.
 RACE_MARKS ?= not slow and not kernels
-# Tests of code on devices: if the code forgets to wait for a late stream, they fail.
-DEVICE_TESTS := $(KERNEL_TESTS) $(wildcard $(addprefix tests/serving/,lookup dense/test_device_network.py))
 # Tests wait for servers half of the time, so two cores have work for four processes. Each process starts its own Redis
 # servers, so more would not help.
 OVER_CORES := -n 4 --dist worksteal
@@ -71,11 +71,11 @@ demo-updates: $(VENV)/.demo ## serve a model while it learns, and print its AUC 
 loadtest: $(VENV)/.test ## send load to a server of `make demo`'s model; SCENARIO=spike, REPO=models, ARGS="-u 16" change it
 	@$(BIN)/python -m loadtests $(REPO) --scenario $(SCENARIO) $(ARGS)
 
-test: $(VENV)/.test ## all tests for a machine without a GPU, except those of kernels, the sanitizers and the tests that take minutes
-	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not kernels and not sanitizers and not triton" $(NOT_KERNELS)
+test: $(VENV)/.test ## all tests for a machine without a GPU, except those of devices and sanitizers and those that take minutes
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not kernels and not sanitizers and not triton" $(NOT_DEVICES)
 
 test-fast: $(VENV)/.test ## the tests without the slow ones
-	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu and not kernels and not triton" $(NOT_KERNELS)
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu and not kernels and not triton" $(NOT_DEVICES)
 
 test-long: $(VENV)/.test ## the tests that take minutes each; results go to benchmarks/results/
 	@$(BIN)/python -m tests.tools.long_tests --json benchmarks/results/test_long.json

@@ -16,7 +16,7 @@ from kernels.errors import DeviceUnavailableError
 from tests.tools import warm
 
 # The time that a machine takes for an example says nothing about the tested code. Each run draws other examples.
-settings.register_profile("any machine", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any machine", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 # Nor may a server that a test starts refuse a request because the machine is busy.
 os.environ["HOTROW_MAX_QUEUE_WAIT_MS"] = "60000"

@@ -35,34 +35,8 @@ NAMES = [
 ]
 
 
-LONG = {
-    "batching",
-    "cache_policy",
-    "candidates",
-    "features",
-    "fused_lookup",
-    "host_table",
-    "offline",
-    "persia",
-    "predict",
-    "redis_store",
-    "rocksdb_load",
-    "scale",
-    "servers",
-    "sok",
-    "swaps",
-    "tiers",
-    "training",
-    "training_processes",
-    "update_stream",
-    "updates",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in NAMES]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
 def test_it_runs_on_small_input(name, tmp_path):
     file = tmp_path / "result.json"
     done = warm.run("-m", f"benchmarks.{name}", "--quick", "--json", file)

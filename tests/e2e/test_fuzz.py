@@ -7,11 +7,8 @@ import json
 
 import grpc
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 from tritonclient.grpc import service_pb2
 
 from benchmarks.http_client import request_of
@@ -38,11 +35,16 @@ def fuzzed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def openapi(fuzzed):
     """The server's own OpenAPI document."""
+    import schemathesis  # not when tests are collected: it takes half a second
+
     return schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
 
 
 @pytest.mark.parametrize("examples", [2, pytest.param(40, marks=pytest.mark.long)])
 def test_no_request_of_the_openapi_document_is_a_server_error(openapi, examples):
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
+
     checks = [not_a_server_error, status_code_conformance, response_schema_conformance]
     operations = [result.ok() for result in openapi.get_all_operations()]
     assert len(operations) > 20

@@ -78,7 +78,7 @@ def test_load_on_a_running_server_has_keys_of_the_model_only(served, repository,
     assert float(counted["hotrow_defaulted_keys_total"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_failed_requests_fail_the_command_and_are_in_the_report(repository, served, tmp_path):
     address = f"{served.host}:{served.port}"
     chosen = ["--model", "tiny", "--protocol", "grpc", "--address", address, "--output", tmp_path]
@@ -110,6 +110,7 @@ def test_a_wrong_option_is_refused_before_any_load(repository, tmp_path, options
     assert not list(tmp_path.glob("*.html"))
 
 
+@pytest.mark.long
 def test_a_repository_that_cannot_be_served_is_refused(tmp_path):
     done = load(tmp_path / "none", "--output", tmp_path)
 

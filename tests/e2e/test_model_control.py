@@ -155,25 +155,22 @@ def test_models_cannot_be_loaded_unless_the_server_allows_it(served):
         assert "--model-control-mode none, not explicit" in json.loads(answer)["error"]
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_no_request_fails_while_a_model_is_swapped(start, folder, protocol):
+def test_no_request_fails_while_a_model_is_swapped(start, folder):
     served = start(folder, "--model-control-mode", "explicit", "--load-model", "*", "--grpc-port", "0")
-    module = getattr(tritonclient, protocol)
-    port = served.port
-    if protocol == "grpc":
-        port = int(served.printed.split("listening for gRPC on ")[1].split()[0].rsplit(":", 1)[1])
+    grpc_port = int(served.printed.split("listening for gRPC on ")[1].split()[0].rsplit(":", 1)[1])
     MODELS[2].write(folder, "tiny", 2)
-    answered, errors, stop = set(), [], threading.Event()
+    answered, errors, stop = {tritonclient.http: set(), tritonclient.grpc: set()}, [], threading.Event()
 
-    def ask():
+    def ask(module, port):
         with module.InferenceServerClient(f"{served.host}:{port}") as client:
             while not stop.is_set():
                 try:
-                    answered.add(infer(client, module))
+                    answered[module].add(infer(client, module))
                 except (InferenceServerException, AssertionError) as err:
                     errors.append(err)
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
+    clients = [(tritonclient.http, served.port), (tritonclient.grpc, grpc_port)] * 2
+    threads = [threading.Thread(target=ask, args=client) for client in clients]
     for thread in threads:
         thread.start()
     with tritonclient.http.InferenceServerClient(f"{served.host}:{served.port}") as client:
@@ -184,7 +181,7 @@ def test_no_request_fails_while_a_model_is_swapped(start, folder, protocol):
     for thread in threads:
         thread.join()
     assert not errors
-    assert answered == {1, 2}
+    assert list(answered.values()) == [{1, 2}] * 2
 
 
 def test_a_server_that_polls_serves_a_new_version(start, folder):

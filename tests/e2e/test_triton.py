@@ -9,14 +9,13 @@ import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc
-import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http
-import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
 from benchmarks import perf_analyzer, triton_server
@@ -197,7 +196,7 @@ def infer(protocol, ports, name, arrays, version=""):
     module = tritonclient.http if kind == "http" else tritonclient.grpc
     tensors = inputs_of(arrays, module)
     if is_async:
-        aio = http_aio if kind == "http" else grpc_aio
+        aio = import_module(f"tritonclient.{kind}.aio")
         return asyncio.run(_infer(aio, port, name, tensors, version)).as_numpy("OUTPUT0")
     with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
         return client.infer(name, tensors, version).as_numpy("OUTPUT0")

@@ -404,7 +404,7 @@ class Towers(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def towers(tmp_path_factory):
+def towers(exporter, tmp_path_factory):
     """A module, a folder with its version, and the rows of 300 items."""
     folder, module = tmp_path_factory.mktemp("towers"), Towers()
     example = {

@@ -40,8 +40,8 @@ class RedisServer:
         return "127.0.0.1", self.port
 
     def client(self, **options):
-        """A redis-py client."""
-        return redis.Redis(port=self.port, protocol=2, socket_timeout=DEADLINE_S, **options)
+        """A redis-py client, which does not tell the server its version: it would read the package's metadata for it."""
+        return redis.Redis(port=self.port, protocol=2, socket_timeout=DEADLINE_S, driver_info=None, **options)
 
     def start(self):
         """Start the process, also after ``kill``, with the same port and files."""

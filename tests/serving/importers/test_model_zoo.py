@@ -12,12 +12,10 @@ from tests.serving.importers.model_zoo import FIELDS, LENGTH, NUMBERS, ROWS, ZOO
 
 B = 20
 pytestmark = pytest.mark.usefixtures("exporter")
-IN_EVERY_RUN = ("DeepFM",)  # an export takes seconds, and the tests of sequences and outputs export the like of others
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.long) for name in ZOO]
-)
+@pytest.mark.long  # an export takes seconds, and the other tests of `from_torch` export the like of each
+@pytest.mark.parametrize("name", ZOO)
 def test_an_architecture_answers_as_its_module(tmp_path, name):
     torch.manual_seed(0)
     rng, module = np.random.default_rng(0), ZOO[name]()

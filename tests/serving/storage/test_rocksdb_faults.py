@@ -28,15 +28,15 @@ from serving.storage import Marker, RocksDbStore, TableSpec
 ballast = Path(sys.argv[1]).parent / "ballast"
 ballast.write_bytes(bytes(17 * 2**20))
 errors = []
-spec = TableSpec({TABLE!r}, 16)
+spec = TableSpec({TABLE!r}, 256)  # few rows fill the disk
 store = RocksDbStore(sys.argv[1], num_threads=1)
-table, other = store.table(spec), store.table(TableSpec("model.other", 16))
+table, other = store.table(spec), store.table(TableSpec("model.other", 256))
 keys = np.arange(1000)
-table.load(iter([(keys, np.full((1000, 16), 1, np.float32))]), Marker("digest"), keep=False)
+table.load(iter([(keys, np.full((1000, 256), 1, np.float32))]), Marker("digest"), keep=False)
 
 def batches():
     for first in range(0, 10**6, 1000):
-        yield keys + first, np.full((1000, 16), 2, np.float32)
+        yield keys + first, np.full((1000, 256), 2, np.float32)
 
 for write in (lambda: other.load(batches(), Marker("never"), keep=False), lambda: insert_all()):
     def insert_all():
@@ -48,7 +48,7 @@ for write in (lambda: other.load(batches(), Marker("never"), keep=False), lambda
     except StoreError as err:
         print(err)
         errors.append(err)
-out = np.empty((1000, 16), np.float32)
+out = np.empty((1000, 256), np.float32)
 found = table.fetch(keys, out)
 print(bool(found.all() and (out == 1).all()), table.marker().digest, other.marker())
 store.close()

@@ -462,11 +462,6 @@ I64 = torch.int64
         (TypeError, {"values": torch.zeros(2)}, "expected values as a tensor or an array of int64, got float32[2]"),
         (
             TypeError,
-            {"values": torch.nested.nested_tensor_from_jagged(torch.arange(2), torch.tensor([0, 2]))},
-            "expected values as a tensor or an array of int64, got nested int64",
-        ),
-        (
-            TypeError,
             {"row_indices": torch.arange(2).to_sparse()},
             "expected row_indices as a tensor or an array of int64, got sparse int64[2]",
         ),
@@ -508,6 +503,16 @@ def test_a_wrong_batch_is_refused_by_name(error, arguments, message):
         plugin.broadcast_then_convert_to_csr(**(usual | arguments))
 
     assert message in str(refused.value)
+
+
+def test_nested_values_are_refused():
+    plugin.init([0], batch_size=2)
+    nested = torch.nested.nested_tensor_from_jagged(torch.arange(2), torch.tensor([0, 2]))  # imports for a second
+
+    with pytest.raises(TypeError, match="expected values as a tensor or an array of int64, got nested int64"):
+        plugin.broadcast_then_convert_to_csr(
+            embedding_name=create(), row_indices=torch.tensor([0, 1]), values=nested, T=[I64]
+        )
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family._
 
 
 @family
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_attention_layers_on_numpy_agree_with_pytorch(family, draw_layer, check_numpy, data):
     check_numpy(draw_layer(family, data))
@@ -130,7 +130,7 @@ def test_attention_layers_on_a_device_compute_the_same(family, draw_layer, check
 
 
 @family
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(data=st.data())
 def test_attention_layers_on_torch_compute_the_same_with_correct_gradients(family, draw_layer, check_torch, data):
     check_torch(draw_layer(family, data))
@@ -144,7 +144,7 @@ def test_traced_attention_layers_compute_the_same_for_any_batch_size(family, dra
 
 
 @family
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(data=st.data())
 def test_attention_layers_report_whether_they_mix_samples(family, draw_layer, check_mixing, data):
     check_mixing(draw_layer(family, data))

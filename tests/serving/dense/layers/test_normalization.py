@@ -53,7 +53,7 @@ family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family._
 
 
 @family
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_normalizations_on_numpy_agree_with_pytorch(family, draw_layer, check_numpy, data):
     check_numpy(draw_layer(family, data))
@@ -67,7 +67,7 @@ def test_normalizations_on_a_device_compute_the_same(family, draw_layer, check_d
 
 
 @family
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(data=st.data())
 def test_normalizations_on_torch_compute_the_same_with_correct_gradients(family, draw_layer, check_torch, data):
     check_torch(draw_layer(family, data))
@@ -81,7 +81,7 @@ def test_traced_normalizations_compute_the_same_for_any_batch_size(family, draw_
 
 
 @family
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(data=st.data())
 def test_normalizations_report_whether_they_mix_samples(family, draw_layer, check_mixing, data):
     check_mixing(draw_layer(family, data))
