@@ -63,7 +63,7 @@ def test_active_masks_are_refused(run):
         run("__activemask();", "")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_endless_loop_is_a_fault(run, runner):
     with pytest.raises(DeviceFaultError, match="a block does not end"):
         run("while (atomicCAS(out, 1, 1) != 1) {}", args=[runner.zeros(1, np.int32)], block=(1,))

@@ -120,10 +120,10 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 #: A cluster differs from one Redis in where its rows are, which the tests of clusters ask for.
-EXAMPLES = dict.fromkeys(STORES, 8) | {"memory": 20, "redis": 5, "redis_cluster": 2}
+EXAMPLES = dict.fromkeys(STORES, 5) | {"memory": 10, "redis": 3, "redis_cluster": 2}
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(15, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [1, pytest.param(25, marks=pytest.mark.long)])
 @pytest.mark.parametrize("key_bytes", [8, 4])
 @pytest.mark.parametrize("kind", STORES)
 def test_a_store_holds_what_a_dict_would(kind, key_bytes, times, request):

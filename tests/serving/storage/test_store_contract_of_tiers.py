@@ -195,7 +195,7 @@ def test_tiers_answer_as_a_dict(tiers, request):
     clauses = TIERS[tiers](request)
 
     # Each step of Redis and of a database takes long; the test of many examples below has all of them.
-    run(lambda: TiersMachine(clauses), examples=5 if "redis" in tiers else 8 if "persistent_db" in clauses else 15)
+    run(lambda: TiersMachine(clauses), examples=3 if "redis" in tiers else 4 if "persistent_db" in clauses else 8)
 
 
 def three_tiers(tiers, request):
@@ -205,7 +205,7 @@ def three_tiers(tiers, request):
 
 
 def test_three_tiers_answer_as_a_dict(request):
-    run(three_tiers("redis, rocksdb", request), examples=8)
+    run(three_tiers("redis, rocksdb", request), examples=4)
 
 
 # Of many examples some meet what takes five events in one order: a model is loaded, a row changed, evicted from RAM,
