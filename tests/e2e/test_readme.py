@@ -206,8 +206,8 @@ def run_demo(folder, *arguments):
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    """The folder of a smaller `make demo`, and its output."""
+def demo(exporter, tmp_path_factory):
+    """The folder of a smaller `make demo`, and its output; some pages that use it export a module."""
     folder = tmp_path_factory.mktemp("demo")
     return folder, run_demo(folder, "--rows", "10000")
 
@@ -239,8 +239,7 @@ def test_a_demo_says_which_package_is_missing(tmp_path):
 
 
 @pytest.fixture
-def reader(demo, exporter, tmp_path, start):
-    """Some pages export a module of PyTorch."""
+def reader(demo, tmp_path, start):
     folder, printed = demo
     (tmp_path / "demo_output").symlink_to(folder / "demo_output")
     (tmp_path / "examples").symlink_to(ROOT / "examples")

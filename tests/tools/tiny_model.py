@@ -13,6 +13,8 @@ from serving.model.manifest import SharedTables, sha256_of, write_manifest
 from serving.model.sparse_file import write_sparse_directory
 
 _onnx_files: dict[str, bytes] = {}  # by digest, because many tests write the same model
+_versions: dict[tuple[object, ...], dict[Path, bytes]] = {}  # the files of small models, by all that they depend on
+MOST_KEPT_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,21 @@ class TinyModel:
 
     def write(self, repository, name="tiny", version=1, run="", positions=None):
         """Write ``<repository>/<name>/<version>/`` and return that directory."""
+        form = (type(self), repr(self), name, version, run, repr(positions))
+        if form in _versions:
+            directory = Path(repository) / name / str(version)
+            directory.mkdir(parents=True)
+            for path, content in _versions[form].items():
+                (directory / path).parent.mkdir(exist_ok=True)
+                (directory / path).write_bytes(content)
+            return directory
         directory = self._write_network(repository, name, version)
         for table in self.tables:
             write_sparse_directory(directory / table, np.arange(self.rows, dtype=np.int64), self.vectors(table))
         write_manifest(directory, name, version, run=run, positions=positions)
+        if self.rows <= MOST_KEPT_ROWS:
+            files = (path for path in directory.rglob("*") if path.is_file())
+            _versions[form] = {path.relative_to(directory): path.read_bytes() for path in files}
         return directory
 
     def write_dense(self, repository, name="tiny", version=2, base=1, run="", positions=None, digest=""):
