@@ -40,7 +40,7 @@ class RedisServer:
         return "127.0.0.1", self.port
 
     def client(self, **options):
-        """A redis-py client, which does not tell the server its version: it would read the package's metadata for it."""
+        """A redis-py client, which names no version to the server: it would read the package's metadata each time."""
         return redis.Redis(port=self.port, protocol=2, socket_timeout=DEADLINE_S, driver_info=None, **options)
 
     def start(self):
