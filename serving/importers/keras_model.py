@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from serving.importers.verifying import Comparison, ExpectedAnswers
 from serving.importers.writing import write_model
 from serving.model.names import TABLE_NAME, names_of_positions
 from serving.model.records import Combiner
+from serving.model.sequences import Padding, SequenceSlots
 from serving.model.version_writer import check_target
 from serving.sources.rows import TableRows, rows_of_array
 
@@ -39,13 +41,23 @@ _SAMPLES = 64  # of the random requests
 
 
 class _Lookup(NamedTuple):
-    """A call of an embedding layer: the tensors of its keys and vectors, the input, and the keys of a sample."""
+    """A call of an embedding layer.
+
+    Attributes:
+        layer: the layer.
+        keys: the tensor of its keys.
+        vectors: the tensor of its vectors.
+        input: the name of the model's input.
+        size: the keys of a sample.
+        padding: the side at which the keys are padded with 0; None: they are no sequence, but each has a slot.
+    """
 
     layer: Any
     keys: Any
     vectors: Any
     input: str
-    slots: int
+    size: int
+    padding: Padding | None = None
 
 
 def from_keras(
@@ -62,12 +74,14 @@ def from_keras(
 
     Every ``Embedding`` and every ``All2AllDenseEmbedding`` of ``training.tf.sok`` becomes a table. StringLookup,
     IntegerLookup, Hashing, Discretization and Normalization at the model's inputs become raw features, so requests may
-    have strings. An empty text counts as missing: it has no key for a Hashing layer. Everything else becomes the dense
-    network, which Keras exports.
+    have strings. An empty text counts as missing: it has no key for a Hashing layer. The keys of an ``Embedding`` with
+    ``mask_zero`` are a sequence, which requests have without padding. Everything else becomes the dense network, which
+    Keras exports.
 
     Args:
-        model: a functional or a sequential model of Keras 3 with one output [B, L].
-        example: an input of the model, with any B.
+        model: a functional or a sequential model of Keras 3 with one output [B, L]. It may contain such models.
+        example: an input of the model, with any B. It shows at which side the sequences of an ``Embedding`` with
+            ``mask_zero`` are padded.
         repository: the model repository, which is created if it does not exist.
         name: the model's name: letters, digits, ``_`` and ``-``.
         logits: the model answers with logits, so a Sigmoid is appended.
@@ -88,22 +102,44 @@ def from_keras(
             import tf2onnx  # noqa: F401
     except ImportError as err:
         raise MissingExtraError(err.name or "keras", "tensorflow", "importing a Keras model") from err
+    if keras.backend.backend() == "jax" and find_spec("jax2onnx") is None:
+        reason = "Keras exports models of the backend jax with jax2onnx, which is not installed; install it"
+        raise ConfigError("from_keras", "model", f"{reason}; or load the saved model with another backend")
     check_target(Path(repository), name)
     if not isinstance(model, keras.Model):
         raise ConfigError("from_keras", "model", f"expected a keras.Model, got {type(model).__name__}")
-    model(example)
-    return _Conversion(model, logits, max_batchsize).write(Path(repository), name, tolerance)
+    answer = keras.ops.convert_to_numpy(model(example))
+    if not getattr(model, "inputs", None) or len(model.outputs) != 1:
+        raise ConfigError(str(model.name), "", "expected a functional or a sequential model with one output")
+    flat = _without_inner(keras, model)
+    if not np.allclose(keras.ops.convert_to_numpy(flat(example)), answer, atol=tolerance, equal_nan=True):
+        raise ConfigError(str(model.name), "", "a model overrides call; expected models that are only their layers")
+    return _Conversion(flat, example, logits, max_batchsize).write(Path(repository), name, tolerance)
+
+
+def _without_inner(keras: Any, model: Any) -> Any:
+    """Return a model of the same layers, where the layers of inner models are the model's own."""
+
+    def run(layer: Any, *arguments: Any, **named: Any) -> Any:
+        functional = getattr(layer, "_functional", None) or layer  # of a sequential model
+        if hasattr(functional, "_run_through_graph"):
+            return functional._run_through_graph(arguments[0], call_fn=run)
+        return layer(*arguments, **named)
+
+    def placeholder(tensor: Any) -> Any:
+        return keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype, name=tensor.name)
+
+    given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    inputs = keras.tree.map_structure(placeholder, given)
+    return keras.Model(inputs, run(model, inputs), name=model.name)
 
 
 class _Conversion:
-    def __init__(self, model: Any, logits: bool, max_batchsize: int) -> None:
+    def __init__(self, model: Any, example: Any, logits: bool, max_batchsize: int) -> None:
         import keras
 
         self._keras, self._model, self._logits, self._max_batchsize = keras, model, logits, max_batchsize
-        self._source = str(model.name)
-        inputs = getattr(model, "inputs", None)
-        if not inputs or len(model.outputs) != 1:
-            raise ConfigError(self._source, "", "expected a functional or a sequential model with one output")
+        self._example, self._source = example, str(model.name)
         graph = keras.Model(model.inputs, model.outputs[0])
         self._nodes = [node for nodes in graph._nodes_by_depth.values() for node in nodes]
         self._maker = {id(tensor): node.operation for node in self._nodes for tensor in node.output_tensors}
@@ -138,17 +174,44 @@ class _Conversion:
                 raise self._refuse(layer, "expected All2AllDenseEmbedding, whose inputs have a fixed number of keys")
             if kind not in _EMBEDDINGS:
                 continue
-            if getattr(layer, "mask_zero", False):
-                raise self._refuse(layer, "mask_zero=True: expected False, because a version has no masks")
             if not TABLE_NAME.fullmatch(layer.name):
                 raise self._refuse(layer, "expected a name of letters, digits, '_', '.' and '-', which names the table")
             [keys], [vectors] = node.input_tensors, node.output_tensors
-            yield _Lookup(layer, keys, vectors, self._input_of(layer, keys), self._size(layer, keys))
+            lookup = _Lookup(layer, keys, vectors, self._input_of(layer, keys), self._size(layer, keys))
+            has_mask = getattr(layer, "mask_zero", False)
+            yield lookup._replace(padding=self._padding_of(layer, keys)) if has_mask else lookup
+
+    def _masks(self) -> Iterator[tuple[_Lookup, Any]]:
+        """Yield the lookups of sequences and the tensors that say which of their keys are not 0."""
+        for lookup in self._lookups:
+            for node in self._nodes:
+                is_of_keys = type(node.operation).__name__ == "NotEqual" and node.arguments.args[0] is lookup.keys
+                if lookup.padding and is_of_keys and node.arguments.args[1] == 0:
+                    yield lookup, node.output_tensors[0]
+
+    def _padding_of(self, layer: Any, keys: Any) -> Padding:
+        """Return at which side the example's keys are padded with 0."""
+        maker = self._maker[id(keys)]
+        if len(keys.shape) != 2:
+            raise self._refuse(layer, f"expected keys [B, L], because key 0 is masked, got the shape {keys.shape}")
+        if type(maker).__name__ in _PREPROCESSING and getattr(maker, "mask_token", None) != "":
+            reason = f"it masks key 0, which {maker.name!r} gives to values"
+            raise self._refuse(layer, f"{reason}; expected a StringLookup with mask_token=''")
+        is_key = self._keras.ops.convert_to_numpy(self._keras.Model(self._model.input, keys)(self._example)) != 0
+        lengths = is_key.sum(axis=1, keepdims=True)
+        places = np.arange(is_key.shape[1])
+        if (is_key == (places < lengths)).all():
+            return "end"
+        if (is_key == (places >= is_key.shape[1] - lengths)).all():
+            return "start"
+        raise self._refuse(layer, "expected an example whose key 0, which is masked, is only padding at one side")
 
     def _refuse_other_readers(self) -> None:
         """Refuse layers that read keys or texts, because the network gets vectors and numbers only."""
+        masks = {id(mask) for _, mask in self._masks()}
         for node in self._nodes:
-            if type(node.operation).__name__ in (*_EMBEDDINGS, *_PREPROCESSING):
+            kind = type(node.operation).__name__
+            if kind in (*_EMBEDDINGS, *_PREPROCESSING) or id(node.output_tensors[0]) in masks:
                 continue
             for tensor in node.input_tensors:
                 maker = self._maker[id(tensor)]
@@ -188,25 +251,40 @@ class _Conversion:
         """Return the ONNX model of everything behind the embeddings."""
         import onnx
 
-        keras, inputs, parts = self._keras, dict[str, Any](), list[Any]()
-        cuts = [lookup.vectors for lookup in self._lookups] + self._dense
-        network = keras.Model(cuts, self._model.outputs[0], name="network")
-        slots = {table: sum(one.slots for one in self._lookups if one.layer.name == table) for table in self._tables}
+        keras, inputs, masks = self._keras, dict[str, Any](), list[Any]()
+        cuts, parts = list[Any](), list[Any]()
+        sizes = {table: sum(one.size for one in self._lookups if one.layer.name == table) for table in self._tables}
         first = dict.fromkeys(self._tables, 0)
         for lookup in self._lookups:
             table, dim = lookup.layer.name, int(lookup.vectors.shape[-1])
             if table not in inputs:
-                inputs[table] = keras.Input((slots[table], dim), name=table)
-            own = inputs[table][:, first[table] : first[table] + lookup.slots]
-            first[table] += lookup.slots
+                inputs[table] = keras.Input((sizes[table], dim), name=table)
+            place = slice(first[table], first[table] + lookup.size)
+            first[table] += lookup.size
+            own = inputs[table][:, place]
+            mask = None
+            if lookup.padding is not None:
+                name = self._mask_name(table)
+                if name not in inputs:
+                    inputs[name] = keras.Input((sizes[table],), name=name)
+                mask = inputs[name][:, place] > 0.5
+                own = keras.ops.where(mask[..., None], own, self._padding_row(lookup.layer))
+                read = [tensor for other, tensor in self._masks() if other is lookup]
+                cuts += read
+                parts += [mask] * len(read)
+                masks += [None] * len(read)
+            masks.append(mask)
             parts.append(keras.ops.reshape(own, (-1, *lookup.vectors.shape[1:])))
+            cuts.append(lookup.vectors)
+        network = keras.Model([*cuts, *self._dense], self._model.outputs[0], name="network")
         if self._dense:
             numbers = inputs[self._dense_name] = keras.Input((sum(self._widths),), name=self._dense_name)
             begin = 0
             for cut, width in zip(self._dense, self._widths, strict=True):
                 parts.append(keras.ops.reshape(numbers[:, begin : begin + width], (-1, *cut.shape[1:])))
                 begin += width
-        cut_model = keras.Model(inputs, network(parts))
+        masks += [None] * len(self._dense)
+        cut_model = keras.Model(inputs, network(parts, mask=masks if any(one is not None for one in masks) else None))
         cut_model({name: np.zeros((1, *one.shape[1:]), np.float32) for name, one in inputs.items()})  # before an export
         file = folder / "network.onnx"
         with warnings.catch_warnings():  # of the exporters, about their own code
@@ -220,6 +298,28 @@ class _Conversion:
         while name in self._tables:
             name += "_"
         return name
+
+    def _mask_name(self, table: str) -> str:
+        name = f"{table}_mask"
+        while name in (*self._tables, self._dense_name):
+            name += "_"
+        return name
+
+    def _padding_row(self, layer: Any) -> NDArray[np.float32]:
+        """Return the row of key 0."""
+        row: NDArray[np.float32] = self._rows(layer).read(0, 1)[0]
+        return row
+
+    def _sequences(self, table: str) -> SequenceSlots | None:
+        """Return which slots of a table are sequences; None if all are pooled."""
+        lookups = [one for one in self._lookups if one.layer.name == table]
+        padding = lookups[0].padding
+        if padding is None:
+            return None
+        if any(one.padding != padding for one in lookups):
+            reason = "expected an example whose sequences are padded at the same side in all its calls"
+            raise self._refuse(lookups[0].layer, reason)
+        return SequenceSlots(tuple(one.size for one in lookups), self._mask_name(table), padding)
 
     def _rows(self, layer: Any) -> TableRows:
         source = f"{self._source}#{layer.name}"
@@ -238,7 +338,9 @@ class _Conversion:
             layers = {lookup.layer.name: lookup.layer for lookup in self._lookups}
             rows = {one.name: self._rows(layers[one.name]) for one in network.inputs if one.name in layers}
             dense = next((one for one in network.inputs if one.name == self._dense_name), None)
-            of_tables = {one: SlotsOfRequest(tuple(self._names(one)), has_one_key=True) for one in rows}
+            of_tables = {
+                one: SlotsOfRequest(tuple(self._names(one)), self._sequences(one), has_one_key=True) for one in rows
+            }
             combiners: dict[str, Combiner] = dict.fromkeys(rows, "sum")
             plan = plan_matched(network, Matching(rows, dense, ()), combiners, self._max_batchsize, of_tables)
             widths = zip(self._dense_inputs, self._widths, strict=True)
@@ -252,14 +354,28 @@ class _Conversion:
         return plan
 
     def _sized(self, definition: FeatureDefinition, rows: Mapping[str, TableRows]) -> FeatureDefinition:
-        """Return the features, where ids that are the rows of a table end with it, as an Embedding's ids do."""
-        sizes: dict[str, int] = {}
+        """Return the features with their slots. Ids that are the rows of a table end with it, and inputs share them."""
+        changes: dict[str, dict[str, Any]] = {one.name: {} for one in definition.features}
+        ids = {one.name for one in definition.features if one.kind == "identity"}
+        slots = dict.fromkeys(self._tables, 0)
+        owners: dict[str, str] = {}
         for lookup in self._lookups:
-            of_table = rows[lookup.layer.name]
-            if of_table.keys is None:
-                sizes[lookup.input] = min(of_table.rows, sizes.get(lookup.input, of_table.rows))
+            table, change = lookup.layer.name, changes[lookup.input]
+            begin, owner = slots[table], owners.setdefault(table, lookup.input)
+            if owner != lookup.input and owner in ids:
+                change["shares"] = changes[owner].get("shares", owner)
+            slots[table] += 1 if lookup.padding else lookup.size
+            if slots[table] > begin + 1:  # each value of a list has a slot
+                if "slot" in change:
+                    reason = f"it reads {lookup.input!r}, whose values another layer looks up too; expected one key"
+                    raise self._refuse(lookup.layer, reason)
+                change["slot"] = f"{table}[{begin}:{slots[table]}]"
+            if rows[table].keys is None:
+                change["size"] = min(rows[table].rows, change.get("size", rows[table].rows))
         features = tuple(
-            one.model_copy(update={"size": sizes[one.name]}) if one.kind == "identity" and one.name in sizes else one
+            one.model_copy(
+                update={key: to for key, to in changes[one.name].items() if key == "slot" or one.name in ids}
+            )
             for one in definition.features
         )
         return definition.model_copy(update={"features": features})
@@ -267,7 +383,7 @@ class _Conversion:
     def _names(self, table: str) -> Iterator[str]:
         for lookup in self._lookups:
             if lookup.layer.name == table:
-                yield from names_of_positions(lookup.input, lookup.slots)
+                yield from [lookup.input] if lookup.padding else names_of_positions(lookup.input, lookup.size)
 
     def _answers(self, plan: ImportPlan) -> ExpectedAnswers:
         """Return random requests and the model's answers."""
@@ -280,17 +396,24 @@ class _Conversion:
         behind = self._keras.Model([*tensors.values(), *self._dense], self._model.outputs[0])
         answers = convert(behind(given, training=False)).astype(np.float64)
         [output] = plan.network.outputs
-        of_tables = [
-            keys[id(one.keys)] for table in plan.tables for one in self._lookups if one.layer.name == table.name
+        in_order = [one for table in plan.tables for one in self._lookups if one.layer.name == table.name]
+        own = [keys[id(one.keys)] for one in in_order]
+        is_key = [(part != 0) | (one.padding is None) for one, part in zip(in_order, own, strict=True)]
+        # an average of no key is not a number, which need not be compared
+        is_empty = np.any([~part.any(axis=1) for part in is_key], axis=0)
+        asked = np.isfinite(answers).all(axis=1) | ~is_empty
+        counts = [
+            part.astype(int) if one.padding is None else part.sum(axis=1, keepdims=True)
+            for one, part in zip(in_order, is_key, strict=True)
         ]
-        flat = np.concatenate(of_tables, axis=1).reshape(-1)
+        flat = np.concatenate(own, axis=1)[asked]
         arrays: dict[str, NDArray[Any]] = {
-            KEYS: flat,
-            ROW_PTRS: np.arange(len(flat) + 1),
-            output.name: 1 / (1 + np.exp(-answers)) if self._logits else answers,
+            KEYS: flat[np.concatenate(is_key, axis=1)[asked]],
+            ROW_PTRS: np.cumsum([0, *np.concatenate(counts, axis=1)[asked].reshape(-1)]),
+            output.name: (1 / (1 + np.exp(-answers)) if self._logits else answers)[asked],
         }
         if numbers:
-            arrays[DENSE] = np.concatenate(numbers, axis=1)
+            arrays[DENSE] = np.concatenate(numbers, axis=1)[asked]
         if fault := strange_answers(arrays[output.name], plan.network.outputs):
             raise ConfigError(self._source, "", f"{fault}; if they are logits, use logits=True")
         return ExpectedAnswers(f"random requests to {self._source}", arrays)
@@ -300,9 +423,12 @@ class _Conversion:
         [rows] = [table.rows for table in plan.tables if table.name == lookup.layer.name]
         sharing = [one.layer.name for one in self._lookups if one.keys is lookup.keys]
         most = min(table.rows.rows for table in plan.tables if table.name in sharing)
-        places = rng.integers(0, most, (_SAMPLES, lookup.slots))
+        places = rng.integers(0, most, (_SAMPLES, lookup.size))
         keys: NDArray[np.int64] = places if rows.keys is None else rows.keys[places]
-        return keys
+        if lookup.padding is None:
+            return keys
+        begins = np.arange(lookup.size)[:: 1 if lookup.padding == "end" else -1]
+        return np.where(begins < rng.integers(0, lookup.size + 1, (_SAMPLES, 1)), np.maximum(keys, 1), 0)
 
 
 def _is_float(tensor: Any) -> bool:

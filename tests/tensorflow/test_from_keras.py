@@ -17,20 +17,24 @@ def films():
     genre = keras.Input((1,), dtype="string", name="genre")
     price = keras.Input((1,), name="price")
     film = keras.Input((1,), dtype="int64", name="film")
+    seen = keras.Input((2,), dtype="int64", name="seen")
+    of_films = keras.layers.Embedding(50, 6, name="films")
     vectors = [
         keras.layers.Embedding(4, 8, name="users")(keras.layers.StringLookup(vocabulary=["ann", "bob", "eve"])(user)),
         keras.layers.Embedding(16, 4, name="genres")(keras.layers.Hashing(16)(genre)),
-        keras.layers.Embedding(50, 6, name="films")(film),
+        of_films(film),
+        of_films(seen),
     ]
     numbers = keras.layers.Normalization(mean=3.0, variance=4.0)(price)
     joined = keras.layers.Concatenate()([keras.layers.Flatten()(one) for one in vectors] + [numbers])
     hidden = keras.layers.Dense(16, activation="relu")(joined)
-    inputs = {"user": user, "genre": genre, "price": price, "film": film}
+    inputs = {"user": user, "genre": genre, "price": price, "film": film, "seen": seen}
     return keras.Model(inputs, keras.layers.Dense(1)(hidden), name="films_model")
 
 
 def example(rows):
-    return {name: tf.constant([[row[name]] for row in rows]) for name in ("user", "genre", "price", "film")}
+    one = {name: tf.constant([[row[name]] for row in rows]) for name in ("user", "genre", "price", "film")}
+    return {**one, "seen": tf.constant([row["seen"] for row in rows])}
 
 
 @pytest.mark.filterwarnings("ignore")  # of tf2onnx, about its own code
@@ -38,9 +42,9 @@ def test_a_version_answers_raw_features_as_the_model_does(tmp_path):
     keras.utils.set_random_seed(1)
     model = films()
     rows = [
-        {"user": "ann", "genre": "drama", "price": 1.5, "film": 7},
-        {"user": "unknown", "genre": "comedy", "price": -2.0, "film": 49},
-        {"user": "eve", "genre": "日本", "price": 0.0, "film": 0},
+        {"user": "ann", "genre": "drama", "price": 1.5, "film": 7, "seen": [1, 2]},
+        {"user": "unknown", "genre": "comedy", "price": -2.0, "film": 49, "seen": [3, 3]},
+        {"user": "eve", "genre": "日本", "price": 0.0, "film": 0, "seen": [0, 9]},
     ]
 
     imported = from_keras(model, example(rows), tmp_path, "films", logits=True)
@@ -50,7 +54,7 @@ def test_a_version_answers_raw_features_as_the_model_does(tmp_path):
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         np.testing.assert_allclose(session.predict(columns), expected, atol=1e-6)
     assert (imported.comparison.samples, imported.comparison.defaulted_keys) == (64, 0)
-    assert set(imported.names) == {"user", "genre", "price", "film"}
+    assert set(imported.names) == {"user", "genre", "price", "film", "seen[0]", "seen[1]"}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -85,8 +89,75 @@ def test_one_layer_may_read_several_inputs(tmp_path):
     assert imported.names[:3] == ("numbers[0]", "numbers[1]", "numbers[2]")
 
 
+def genres_of_films():
+    """Lists of strings that end with empty texts; an average and attention leave them out."""
+    genres, film = keras.Input((4,), dtype="string", name="genres"), keras.Input((), dtype="int64", name="film")
+    keys = keras.layers.StringLookup(vocabulary=["drama", "comedy", "war"], mask_token="")(genres)
+    rows = keras.layers.Embedding(5, 4, mask_zero=True, name="genre")(keys)
+    target = keras.ops.expand_dims(keras.layers.Embedding(9, 4, name="films")(film), 1)
+    read = [
+        keras.layers.GlobalAveragePooling1D()(rows),
+        keras.layers.Flatten()(keras.layers.Attention()([target, rows])),
+    ]
+    inputs = {"genres": genres, "film": film}
+    return keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(keras.layers.Concatenate()(read)))
+
+
+def clicks():
+    """Ids behind the padding; a GRU leaves it out."""
+    seen = keras.Input((4,), dtype="int64", name="seen")
+    rows = keras.layers.Embedding(9, 3, mask_zero=True, name="films")(seen)
+    return keras.Model(seen, keras.layers.Dense(1, activation="sigmoid")(keras.layers.GRU(2)(rows)))
+
+
+@pytest.mark.parametrize(
+    ("make", "padded", "columns"),
+    [
+        pytest.param(
+            genres_of_films,
+            {"genres": tf.constant([["war", "drama", "", ""], ["other", "", "", ""]]), "film": tf.constant([3, 4])},
+            {"genres": [["war", "drama"], ["other"]], "film": [3, 4]},
+            id="strings",
+        ),
+        pytest.param(clicks, np.array([[0, 0, 5, 1], [2, 3, 2, 8]]), {"seen": [[5, 1], [2, 3, 2, 8]]}, id="ids"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_requests_have_masked_sequences_without_their_padding(tmp_path, make, padded, columns):
+    keras.utils.set_random_seed(1)
+    model = make()
+
+    imported = from_keras(model, padded, tmp_path, "sequences")
+
+    assert set(imported.names) == set(columns)
+    with hotrow.load_model(imported.path.parent) as session:
+        np.testing.assert_allclose(session.predict(columns), model(padded), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_layers_of_inner_models_are_found(tmp_path):
+    user, film = (keras.Input((1,), dtype="int64", name=name) for name in ("user", "film"))
+    inner = keras.Sequential([keras.layers.Dense(4, activation="relu")], name="inner")
+    layers = [keras.layers.Embedding(9, 3, name="users"), keras.layers.Flatten(), inner]
+    users = keras.Sequential(layers, name="user_tower")
+    films = keras.Model(
+        film, keras.layers.Flatten()(keras.layers.Embedding(7, 4, name="films")(film)), name="films_tower"
+    )
+    model = keras.Model([user, film], keras.layers.Dense(1, activation="sigmoid")(users(user) * films(film)))
+
+    given = [np.array([[1], [8]]), np.array([[2], [6]])]
+    imported = from_keras(model, given, tmp_path, "towers")
+
+    with hotrow.load_model(imported.path.parent) as session:
+        np.testing.assert_allclose(session.predict({"user": [1, 8], "film": [2, 6]}), model(given), atol=1e-6)
+
+
 def behind(vectors):
     return keras.layers.Dense(1, activation="sigmoid")(keras.layers.Flatten()(vectors))
+
+
+def masked(keys):
+    return keras.layers.Embedding(9, 2, mask_zero=True, name="e")(keys)
 
 
 def model_of(make, shape=(2,), dtype="int64"):
@@ -98,9 +169,19 @@ def model_of(make, shape=(2,), dtype="int64"):
     ("make", "expected"),
     [
         pytest.param(
-            lambda: model_of(lambda x: behind(keras.layers.Embedding(9, 2, mask_zero=True, name="e")(x))),
-            r"layer 'e' \(Embedding\): mask_zero=True",
-            id="a mask",
+            lambda: model_of(lambda x: behind(masked(x)), shape=(2, 3)),
+            r"layer 'e' \(Embedding\): expected keys \[B, L\], because key 0 is masked, got the shape \(None, 2, 3\)",
+            id="a mask of many sequences",
+        ),
+        pytest.param(
+            lambda: model_of(lambda x: behind(masked(keras.layers.Hashing(9, name="h")(x)))),
+            r"layer 'e' \(Embedding\): it masks key 0, which 'h' gives to values",
+            id="a mask of a value",
+        ),
+        pytest.param(
+            lambda: model_of(lambda x: behind(masked(x)), shape=(3,)),
+            r"layer 'e' \(Embedding\): expected an example whose key 0, which is masked, is only padding at one side",
+            id="a key 0 between others",
         ),
         pytest.param(
             lambda: model_of(lambda x: behind(keras.layers.Embedding(9, 2, name="e")(x + 1))),
@@ -142,9 +223,11 @@ def model_of(make, shape=(2,), dtype="int64"):
 def test_a_model_that_cannot_be_imported_is_refused(started, tmp_path, make, expected):
     keras.utils.clear_session()
     model = make()
+    example = np.ones((2, *model.inputs[0].shape[1:]) if None not in model.inputs[0].shape[1:] else (2, 2))
+    example[0, 1] = 0
 
     with pytest.raises(ConfigError, match=expected):
-        from_keras(model, np.zeros((2, 2)), tmp_path, "model")
+        from_keras(model, example, tmp_path, "model")
 
 
 def test_other_models_are_refused(tmp_path):
@@ -152,7 +235,13 @@ def test_other_models_are_refused(tmp_path):
         def call(self, inputs):
             return inputs
 
+    class Twice(keras.Model):
+        def call(self, inputs):
+            return 2 * super().call(inputs)
+
+    one = keras.Input((2,), dtype="int64")
     for model, expected in (
+        (Twice(one, behind(keras.layers.Embedding(9, 2)(one))), "a model overrides call"),
         (Own(), "expected a functional or a sequential model"),
         (keras.layers.Dense(1), r"expected a keras\.Model, got Dense"),
     ):

@@ -1,10 +1,13 @@
 """``DynamicVariable``: its rows, the optimizers that move them, and its files."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import hotrow
 from serving.errors import ModelFileError
+from serving.importers import plan_import, write_model
 from tests.tensorflow.batches import ragged_ids
 from training.tf.sok import experiment as sok
 from training.tf.sok import optimizers
@@ -252,3 +255,32 @@ def test_an_incremental_dump_has_the_rows_of_later_steps(started, tmp_path):
         sok.incremental_dump(tmp_path / "later", sok.Variable(np.eye(2)), 0)
     with pytest.raises(ValueError, match="has no rows yet"):
         sok.dump(tmp_path / "none", sok.DynamicVariable(2))
+
+
+@pytest.mark.filterwarnings("ignore")  # of tf2onnx, about its own code
+def test_what_was_trained_is_served_with_the_trainers_predictions(started, tmp_path):
+    rng, inputs = np.random.default_rng(0), {name: keras.Input((4,), name=name) for name in ("tags", "users")}
+    tags, users = (sok.DynamicVariable(4, name=name) for name in inputs)
+    joined = keras.layers.Concatenate()(list(inputs.values()))
+    net = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(joined))
+    of_tables, of_layers = optimizers.Adam(0.1), keras.optimizers.Adam(0.1)
+    batch = [ragged_ids(rng, 8, 3, 10), ids_of(rng.integers(0, 5, 8) * 10**12)]
+
+    def predict(training):
+        of_tags, of_users = sok.lookup_sparse([tags, users], batch, combiners=["mean", "sum"], training=training)
+        return net({"tags": of_tags, "users": of_users})
+
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.binary_crossentropy(np.arange(8)[:, None] % 2, predict(training=True)))
+        of_rows, of_weights = tape.gradient(loss, ([tags, users], net.trainable_variables))
+        of_tables.apply_gradients(zip(of_rows, [tags, users], strict=True))
+        of_layers.apply_gradients(zip(of_weights, net.trainable_variables, strict=True))
+    sok.dump(tmp_path / "tables", [tags, users])
+    net.export(tmp_path / "net.onnx", format="onnx", verbose=False)
+    plan = plan_import(tmp_path / "net.onnx", "sum", checkpoint=tmp_path / "tables", combiners={"tags": "mean"})
+    version = write_model(plan, tmp_path / "models", "ctr")
+
+    with hotrow.load_model(version.parent) as session:
+        found = session.predict({"tags": batch[0].to_list(), "users": batch[1].values.numpy().tolist()})
+    np.testing.assert_allclose(found, predict(training=False), atol=1e-6)

@@ -1,9 +1,13 @@
 """A small dense network in an ONNX file, and tables to feed it."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+collect_ignore = [] if find_spec("keras") else ["test_keras_with_torch.py"]
 
 
 class Sketch:
