@@ -150,7 +150,8 @@ class _Conversion:
             raise ConfigError(self._source, "", f"expected a layer of the kinds {', '.join(_EMBEDDINGS)}, found none")
         self._refuse_other_readers()
         self._tables = list(dict.fromkeys(lookup.layer.name for lookup in self._lookups))
-        self._dense = [self._cut_of(tensor) for tensor in model.inputs if _is_float(tensor)]
+        self._numbers = [tensor for tensor in model.inputs if _is_float(tensor) and not self._is_preprocessed(tensor)]
+        self._dense = [self._cut_of(tensor) for tensor in self._numbers]
         self._widths = [self._size(self._maker[id(cut)], cut) for cut in self._dense]
 
     def write(self, repository: Path, name: str, tolerance: float) -> ImportedModule:
@@ -230,9 +231,16 @@ class _Conversion:
             raise self._refuse(layer, reason)
         return str(maker.name)
 
+    def _readers(self, tensor: Any) -> list[Any]:
+        return [node for node in self._nodes if any(one is tensor for one in node.input_tensors)]
+
+    def _is_preprocessed(self, tensor: Any) -> bool:
+        """Return whether a preprocessing layer makes keys of an input, and nothing else reads it."""
+        return all(type(node.operation).__name__ in _PREPROCESSING for node in self._readers(tensor))
+
     def _cut_of(self, tensor: Any) -> Any:
         """Return what the network reads of a float input: the numbers, or those of its Normalization."""
-        readers = [node for node in self._nodes if any(one is tensor for one in node.input_tensors)]
+        readers = self._readers(tensor)
         is_normalized = len(readers) == 1 and type(readers[0].operation).__name__ == "Normalization"
         return readers[0].output_tensors[0] if is_normalized else tensor
 
@@ -245,7 +253,7 @@ class _Conversion:
 
     @property
     def _dense_inputs(self) -> list[str]:
-        return [str(tensor.name) for tensor in self._model.inputs if _is_float(tensor)]
+        return [str(tensor.name) for tensor in self._numbers]
 
     def _network(self, folder: Path) -> Any:
         """Return the ONNX model of everything behind the embeddings."""

@@ -15,25 +15,26 @@ def films():
     """A model of raw features: strings, a hash, a number and ids."""
     user = keras.Input((1,), dtype="string", name="user")
     genre = keras.Input((1,), dtype="string", name="genre")
-    price = keras.Input((1,), name="price")
+    price, hour = keras.Input((1,), name="price"), keras.Input((1,), name="hour")
     film = keras.Input((1,), dtype="int64", name="film")
     seen = keras.Input((2,), dtype="int64", name="seen")
     of_films = keras.layers.Embedding(50, 6, name="films")
     vectors = [
         keras.layers.Embedding(4, 8, name="users")(keras.layers.StringLookup(vocabulary=["ann", "bob", "eve"])(user)),
         keras.layers.Embedding(16, 4, name="genres")(keras.layers.Hashing(16)(genre)),
+        keras.layers.Embedding(3, 2, name="hours")(keras.layers.Discretization([8.0, 18.0])(hour)),
         of_films(film),
         of_films(seen),
     ]
     numbers = keras.layers.Normalization(mean=3.0, variance=4.0)(price)
     joined = keras.layers.Concatenate()([keras.layers.Flatten()(one) for one in vectors] + [numbers])
     hidden = keras.layers.Dense(16, activation="relu")(joined)
-    inputs = {"user": user, "genre": genre, "price": price, "film": film, "seen": seen}
+    inputs = {"user": user, "genre": genre, "price": price, "hour": hour, "film": film, "seen": seen}
     return keras.Model(inputs, keras.layers.Dense(1)(hidden), name="films_model")
 
 
 def example(rows):
-    one = {name: tf.constant([[row[name]] for row in rows]) for name in ("user", "genre", "price", "film")}
+    one = {name: tf.constant([[row[name]] for row in rows]) for name in ("user", "genre", "price", "hour", "film")}
     return {**one, "seen": tf.constant([row["seen"] for row in rows])}
 
 
@@ -42,9 +43,9 @@ def test_a_version_answers_raw_features_as_the_model_does(tmp_path):
     keras.utils.set_random_seed(1)
     model = films()
     rows = [
-        {"user": "ann", "genre": "drama", "price": 1.5, "film": 7, "seen": [1, 2]},
-        {"user": "unknown", "genre": "comedy", "price": -2.0, "film": 49, "seen": [3, 3]},
-        {"user": "eve", "genre": "日本", "price": 0.0, "film": 0, "seen": [0, 9]},
+        {"user": "ann", "genre": "drama", "price": 1.5, "hour": 8.0, "film": 7, "seen": [1, 2]},
+        {"user": "unknown", "genre": "comedy", "price": -2.0, "hour": 3.5, "film": 49, "seen": [3, 3]},
+        {"user": "eve", "genre": "日本", "price": 0.0, "hour": 23.0, "film": 0, "seen": [0, 9]},
     ]
 
     imported = from_keras(model, example(rows), tmp_path, "films", logits=True)
@@ -54,7 +55,7 @@ def test_a_version_answers_raw_features_as_the_model_does(tmp_path):
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         np.testing.assert_allclose(session.predict(columns), expected, atol=1e-6)
     assert (imported.comparison.samples, imported.comparison.defaulted_keys) == (64, 0)
-    assert set(imported.names) == {"user", "genre", "price", "film", "seen[0]", "seen[1]"}
+    assert set(imported.names) == {"user", "genre", "price", "hour", "film", "seen[0]", "seen[1]"}
 
 
 @pytest.mark.filterwarnings("ignore")
