@@ -35,13 +35,17 @@ def _part(structure: Any, tensor: str, width: int) -> Any:
     """Return the network with ``tensor``, [B, width], as its output."""
     from onnx import TensorProto, helper
 
-    needed, nodes, network = {tensor}, [], structure.graph
-    for node in reversed(network.node):  # they are in an order in which they can run
-        if not needed.isdisjoint(node.output):
-            nodes.append(node)
-            needed.update(names_read_by(node))
+    network = structure.graph
+    makers = {name: node for node in network.node for name in node.output if name}  # an output may be left out: ""
+    needed: set[str] = set()
+    left = [tensor]
+    while left:
+        name = left.pop()
+        if name not in needed:
+            needed.add(name)
+            left += names_read_by(makers[name]) if name in makers else ()
     graph = helper.make_graph(
-        nodes[::-1],
+        [node for node in network.node if not needed.isdisjoint(filter(None, node.output))],
         network.name or "part",
         [entry for entry in network.input if entry.name in needed],
         [helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [None, width])],

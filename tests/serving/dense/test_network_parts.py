@@ -39,7 +39,8 @@ USER = [
 ]
 ITEM = [
     node("Flatten", "item", top="item_flat"),
-    node("MatMul", "item_flat", "item_weight", top="item_vector"),
+    node("MatMul", "item_flat", "item_weight", top="of_item"),
+    node("Clip", "of_item", "", "most", top="item_vector"),
 ]
 ITEM_IN_A_BRANCH = [
     *ITEM[:1],
@@ -64,6 +65,7 @@ def write(folder, item=ITEM):
     constants = {
         "ages": AGES,
         "one": np.array([1]),
+        "most": np.array(1e9, np.float32),
         "yes": np.array(True),
         "shared": SHARED,
         **{f"{name}_weight": weight for name, weight in WEIGHTS.items()},
