@@ -374,8 +374,9 @@ class InferenceSession(ModelSession):
         Raises:
             RequestError, StoreError, DeviceFaultError: see ``predict_batch``; no batch has an answer.
         """
+        joined = join_batches(batches)
         wanted = batches[0].wanted if len({batch.wanted for batch in batches}) == 1 else None
-        together = self.predict_batch(replace(join_batches(batches), wanted=wanted or ()))
+        together = self.predict_batch(replace(joined, wanted=wanted or ()))
         parts = np.split(together.values, list(accumulate(batch.samples for batch in batches))[:-1])
         for part, batch in zip(parts, batches, strict=True):
             refuse_not_finite(part, self.wanted(batch))
