@@ -46,6 +46,11 @@ class Prediction:
     defaulted_keys: int
     incomplete: Sequence[tuple[int, Mask | None]] = ()
 
+    @property
+    def probabilities(self) -> NDArray[np.float32]:
+        """The values, by their name in earlier versions."""
+        return self.values
+
 
 class Route(Protocol):
     """One way from a batch to its answer. Several threads may use it at the same time."""

@@ -140,6 +140,14 @@ def test_merged_requests_are_answered_as_alone(model, session):
     np.testing.assert_allclose(together, expected, **ROUNDING)
 
 
+def test_a_prediction_has_its_values_by_their_earlier_name_too(model, session):
+    dense, bags = model.sample_requests(2)
+
+    prediction = session.predict_batch(read_batch(session.config, dense, *flatten(bags)))
+
+    assert prediction.probabilities is prediction.values
+
+
 TOO_LONG = [[3], [1], [1, 2, 3, 4, 5]]
 
 

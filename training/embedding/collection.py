@@ -34,9 +34,9 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         optimizer = training.optimizers.Adam(tables.parameters(), lr=0.01)
         vectors = tables({"user": users, "tags": (tags, offsets)})
 
-    With a ``process_group``, every process calls ``forward`` and the optimizer's ``step`` in the same order, and reads
-    ``grad`` if another one does. Features and losses may differ. A row gets the mean of its gradients in all processes,
-    as ``DistributedDataParallel`` does for the other parameters. Each process saves its own rows.
+    With a ``process_group``, every process calls ``forward`` and the optimizer's ``step`` and ``zero_grad`` in the same
+    order, and reads ``grad`` if another one does. Features and losses may differ. A row gets the mean of its gradients
+    in all processes, as ``DistributedDataParallel`` does for the other parameters. Each process saves its own rows.
 
     In training mode with gradients enabled, ``forward`` adds rows for new keys to tables that require gradients.
     Evaluation adds none. As for any parameter, gradients do not depend on the mode. ``docs/embedding-tables.md`` says

@@ -153,6 +153,9 @@ class SharedLookups:
         self._divisor = divisor
         act = "training lookup" if any(trains) else "lookup" if torch.is_grad_enabled() else "no_grad lookup"
         self.title = f"{processes.numbered(act)} of {_shown(tables)}"
+        if any(trains) and not all(trains):
+            frozen = [table for table, does in zip(tables, trains, strict=True) if not does]
+            self.title += f" without new rows of {_shown(frozen)}"
         requests = [_Request(table, one, processes.size) for table, one in zip(tables, bags, strict=True)]
         self._keys = [request.keys for request in requests]
         self._counts = [request.counts for request in requests]
@@ -268,12 +271,14 @@ class ShardSink(TableSink):
         """Send the gradients of tables of the same processes to the owners of their rows. Every process calls this."""
         processes, tables = sinks[0].processes, [sink._table for sink in sinks]
         title = f"{processes.numbered(act)} of {_shown(tables)}"
+        if earlier := [sink._table for sink in sinks if sink]:
+            title += f", added to the gradients of {_shown(earlier)}"
         unsent = [sink._merged(sink._unsent) if sink._unsent else None for sink in sinks]
         of_rows, is_finite = to_owners(processes, title, tables, [sink.owned for sink in sinks], unsent)
         for sink, gradient in zip(sinks, of_rows, strict=True):
             sink.looked_up, sink.owned, sink._unsent = (), None, []
             if gradient is not None:
-                sink._kept.append(gradient)
+                sink._keep_all([gradient])
                 sink._is_finite &= is_finite
 
     def _merged(self, parts: Sequence[KeyGradients]) -> KeyGradients:

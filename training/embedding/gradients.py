@@ -23,6 +23,8 @@ RowGradient = tuple[BagLookup, Floats]
 #: Take the ``row_gradients`` of lookups, and return what PyTorch gets for each lookup's parameter.
 Receiver = Callable[[Sequence[Any]], Sequence[torch.Tensor | None]]
 
+_MOST_KEPT = 32  # gradients of passes before they are summed, so that they do not take more and more memory
+
 
 def not_compiled(function: Function) -> Function:
     """Keep a function out of what ``torch.compile`` compiles.
@@ -83,10 +85,10 @@ class PooledBags(torch.autograd.Function):  # type: ignore[misc]
 
 
 class TableSink:
-    """The gradients of a table's rows since the last step.
+    """The gradients of a table's rows, until ``clear``.
 
-    A step takes them as backward passes have left them. They are summed only if somebody reads the sum, which may then
-    be changed in place.
+    A step reads them as backward passes have left them. They are summed only if somebody reads the sum, which may then
+    be changed in place, or after many passes.
 
     Attributes:
         hooks: are called with the sum of each backward pass, and may return another one.
@@ -111,7 +113,7 @@ class TableSink:
         """Keep what this backward pass has left. ``torch.autograd.grad`` does not call this."""
         arrived = self._arrived.pop(backward_pass(), [])
         if not arrived or not self.hooks:
-            self._kept += arrived
+            self._keep_all(arrived)
             return
         lookup, rows = _sum(arrived)
         rows = self._hooked(rows)
@@ -135,13 +137,18 @@ class TableSink:
         self._arrived.clear()
         self._kept, self._summed = [], None
 
-    def take(self) -> list[RowGradient]:
-        """Return all gradients, and forget them."""
-        if self._summed is not None:
+    def gradients(self) -> Sequence[RowGradient]:
+        """Return all gradients, for a step."""
+        if self._summed is None:
+            return self._kept
+        self.rows()
+        lookup, rows = self._summed
+        return [(lookup, to_floats(rows))]
+
+    def _keep_all(self, gradients: Sequence[RowGradient]) -> None:
+        self._kept += gradients
+        if len(self._kept) >= _MOST_KEPT:
             self.rows()
-        taken = self._kept if self._summed is None else [(self._summed[0], to_floats(self._summed[1]))]
-        self.clear()
-        return taken
 
     def _hooked(self, rows: torch.Tensor) -> torch.Tensor:
         for hook in list(self.hooks.values()):

@@ -42,7 +42,8 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
         table: the rows of this process.
         processes: have the rows of the whole table.
         owner: see ``OwnedTable``.
-        sink: the gradients since the last step.
+        sink: the gradients.
+        optimizer: the number of the optimizer that was made for it last; None: there is none.
     """
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
@@ -56,6 +57,7 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
         self.owner = owner
         is_shared = self.processes.size > 1
         self.sink = ShardSink(self.processes, OwnedTable(table, owner)) if is_shared else TableSink()
+        self.optimizer: int | None = None
         self.data = torch.empty(0, table.config.dim)
         self.register_post_accumulate_grad_hook(_keep)
 
@@ -186,7 +188,9 @@ def _shards(parameters: Iterable[TableParameter]) -> list[ShardSink]:
 def _to_sinks(parameters: Sequence[TableParameter], gradients: Sequence[Any]) -> list[torch.Tensor | None]:
     returned: list[torch.Tensor | None] = []
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None:
+        if gradient is not None and parameter.requires_grad:  # it may have been frozen since
+            expected = "tables that the processes share, or a process_group of this process alone"
+            parameter.processes.require_joined(f"table {parameter.table.name!r}", expected)
             parameter.sink.receive(gradient)
         nothing = torch.empty(0, parameter.table.config.dim, device=parameter.device)
         returned.append(None if gradient is None else nothing)
@@ -194,6 +198,9 @@ def _to_sinks(parameters: Sequence[TableParameter], gradients: Sequence[Any]) ->
 
 
 def _keep(parameter: TableParameter) -> None:
+    if torch.is_grad_enabled():
+        reason = "expected backward() without create_graph, because the gradients of rows cannot be differentiated"
+        raise TypeError(f"table {parameter.table.name!r}: {reason}")
     parameter.sink.keep()
 
 

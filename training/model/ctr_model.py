@@ -275,6 +275,8 @@ class CtrModel:
         send_gradients(self._collection.parameters())
         for optimizer, parameters in self._parameters_of.items():
             step_tables(parameters, optimizer.rule, optimizer.update_type, learning_rate, self.step)
+            for parameter in parameters:
+                parameter.grad = None
         finish_average()
         with torch.no_grad():
             for key, weight in self._weights.items():

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields
-from itertools import chain
+from itertools import chain, count
 from numbers import Real
 from typing import Any, ClassVar, get_args
 
@@ -43,6 +43,7 @@ _USUAL_NAMES = {
     "momentum": ("momentum_factor",),
     "initial_accumulator_value": ("initial_accumulator",),
 }
+_numbers = count()
 _OF_PYTORCH = ("params", "param_names", "initial_lr")  # keys of PyTorch in a parameter group
 
 
@@ -54,6 +55,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """
 
     rule_type: ClassVar[type[UpdateRule]]
+    _number = 0  # of an optimizer that an earlier version pickled
 
     def __init__(
         self,
@@ -91,6 +93,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         defaults = asdict(self.rule_type(*parameters, **options))
         self._update_type = update_type
         self._scaler = scaler
+        self._number = next(_numbers)
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **defaults})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -107,14 +110,20 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for parameter in self.param_groups[-1]["params"]:
             if isinstance(parameter, TableParameter):
                 parameter.table.use_states(rule.name, rule.initial_states)
+                parameter.optimizer = self._number
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; ``closure`` computes the loss again, which is returned."""
+        """Take one step; ``closure`` computes the loss again, which is returned.
+
+        Raises:
+            RuntimeError: another optimizer with states was made for a table since.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._require_last_made()
         send_gradients(one for one in self._parameters() if isinstance(one, TableParameter))
         for group in self.param_groups:
             rule = self._rule(group)
@@ -140,7 +149,19 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what ``copy.deepcopy`` and ``pickle`` need."""
-        return {**super().__getstate__(), "_update_type": self._update_type, "_scaler": self._scaler}
+        own = {name: getattr(self, name) for name in ("_update_type", "_scaler", "_number")}
+        return {**super().__getstate__(), **own}
+
+    def _require_last_made(self) -> None:
+        """Refuse to step a table whose rows have the states of another optimizer."""
+        for group in self.param_groups:
+            has_states = bool(self._rule(group).initial_states)
+            for one in group["params"]:
+                if not isinstance(one, TableParameter) or one.optimizer in (None, self._number):
+                    continue
+                if has_states or one.table.native.initial_states:
+                    expected = "a step of the optimizer that was made last, because rows have the states of one"
+                    raise RuntimeError(f"table {one.table.name!r}: expected {expected}, got a step of an earlier one")
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         return chain.from_iterable(group["params"] for group in self.param_groups)

@@ -22,7 +22,7 @@ def step_tables(
     """Update the rows of tables with the gradients that their parameters hold. They must have the rule's states.
 
     Args:
-        parameters: those with a gradient change; the others stay. Their gradients are taken away.
+        parameters: those with a gradient change; the others stay. Their gradients stay too.
         rule: the formula.
         update_type: what happens to rows without a gradient.
         learning_rate: of this step.
@@ -31,27 +31,26 @@ def step_tables(
         weight_decay: this multiple of a row is added to the row's gradient.
 
     Raises:
-        ValueError: a table with weight decay has ``max_norm``, which scales rows when they are read. No gradient was
-            taken.
+        ValueError: a table with weight decay has ``max_norm``, which scales rows when they are read. Nothing changed.
     """
     parameters = list(parameters)
     for table in (parameter.table for parameter in parameters if weight_decay):
         if table.config.max_norm is not None:
             raise ValueError(f"table {table.name!r}: expected no weight_decay, because the table has max_norm")
-    taken: list[RowGradient] = []
+    of_rows: list[RowGradient] = []
     for parameter in parameters:
         if parameter.sink:
-            taken += _with_decay(parameter, weight_decay * scaler) if weight_decay else parameter.sink.take()
+            of_rows += _with_decay(parameter, weight_decay * scaler) if weight_decay else parameter.sink.gradients()
             torch.autograd.graph.increment_version(parameter)  # a backward pass that needs the old rows raises an error
-    if taken:
-        lookups, floats = zip(*taken, strict=True)
+    if of_rows:
+        lookups, floats = zip(*of_rows, strict=True)
         update_tables(lookups, floats, rule.name, update_type, learning_rate, step, rule.parameters, scaler)
 
 
 def _with_decay(parameter: TableParameter, weight_decay: float) -> list[RowGradient]:
-    """Take the gradients of a table, and add a multiple of the rows that have a gradient."""
+    """Return the gradients of a table, plus a multiple of the rows that have a gradient."""
     parameter.sink.rows()  # one sum of all gradients
-    [(lookup, floats)] = parameter.sink.take()
+    [(lookup, floats)] = parameter.sink.gradients()
     [(keys, sums)] = sum_row_gradients([lookup], [floats])
     [(of_rows, vectors)] = look_up_bags([parameter.table.native], [keys], [None], ["sum"], [None], [1], [False])
     return [(of_rows, sums + weight_decay * vectors)]

@@ -144,6 +144,32 @@ def three_hundred_passes(model, optimizer):
     optimizer.step()
 
 
+def without_zero_grad(model, optimizer):
+    for _ in range(3):
+        one_step(model, optimizer, 0.3)
+
+
+def two_steps(model, optimizer):
+    one_step(model, optimizer)
+    optimizer.step()
+
+
+def a_gradient_after_the_step(model, optimizer):
+    one_step(model, optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with torch.no_grad():
+        model.net.bias.add_(norm)
+    optimizer.step()
+
+
+def frozen_before_the_backward_pass(model, optimizer):
+    loss = loss_of(model)
+    table_of(model).requires_grad_(False)
+    loss.backward()
+    table_of(model).requires_grad_(True)
+    optimizer.step()
+
+
 def one_graph_twice(model, optimizer):
     loss = loss_of(model)
     loss.backward(retain_graph=True)
@@ -367,6 +393,10 @@ FOLLOWED = {
     "a step": one_step,
     "two backward passes": two_passes,
     "300 backward passes": three_hundred_passes,
+    "steps without zero_grad": without_zero_grad,
+    "two steps": two_steps,
+    "a gradient after the step": a_gradient_after_the_step,
+    "frozen before backward": frozen_before_the_backward_pass,
     "retain_graph": one_graph_twice,
     "one table in two lookups": one_table_in_two_lookups,
     "optimizer.zero_grad()": partial(zeroed, zero=lambda model, optimizer: optimizer.zero_grad()),
@@ -427,11 +457,6 @@ def replace_gradients(model, factor):
             parameter.grad = parameter.grad * factor
 
 
-def step_and_zero(model, optimizer, factor, keys):
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def pass_back(model, optimizer, factor, keys):
     vectors = model(torch.tensor(keys, dtype=torch.int64), torch.tensor([0, len(keys) // 2, len(keys)]))
     (vectors.tanh().sum() * factor).backward()
@@ -439,7 +464,7 @@ def pass_back(model, optimizer, factor, keys):
 
 ANY_ORDER = {
     "backward": pass_back,
-    "step": step_and_zero,
+    "step": lambda model, optimizer, factor, keys: optimizer.step(),
     "zero_grad": lambda model, optimizer, factor, keys: optimizer.zero_grad(factor > 1),
     "clip_grad_value_": of_gradients(lambda model, factor: nn.utils.clip_grad_value_(model.parameters(), factor / 9)),
     "clip_grad_norm_": of_gradients(lambda model, factor: nn.utils.clip_grad_norm_(model.parameters(), factor / 3)),
@@ -460,7 +485,7 @@ def test_habits_in_any_order_give_the_weights_of_a_parameter(uses):
     ours(torch.arange(ROWS), torch.arange(ROWS + 1))  # so that all rows exist
 
     for model in (ours, theirs):
-        optimizer = optimizers.SGD(model.parameters(), lr=0.05)
+        optimizer = optimizers.SGD(model.parameters(), lr=0.01)
         for name, factor, keys in uses:
             ANY_ORDER[name](model, optimizer, factor, keys)
         optimizer.step()
@@ -648,6 +673,36 @@ def test_a_backward_pass_that_needs_the_rows_before_a_step_is_refused(max_norm):
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         other.backward()
+
+
+@pytest.mark.parametrize("embedding", EMBEDDINGS.values(), ids=EMBEDDINGS.keys())
+def test_a_gradient_of_a_gradient_is_refused(embedding):
+    with pytest.raises(TypeError, match=r"table 't(_embedding)?': expected backward\(\) without create_graph"):
+        loss_of(table_model(embedding)).backward(create_graph=True)
+
+
+@pytest.mark.parametrize("later", [optimizers.Adam, optimizers.SGD])
+def test_an_optimizer_whose_states_another_one_has_replaced_is_refused(later):
+    model = table_model()
+    one = optimizers.Adam(model.parameters(), lr=0.1)
+    other = later(model.parameters(), lr=0.1)
+
+    one_step(model, other)
+
+    with pytest.raises(RuntimeError, match=r"table 't': expected a step of the optimizer that was made last"):
+        one_step(model, one)
+
+
+def test_optimizers_without_states_take_turns():
+    model = table_model()
+    one, other = (optimizers.SGD(model.parameters(), lr=lr) for lr in (0.1, 0.5))
+
+    for optimizer in (one, other):
+        optimizer.zero_grad()
+        model.embedding(KEYS, OFFSETS).sum().backward()
+        optimizer.step()
+
+    assert model.embedding.rows()[2].tolist() == pytest.approx([0.25 - 0.6] * DIM)
 
 
 def test_a_gradient_of_another_shape_is_refused():

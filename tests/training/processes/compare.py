@@ -118,6 +118,7 @@ def main():
     with_a_gradient_that_is_not_finite(rank)
     with_a_key_beyond_fixed_rows()
     with_a_checkpoint()
+    with_other_habits(rank)
     with_two_collections(rank)
     with_other_titles(rank)
     without_a_group()
@@ -291,12 +292,34 @@ def with_two_collections(rank):
         (other if rank else one)(keys)
 
 
+def with_other_habits(rank):
+    """A process that freezes a table, or forgets zero_grad, is named."""
+    keys = dict.fromkeys("uv", torch.arange(4))
+    tables, _ = two_tables()
+    tables.table_1.requires_grad_(rank == 0)
+    with pytest.raises(RuntimeError, match=r"without new rows of tables v\[1\] in process 1"):
+        tables(keys)
+
+    tables, optimizer = two_tables("u")
+    tables({"u": keys["u"]})["u"].sum().backward()
+    optimizer.step()
+    optimizer.step()
+    assert rows_of(tables, "u") == dict.fromkeys(range(rank, 4, dist.get_world_size()), -2.0)
+    if rank == 0:
+        optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match=r"added to the gradients of tables u\[1\] in process 1"):
+        optimizer.step()
+
+
 def without_a_group():
     """Each process would train tables of its own."""
     tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(1)})
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.ModuleList([tables, torch.nn.Linear(1, 1)]))
     with pytest.raises(RuntimeError, match=r"expected process_group=torch.distributed.group.WORLD"):
         model.module[0]({"t": torch.tensor([1])})
+    fixed = EmbeddingBagCollection({"t": EmbeddingBagConfig(1, rows=2)}).eval()
+    with pytest.raises(RuntimeError, match="table 't': expected tables that the processes share"):
+        fixed({"t": torch.tensor([1])})["t"].sum().backward()
     with pytest.raises(RuntimeError, match="init: expected one process with several replicas, got"):
         embedding_plugin.init([0])
 

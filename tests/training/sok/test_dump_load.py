@@ -129,6 +129,7 @@ def test_each_variable_counts_its_own_steps(tmp_path):
     optimizer = SGD([often, rarely], lr=1.0)
 
     def train(variable, key):
+        optimizer.zero_grad()
         sok.lookup_sparse(variable, sparse([[key]]), combiners="sum").sum().backward()
         optimizer.step()
 
