@@ -381,6 +381,34 @@ def split_by_table(
         each table its number of keys, and the most keys of one sample. None if the offsets are not CSRs of the keys.
     """
 
+def read_keys(
+    tensors: Tensors,
+    dense: int | None,
+    keys: int,
+    row_ptrs: int | None,
+    slots: Sequence[int],
+    smallest: int,
+    largest: int,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int32], list[int]] | None:
+    """Copy and check the dense features and the keys of a request.
+
+    Args:
+        tensors: the request's tensors.
+        dense: which tensor has the dense features, float32; None: there are none.
+        keys: which tensor has the keys, sample-major integers.
+        row_ptrs: which tensor has the offsets, integers; None: each slot of each sample has one key.
+        slots: see ``split_by_table``.
+        smallest: the smallest key that is right.
+        largest: the largest key that is right.
+
+    Returns:
+        the dense features, flat; and as ``split_by_table`` keys, row_ptrs, and for each table the most keys of one
+        sample. None if a dense feature is not finite, a key is wrong, or the offsets are not CSRs of the keys.
+
+    Raises:
+        ValueError: a tensor is missing or has another datatype, or so many offsets are not those of whole samples.
+    """
+
 def decode_norm(
     data: bytes, offset: int, numbers: int, slots: int, has_wide_keys: bool, has_sums: bool, most: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64], int, str]:
@@ -778,6 +806,16 @@ def numbers_in_json(text: bytes, are_numbered: bool = False) -> tuple[bytes, npt
 
     Numbers with a sign or more than 18 digits stay. Valid texts with the same form differ in these numbers alone. With
     ``are_numbered``, the form has 0, 1, 2, ... in place of the numbers.
+    """
+
+def split_message(data: bytes, most_fields: int) -> tuple[int, tuple[bytes, str, str, str, bytes] | None]:
+    """Take a ``ModelInferRequest`` of KServe v2 apart, which may be any bytes.
+
+    Returns:
+        how many fields it has, with those of its tensors and of their contents, counted up to ``most_fields + 1``. And
+        its bytes except the id and the raw contents, the model's name and version, the id, and the raw contents one
+        after another. Messages that are equal in the first have tensors of the same names, datatypes, shapes and sizes.
+        None instead if there are more fields, or if the bytes are no message, or have protobuf's groups.
     """
 
 def tensor_forms(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.host import first_outside, split_by_table
+from kernels.host import Tensors, first_outside, read_keys, split_by_table
 from serving.arrays import flat_offsets, floats, integers
 from serving.config import ModelConfig
 from serving.errors import RequestError
@@ -124,12 +124,14 @@ class Batch:
         """One entry per embedding table, in graph order."""
         return self.given.tables if isinstance(self.given, JoinedKeys) else tuple(self.given)
 
-    @cached_property
+    @property
     def joined(self) -> JoinedKeys:
         """The keys of all tables."""
-        if isinstance(self.given, JoinedKeys):
-            return self.given
-        keys, row_ptrs = zip(*self.given, strict=True)
+        return self.given if isinstance(self.given, JoinedKeys) else self._joined
+
+    @cached_property
+    def _joined(self) -> JoinedKeys:
+        keys, row_ptrs = zip(*self.tables, strict=True)
         return JoinedKeys(np.concatenate(keys), np.concatenate(row_ptrs), [of_table.size for of_table in row_ptrs])
 
     def expanded(self) -> "Batch":
@@ -184,10 +186,40 @@ def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Bat
     offsets = _one_key_per_slot(config, given_keys) if row_ptrs is None else flat_offsets(row_ptrs, ROW_PTRS)
     check_keys(flat_keys, config.key_type, KEYS)
     samples, sent = _by_table(config, flat_keys, offsets)
-    joined = _shifted(config, sent) if config.slot_keys == "unshifted" else sent
     if given_keys.ndim == 2 and len(given_keys) != 1:
         _check_rows(config, given_keys.shape, samples)
-    return with_positions(config, Batch(read_dense(dense, samples, config), joined, sent))
+    return _batch_of(config, read_dense(dense, samples, config), sent)
+
+
+def read_tensors(
+    config: ModelConfig, tensors: Tensors, dense: int | None, keys: int, row_ptrs: int | None
+) -> Batch | None:
+    """Return the same as ``read_batch``, in one native call, or None if a number is wrong.
+
+    Args:
+        config: the model the request is for.
+        tensors: the request's tensors, in shapes that ``read_batch`` has accepted before.
+        dense: the number of the tensor that has the dense features, float32.
+        keys: the number of the tensor that has the keys.
+        row_ptrs: the number of the tensor that has the offsets.
+
+    Raises:
+        RequestError: a sample has too many keys.
+    """
+    slots = [table.slots for table in config.tables]
+    found = read_keys(tensors, dense, keys, row_ptrs, slots, *key_range(config.key_type))
+    if found is None:
+        return None
+    numbers, flat_keys, offsets, most_keys = found
+    samples = (offsets.size - len(slots)) // sum(slots)
+    sent = JoinedKeys(flat_keys, offsets, [samples * count + 1 for count in slots])
+    _check_limits(config, sent, most_keys)
+    return _batch_of(config, numbers.reshape(samples, config.dense_dim), sent)
+
+
+def _batch_of(config: ModelConfig, dense: NDArray[np.float32], sent: JoinedKeys) -> Batch:
+    joined = _shifted(config, sent) if config.slot_keys == "unshifted" else sent
+    return with_positions(config, Batch(dense, joined, sent))
 
 
 def with_positions(config: ModelConfig, batch: Batch) -> Batch:

@@ -106,6 +106,7 @@ class OnnxNetwork:
         self._refusals = refusals()
         try:
             is_flat = flat_inputs(self._session, graph, source)
+            self._outputs = [output.name for output in self._session.get_outputs()]
         except UnicodeDecodeError as err:
             raise ModelFileError(source, f"the name of an input or output is not UTF-8: {err}") from err
         self.inputs = tuple(is_flat)
@@ -148,7 +149,7 @@ class OnnxNetwork:
         if not shape[0]:
             return np.empty(shape, np.float32)
         try:
-            output: Floats = self._session.run(None, feeds)[0]
+            output: Floats = self._session.run(self._outputs, feeds)[0]
         except self._refusals as err:
             raise RequestError(f"the network cannot run on this batch: {one_line(err)}") from err
         if output.shape == shape:

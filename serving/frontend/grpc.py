@@ -34,6 +34,7 @@ from serving.frontend.access_log import (
 )
 from serving.frontend.client_texts import message_of
 from serving.frontend.codes import ANSWERED, codes_of
+from serving.frontend.decoders import Decoders
 from serving.frontend.exchange import Exchange
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.grpc_calls import CLIENT_GONE, Call, OpenCalls, Refusal, refusal_of
@@ -42,9 +43,9 @@ from serving.frontend.grpc_sockets import ServerSockets
 from serving.frontend.limits import ENVELOPE_BYTES, Limits
 from serving.frontend.tls import Tls
 from serving.frontend.tokens import Tokens
-from serving.protocol.bounds import Bounds
-from serving.protocol.messages import chosen, decode_message, encode_message, has_parts
-from serving.protocol.shared_memory import SharedMemory, no_cuda_shared_memory
+from serving.protocol.messages import InferMessage, MessageDecoder, chosen, encode_message
+from serving.protocol.request import SHARED_MEMORY_REGION
+from serving.protocol.shared_memory import no_cuda_shared_memory
 from serving.repository import ServedModel
 
 _log = logging.getLogger("hotrow.grpc")
@@ -259,7 +260,8 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def __init__(self, front: FrontEnd) -> None:
         self._control, self._endpoint, self._metrics = front.control, front.endpoint, front.metrics
-        self._bounds, self._tracing = front.limits.bounds, front.tracing
+        self._decoders = Decoders(MessageDecoder, front.control.regions, front.limits.bounds)
+        self._tracing = front.tracing
         self.has_access_log, self.has_ids = front.has_access_log, front.has_ids
 
     @_call_of_client
@@ -286,7 +288,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             answer.infer_response.parameters["triton_final_response"].bool_param = True
             yield answer
 
-    async def _infer(self, message: Any, token: str, ids: Headers, request_id: str) -> Any:
+    async def _infer(self, message: InferMessage, token: str, ids: Headers, request_id: str) -> Any:
         """Answer one request and count it."""
         began, model, code = perf_counter(), "", CLIENT_GONE
         self._metrics.started()
@@ -295,7 +297,7 @@ class _Inference(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             version = message.model_version
             batcher = self._endpoint.find(message.model_name, version)
             model = batcher.model.name
-            exchange = _InferExchange(message, self._control.regions, self._bounds)
+            exchange = _InferExchange(message, self._decoders)
             exchange.request_id = request_id
             exchange.traced_by(trace)
             try:
@@ -491,33 +493,32 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 class _InferExchange(Exchange):
     """A message."""
 
-    def __init__(self, message: Any, regions: SharedMemory, bounds: Bounds) -> None:
+    def __init__(self, message: InferMessage, decoders: Decoders[MessageDecoder]) -> None:
         super().__init__()
         self._message = message
-        self._regions = regions
-        self._bounds = bounds
+        self._decoders = decoders
 
     @property
     def size_bytes(self) -> int | None:
         """The message's size; None if a tensor is in shared memory, because the size then says little."""
-        return None if has_parts(self._message) else self._message.ByteSize()
+        return None if SHARED_MEMORY_REGION in self._message.head else len(self._message.data)
 
     @property
     def timeout_us(self) -> int:
         return int(self._request.timeout_us)
 
     def read(self, model: ServedModel) -> Any:
-        self._request = self.with_id(decode_message(self._message, model.signature, self._regions, self._bounds))
+        self._request = self.with_id(self._decoders.of(model).decode(self._message))
         with self._request.locating_errors():
             question = model.read(self._request.inputs, self._request.asked)
-        self._request.check_answer(partial(model.answer_floats, question), self._bounds)
+        self._request.check_answer(partial(model.answer_floats, question), self._decoders.bounds)
         return question
 
     def write(self, model: ServedModel, answer: Any) -> Any:
         outputs, parameters = model.outputs(self.question, answer)
         if self._request.wants_freshness:
             parameters |= model.freshness()
-        return encode_message(self._request, model.name, model.version, outputs, parameters, self._regions)
+        return encode_message(self._request, model.name, model.version, outputs, parameters, self._decoders.regions)
 
 
 def _parameters(request: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from serving.frontend.access import Access
 from serving.frontend.grpc_calls import Call, OpenCalls, Refusal, refusal_of
 from serving.frontend.grpc_guard import MethodGuard
 from serving.metrics import RequestMetrics
+from serving.protocol.messages import read_message
 
 _Status = tuple[grpc.StatusCode, str]
 
@@ -135,7 +136,7 @@ def _status_of(error: Refusal | MemoryError) -> _Status:
 def _parsed(handler: Any, call: Call, data: bytes) -> Any:
     try:
         call.guard.check_size(data)
-        message = handler.request_deserializer(data)
+        message = read_message(data) if call.guard.predicts else handler.request_deserializer(data)
         call.guard.check(message, call.context)
     except DecodeError as err:
         raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(err)) from err

@@ -10,7 +10,6 @@ from serving.frontend.access_log import log_request, repeated_headers, with_requ
 from serving.frontend.codes import codes_of
 from serving.frontend.runner import MOST_INLINE_BYTES
 from serving.frontend.tokens import INFER
-from serving.protocol.message_fields import check_fields
 
 
 class MethodGuard:
@@ -46,14 +45,12 @@ class MethodGuard:
             raise
 
     def check_size(self, data: bytes) -> None:
-        """Refuse a message that would take too long to parse on the event loop.
+        """Refuse a message that would take too long to parse on the event loop; see also ``read_message``.
 
         Raises:
-            PayloadTooLargeError: it has too many bytes or fields.
+            PayloadTooLargeError: it has too many bytes.
         """
-        if self.predicts:
-            check_fields(data)
-        elif len(data) > MOST_INLINE_BYTES:
+        if not self.predicts and len(data) > MOST_INLINE_BYTES:
             raise PayloadTooLargeError(
                 f"the message has {len(data):,} bytes, but the server accepts {MOST_INLINE_BYTES:,}"
             )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -21,17 +21,17 @@ _RETRY_REQUESTS = 100
 class _Pace:
     """How long one kind of request takes.
 
-    Only a request on the event loop shows how long requests take there. In the pool the clock also counts the wait for
-    the interpreter lock, so a short request would look long forever. Processor time is a lower bound: if it is short,
-    requests return to the event loop, and leave the loop again if they wait for a slow tier.
+    It is processor time: other processes of a busy machine must not drive short requests off the event loop. A request
+    in the pool may share its time with others of its batch, so only a request on the event loop shows how long requests
+    take there. If the time in the pool is short, requests return to the event loop, and may leave it again.
     """
 
     def __init__(self) -> None:
         self.expected_s = math.inf
         self._until_retry = 1
 
-    def ran_inline(self, seconds: float) -> None:
-        self.expected_s += _WEIGHT * (seconds - self.expected_s)
+    def ran_inline(self, processor_s: float) -> None:
+        self.expected_s += _WEIGHT * (processor_s - self.expected_s)
 
     def ran_pooled(self, processor_s: float) -> None:
         self._until_retry -= 1
@@ -69,13 +69,12 @@ class Runner:
 
     def run(self, model: str, body_bytes: int, work: Callable[[], _T]) -> _T:
         """Run the work of a short request at once, and return its result."""
-        began = perf_counter()
+        began_s, began_processor_s = perf_counter(), thread_time()
         try:
             return work()
         finally:  # an error takes time, too
-            took_s = perf_counter() - began
-            self._paces[model, body_bytes.bit_length()].ran_inline(took_s)
-            self.short_s += _WEIGHT * (took_s - self.short_s)
+            self._paces[model, body_bytes.bit_length()].ran_inline(thread_time() - began_processor_s)
+            self.short_s += _WEIGHT * (perf_counter() - began_s - self.short_s)
 
     def took(self, model: str, body_bytes: int, processor_s: float) -> None:
         """Record how much processor time a request took in the pool."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from serving.model.names import ANSWER, NAMES_OF_ANSWERS
@@ -133,7 +134,7 @@ class WeightSpec:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Graph:
     """A model's structure, or only its inputs if an ONNX file is the network.
 
@@ -196,7 +197,7 @@ class Graph:
         """The weights, then the statistics."""
         return self.weights + self.statistics
 
-    @property
+    @cached_property
     def masks(self) -> tuple[tuple[str, int], ...]:
         """The masks of sequences and their columns, in the order of the tables."""
         inputs = {entry.top: entry.sequences for entry in self.sparse}

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch
+from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch, read_tensors
 from serving.candidates import fewest_rows, read_ordered, read_shared
 from serving.config import ModelConfig
 from serving.errors import RequestError
@@ -141,11 +141,38 @@ def batch_of(
     if features is None or len(of_keys) == len(names) > 0:
         if KEYS not in inputs:
             raise RequestError(f"inputs: missing {KEYS!r}")
-        return read_batch(config, inputs.get(DENSE), inputs[KEYS], inputs.get(ROW_PTRS))
+        return _batch_of_keys(config, inputs)
     if of_keys:
         raw = next(name for name in names if name not in of_keys)
         raise RequestError(f"inputs: {min(of_keys)!r} and the raw feature {raw!r}; a request has keys or raw features")
     return _raw_batch(config, inputs, features, max_candidates)
+
+
+def _batch_of_keys(config: ModelConfig, inputs: Mapping[str, Any]) -> Batch:
+    """Return the samples in tensors of keys."""
+    known = inputs.shapes.remembered(_KeyTensors) if isinstance(inputs, BodyTensors) else None
+    if known is not None and known.has_right_shapes:
+        found = read_tensors(config, inputs.read(), *known.numbers)
+        if found is not None:
+            return found
+    batch = read_batch(config, inputs.get(DENSE), inputs[KEYS], inputs.get(ROW_PTRS))  # names what is wrong
+    if known is not None:
+        known.has_right_shapes = True
+    return batch
+
+
+class _KeyTensors:
+    """The tensors of keys in some shapes.
+
+    Attributes:
+        numbers: the numbers of the three tensors; None for a tensor that is missing.
+        has_right_shapes: a request that has them was right.
+    """
+
+    def __init__(self, shapes: BodyShapes) -> None:
+        of_name = {name: tensor.number for name, tensor in shapes.layout.tensors.items()}
+        self.numbers = of_name.get(DENSE), of_name[KEYS], of_name.get(ROW_PTRS)
+        self.has_right_shapes = False
 
 
 def _raw_batch(config: ModelConfig, inputs: Mapping[str, Any], reader: FeatureReader, max_candidates: int) -> Batch:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.host import first_outside, split_by_table
+from kernels.host import first_outside, read_keys, read_tensors, split_by_table, split_message
 
 
 @st.composite
@@ -191,3 +191,31 @@ def askew(array):
     moved = memory[1:].view(array.dtype)
     moved[:] = array
     return moved
+
+
+# The datatype's number, items, bytes and first extent of each tensor. ``tests/serving/protocol/test_messages.py`` tests
+# what ``read_keys`` and ``split_message`` return.
+TENSORS = read_tensors(np.array([[4, 2, 8, 2], [1, 2, 16, 2], [2, 3, 12, 3]]), bytes(36), 0)
+
+
+@pytest.mark.parametrize(
+    ("dense", "keys", "row_ptrs", "slots", "message"),
+    [
+        pytest.param(0, 3, 2, [1], "tensor: there are fewer", id="no such tensor"),
+        pytest.param(0, 0, 2, [1], "tensor: has another datatype", id="floats as keys"),
+        pytest.param(0, 1, 0, [1], "tensor: has another datatype", id="floats as offsets"),
+        pytest.param(1, 1, 2, [1], "tensor: has another datatype", id="integers as dense features"),
+        pytest.param(0, 1, 2, [3], "row_ptrs: expected", id="offsets of no whole samples"),
+        pytest.param(0, 1, None, [4], "row_ptrs: expected", id="keys of no whole samples"),
+        pytest.param(0, 1, 2, [], "slots: expected", id="no table"),
+        pytest.param(0, 1, 2, [0], "slots: expected", id="a table without slots"),
+    ],
+)
+def test_tensors_that_cannot_be_those_of_a_request_are_refused(dense, keys, row_ptrs, slots, message):
+    with pytest.raises(ValueError, match=message):
+        read_keys(TENSORS, dense, keys, row_ptrs, slots, 0, 9)
+
+
+def test_a_message_with_too_many_fields_is_counted_no_further():
+    assert split_message(b"\x3a\x00" * 100, 10) == (11, None)
+    assert split_message(b"\x2a\x02\x0a\x00" * 100, 10) == (11, None)

@@ -27,7 +27,7 @@ from serving.model.manifest import read_manifest
 from serving.planner.trace import read_trace
 from serving.protocol import ctr, lookup
 from serving.protocol.infer import InferDecoder
-from serving.protocol.messages import decode_message
+from serving.protocol.messages import MessageDecoder, read_message
 from serving.protocol.samples import decode_samples
 from serving.protocol.shared_memory import SharedMemory
 from tests.proof.mutations import change_body, change_bytes, change_json, change_message
@@ -106,12 +106,15 @@ def _infer(signature, question_of):
     return decode
 
 
+MESSAGES = MessageDecoder(ctr.signature_of(CONFIG), REGIONS)
+
+
 def _message(data):
     try:
-        message = service_pb2.ModelInferRequest.FromString(data)
+        message = read_message(data)
     except DecodeError:
         return None
-    return ctr.batch_of(CONFIG, decode_message(message, ctr.signature_of(CONFIG), REGIONS).inputs)
+    return ctr.batch_of(CONFIG, MESSAGES.decode(message).inputs)
 
 
 def _file(name, read):

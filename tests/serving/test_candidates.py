@@ -19,8 +19,7 @@ from serving.frontend.http.app import create_app
 from serving.opening import Runtime
 from serving.protocol.ctr import batch_of, signature_of
 from serving.protocol.infer import InferDecoder
-from serving.protocol.messages import decode_message
-from serving.protocol.shared_memory import SharedMemory
+from serving.protocol.messages import MessageDecoder, read_message
 from serving.repository import ModelRepository
 from serving.request_log import RequestLog
 from tests.serving.frontend.app_client import Client
@@ -266,7 +265,8 @@ def test_tensors_over_grpc_have_the_candidates_of_several_users(sessions):
     for name, (datatype, values) in tensors_of_users().items():
         message.inputs.add(name=name, datatype=datatype, shape=[len(values)])
         message.raw_input_contents.append(np.array(values, DTYPES[datatype]).tobytes())
-    inputs = decode_message(message, signature_of(session.config, session.features), SharedMemory()).inputs
+    decoder = MessageDecoder(signature_of(session.config, session.features))
+    inputs = decoder.decode(read_message(message.SerializeToString())).inputs
 
     batch = batch_of(session.config, inputs, session.features, session.max_candidates)
     assert session.predict_batch(batch).values.tobytes() == session.predict(EXPANDED_USERS).tobytes()

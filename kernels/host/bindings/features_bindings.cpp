@@ -20,8 +20,9 @@
 
 #include "bindings/arguments.hpp"
 #include "bindings/results.hpp"
+#include "bindings/tensors.hpp"
+#include "features/infer_message.hpp"
 #include "features/json_numbers.hpp"
-#include "features/tensors.hpp"
 #include "features/transform.hpp"
 
 namespace hotrow {
@@ -65,19 +66,6 @@ ValueKind kind_of(const std::string& name) {
   throw nb::value_error(("kind: expected 'text', 'integer' or 'float', got '" + name + "'").c_str());
 }
 
-// The tensors of a request, in its body. Python frees it, so its GIL is held then.
-struct PyTensors {
-  explicit PyTensors(nb::handle object) : body(object, "body", "uint8[T]") {}
-  const Array body;
-  std::vector<Tensor> tensors;
-
-  const Tensor& at(size_t number) const {
-    if (number >= tensors.size()) throw nb::value_error("tensor: there are fewer tensors");
-    if (!is_readable(tensors[number].datatype)) throw nb::value_error("tensor: has another datatype");
-    return tensors[number];
-  }
-};
-
 Datatype datatype_of(int64_t number) {
   if (number < 0 || number > static_cast<int64_t>(Datatype::kBool))
     throw nb::value_error("datatype: expected another number");
@@ -113,6 +101,35 @@ nb::object tensor_forms(nb::handle places_in, nb::handle numbers_in, size_t size
 nb::tuple numbers_of_json(const nb::bytes& text, bool are_numbered) {
   const JsonNumbers found = json_numbers({text.c_str(), text.size()}, are_numbered);
   return nb::make_tuple(nb::bytes(found.form.data(), found.form.size()), array_of(found.numbers));
+}
+
+// Null if the text is not UTF-8.
+nb::object text_of(std::string_view text) {
+  nb::object made = nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
+  if (!made.is_valid()) PyErr_Clear();
+  return made;
+}
+
+nb::object joined(const std::vector<std::string_view>& parts) {
+  size_t size = 0;
+  for (const std::string_view part : parts) size += part.size();
+  nb::object bytes = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
+  if (!bytes.is_valid()) nb::raise_python_error();
+  char* out = PyBytes_AS_STRING(bytes.ptr());
+  for (const std::string_view part : parts) out = std::copy(part.begin(), part.end(), out);
+  return bytes;
+}
+
+// How many fields a ModelInferRequest has, and (head, model, version, id, contents), or None if there are more
+// than `most_fields`, or if the message is not plain.
+nb::tuple split_message(const nb::bytes& data, size_t most_fields) {
+  const InferMessage found = infer_message({data.c_str(), data.size()}, most_fields);
+  const nb::tuple nothing = nb::make_tuple(found.fields, nb::none());
+  if (!found.is_plain || found.fields > most_fields) return nothing;
+  const nb::object model = text_of(found.model), version = text_of(found.version), id = text_of(found.id);
+  if (!model.is_valid() || !version.is_valid() || !id.is_valid()) return nothing;
+  const nb::bytes head(found.head.data(), found.head.size());
+  return nb::make_tuple(found.fields, nb::make_tuple(head, model, version, id, joined(found.contents)));
 }
 
 // Tensors that are one after another in a body, from `begin` to its end, or the number of the first one whose texts are
@@ -600,6 +617,7 @@ void bind_features(nb::module_& module) {
   }, nb::arg("tensor"));
   module.def("tensor_forms", &tensor_forms, nb::arg("places"), nb::arg("numbers"), nb::arg("size"));
   module.def("numbers_in_json", &numbers_of_json, nb::arg("text"), nb::arg("are_numbered") = false);
+  module.def("split_message", &split_message, nb::arg("data"), nb::arg("most_fields"));
   module.def("read_tensors", &read_tensors, nb::arg("forms"), nb::arg("body"), nb::arg("begin"));
   module.def("find_texts", &find, nb::arg("bytes"), nb::arg("count"));
   module.def("cut_texts", &cut, nb::arg("bytes"), nb::arg("begins"), nb::arg("ends"), nb::arg("valid").none(),

@@ -4,7 +4,7 @@
 
 namespace hotrow {
 
-// Add first_outside and split_by_table to kernels._host.
+// Add first_outside, split_by_table and read_keys to kernels._host.
 void bind_split(nanobind::module_& module);
 
 }  // namespace hotrow

@@ -106,29 +106,43 @@ class ClientDisconnectedError(Exception):
     """The client disconnected before its request was complete. If it closed only one side, it still reads."""
 
 
-async def read_body(receive: Receive, headers: dict[bytes, bytes], limits: Limits, arriving: Arriving) -> bytes:
-    """Read a whole body, still with its content encoding; ``headers`` has names in lower case."""
+async def read_body(
+    receive: Receive, headers: dict[bytes, bytes], limits: Limits, arriving: Arriving, has_arrived: bool = False
+) -> bytes:
+    """Read a whole body, still with its content encoding.
+
+    Args:
+        receive: ASGI's function.
+        headers: names are in lower case.
+        limits: of the body.
+        arriving: counts the bytes of all bodies.
+        has_arrived: the whole body has, so there is nothing to wait for.
+    """
     encoding_of(headers)  # before anything is read
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and (len(declared) > 18 or int(declared) > limits.max_body_bytes):
         raise PayloadTooLargeError(
             f"the body has {declared[:32].decode()} bytes, but the server accepts {limits.max_body_bytes:,}"
         )
+    body: bytes = (await receive())["body"] if has_arrived else await _wait(receive, limits, arriving, declared)
+    if len(body) > limits.max_body_bytes:
+        raise PayloadTooLargeError(
+            f"the body has more than the {limits.max_body_bytes:,} bytes that the server accepts"
+        )
+    return body
+
+
+async def _wait(receive: Receive, limits: Limits, arriving: Arriving, declared: bytes) -> bytes:
     arriving_body = ArrivingBody(limits)
     try:
         async with arriving_body.deadline:
-            body = await _read(receive, arriving_body, limits.max_body_bytes, arriving, declared)
+            return await _read(receive, arriving_body, limits.max_body_bytes, arriving, declared)
     except TimeoutError as err:
         if arriving_body.is_given_up:
             raise OverloadedError(
                 f"more than {arriving.max_bytes:,} bytes of bodies are arriving; this body has been arriving longest"
             ) from err
         raise LateBodyError(f"the body did not arrive within {arriving_body.time_s:g} s") from err
-    if len(body) > limits.max_body_bytes:
-        raise PayloadTooLargeError(
-            f"the body has more than the {limits.max_body_bytes:,} bytes that the server accepts"
-        )
-    return body
 
 
 async def _read(receive: Receive, body: ArrivingBody, max_bytes: int, arriving: Arriving, declared: bytes) -> bytes:

@@ -270,6 +270,11 @@ class Connection(asyncio.Protocol):
         """The headers that every answer has."""
         return self._server.default_headers
 
+    @property
+    def has_whole_request(self) -> bool:
+        """Whether the request that is answered now has arrived."""
+        return self._request is not None and self._request.is_whole
+
     def begun(self, request: Request) -> None:
         """The application has begun to answer ``request``."""
         if request.is_whole:

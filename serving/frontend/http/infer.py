@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -14,6 +13,7 @@ from serving.errors import RequestError
 from serving.frontend.access import Access
 from serving.frontend.access_log import Headers, repeated_headers
 from serving.frontend.batcher import Batcher
+from serving.frontend.decoders import Decoders
 from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.exchange import Exchange
 from serving.frontend.front_end import FrontEnd
@@ -26,16 +26,14 @@ from serving.frontend.http.body import (
     encoding_of,
     read_body,
 )
-from serving.frontend.http.connection import connection_of
+from serving.frontend.http.connection import Connection, connection_of
 from serving.frontend.http.edge import ID, MODEL, TOKEN, TRACE, Edge, wrong_method
 from serving.frontend.http.headers import headers_of
 from serving.frontend.tokens import INFER
 from serving.metrics import RequestMetrics
-from serving.protocol.bounds import Bounds
 from serving.protocol.infer import InferDecoder, encode_infer
 from serving.protocol.request import JSON_NUMBER_BYTES, SHARED_MEMORY_REGION, InferRequest
 from serving.protocol.samples import SamplesRequest, decode_samples, encode_answer
-from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ServedModel
 from serving.repository.served_model import ServedNetwork
 
@@ -55,28 +53,6 @@ class Answer:
     headers: Headers
 
 
-class Decoders:
-    """The decoder of each served model; each decoder remembers what the model's clients repeat.
-
-    Attributes:
-        regions: may hold tensors.
-        bounds: of the requests and their answers.
-    """
-
-    def __init__(self, regions: SharedMemory, bounds: Bounds) -> None:
-        """Decode requests within ``bounds``, whose tensors may be in ``regions``."""
-        self.regions = regions
-        self.bounds = bounds
-        self._decoders: WeakKeyDictionary[ServedModel, InferDecoder] = WeakKeyDictionary()
-
-    def of(self, model: ServedModel) -> InferDecoder:
-        """Return the decoder of a model."""
-        decoder = self._decoders.get(model)
-        if decoder is None:
-            decoder = self._decoders[model] = InferDecoder(model.signature, self.regions, self.bounds)
-        return decoder
-
-
 class HttpExchange(Exchange):
     """A request body in some form.
 
@@ -87,7 +63,9 @@ class HttpExchange(Exchange):
     route: str
     written: Answer
 
-    def __init__(self, body: bytes, headers: dict[bytes, bytes], max_bytes: int, decoders: Decoders) -> None:
+    def __init__(
+        self, body: bytes, headers: dict[bytes, bytes], max_bytes: int, decoders: Decoders[InferDecoder]
+    ) -> None:
         """Take a body that may be compressed."""
         super().__init__()
         self._body = body
@@ -196,7 +174,7 @@ class HttpEndpoint:
         self._endpoint: PredictEndpoint = front.endpoint
         self._metrics: RequestMetrics = front.metrics
         self._limits = front.limits
-        self._decoders = Decoders(front.control.regions, front.limits.bounds)
+        self._decoders = Decoders(InferDecoder, front.control.regions, front.limits.bounds)
         self._arriving = arriving
         self._tracing = front.tracing
 
@@ -225,8 +203,10 @@ class HttpEndpoint:
         try:
             headers = headers_of(scope)
             token = scope.get(TOKEN, "")
-            self._check_load(scope, headers, batcher, token)
-            body = await read_body(receive, headers, self._limits, self._arriving)
+            connection = connection_of(scope)
+            self._check_load(connection, headers, batcher, token)
+            has_arrived = connection is not None and connection.has_whole_request
+            body = await read_body(receive, headers, self._limits, self._arriving, has_arrived)
             # Counted from here on, so a client that sends slowly does not use up the limit.
             exchange = form(body, headers, self._limits.max_body_bytes, self._decoders)
             exchange.deadline_s = _deadline_of(headers)
@@ -238,9 +218,10 @@ class HttpEndpoint:
             raise
         return exchange.written
 
-    def _check_load(self, scope: Scope, headers: dict[bytes, bytes], batcher: Batcher, token: str) -> None:
+    def _check_load(
+        self, connection: Connection | None, headers: dict[bytes, bytes], batcher: Batcher, token: str
+    ) -> None:
         """Refuse a request at once, because a refusal need not wait for the body."""
-        connection = connection_of(scope)
         declared = headers.get(b"content-length", b"")
         is_known = declared.isdigit() and len(declared) < 19 and encoding_of(headers) == IDENTITY
         backlog = connection.open_connections.backlog if connection else 0

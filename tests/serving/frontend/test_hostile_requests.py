@@ -16,9 +16,11 @@ from tritonclient.grpc import service_pb2
 
 from kernels.errors import HotrowError
 from serving.frontend.codes import codes_of
-from serving.frontend.http.infer import Decoders, InferExchange, SamplesExchange
+from serving.frontend.decoders import Decoders
+from serving.frontend.http.infer import InferExchange, SamplesExchange
 from serving.protocol.bounds import Bounds
-from serving.protocol.messages import decode_message, encode_message
+from serving.protocol.infer import InferDecoder
+from serving.protocol.messages import MessageDecoder, encode_message, read_message
 from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ModelRepository
 from tests.serving.ps_files import write_lookup_model
@@ -154,7 +156,7 @@ def test_infer_over_http(models, data, tail, is_zipped, cut):
         headers[b"content-encoding"] = b"gzip"
         body = gzip.compress(body)[: None if cut is None else max(0, cut)]
 
-    exchange = InferExchange(body, headers, 1 << 20, Decoders(SharedMemory(), BOUNDS))
+    exchange = InferExchange(body, headers, 1 << 20, Decoders(InferDecoder, SharedMemory(), BOUNDS))
 
     assert exchange.size_bytes is None or exchange.size_bytes >= 0
     ends_well(models[name], exchange)
@@ -165,7 +167,7 @@ def test_infer_over_http(models, data, tail, is_zipped, cut):
 def test_samples_over_http(models, document):
     body = json.dumps(document).encode()
     for model in models.values():
-        ends_well(model, SamplesExchange(body, {}, 1 << 20, Decoders(SharedMemory(), BOUNDS)))
+        ends_well(model, SamplesExchange(body, {}, 1 << 20, Decoders(InferDecoder, SharedMemory(), BOUNDS)))
 
 
 class MessageExchange:
@@ -179,7 +181,8 @@ class MessageExchange:
         return self.request.timeout_us
 
     def read(self, model):
-        self.request = decode_message(self.message, model.signature, SharedMemory(), BOUNDS)
+        decoder = MessageDecoder(model.signature, bounds=BOUNDS)
+        self.request = decoder.decode(read_message(self.message.SerializeToString()))
         with self.request.locating_errors():
             return model.read(self.request.inputs, self.request.asked)
 
@@ -241,7 +244,7 @@ def test_a_literal_that_is_not_a_json_number_is_refused(models, literal):
     inputs = json.dumps([{"name": name, **tensor} for name, tensor in RIGHT["tiny"].items()])
     body = f'{{"inputs":{inputs.replace("[1, 2, 3]", f"[1, 2, {literal}]")}}}'.encode()
     with pytest.raises(HotrowError) as refusal:
-        InferExchange(body, {}, 1 << 20, Decoders(SharedMemory(), BOUNDS)).read(models["tiny"])
+        InferExchange(body, {}, 1 << 20, Decoders(InferDecoder, SharedMemory(), BOUNDS)).read(models["tiny"])
 
     assert codes_of(refusal.value)[0] == 400
 
@@ -256,7 +259,7 @@ def test_a_dense_feature_that_is_not_finite_is_refused(models, number):
     head = json.dumps({"inputs": inputs}).encode()
     headers = {b"inference-header-content-length": str(len(head)).encode()}
     body = head + np.array([1, number, 3], "<f4").tobytes()
-    exchange = InferExchange(body, headers, 1 << 20, Decoders(SharedMemory(), BOUNDS))
+    exchange = InferExchange(body, headers, 1 << 20, Decoders(InferDecoder, SharedMemory(), BOUNDS))
 
     with pytest.raises(HotrowError) as refusal:
         models["tiny"].answer([exchange.read(models["tiny"])])

@@ -17,9 +17,9 @@ def runner():
 
 
 def run_for(runner, monkeypatch, seconds):
-    """Run a request that takes ``seconds``."""
+    """Run a request that takes ``seconds`` of the processor."""
     ticks = itertools.cycle([0.0, seconds])
-    monkeypatch.setattr(runner_module, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(runner_module, "thread_time", lambda: next(ticks))
     return runner.run("m", 100, lambda: "done")
 
 
@@ -54,6 +54,16 @@ def test_one_hiccup_of_a_few_milliseconds_does_not_drive_short_requests_off_the_
     run_for(runner, monkeypatch, 0.005)
 
     assert runner.is_short("m", 100)
+
+
+def test_time_in_which_another_process_has_the_processor_does_not_count(runner, monkeypatch):
+    runner.took("m", 100, processor_s=0.0001)
+    ticks = itertools.count()
+    monkeypatch.setattr(runner_module, "perf_counter", lambda: next(ticks))
+    runner.run("m", 100, lambda: None)
+
+    assert runner.is_short("m", 100)
+    assert runner.short_s > 0
 
 
 @pytest.mark.parametrize(("processor_s", "comes_back"), [(0.0001, True), (0.01, False)])

@@ -161,9 +161,9 @@ def test_a_call_that_a_tier_does_not_answer_is_an_error(traced, monkeypatch):
 
 
 def test_requests_that_are_answered_together_have_the_same_lookups(repository, traced):
-    from serving.frontend.http.infer import Decoders, SamplesExchange
+    from serving.frontend.http.infer import Decoders, InferDecoder, SamplesExchange
 
-    decoders = Decoders(traced.front.control.regions, traced.front.limits.bounds)
+    decoders = Decoders(InferDecoder, traced.front.control.regions, traced.front.limits.bounds)
     model, exchanges = repository.loaded("ctr"), []
     for _ in range(3):
         exchanges.append(SamplesExchange(json.dumps(BODY).encode(), {}, 1 << 20, decoders))

@@ -7,8 +7,7 @@ from tritonclient.grpc import service_pb2
 
 from serving.protocol.ctr import batch_of, signature_of
 from serving.protocol.infer import InferDecoder
-from serving.protocol.messages import decode_message
-from serving.protocol.shared_memory import SharedMemory
+from serving.protocol.messages import MessageDecoder, read_message
 
 
 def in_http(given, binary):
@@ -42,5 +41,5 @@ def decode_grpc(config, reader, given, raw):
             message.raw_input_contents.append(raw_bytes(datatype, array))
         else:
             getattr(tensor.contents, f"{fields[datatype]}_contents").extend(array.reshape(-1).tolist())
-    request = decode_message(message, signature_of(config, reader), SharedMemory())
+    request = MessageDecoder(signature_of(config, reader)).decode(read_message(message.SerializeToString()))
     return batch_of(config, request.inputs, reader)
