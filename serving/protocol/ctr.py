@@ -150,9 +150,10 @@ def batch_of(
 
 def _batch_of_keys(config: ModelConfig, inputs: Mapping[str, Any]) -> Batch:
     """Return the samples in tensors of keys."""
-    known = inputs.shapes.remembered(_KeyTensors) if isinstance(inputs, BodyTensors) else None
-    if known is not None and known.has_right_shapes:
-        found = read_tensors(config, inputs.read(), *known.numbers)
+    known: _KeyTensors | None = None
+    if isinstance(inputs, BodyTensors):
+        known = inputs.shapes.remembered(_KeyTensors)
+        found = read_tensors(config, inputs.read(), *known.numbers) if known.has_right_shapes else None
         if found is not None:
             return found
     batch = read_batch(config, inputs.get(DENSE), inputs[KEYS], inputs.get(ROW_PTRS))  # names what is wrong

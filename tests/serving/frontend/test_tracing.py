@@ -27,6 +27,7 @@ from serving.frontend.grpc import _Inference
 from serving.frontend.http.app import create_app
 from serving.frontend.tracing import Tracing
 from serving.opening import Runtime
+from serving.protocol.messages import read_message
 from serving.repository import ModelRepository
 from serving.storage.rocksdb.table import RocksDbTable
 from tests.e2e.kserve_requests import inputs_of, request_of
@@ -257,7 +258,8 @@ def test_a_request_over_grpc_is_a_span_of_the_caller(traced):
     message.raw_input_contents.extend(tensor._get_content() for tensor in tensors)
     ids = [(b"traceparent", f"00-{TRACE}-{CALLER}-01".encode())]
 
-    answer = asyncio.run(_Inference(traced.front)._infer(message, "", ids, "a7"))
+    read = read_message(message.SerializeToString())
+    answer = asyncio.run(_Inference(traced.front)._infer(read, "", ids, "a7"))
 
     request, *stages = traced.spans()
     found = np.frombuffer(answer.raw_output_contents[0], np.float32)
