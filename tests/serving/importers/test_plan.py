@@ -219,7 +219,7 @@ class TestRefused:
             plan_import(network, "sum", tables, dense=dense)
 
     def test_a_row_dtype_without_effect(self, network, tables):
-        with pytest.raises(ConfigError, match="row_dtype: has no effect: every table's file says the type"):
+        with pytest.raises(ConfigError, match="row_dtype: has no effect: every table's file states its type"):
             plan_import(network, "sum", tables, row_dtype="fp16")
 
     def test_dense_features_with_an_entry_in_the_checkpoint(self, sketch_of, tmp_path):
