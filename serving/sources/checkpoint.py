@@ -52,7 +52,7 @@ def check_parts(source: str, numbers: Iterable[int], count: int, first: int = 0)
     ordered = sorted(numbers)
     if len(ordered) != count or ordered != list(range(first, first + len(ordered))):
         found = ", ".join(map(str, ordered[:_MOST_NAMES_SHOWN]))
-        raise ModelFileError(source, f"expected {count} parts, numbered from {first}, found {found}")
+        raise ModelFileError(source, f"expected {count} part{'s' * (count > 1)}, numbered from {first}, found {found}")
 
 
 def matrices_of(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

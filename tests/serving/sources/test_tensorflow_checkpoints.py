@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +121,102 @@ def test_a_check_sum_of_many_words_is_that_of_its_parts_in_a_loop():
             for _ in range(8):
                 state = state >> 1 ^ 0x82F63B78 * (state & 1)
         assert crc32c(data[:size]) == state ^ 0xFFFFFFFF
+
+
+def varint(number):
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
+
+
+def message(*fields):
+    """A protocol buffer of numbers, messages and, as ``(field, number, None)``, numbers of 4 bytes."""
+    parts = []
+    for field, value, *is_fixed in fields:
+        if is_fixed:
+            parts.append(bytes([field << 3 | 5]) + value.to_bytes(4, "little"))
+        elif isinstance(value, bytes):
+            parts.append(bytes([field << 3 | 2]) + varint(len(value)) + value)
+        else:
+            parts.append(bytes([field << 3]) + varint(value))
+    return b"".join(parts)
+
+
+def masked(data):
+    crc = crc32c(np.frombuffer(data, np.uint8))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def block(items, compression=0):
+    content = b"".join(
+        varint(0) + varint(len(key)) + varint(len(value)) + key + value for key, value in sorted(items.items())
+    )
+    content += struct.pack("<II", 0, 1)
+    return content + bytes([compression]) + masked(content + bytes([compression])).to_bytes(4, "little")
+
+
+def write_checkpoint(folder, entries, header=((1, 1),), compression=0):
+    """Write a checkpoint whose tensors have 24 bytes each: 2 rows of 3 floats."""
+    rows = np.arange(6, dtype="<f4").tobytes()
+    (folder / "c.data-00000-of-00001").write_bytes(rows)
+    place = ((4, 0), (5, len(rows)), (6, masked(rows), None))
+    entries = {name: message(*fields, *place) for name, fields in entries.items()}
+    first = block({b"": message(*header), **entries}, compression)
+    handle = varint(0) + varint(len(first) - 5)
+    index = block({b"z": handle})
+    footer = handle + varint(len(first)) + varint(len(index) - 5)
+    magic = 0xDB4775248B80FB57.to_bytes(8, "little")
+    (folder / "c.index").write_bytes(first + index + footer.ljust(40, b"\0") + magic)
+    return folder / "c"
+
+
+def shape(*sizes):
+    return (2, message(*((2, message((1, size))) for size in sizes)))
+
+
+def partition(begin, length):
+    return (7, message((1, message((1, begin), (2, length))), (1, b"")))
+
+
+PARTS = {b"\0t\0\1\1\2" + bytes([128 ^ begin, 130, 128, 127]): ((1, 1), shape(2, 3)) for begin in (0, 2)}
+
+
+def test_a_checkpoint_of_this_file_is_read(tmp_path):
+    path = write_checkpoint(tmp_path, {b"t": ((1, 1), shape(4, 3), partition(2, 2), partition(0, 2)), **PARTS})
+
+    assert everything(open_table("t", path)) == {
+        str(key): [key % 2 * 3.0 + one for one in range(3)] for key in range(4)
+    }
+
+
+@pytest.mark.parametrize(
+    ("entries", "changes", "reason"),
+    [
+        (
+            {b"t": ((1, 1), shape(2, 3))},
+            {"compression": 1},
+            "c.index: .* without compression.*found type 1",
+        ),
+        ({b"t": ((1, 1), shape(2, 3))}, {"header": ((1, 1), (2, 1))}, "c.index: expected little-endian numbers"),
+        ({b"t": ((1, 1), shape(2, 4))}, {}, r"c#t: expected the bytes of float32 \[2, 4\], found 24"),
+        ({b"t": ((1, 2), shape(1, 3))}, {}, "expected float32, float16 or bfloat16.*got float64"),
+        ({b"t": ((1, 23), shape(2, 3))}, {}, "expected float32, float16 or bfloat16.*got TensorFlow's type 23"),
+        ({b"t-keys": ((1, 7), shape(2)), b"t-values": ((1, 1), shape(2, 3))}, {}, "expected numbers, found string"),
+        (
+            {b"t-keys": ((1, 1), shape(6)), b"t-values": ((1, 1), shape(2, 3))},
+            {},
+            r"expected integer keys \[V\], got float32",
+        ),
+        ({b"t": ((1, 1), shape(4, 3), partition(0, 2)), **PARTS}, {}, "expected partitions with 4 rows, found 2"),
+        ({b"t": ((1, 1), shape(4, 3), partition(2, 2)), **PARTS}, {}, "0 to 4, found a gap at row 0"),
+        ({b"t": ((1, 1), shape(4, 3), partition(0, 2), partition(2, 2))}, {}, "0 to 4, found a gap at row 0"),
+        (
+            {b"t/part_1-keys": ((1, 9), shape(3)), b"t/part_1-values": ((1, 1), shape(2, 3))},
+            {},
+            "c#t: expected 1 part, numbered from 0, found 1",
+        ),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_a_table_is_named(tmp_path, entries, changes, reason):
+    path = write_checkpoint(tmp_path, entries, **changes)
+
+    with pytest.raises(ModelFileError, match=reason):
+        open_table("t", f"{path}#t")
