@@ -78,6 +78,10 @@ class FeatureFile(RawColumns):
         elif dim is not None or hidden:
             reason = "the network keeps its own sizes; leave out --embedding-dim and --hidden"
             raise ConfigError(document.name, "", reason)
+        for number, feature in enumerate(definition.features):
+            if feature.name in labels:
+                reason = f"{feature.name!r} is the label, which requests do not have"
+                raise ConfigError(source, f"features[{number}].name", reason)
         self.definition = definition
         self.document = document
         if len(labels) != document.graph.label_dim:

@@ -145,6 +145,21 @@ def rows_of(column: Column) -> int:
     return len(column[-3]) if column[-1] is None else len(column[-1]) - 1
 
 
+def shown_value(column: Column, at: int) -> str:
+    """Return the end of a message about a value of a column; empty if the value is missing."""
+    form, *values, valid, _ = column
+    if valid is not None and not valid[at]:
+        return ""
+    if form != "text":
+        return f", got {_shown(values[0][at])}"
+    content, begins, ends = values
+    text = content[begins[at] : ends[at]].tobytes()
+    try:
+        return f", got {_shown(text.decode())}" if text else ""
+    except UnicodeDecodeError:
+        return f", got {_shown(text)}"
+
+
 def spread(column: Column, rows: NDArray[np.int32]) -> Column:
     """Return a column in which each sample has the values of one of the rows of ``column``."""
     form, *values, valid, splits = column

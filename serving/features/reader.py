@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kernels.host import FeatureTransform
 from serving.errors import ConfigError, FeatureValueError, did_you_mean
-from serving.features.columns import Column, TensorColumns, column_of, count_samples, missing_column
+from serving.features.columns import Column, TensorColumns, column_of, count_samples, missing_column, shown_value
 from serving.features.definition import FeatureConfig, FeatureDefinition, KeyRange, check_ranges
 from serving.features.slots import SlotOfTable, is_spread, places_of_features
 from serving.features.vocabulary import compiled_vocabulary, key_count
@@ -22,13 +22,14 @@ from serving.model.sparse_rows import LARGEST_KEY
 _FAULT_ITEMS = 4  # of what the native transform returns: a feature, a row, a value and why
 _NATIVE = {"string": "text", "integer": "integer", "boolean": "integer", "float": "float"}
 _TOO_MANY = "has too many values"
+_MISSING = "is missing"
 _WHY = {
     "is not UTF-8": "expected text in UTF-8",
-    "is missing": "is missing, and the feature has no value for missing",
+    _MISSING: "is missing, and the feature has no value for missing",
     "is infinite": "expected a finite number",
     "has no logarithm": "expected a number above -1, because the feature takes log1p",
     "is too large": "the number does not fit float32 after mean and std",
-    "is outside of its range": "the key is outside the feature's size",
+    "is outside of its range": "expected a key from 0 to {last}",
     "is reserved": "the key is reserved",
 }
 
@@ -262,7 +263,10 @@ class FeatureReader:
             reason = f"has {splits[row + 1] - splits[row]} values, but at most {feature.list.most} are allowed"
             return FeatureValueError(feature.name, row, reason)
         place = "" if splits is None else f"value {at - int(splits[row])}: "
-        return FeatureValueError(feature.name, row, f"{place}{_WHY.get(why, why)}")
+        reason = _WHY.get(why, why).format(last=(feature.size or 1) - 1)
+        if feature.name in self._names and why != _MISSING:
+            reason += shown_value(columns[self._names[feature.name]], at)
+        return FeatureValueError(feature.name, row, f"{place}{reason}")
 
     def _counts(self, counts: NDArray[np.int64]) -> Mapping[str, int]:
         """Return the counts of features by the name of those that have a vocabulary."""

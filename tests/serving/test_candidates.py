@@ -287,8 +287,8 @@ def test_tensors_over_grpc_have_the_candidates_of_several_users(sessions):
         ({"price": [1, 2, 3]}, "price: expected 2 or 5 samples, got 3; CANDIDATES adds up to 5"),
         ({"price": []}, "price: expected 2 or 5 samples, got 0; CANDIDATES adds up to 5"),
         ({"age": None}, "age: expected a list with a value for each sample, got None"),
-        ({"user": [[2**63 - 1], [3]]}, "user of sample 0: value 0: the key is reserved"),
-        ({"last": [[1, 2**63 - 1]]}, "last of sample 0: value 1: the key is reserved"),
+        ({"user": [[2**63 - 1], [3]]}, f"user of sample 0: value 0: the key is reserved, got {2**63 - 1}"),
+        ({"last": [[1, 2**63 - 1]]}, f"last of sample 0: value 1: the key is reserved, got {2**63 - 1}"),
     ],
 )
 def test_counts_and_columns_that_do_not_fit_are_refused(sessions, changed, message):

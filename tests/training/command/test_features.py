@@ -414,6 +414,13 @@ def test_options_that_do_not_fit_the_network_are_refused(data, tmp_path, capsys,
     assert re.search(re.escape(text), capsys.readouterr().err)
 
 
+def test_a_label_is_no_feature(data, tmp_path, capsys):
+    features = [*FEATURES["features"], {"name": "clicked", "kind": "identity", "type": "boolean", "size": 2}]
+    (data / "label.json").write_text(json.dumps({"format": 1, "features": features}))
+    assert train(data, tmp_path, features="label.json") == 1
+    assert "label.json: features[6].name: 'clicked' is the label, which requests do not have" in capsys.readouterr().err
+
+
 class Frame:
     """A frame as Arrow sees those of pandas and Polars."""
 
