@@ -21,9 +21,9 @@ from serving.storage.row_codec import value_list
 from serving.storage.store import Keys, Reached, TableSpec
 
 READ_AHEAD_BYTES = 8 * 2**20
-# RocksDB applies a batch while Python's global lock is held, so this many rows take about 0.3 ms. The pause hands the
-# lock over; it is the shortest of the system.
-UPDATE_BATCH_ROWS, UPDATE_PAUSE_S = 128, 1e-6
+# RocksDB applies a batch while Python's global lock is held, so this many rows take 0.4 ms. The pause hands the lock
+# over; it is the shortest of the system.
+UPDATE_BATCH_ROWS, UPDATE_PAUSE_S = 256, 1e-6
 _MARKER_KEY = b"hotrow.table."
 _REACHED_KEY = b"hotrow.reached."  # then the table, a zero byte and the partition
 
