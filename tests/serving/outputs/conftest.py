@@ -3,8 +3,13 @@
 import pytest
 
 import hotrow
+from serving.frontend.decoders import Decoders
 from serving.frontend.front_end import FrontEnd
+from serving.frontend.grpc import _InferExchange
 from serving.frontend.http.app import create_app
+from serving.protocol.bounds import DEFAULT_BOUNDS
+from serving.protocol.messages import MessageDecoder, read_message
+from serving.protocol.shared_memory import SharedMemory
 from serving.repository import ModelRepository
 from tests.serving.frontend.app_client import Client
 from tests.tools.tiny_model import Heads, NamedModel, TinyModel
@@ -37,3 +42,18 @@ def models(folder):
 @pytest.fixture(scope="session")
 def client(models):
     return Client(create_app(FrontEnd(models)))
+
+
+@pytest.fixture(scope="session")
+def over_grpc(models):
+    """Return the towers' answer to a ``ModelInferRequest``."""
+    decoders = Decoders(MessageDecoder, SharedMemory(), DEFAULT_BOUNDS)
+
+    def answer_of(message):
+        model = models.loaded("towers")
+        exchange = _InferExchange(read_message(message.SerializeToString()), decoders)
+        exchange.question = exchange.read(model)
+        (answer,) = model.answer([exchange.question])
+        return exchange.write(model, answer)
+
+    return answer_of

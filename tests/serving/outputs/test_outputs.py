@@ -17,9 +17,6 @@ from hotrow.replay.tables import RequestRows
 from serving.batch import read_batch
 from serving.cli.main import main
 from serving.errors import RequestError, TraceError
-from serving.frontend.grpc import _InferExchange
-from serving.protocol.bounds import DEFAULT_BOUNDS
-from serving.protocol.shared_memory import SharedMemory
 from serving.request_log import RequestLog
 from tests.tools.tiny_model import Heads, TinyModel, flatten
 from tests.tools.two_towers import AGE, COLUMNS, KINDS, PRICE, WIDTH, expected, write_towers
@@ -193,14 +190,6 @@ def _triton_inputs():
     return tensors
 
 
-def grpc_answer(models, message):
-    model = models.loaded("towers")
-    exchange = _InferExchange(message, SharedMemory(), DEFAULT_BOUNDS)
-    exchange.question = exchange.read(model)
-    (answer,) = model.answer([exchange.question])
-    return exchange.write(model, answer)
-
-
 def message_of(*outputs):
     message = service_pb2.ModelInferRequest()
     for entry in inputs():
@@ -213,14 +202,14 @@ def message_of(*outputs):
 
 
 @pytest.mark.parametrize("names", [(), ("user_vector", "cosine")], ids=["all", "some"])
-def test_grpc_answers_the_outputs_that_the_client_names(models, names):
-    answer = grpc_answer(models, message_of(*names))
+def test_grpc_answers_the_outputs_that_the_client_names(over_grpc, names):
+    answer = over_grpc(message_of(*names))
 
     arrays = [np.frombuffer(content, np.float32) for content in answer.raw_output_contents]
     close({output.name: array for output, array in zip(answer.outputs, arrays, strict=True)}, names or tuple(KINDS))
 
 
-def test_an_unknown_output_is_refused_on_every_wire(client, models):
+def test_an_unknown_output_is_refused_on_every_wire(client, over_grpc):
     wrong = {"inputs": inputs(), "outputs": [{"name": "click"}, {"name": "scor"}]}
     reason = "outputs[1].name: the model has no output 'scor'; it has 'click', 'score'"
 
@@ -232,7 +221,7 @@ def test_an_unknown_output_is_refused_on_every_wire(client, models):
     assert over_http.json()["error"].endswith("did you mean 'score'?")
     assert by_people.json()["error"].endswith("did you mean 'score'?")
     with pytest.raises(RequestError, match="did you mean 'score'"):
-        grpc_answer(models, message_of("click", "scor"))
+        over_grpc(message_of("click", "scor"))
 
 
 def test_predict_answers_by_name_if_the_model_has_several_outputs(client):

@@ -11,11 +11,8 @@ from tritonclient.grpc import service_pb2
 import hotrow
 from serving.batch import Batch, Top, read_batch
 from serving.errors import RequestError
-from serving.frontend.grpc import _InferExchange
 from serving.model.records import Output
 from serving.outputs import ranking
-from serving.protocol.bounds import DEFAULT_BOUNDS
-from serving.protocol.shared_memory import SharedMemory
 from tests.tools.tiny_model import TinyModel, flatten
 from tests.tools.two_towers import AGE, PRICE, expected
 
@@ -234,7 +231,7 @@ class TestKserve:
         assert outputs[0]["shape"] == [5, 3]
         assert np.reshape(outputs[1]["data"], (2, 2)).tolist() == BEST_OF_TWO
 
-    def test_over_grpc(self, models):
+    def test_over_grpc(self, over_grpc):
         message = service_pb2.ModelInferRequest()
         for entry in tensors():
             tensor = message.inputs.add(name=entry["name"], datatype=entry["datatype"], shape=entry["shape"])
@@ -242,11 +239,8 @@ class TestKserve:
             getattr(tensor.contents, fields[entry["datatype"]]).extend(entry["data"])
         message.parameters["top_k"].int64_param = 2
         message.parameters["top_output"].string_param = "score"
-        model = models.loaded("towers")
-        exchange = _InferExchange(message, SharedMemory(), DEFAULT_BOUNDS)
-        exchange.question = exchange.read(model)
-        (answer,) = model.answer([exchange.question])
-        written = exchange.write(model, answer)
+
+        written = over_grpc(message)
 
         assert [(output.name, output.datatype, list(output.shape)) for output in written.outputs] == [
             ("TOP_INDEX", "INT32", [2, 2]),
