@@ -16,6 +16,7 @@ from serving.sources.tfra import TfraTables
 from serving.sources.torch_file import TorchFile
 from serving.sources.torcheasyrec import TorchEasyRecDelta
 
+_KERAS = (".keras", ".h5")
 _CONVERTED = (
     "a folder of torch.distributed.checkpoint, whose index is a pickle that can run code; convert it to one file: "
     "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt"
@@ -67,7 +68,8 @@ def open_checkpoint(path: Path, others: Sequence[str] = ()) -> Checkpoint:
         if path.suffix == ".parquet":
             return TorchEasyRecDelta(path)
         expected = ", ".join([*others, ".safetensors", ".parquet", ".pt"])
-        raise ModelFileError(path, f"expected {expected} or .pth, found {path.suffix or 'no suffix'!r}")
+        advice = "; for a Keras model, call from_keras" if path.suffix in _KERAS else ""
+        raise ModelFileError(path, f"expected {expected} or .pth, found {path.suffix or 'no suffix'!r}{advice}")
     if (path / ".metadata").exists():
         raise ModelFileError(path, _CONVERTED)
     for kind in (DynamicEmbDump, SokDump, TfraTables, TableFolders, SafetensorsFolder, TorchEasyRecDelta):

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -333,3 +334,13 @@ class TestRefused:
 
         with pytest.raises(ModelFileError, match=r"two\.onnx: "):
             plan_import(path, "sum", tables)
+
+
+def test_a_checkpoint_of_tensorflow_feeds_a_network(sketch_of, tmp_path):
+    network = sketch_of({"users": (3,), "items": (2, 3)}).write(tmp_path / "network.onnx")
+    golden = Path(__file__).parents[1] / "sources" / "checkpoints"
+
+    plan = plan_import(network, "mean", checkpoint=golden / "keras" / "ckpt-1")
+
+    assert [(table.name, table.slots, table.rows.rows) for table in plan.tables] == [("users", 1, 5), ("items", 2, 7)]
+    assert plan.unused == ()

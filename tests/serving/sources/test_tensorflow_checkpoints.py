@@ -57,6 +57,13 @@ def test_a_variable_that_is_no_table_is_refused():
             open_table("x", f"{GOLDEN / 'keras'}#{name}")
 
 
+def test_a_file_of_keras_is_refused_with_the_call_that_takes_the_model(tmp_path):
+    (tmp_path / "model.keras").touch()
+
+    with pytest.raises(ModelFileError, match=r"found '.keras'; for a Keras model, call from_keras"):
+        open_table("users", tmp_path / "model.keras")
+
+
 def test_every_changed_byte_of_a_table_is_noticed(copy):
     path = copy / "hash_table.data-00000-of-00001"
     content = path.read_bytes()
