@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,13 +58,19 @@ def text_of(node):
     return "…"
 
 
+@cache
+def nodes():
+    """The syntax of each file of the server."""
+    files = sorted((ROOT / "serving").rglob("*.py"))
+    return {file.relative_to(ROOT): list(ast.walk(ast.parse(file.read_text()))) for file in files}
+
+
 def logged_lines():
     """Each line that the server may log: its file, its level and its text."""
-    for file in sorted((ROOT / "serving").rglob("*.py")):
-        path = file.relative_to(ROOT)
+    for path, of_file in nodes().items():
         if path.parts[1] in OTHER_COMMANDS:
             continue
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in of_file:
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
             if is_call and node.func.attr in LEVELS:
                 logger = ast.unparse(node.func.value)
@@ -81,11 +88,13 @@ def has_row(path, level, line):
     return any(re.match(re.escape(row).replace("…", ".*"), line) for row in rows if fixed(row) >= SHORT)
 
 
-LINES = sorted(set(logged_lines()))
+@pytest.fixture(scope="module")
+def lines():
+    return sorted(set(logged_lines()))
 
 
-def test_the_server_logs_lines_and_the_page_has_rows():
-    assert len(LINES) > 80
+def test_the_server_logs_lines_and_the_page_has_rows(lines):
+    assert len(lines) > 80
     assert len(ROWS) > 80
 
 
@@ -98,15 +107,15 @@ def test_every_section_of_an_alert_is_of_an_alert():
     assert set(re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)) == set(ALERTS)
 
 
-def test_every_warning_and_error_of_the_server_has_a_row():
-    assert [line for line in LINES if not has_row(*line)] == []
+def test_every_warning_and_error_of_the_server_has_a_row(lines):
+    assert [line for line in lines if not has_row(*line)] == []
 
 
 def test_every_row_is_of_a_line_that_the_code_has():
     source = "".join(
         node.value
-        for file in (ROOT / "serving").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        for of_file in nodes().values()
+        for node in of_file
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     source = re.sub(r"%[-,.0-9]*[a-zA-Z]", "…", source).replace("%%", "%")

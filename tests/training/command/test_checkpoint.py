@@ -68,15 +68,15 @@ def test_a_killed_training_resumes_to_the_same_model(tmp_path, capsys):
     """Two kills, at any moment: the resumed training writes the model that an undisturbed one writes."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     metrics = tmp_path / "metrics.json"
-    assert hotrow_train(arguments(whole, "--metrics", str(metrics), epochs=3, rows=6000)) == 0
+    assert hotrow_train(arguments(whole, "--metrics", str(metrics), epochs=3, rows=4000)) == 0
     expected = json.loads(metrics.read_text())["epochs"]
     checkpoints = killed / "checkpoints"
 
     def newest():
         return max((int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*")), default=0)
 
-    for resume, at_step in (((), 21), (("--resume",), 91)):
-        process = start(killed, *resume, epochs=3, rows=6000)
+    for resume, at_step in (((), 14), (("--resume",), 56)):
+        process = start(killed, *resume, epochs=3, rows=4000)
         wait_for(lambda at_step=at_step: newest() >= at_step, process)
         process.kill()
         process.communicate()
@@ -84,7 +84,7 @@ def test_a_killed_training_resumes_to_the_same_model(tmp_path, capsys):
     capsys.readouterr()
     metrics.unlink()
 
-    assert hotrow_train(arguments(killed, "--resume", "--metrics", str(metrics), epochs=3, rows=6000)) == 0
+    assert hotrow_train(arguments(killed, "--resume", "--metrics", str(metrics), epochs=3, rows=4000)) == 0
 
     assert re.search(r"^resumed at step \d+, in epoch [23]$", capsys.readouterr().out, re.MULTILINE)
     assert model_files(killed) == model_files(whole)
@@ -276,9 +276,9 @@ def epochs_of(metrics):
     return [{**epoch, "seconds": None} for epoch in json.loads(metrics.read_text())["epochs"]]
 
 
-@pytest.mark.parametrize("first", range(1, 5))
+@pytest.mark.parametrize("first", [1, 3])
 def test_more_epochs_are_exactly_the_uninterrupted_run(tmp_path, uninterrupted, first):
-    """After any number of epochs, with the best epoch before or after the resume, and with early stopping."""
+    """After one epoch and after several, and with early stopping."""
     whole, expected, patience = uninterrupted
     metrics, checkpoint = tmp_path / "metrics.json", ("--checkpoint", str(tmp_path / "c"), *patience)
     assert hotrow_train(tiny(tmp_path, first, *checkpoint)) == 0

@@ -188,10 +188,8 @@ SEQUENCES["features"][2]["list"] = {"separator": "|", "most": 3, "keep": "last"}
 @pytest.mark.parametrize(
     ("network", "left_out", "places"),
     [
-        ("din", (), ["sparse_embedding_item1[1]", "sparse_embedding_item1[0]"]),
         ("din", ("user", "price"), ["sparse_embedding_item1[1]", "sparse_embedding_item1[0]"]),
         ("bst", (), ["sparse_embedding_item1[0]", "sparse_embedding_item1[1]"]),
-        ("bst", ("user", "price"), ["sparse_embedding_item1[0]", "sparse_embedding_item1[1]"]),
     ],
 )
 def test_a_history_has_a_position_for_each_value(data, tmp_path, network, left_out, places):

@@ -329,9 +329,9 @@ def test_files_that_cannot_be_read(tmp_path):
 
 @pytest.mark.timeout(60)
 def test_a_compressed_file_that_ends_after_many_batches_is_damaged(tmp_path):
-    text = b"click,age,user\n" + b"".join(b"1,2,%d\n" % (row * 7919 % 100_003) for row in range(600_000))
+    text = b"click,age,user\n" + b"".join(b"1,2,%d\n" % (row * 7919 % 100_003) for row in range(300_000))
     path = tmp_path / "cut.csv.gz"
-    path.write_bytes(gzip.compress(text, 1)[:-1_000_000])
+    path.write_bytes(gzip.compress(text, 1)[:-500_000])
 
     with pytest.raises(DataError, match=r"cut.csv.gz: "):
         list(read_csv(path, ColumnMap(("click",), ("age",), ("user",))))

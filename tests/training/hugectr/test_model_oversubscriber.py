@@ -23,8 +23,9 @@ def rows_of(path, dim, key_type, layout):
     return {key: (vector, slot) for key, vector, slot in zip(keys.tolist(), vectors.tolist(), slots, strict=True)}
 
 
-@pytest.mark.parametrize("rule", ["Adam", "LazyAdam", "Nesterov", "SGD"])
-@pytest.mark.parametrize("key_type", ["uint32", "int64"])
+@pytest.mark.parametrize(
+    ("rule", "key_type"), [("Adam", "uint32"), ("LazyAdam", "int64"), ("Nesterov", "uint32"), ("SGD", "int64")]
+)
 def test_it_trains_as_if_all_rows_were_in_memory(graph, write_graph, rule, key_type):
     write_data(key_type, shifts=(0, 1000, 2000, 0, 1000, 0))  # other keys in the last slot of each file
     graph["optimizer"] = RULES[rule]

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -51,8 +52,7 @@ def files_of(prefix):
     return {path.name.removeprefix(start): path.read_bytes() for path in folder.glob(f"{start}*")}
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("key_type", ["uint32", "int64"])
+@pytest.mark.parametrize(("rule", "key_type"), list(zip(RULES, cycle(["uint32", "int64"]), strict=False)))
 def test_a_resumed_training_continues_bit_for_bit(graph, write_graph, rule, key_type):
     write_data(key_type)
     graph["optimizer"] = RULES[rule]

@@ -154,7 +154,7 @@ kill("emb-server-0")
 """
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("restarts", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_run_without_a_checkpoint_ends_or_begins_again_as_configured(start, restarts):
     code, _, log = start(KILL + PAUSE, options=[f"--max-restarts={restarts}"]).end()
 
@@ -169,7 +169,10 @@ def test_a_run_without_a_checkpoint_ends_or_begins_again_as_configured(start, re
     [
         pytest.param("raise ValueError('wrong')", PAUSE, 1, "ValueError: wrong", marks=pytest.mark.long),
         ("import os; os.kill(os.getpid(), 11)", PAUSE, 139, "nn-worker was ended by SIGSEGV; the run ends"),
-        (PAUSE, "raise ValueError('wrong')", 1, "data-loader ended with exit code 1; the run ends"),
+        pytest.param(
+            *(PAUSE, "raise ValueError('wrong')", 1, "data-loader ended with exit code 1; the run ends"),
+            marks=pytest.mark.long,
+        ),
         pytest.param(PAUSE, "import sys; sys.exit('no data')", 1, "no data", marks=pytest.mark.long),
         pytest.param(
             *(PAUSE, "import os; os.kill(os.getpid(), 9)", 1, "data-loader was ended by SIGKILL; the run ends"),
