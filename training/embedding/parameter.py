@@ -128,12 +128,17 @@ class ShardGradient(torch.Tensor):  # type: ignore[misc]
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Refuse what would be a number of one process."""
-        if "norm" in function.__name__ or function.__name__ in ("sum", "mean"):
+        name, result = function.__name__, None
+        is_number = "norm" in name or name in ("sum", "mean")
+        if not is_number:
+            result = super().__torch_function__(function, types, args, kwargs or {})
+            is_number = isinstance(result, torch.Tensor) and result.dim() == 0 and result.is_floating_point()
+        if is_number:
             raise TypeError(
-                f"{function.__name__!r} of a gradient whose rows are spread over processes differs between them: "
+                f"{name!r} of a gradient whose rows are spread over processes differs between them: "
                 "use training.clip_grad_norm_, which adds up the norms of all"
             )
-        return super().__torch_function__(function, types, args, kwargs or {})
+        return result
 
 
 def which_make_rows(parameters: Sequence[TableParameter], bags: Sequence[FeatureBags], trains: bool) -> list[bool]:

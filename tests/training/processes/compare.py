@@ -227,6 +227,8 @@ def with_clipping(rank, size):
         lambda: torch.nn.utils.clip_grad_norm_([table, weight], 1.0),
         lambda: table.grad.data.norm(2),
         lambda: table.grad.detach().pow(2).sum(),
+        lambda: table.grad.abs().max(),
+        lambda: torch.dot(table.grad.flatten(), table.grad.flatten()),
     ):
         with pytest.raises(TypeError, match=r"training\.clip_grad_norm_"):
             of_one_process()
