@@ -50,6 +50,7 @@ class EmbeddingTable:
         self._seed = seed
         self._shard = shard
         self._has_loaded_states = False
+        self._loaded_step = 0
         self.changes: TableChanges | None = None
         self.native = TrainingTable(
             name,
@@ -82,8 +83,11 @@ class EmbeddingTable:
 
     @property
     def step(self) -> int:
-        """The last step in which a row was updated; 0: none. It marks a moment for ``dump``."""
-        return self.native.step
+        """The last step in which a row was updated; 0: none. It marks a moment for ``dump``.
+
+        After ``load_state``, it is that of all processes.
+        """
+        return max(self.native.step, self._loaded_step)
 
     def use_states(self, rule: str, initial_states: Sequence[float]) -> None:
         """Give rows the states of an optimizer's rule, at their first values, unless they have them already.
@@ -123,6 +127,7 @@ class EmbeddingTable:
             copy.load(rows)
         copy.native.write_sightings(*self.native.sightings())
         copy._has_loaded_states = self._has_loaded_states
+        copy._loaded_step = self.step
         return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -136,6 +141,7 @@ class EmbeddingTable:
         return {
             "rule": self.native.rule,
             "initial_states": self.native.initial_states,
+            "step": self.step,
             "keys": rows.keys,
             "parts": np.concatenate([rows.vectors, rows.states], axis=1),
             "last_steps": rows.last_steps,
@@ -174,6 +180,7 @@ class EmbeddingTable:
             self._has_loaded_states = True
         names = ("keys", "last_steps", "slot_ids", "sighted_keys", "sightings")
         keys, last_steps, slot_ids, sighted, counts = (np.asarray(state[name]) for name in names)
+        self._loaded_step = state.get("step", int(last_steps.max(initial=0)))  # an earlier version wrote none
         vectors, states = np.split(_parts_of(state), [self.config.dim], axis=1)
         if not initial_states:
             states = np.tile(self.native.first_states, (len(keys), 1))
@@ -262,6 +269,7 @@ class EmbeddingTable:
         """Remove all rows. Fixed rows get their first weights again."""
         if self.changes is not None:
             self.changes.clearing()
+        self._loaded_step = 0
         self.native.clear()
 
 

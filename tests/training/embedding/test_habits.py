@@ -721,6 +721,18 @@ def test_a_state_of_an_earlier_revision_is_loaded():
     assert torch.equal(other.embedding.rows(), model.embedding.rows())
 
 
+def test_a_process_without_loaded_rows_knows_the_last_step():
+    model, other = table_model(), table_model()
+    optimizer = optimizers.Adam(model.parameters(), lr=0.1)
+    one_step(model, optimizer)
+    one_step(model, optimizer)
+    table, loaded = (one.embedding.tables.tables["t"] for one in (model, other))
+
+    loaded.load_state(table.state(), lambda keys: np.zeros(keys.size, np.bool_))
+
+    assert (len(loaded), loaded.step) == (0, 2)
+
+
 def test_a_frozen_table_makes_no_rows():
     model = table_model()
     model.embedding.requires_grad_(False)
