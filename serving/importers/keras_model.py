@@ -108,11 +108,12 @@ def from_keras(
     check_target(Path(repository), name)
     if not isinstance(model, keras.Model):
         raise ConfigError("from_keras", "model", f"expected a keras.Model, got {type(model).__name__}")
-    answer = keras.ops.convert_to_numpy(model(example))
+    answers = keras.tree.flatten(model(example))
     if not getattr(model, "inputs", None) or len(model.outputs) != 1:
         raise ConfigError(str(model.name), "", "expected a functional or a sequential model with one output")
     flat = _without_inner(keras, model)
-    if not np.allclose(keras.ops.convert_to_numpy(flat(example)), answer, atol=tolerance, equal_nan=True):
+    answer, found = map(keras.ops.convert_to_numpy, [*answers, *keras.tree.flatten(flat(example))])
+    if not np.allclose(answer, found, atol=tolerance, equal_nan=True):
         raise ConfigError(str(model.name), "", "a model overrides call; expected models that are only their layers")
     return _Conversion(flat, example, logits, max_batchsize).write(Path(repository), name, tolerance)
 
@@ -184,11 +185,12 @@ class _Conversion:
 
     def _masks(self) -> Iterator[tuple[_Lookup, Any]]:
         """Yield the lookups of sequences and the tensors that say which of their keys are not 0."""
-        for lookup in self._lookups:
-            for node in self._nodes:
-                is_of_keys = type(node.operation).__name__ == "NotEqual" and node.arguments.args[0] is lookup.keys
-                if lookup.padding and is_of_keys and node.arguments.args[1] == 0:
-                    yield lookup, node.output_tensors[0]
+        for node in self._nodes:
+            if type(node.operation).__name__ == "NotEqual":
+                keys, other = node.arguments.args
+                for lookup in self._lookups:
+                    if lookup.padding and keys is lookup.keys and isinstance(other, int) and other == 0:
+                        yield lookup, node.output_tensors[0]
 
     def _padding_of(self, layer: Any, keys: Any) -> Padding:
         """Return at which side the example's keys are padded with 0."""

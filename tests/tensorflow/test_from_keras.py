@@ -81,7 +81,8 @@ def test_one_layer_may_read_several_inputs(tmp_path):
     numbers = keras.Input((3,), name="numbers")
     shared = keras.layers.Embedding(20, 4, name="words")
     joined = keras.layers.Concatenate()([shared(left) - shared(right), numbers])
-    model = keras.Model([left, right, numbers], keras.layers.Dense(2, activation="softmax")(joined))
+    answer = keras.layers.Dense(2, activation="softmax")(joined)
+    model = keras.Model([left, right, numbers], {"answer": answer})
 
     given = [np.array([1, 2]), np.array([3, 4]), np.zeros((2, 3))]
     imported = from_keras(model, given, tmp_path, "words")
@@ -244,6 +245,7 @@ def test_other_models_are_refused(tmp_path):
     for model, expected in (
         (Twice(one, behind(keras.layers.Embedding(9, 2)(one))), "a model overrides call"),
         (Own(), "expected a functional or a sequential model"),
+        (keras.Model(one, [one, one + 1]), "expected a functional or a sequential model with one output"),
         (keras.layers.Dense(1), r"expected a keras\.Model, got Dense"),
     ):
         with pytest.raises(ConfigError, match=expected):
