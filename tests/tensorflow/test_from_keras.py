@@ -109,7 +109,7 @@ def clicks():
     """Ids behind the padding; a GRU leaves it out."""
     seen = keras.Input((4,), dtype="int64", name="seen")
     rows = keras.layers.Embedding(9, 3, mask_zero=True, name="films")(seen)
-    return keras.Model(seen, keras.layers.Dense(1, activation="sigmoid")(keras.layers.GRU(2)(rows)))
+    return keras.Model(seen, keras.layers.Dense(1, activation="sigmoid")(keras.layers.GRU(2, unroll=True)(rows)))
 
 
 @pytest.mark.parametrize(
