@@ -3,9 +3,6 @@
 import dataclasses
 import itertools
 import os
-import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +18,7 @@ from serving.model.manifest import verify_manifest
 from serving.model.sparse_file import write_sparse_directory
 from serving.model.version_writer import write_version
 from tests.tools.tiny_model import TinyModel
+from tests.tools.warm import Warm
 
 GRAPH = parse_graph(TinyModel().graph(), "graph.json")
 
@@ -168,7 +166,7 @@ def test_a_killed_writer_leaves_only_whole_versions(tmp_path):
     rng = np.random.default_rng()
     for _ in range(3):
         seen = len(versions_of(tmp_path / "two"))
-        process = subprocess.Popen([sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path)], cwd=Path(__file__).parents[3])
+        process = Warm("-c", WRITE_FOR_EVER, tmp_path, cwd=Path(__file__).parents[3])
         try:
             deadline = time.monotonic() + 60
             while len(versions_of(tmp_path / "two")) == seen:
@@ -178,8 +176,8 @@ def test_a_killed_writer_leaves_only_whole_versions(tmp_path):
             while time.monotonic() < spin_until:
                 pass
         finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.kill()
+            process.communicate()
 
         for version in versions_of(tmp_path / "two"):
             verify_manifest(tmp_path / "two" / version)

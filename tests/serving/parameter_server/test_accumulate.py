@@ -1,9 +1,6 @@
 """Changes that add to rows, and how far a log has come: both are there after a kill, or neither is."""
 
 import os
-import signal
-import subprocess
-import sys
 from contextlib import closing
 
 import numpy as np
@@ -16,6 +13,7 @@ from serving.storage import MemoryStore, RocksDbStore, SharedMemoryStore
 from serving.storage.marker import Marker
 from serving.storage.store import Change, Reached, TableSpec
 from tests.serving.small_server import KEYS, ROWS, DictStore, held_by, model_of, serve, write_model
+from tests.tools.warm import Warm
 
 SPEC = TableSpec("m.t", 2)
 
@@ -125,9 +123,9 @@ for number in range(1, 10_000):
 
 
 def test_after_a_kill_the_rows_are_those_of_the_position(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "db")], stdout=subprocess.PIPE, text=True)
+    process = Warm("-c", KILLED, tmp_path / "db")
     seen = [int(process.stdout.readline()) for _ in range(5)][-1]
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.communicate()
 
     store, table = opened(tmp_path / "db")
