@@ -340,11 +340,13 @@ class Reached(NamedTuple):
         state: what the reader of the log keeps, as text.
         is_repeatable: the changes may be made again after a crash in the middle, as insertions and removals may. So
             they need not be one batch; the state comes with the last of them.
+        gives_way: requests are coming, so a store rests between the batches.
     """
 
     partition: str
     state: str
     is_repeatable: bool = False
+    gives_way: bool = False
 
 
 class Store(ABC):

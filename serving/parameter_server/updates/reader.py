@@ -111,6 +111,7 @@ class ModelUpdates:
         self._logged_s: dict[str, float] = {}
         self._logged_faults: set[type[Exception]] = set()
         self._nearly_full: set[str] = set()
+        self._answered_keys: list[int] = []  # of each table, when the last message was applied
         self._rotated: Mapping[str, LogState] = {}  # where the log was when the old shown changes ended
         name = f"hotrow-updates-{config.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -258,7 +259,8 @@ class ModelUpdates:
         change = Change(table, message.keys, message.rows, adds=message.kind is Kind.ACCUMULATE)
         try:
             if self._truth.writes or not self._truth.tier.store.has_one_writer:
-                write([change], Reached(record.partition, state.write(), is_repeatable=not change.adds))
+                gives_way = self._has_requests()
+                write([change], Reached(record.partition, state.write(), not change.adds, gives_way))
             else:
                 self._wait_for_writer(table)
                 show(change, lambda reached: has_reached(reached, {record.partition: state}))
@@ -268,6 +270,13 @@ class ModelUpdates:
             raise BadMessageError("row", str(err)) from err
         self.counters.applied(record, message)
         return None
+
+    def _has_requests(self) -> bool:
+        """Whether lookups were answered since the last message."""
+        before = self._answered_keys
+        counts = (table.counting for table in self._tables.values())
+        self._answered_keys = [count.requests.read(count.place)[0] for count in counts]
+        return before != self._answered_keys
 
     def _why_skipped(self, record: Record, message: UpdateMessage, log: LogState) -> str:
         """Why a message does not change the model's rows; empty if it does.

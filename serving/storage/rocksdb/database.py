@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,8 +154,9 @@ class Database:
             changes: of one table or several, in their order.
             batch_rows: rows of one write batch, which is written whole or not at all.
             reached: the state of a log, which is written for each table, in one batch with all rows. If the changes are
-                repeatable, they are several small batches, with pauses, so that requests get the processor; the last
-                batch has the state. ``sync`` brings all of it to the disk.
+                repeatable, they are several small batches, with pauses, so that requests get the processor. If the
+                writer gives way, each pause is as long as the batch took. The last batch has the state. ``sync`` brings
+                all of it to the disk.
         """
         if reached is None and not any(change.keys.size for change in changes):
             return
@@ -163,7 +164,7 @@ class Database:
         if reached is not None:
             all_rows = sum(change.keys.size for change in changes)
             batch_rows = min(batch_rows, UPDATE_BATCH_ROWS) if reached.is_repeatable else all_rows
-        room = batch_rows
+        room, began_s = batch_rows, monotonic()
         for spec, keys, values in changes:
             family, begin = self._handle.get_column_family_handle(tag(spec.name)), 0
             if reached is not None:  # sorted rows take two thirds of the time; the last row of equal keys still wins
@@ -173,7 +174,8 @@ class Database:
                 if not room:
                     self._handle.write(batch)
                     if reached is not None:
-                        sleep(UPDATE_PAUSE_S)
+                        sleep(monotonic() - began_s if reached.gives_way else UPDATE_PAUSE_S)
+                        began_s = monotonic()
                     batch, room = self.rocksdict.WriteBatch(raw_mode=True), batch_rows
                 part = slice(begin, begin + room)
                 batch.set_default_column_family(family)

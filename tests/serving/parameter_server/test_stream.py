@@ -314,3 +314,21 @@ def test_an_unloaded_model_gets_no_more_updates(tmp_path, model, log):
         send(log, message(Kind.UPSERT, [77], [[1, 2, 3]]))
         server.load_model(model)
         assert until(lambda: held_by(server.stores[-1]).get(77) == [1, 2, 3])
+
+
+def test_the_reader_gives_way_while_lookups_come(tmp_path, model, log, monkeypatch):
+    seen, write = [], RocksDbStore.write
+
+    def noted(store, changes, reached=None):
+        if changes[0].keys.size and reached is not None:
+            seen.append(reached.gives_way)
+        write(store, changes, reached)
+
+    monkeypatch.setattr(RocksDbStore, "write", noted)
+    with serving(model, tmp_path / "log", RocksDbStore(tmp_path / "db", num_threads=1)) as server:
+        for is_asked in (False, True, False):
+            if is_asked:
+                server.lookup("m.t", np.array(KEYS))
+            send(log, message(Kind.UPSERT, [1], [[1, 2, 3]]))
+            after(server, model, tmp_path / "log")
+    assert seen[1:] == [True, False]
