@@ -122,7 +122,8 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
 class ShardGradient(torch.Tensor):  # type: ignore[misc]
     """The gradient of the rows of one process of several.
 
-    Each process would see another norm. Clipped by it, the other parameters would differ between the processes.
+    Each process would see another norm. Clipped by it, the other parameters would differ between the processes. And a
+    collective would mix the rows of other keys.
     """
 
     @classmethod
@@ -139,6 +140,19 @@ class ShardGradient(torch.Tensor):  # type: ignore[misc]
                 "use training.clip_grad_norm_, which adds up the norms of all"
             )
         return result
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse collectives, which do not ask ``__torch_function__``."""
+        if "c10d" in function.namespace:
+            raise TypeError(
+                f"{function.name()!r} of a gradient whose rows are spread over processes mixes the rows of other keys; "
+                "the step of training.optimizers adds up the gradients of all processes"
+            )
+        with torch._C._DisableTorchDispatch():
+            result = function(*args, **kwargs or {})
+        is_plain = type(result) is torch.Tensor and result.is_floating_point()
+        return result.as_subclass(cls) if is_plain else result
 
 
 def which_make_rows(parameters: Sequence[TableParameter], bags: Sequence[FeatureBags], trains: bool) -> list[bool]:

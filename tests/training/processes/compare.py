@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -232,6 +233,16 @@ def with_clipping(rank, size):
     ):
         with pytest.raises(TypeError, match=r"training\.clip_grad_norm_"):
             of_one_process()
+    into = torch.empty(4, 1)
+    for collective in (
+        lambda: dist.all_reduce(table.grad),
+        lambda: dist.all_reduce(torch.cat([weight.grad.reshape(1), table.grad.flatten()])),
+        lambda: dist.broadcast(table.grad, 0),
+        lambda: dist.all_gather([into, into], table.grad * 2),
+        lambda: functional_collectives.all_reduce(table.grad, "sum", dist.group.WORLD),
+    ):
+        with pytest.raises(TypeError, match=r"mixes the rows of other keys"):
+            collective()
     norm = clip_grad_norm_([*tables.parameters(), weight], 1.0)
     optimizer.step()
     torch.testing.assert_close(norm, torch.tensor(7.0).sqrt())
