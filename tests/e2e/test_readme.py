@@ -209,7 +209,7 @@ def run_demo(folder, *arguments):
 def demo(exporter, tmp_path_factory):
     """The folder of a smaller `make demo`, and its output; some pages that use it export a module."""
     folder = tmp_path_factory.mktemp("demo")
-    return folder, run_demo(folder, "--rows", "10000")
+    return folder, run_demo(folder, "--rows", "20000")
 
 
 @pytest.mark.slow
