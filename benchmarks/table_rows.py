@@ -137,8 +137,9 @@ FRONT = [
        {"protocol": protocol, "workers": workers, "peer": "triton"}, "requests/s", TRITON.format(instances), target)
       for protocol, words, targets in (
           ("http", "HTTP, {samples} x {slots} keys, tiny model",
-           (">= 1.4 / none / none / none", "none / none / >= 2 / none")),
-          ("unary", "gRPC, unary", (">= 1", ">= 1")), ("streaming", "gRPC, streaming", (">= 2", ">= 2")))
+           (">= 2 / none / >= 2 / none", "none / none / >= 2 / none")),
+          ("unary", "gRPC, unary", (">= 1.3 / none / >= 1.3 / >= 1.3", ">= 1")),
+          ("streaming", "gRPC, streaming", (">= 1.5", ">= 2")))
       for workers, many, instances, target in (
           (1, "one worker", "1 instance", targets[0]), (2, "two workers", "2 instances", targets[1]))),
     *((f"p99 of the same, {protocol}, {{workers}} workers", "servers.p99",
