@@ -1,14 +1,14 @@
 """A request for one output runs only the part of an ONNX network that the output needs."""
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import hotrow
 from serving.errors import RequestError
 from serving.importers import plan_import, write_model
 
+onnx = pytest.importorskip("onnx")
+helper, numpy_helper, TensorProto = onnx.helper, onnx.numpy_helper, onnx.TensorProto
 RNG = np.random.default_rng(3)
 TABLES = {name: RNG.normal(size=(9, 2)).astype(np.float32) for name in ("user", "item")}
 WEIGHTS = {name: RNG.normal(size=(2, 3)).astype(np.float32) for name in TABLES}
