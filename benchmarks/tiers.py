@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmarks.one_table import TABLE, table_model, vectors_from, write_table
 from benchmarks.report import Record, parse_arguments, publish, take_turns
-from serving.batch import read_batch
 from serving.config import TableConfig
 from serving.lookup import LookupSession
 from serving.parameter_server import ParameterServer, TierSettings
+from serving.reading import read_batch
 from serving.storage import MemoryStore, RocksDbStore
 
 DIM = 32

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
         load_table,
         open_snapshot,
     )
-    from serving.batch import read_batch
     from serving.config import ModelConfig, TableConfig
     from serving.importers import from_torch, plan_import, write_model
+    from serving.reading import read_batch
     from training import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, optimizers
 
     __version__: str
@@ -66,7 +66,7 @@ _HOMES = {
     "TableConfig": "serving.config",
     "from_torch": "serving.importers",
     "plan_import": "serving.importers",
-    "read_batch": "serving.batch",
+    "read_batch": "serving.reading",
     "write_model": "serving.importers",
 }
 

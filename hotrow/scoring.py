@@ -19,13 +19,13 @@ import numpy as np
 
 from hotrow.partial_output import MARK, PartialOutput, open_partial_output
 from kernels.system_cores import usable_cores
-from serving.batch import read_batch
 from serving.errors import ConfigError, OutputError, RequestError, did_you_mean
 from serving.model.atomic import atomic_write, remove_killed_writes
 from serving.model.names import ANSWER
 from serving.model.records import Output, default_outputs, numbered
 from serving.opening import load_model
 from serving.outputs import named_outputs
+from serving.reading import read_batch
 from serving.session import InferenceSession
 from training.data.checks import ColumnMap
 from training.data.columns import (

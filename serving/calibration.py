@@ -5,14 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.batch import DENSE, INT32_MAX, KEYS, ROW_PTRS, read_batch
+from serving.batch import INT32_MAX
 from serving.config import ModelConfig
 from serving.dense.calibration import Calibration
 from serving.errors import ConfigError, ModelFileError, RequestError
 from serving.lookup import LookupSession
+from serving.model.names import DENSE, KEYS, ROW_PTRS
 from serving.model.numpy_faults import UNREADABLE, unreadable
 from serving.model.regular_file import is_absent, open_regular
 from serving.model.version_writer import CALIBRATION_FILE
+from serving.reading import read_batch
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES = 1 << 30

@@ -2,7 +2,7 @@
 
 A column of a feature, or of a slot by name, has a row for each sample, a row for each user, or one row for all samples.
 The bags of a user's slots are looked up once, and ``Batch.bags`` says which bag each sample has. If every column has a
-row for each sample, the batch is that of ``read_features``.
+row for each sample, the batch is that of ``read_columns``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from serving.arrays import flat_integers
-from serving.batch import Batch, Ints, read_features, transformed
+from serving.batch import Batch, Ints
 from serving.config import ModelConfig
 from serving.errors import FeatureValueError, RequestError
 from serving.features import Column, FeatureReader, column_of, rows_of
 from serving.model.names import CANDIDATES
+from serving.reading import read_columns, transform_columns
 
 #: The member of a candidate that the best candidates return, even if the model has no such feature.
 ID = "id"
@@ -76,14 +77,14 @@ def read_ordered(
         raise FeatureValueError(name, None, f"expected {' or '.join(map(str, expected))} samples, got {size}{why}")
     is_plain = found == {samples}
     if is_plain and (users is None or samples <= config.max_batchsize):
-        return _of_users(read_features(config, reader, columns, samples), users)
+        return _of_users(read_columns(config, reader, columns, samples), users)
     if not 1 <= samples <= most:
         raise RequestError(f"{samples} candidates, but the model takes 1 to {most}")
     rows = {1: np.zeros(samples, np.int32)}
     if users is not None:
         rows[users.size] = np.repeat(np.arange(users.size, dtype=np.int32), users)
     rows.pop(samples, None)
-    return _of_users(transformed(config, reader, columns, samples, rows), users)
+    return _of_users(transform_columns(config, reader, columns, samples, rows), users)
 
 
 def _of_users(batch: Batch, counts: Ints | None) -> Batch:

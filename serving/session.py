@@ -10,7 +10,7 @@ from typing import Any, Self, get_args
 
 import numpy as np
 
-from serving.batch import Batch, check_batch, join_batches, read_batch, read_features
+from serving.batch import Batch, check_batch, join_batches
 from serving.calibration import look_up_calibration
 from serving.candidates import read_document, read_shared
 from serving.config import ModelConfig, read_inference_config, read_model_directory
@@ -23,6 +23,7 @@ from serving.model.names import CANDIDATES
 from serving.model.records import Output, default_outputs
 from serving.option_values import DEFAULT_TOLERANCE, MAX_CANDIDATES, Engine, refuse_idle_calibration
 from serving.outputs import Asked, Ranking, answers_of, asking, ranking, refuse_not_finite, wanted_outputs
+from serving.reading import read_batch, read_columns
 from serving.routes import LeastBusy, Prediction, open_routes
 from serving.storage.store import Keys
 
@@ -325,7 +326,7 @@ class InferenceSession(ModelSession):
             raise RequestError(f"model {self.config.name!r} has no {FEATURES_FILE}, so it takes keys, not raw features")
         if not isinstance(features, Mapping):
             columns, samples = columns_of_frame(reader, features)
-            return read_features(self.config, reader, columns, samples)
+            return read_columns(self.config, reader, columns, samples)
         given = dict(features)
         if isinstance(given.get("context"), Mapping):
             return read_document(self.config, reader, given, self.max_candidates)

@@ -16,7 +16,7 @@ from serving.features.columns import (
     missing_column,
     places_of,
     rows_of,
-    spread,
+    spread_columns,
 )
 from serving.features.definition import FEATURES_FILE, FeatureConfig, FeatureDefinition, read_definition
 from serving.features.frames import (
@@ -68,7 +68,7 @@ __all__ = [
     "rows_of",
     "slots_of",
     "slots_of_graph",
-    "spread",
+    "spread_columns",
     "triton_inputs",
     "triton_tensors",
     "vocabulary_values",

@@ -171,6 +171,11 @@ def spread(column: Column, rows: NDArray[np.int32]) -> Column:
     return (form, *shared, *of_value, None if valid is None else valid[places], splits)
 
 
+def spread_columns(columns: Sequence[Column], rows: Mapping[int, NDArray[np.int32]] | None) -> Sequence[Column]:
+    """Return columns with a row for each sample; ``rows`` are those of the samples, by the rows of a column."""
+    return [spread(column, rows[size]) if rows and (size := rows_of(column)) in rows else column for column in columns]
+
+
 def places_of(splits: NDArray[Any], rows: NDArray[np.int32]) -> tuple[Ints, Ints]:
     """Return the places of the values of rows, one row after another, and where those of each begin.
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import DENSE, KEYS, ROW_PTRS
 from serving.errors import ConfigError, MissingExtraError
 from serving.features import FeatureDefinition
 from serving.features.keras_archive import definition_of_archive
@@ -29,7 +28,7 @@ from serving.importers.plan import ImportPlan, SlotsOfRequest, plan_matched, wit
 from serving.importers.pytorch import ImportedModule
 from serving.importers.verifying import Comparison, ExpectedAnswers
 from serving.importers.writing import write_model
-from serving.model.names import TABLE_NAME, names_of_positions
+from serving.model.names import DENSE, KEYS, ROW_PTRS, TABLE_NAME, names_of_positions
 from serving.model.records import Combiner
 from serving.model.sequences import Padding, SequenceSlots
 from serving.model.version_writer import check_target

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import DENSE, INT32_MAX, KEYS, ROW_PTRS, Batch, read_batch
+from serving.batch import INT32_MAX, Batch
 from serving.config import ModelConfig, read_inference_config
 from serving.errors import ModelFileError, RequestError
+from serving.model.names import DENSE, KEYS, ROW_PTRS
 from serving.model.records import default_outputs
 from serving.model.version_writer import GRAPH_FILE
 from serving.opening import open_model
 from serving.parameter_server import ParameterServer
+from serving.reading import read_batch
 from serving.routes import Prediction
 from serving.session import InferenceSession
 from serving.sources.numpy_files import arrays_in

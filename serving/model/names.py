@@ -21,6 +21,8 @@ def without_version(table: str) -> str:
 
 #: The end of the name of a list's offsets in KServe's requests.
 OFFSETS = ".offsets"
+#: The tensors of requests with keys, as in HugeCTR's Triton backend.
+DENSE, KEYS, ROW_PTRS = "DES", "CATCOLUMN", "ROWINDEX"
 #: What requests call the number of candidates of each user.
 CANDIDATES = "CANDIDATES"
 #: The output with all columns of an answer, as HugeCTR's clients call it.
@@ -29,7 +31,7 @@ ANSWER = "OUTPUT0"
 TOP_INDEX, TOP_SCORE = "TOP_INDEX", "TOP_SCORE"
 NAMES_OF_ANSWERS = frozenset((ANSWER, TOP_INDEX, TOP_SCORE))
 # Names that requests use for something else.
-_NAMES_OF_REQUESTS = ("dense", "keys", "DES", "CATCOLUMN", "ROWINDEX", CANDIDATES)
+_NAMES_OF_REQUESTS = ("dense", "keys", DENSE, KEYS, ROW_PTRS, CANDIDATES)
 #: The columns of the request log next to those of a model. With several labels, ``prediction_0``, ....
 REQUEST_ID, REQUEST_SAMPLE, REQUEST_TIME = "request_id", "request_sample", "request_time"
 MODEL_VERSION, PREDICTION, DEFAULTED_KEYS = "model_version", "prediction", "defaulted_keys"

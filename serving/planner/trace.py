@@ -23,15 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.arrays import flat_integers
-from serving.batch import DENSE, INT32_MAX, KEYS, ROW_PTRS, Batch, read_batch
+from serving.batch import INT32_MAX, Batch
 from serving.config import ModelConfig
 from serving.errors import RequestError, TraceError
 from serving.model.data_files import list_data_files
+from serving.model.names import DENSE, KEYS, ROW_PTRS
 from serving.model.numpy_faults import UNREADABLE, unreadable
 from serving.model.sparse_rows import key_range
 from serving.protocol.document import parse_document
 from serving.protocol.recorded import LOOKUPS, decode_lookups, is_cut_off, model_of_lookups
 from serving.protocol.samples import read_samples
+from serving.reading import read_batch
 
 Keys = NDArray[np.int64]
 #: The keys by full table name, in the order of the lookups.

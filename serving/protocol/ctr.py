@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import DENSE, KEYS, ROW_PTRS, Batch, read_batch, read_tensors
+from serving.batch import Batch
 from serving.candidates import fewest_rows, read_ordered, read_shared
 from serving.config import ModelConfig
 from serving.errors import RequestError
@@ -44,7 +44,7 @@ from serving.features import (
     slots_of,
 )
 from serving.features.definition import ValueType
-from serving.model.names import ANSWER, CANDIDATES, OFFSETS, TOP_INDEX, TOP_SCORE
+from serving.model.names import ANSWER, CANDIDATES, DENSE, KEYS, OFFSETS, ROW_PTRS, TOP_INDEX, TOP_SCORE
 from serving.model.records import Output, default_outputs
 from serving.option_values import MAX_CANDIDATES
 from serving.protocol.tensors import (
@@ -59,6 +59,7 @@ from serving.protocol.tensors import (
     key_datatypes,
 )
 from serving.protocol.tensors import PLATFORM as PLATFORM
+from serving.reading import read_batch, read_tensors
 
 _STEPS = np.arange(4097, dtype=np.int64)
 _STEPS.setflags(write=False)

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.arrays import flat_integers
-from serving.batch import check_keys
 from serving.config import ModelConfig
 from serving.errors import RequestError
 from serving.protocol.tensors import Array, Signature, TensorSpec, config_document, key_datatypes
+from serving.reading import check_request_keys
 
 KEYS, KEY_COUNTS, ROWS = "KEYS", "NUMKEYS", "OUTPUT0"
 
@@ -45,7 +45,7 @@ def keys_of(config: ModelConfig, inputs: Mapping[str, Array]) -> list[NDArray[np
             message names the tensor and the position.
     """
     keys = flat_integers(inputs[KEYS], KEYS)
-    check_keys(keys, config.key_type, KEYS)
+    check_request_keys(keys, config.key_type, KEYS)
     counts = flat_integers(inputs[KEY_COUNTS], KEY_COUNTS).tolist()
     _check_counts(config, counts)
     if sum(counts) != keys.size:

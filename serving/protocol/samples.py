@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from serving.batch import Batch, check_keys, read_batch, read_features
+from serving.batch import Batch
 from serving.candidates import ID, read_document
 from serving.config import ModelConfig, TableConfig
 from serving.errors import FeatureValueError, RequestError, did_you_mean
@@ -27,6 +27,7 @@ from serving.outputs import Asked, asking
 from serving.protocol.bounds import DEFAULT_BOUNDS, Bounds
 from serving.protocol.document import checked, join, known_only, optional, parse_document, required
 from serving.protocol.tensors import DTYPES, Array, array_from_numbers, json_kind, json_numbers
+from serving.reading import check_request_keys, read_batch, read_columns
 
 _OPTIONS = frozenset({"freshness", "outputs", "top_k", "top_output"})
 _BODY_MEMBERS = _OPTIONS | {"samples", "context", "candidates"}
@@ -250,7 +251,7 @@ def _read_features(samples: list[Any], config: ModelConfig, features: FeatureRea
         features.check_names(names)
         given = {name: [sample.get(name) for sample in samples] for name in features.names if name in names}
         columns = features.columns(given, len(samples))
-        return read_features(config, features, columns, len(samples))
+        return read_columns(config, features, columns, len(samples))
     except FeatureValueError as err:
         at = err.sample
         if at is None:
@@ -306,7 +307,7 @@ def _keys(bags: list[list[Any]], samples: list[Any], config: ModelConfig) -> Arr
 def _check_bags(bags: list[list[Any]], samples: list[Any], config: ModelConfig) -> None:
     """Raise the error of the first key that no table can hold, or of the first sample with too many keys."""
     for path, bag in zip(_paths(samples, config), bags, strict=True):
-        check_keys(np.array(bag, dtype=np.int64), config.key_type, path)
+        check_request_keys(np.array(bag, dtype=np.int64), config.key_type, path)
     rest = iter(bags)
     for sample in range(len(samples)):
         for table in config.tables:

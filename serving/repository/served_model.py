@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kernels.errors import HotrowError
 from serving.background import InFlightCounter
-from serving.batch import Batch, read_batch
+from serving.batch import Batch
 from serving.config import ModelConfig
 from serving.errors import RequestError, UnknownModelError
 from serving.features import FeatureReader
@@ -25,6 +25,7 @@ from serving.outputs import NOTHING, Asked, answers_of, asking, ranking
 from serving.parameter_server.updates import ModelUpdates
 from serving.protocol import ctr, lookup
 from serving.protocol.tensors import Array, Signature
+from serving.reading import read_batch
 from serving.repository.version_tables import VersionTables
 from serving.routes import Prediction
 from serving.session import InferenceSession, LookupOnlySession, ModelSession

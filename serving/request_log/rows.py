@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import Batch, read_batch, read_features
+from serving.batch import Batch
 from serving.errors import FeatureValueError, TraceError
 from serving.features import columns_of_arrays
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
 from serving.model.records import Output, default_outputs
+from serving.reading import read_batch, read_columns
 from serving.request_log.records import key_columns, takes_raw_features
 from serving.session import InferenceSession
 
@@ -70,7 +71,7 @@ class RawRows(Rows):
         """See ``Rows.reader``."""
         columns, features = self.columns(first, count), self._session.features_of(wanted)
         assert features is not None
-        return lambda: replace(read_features(self._session.config, features, columns, count), wanted=wanted)
+        return lambda: replace(read_columns(self._session.config, features, columns, count), wanted=wanted)
 
 
 class KeyRows(Rows):

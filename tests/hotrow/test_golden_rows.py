@@ -14,11 +14,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from serving.batch import read_features
 from serving.config import ModelConfig, TableConfig
 from serving.features import columns_of_frame, open_features
 from serving.protocol.ctr import batch_of
 from serving.protocol.samples import decode_samples
+from serving.reading import read_columns
 from tests.serving.protocol.raw_tensors import decode_grpc, decode_http
 from training.data.opening import open_data
 from training.features import FeatureFile
@@ -164,12 +164,12 @@ def frame_of(library):
 )
 def test_data_frames(config, expected, library):
     reader = open_features(config)
-    assert bits(read_features(config, reader, *columns_of_frame(reader, frame_of(library)))) == expected
+    assert bits(read_columns(config, reader, *columns_of_frame(reader, frame_of(library)))) == expected
 
 
 def test_pythons_values_and_json(config, expected):
     reader = open_features(config)
-    assert bits(read_features(config, reader, reader.columns(COLUMNS, SAMPLES), SAMPLES)) == expected
+    assert bits(read_columns(config, reader, reader.columns(COLUMNS, SAMPLES), SAMPLES)) == expected
     assert (
         bits(decode_samples(json.dumps({"samples": ROWS}).encode(), config, features_for=lambda _: reader)[0])
         == expected

@@ -7,9 +7,9 @@ from loadtests.checks import choose_model, refuse_remote
 from loadtests.scenarios import SCENARIOS
 from loadtests.traffic import Traffic
 from serving import load_model
-from serving.batch import read_batch
 from serving.config import read_repository
 from serving.errors import ModelFileError, ServingError
+from serving.reading import read_batch
 from tests.tools.tiny_model import NamedModel, TinyModel
 
 

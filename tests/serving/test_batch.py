@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from serving.batch import Batch, TableKeys, join_batches, read_batch
+from serving.batch import Batch, TableKeys, join_batches
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
+from serving.reading import read_batch
 
 SMALLEST, LARGEST = -(2**63) + 2, 2**63 - 3
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from serving.batch import join_batches, read_batch
+from serving.batch import join_batches
 from serving.config import read_inference_config
 from serving.errors import ConfigError, RequestError
 from serving.frontend.front_end import FrontEnd
@@ -14,6 +14,7 @@ from serving.model.graph import parse_graph
 from serving.opening import Runtime, load_model
 from serving.parameter_server import ParameterServer
 from serving.protocol.samples import decode_samples
+from serving.reading import read_batch
 from serving.repository import ModelRepository
 from serving.session import InferenceSession
 from serving.storage import MemoryStore

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from serving import InferenceSession, ParameterServer
-from serving.batch import read_batch
 from serving.config import read_inference_config
 from serving.errors import ConfigError, ModelFileError, RequestError, UnknownModelError
 from serving.lookup import LookupSession
 from serving.model.dense_file import weight_key, write_dense
 from serving.model.graph import read_graph
+from serving.reading import read_batch
 from serving.storage import MemoryStore, RocksDbStore
 
 # For float32 against float64, in two layers of at most 40 inputs.

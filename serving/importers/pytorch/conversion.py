@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from serving.batch import DENSE, KEYS, ROW_PTRS
 from serving.errors import ConfigError
 from serving.features import FeatureReader, SlotOfTable, read_features
 from serving.importers.matching import Matching
@@ -38,6 +37,7 @@ from serving.importers.pytorch.shifts import shifting_definition
 from serving.importers.pytorch.tables import Tables
 from serving.importers.verifying import Comparison, ExpectedAnswers
 from serving.importers.writing import write_model
+from serving.model.names import DENSE, KEYS, ROW_PTRS
 from serving.model.sequences import SequenceSlots
 from serving.model.sparse_rows import LARGEST_KEY
 from serving.model.version_writer import check_target

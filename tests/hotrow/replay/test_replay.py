@@ -15,9 +15,9 @@ import pytest
 import hotrow
 import hotrow.replay.document
 from hotrow.replay.tables import RequestRows
-from serving.batch import read_batch
 from serving.cli.main import main
 from serving.model.data_files import DataFiles
+from serving.reading import read_batch
 from serving.request_log import RequestLog, requests_of
 from tests.tools.raw_model import FEATURES, write_raw_model
 from tests.tools.tiny_model import TinyModel, flatten

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from serving import load_model
-from serving.batch import read_batch
 from serving.cli.main import main
+from serving.reading import read_batch
 from tests.tools.tiny_model import TinyModel, flatten
 
 onnx = pytest.importorskip("onnx")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.batch import read_batch
 from serving.errors import DeadlineError, OverloadedError, RequestError, StoreError
 from serving.frontend.batcher import Batcher, Batching
 from serving.frontend.exchange import Exchange
 from serving.opening import Runtime
+from serving.reading import read_batch
 from serving.repository import ModelRepository
 from tests.serving.ps_files import KEYS, write_lookup_model
 from tests.tools.tiny_model import TinyModel, flatten

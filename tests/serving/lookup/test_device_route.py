@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gpu_cache.workspace import Workspace
-from serving.batch import read_batch
 from serving.config import read_inference_config
 from serving.parameter_server import ParameterServer
+from serving.reading import read_batch
 from serving.routes import open_routes
 from serving.storage import MemoryStore
 from tests.gpu_cache.bags import watch_waits

@@ -8,7 +8,6 @@ import pytest
 
 from kernels.device import open_device
 from kernels.errors import DeviceUnavailableError
-from serving.batch import read_batch
 from serving.config import read_inference_config
 from serving.errors import ConfigError, DeviceMemoryError
 from serving.hugectr import CreateEmbeddingCache, CreateParameterServer, InferenceSession
@@ -16,6 +15,7 @@ from serving.lookup import LookupSession
 from serving.lookup.cached_session import CachedLookupSession
 from serving.opening import Runtime, load_model
 from serving.parameter_server import ParameterServer
+from serving.reading import read_batch
 from serving.repository import ModelRepository
 from serving.storage import MemoryStore
 from tests.serving.ps_files import listed, write_ps

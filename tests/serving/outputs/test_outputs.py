@@ -14,9 +14,9 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 import hotrow
 from hotrow.replay.document import replay_document
 from hotrow.replay.tables import RequestRows
-from serving.batch import read_batch
 from serving.cli.main import main
 from serving.errors import RequestError, TraceError
+from serving.reading import read_batch
 from serving.request_log import RequestLog
 from tests.tools.tiny_model import Heads, TinyModel, flatten
 from tests.tools.two_towers import AGE, COLUMNS, KINDS, PRICE, WIDTH, expected, write_towers

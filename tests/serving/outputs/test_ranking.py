@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 import hotrow
-from serving.batch import Batch, Top, read_batch
+from serving.batch import Batch, Top
 from serving.errors import RequestError
 from serving.model.records import Output
 from serving.outputs import ranking
+from serving.reading import read_batch
 from tests.tools.tiny_model import TinyModel, flatten
 from tests.tools.two_towers import AGE, PRICE, expected
 

@@ -9,12 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from serving.batch import read_batch
 from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
 from serving.protocol.ctr import batch_of, signature_of
 from serving.protocol.infer import InferDecoder
 from serving.protocol.messages import MessageDecoder, read_message
+from serving.reading import read_batch
 from tests.serving.protocol.raw_tensors import in_http, raw_bytes
 
 DATATYPES = {"DES": "FP32", "CATCOLUMN": "INT64", "ROWINDEX": "INT32"}

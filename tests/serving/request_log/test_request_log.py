@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import hotrow
-from serving.batch import read_batch
 from serving.errors import ConfigError, MissingExtraError, OutputError
 from serving.features import read_definition
 from serving.model.manifest import write_manifest
+from serving.reading import read_batch
 from serving.request_log import RequestLog
 from serving.request_log.files import LogStream, finish_streams
 from tests.tools.raw_model import FEATURES, LOGGED, VALUES, write_raw_model
