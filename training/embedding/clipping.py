@@ -37,7 +37,7 @@ def clip_grad_norm_(
     total = torch.nn.utils.get_total_norm(gradients, norm_type) ** norm_type
     for shard in shards:
         rows = shard.sink.rows()
-        norm = torch.zeros(()) if rows is None else torch.linalg.vector_norm(rows, norm_type)
+        norm = torch.zeros(()) if rows is None else torch.linalg.vector_norm(rows.plain(), norm_type)
         total = total + shard.processes.total("norms", norm**norm_type).to(total.device)
     norm = total ** (1 / norm_type)
     torch.nn.utils.clip_grads_with_norm_(every, max_norm, norm)

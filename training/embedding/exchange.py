@@ -28,6 +28,7 @@ from kernels.host import (
 from training.embedding.gradients import RowGradient, TableSink, backward_pass, to_floats
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import Floats, Table, need_rows, weights_of
+from training.embedding.table_gradient import GradientRows, TableGradient
 from training.processes import Processes
 
 Ints = NDArray[np.int64]
@@ -229,6 +230,8 @@ class ShardSink(TableSink):
         owned: of this lookup.
     """
 
+    _is_shard = True
+
     def __init__(self, processes: Processes, table: OwnedTable) -> None:
         """Begin without gradients of the rows of a table, which processes have."""
         super().__init__()
@@ -244,22 +247,28 @@ class ShardSink(TableSink):
         arrived = self._arrived.pop(backward_pass(), [])
         if arrived and self.hooks:
             merged = self._merged(arrived)
-            arrived = [replace(merged, sums=to_floats(self._hooked(torch.from_numpy(merged.sums))))]
+            assert isinstance(self._table.table.native, TrainingTable)
+            rows = GradientRows(self._table.table.native, len(merged.sums), None)
+            hooked = self._hooked(TableGradient.of(torch.from_numpy(merged.sums), (rows,)))
+            arrived = [replace(merged, sums=to_floats(hooked.plain()))]
         self._unsent += arrived
 
-    def rows(self) -> torch.Tensor | None:
+    def rows(self) -> TableGradient | None:
         """See ``TableSink``. Every process calls this, unless a step has sent all gradients."""
         if self.looked_up or self._unsent:
             self.send("reading of grad", self.looked_up or [self])
         rows = super().rows()
         if rows is None or self._is_finite or len(rows):
             return rows
-        return rows.new_full((1, rows.shape[1]), torch.nan)  # so that this process's GradScaler skips the step too
+        # so that this process's GradScaler skips the step too
+        return TableGradient.of(torch.full((1, rows.shape[1]), torch.nan), rows.rows)
 
-    def replace(self, rows: torch.Tensor) -> None:
-        """See ``TableSink``."""
-        assert self._summed is not None
-        super().replace(rows[: len(self._summed[1])])
+    def replace(self, gradient: TableGradient) -> None:
+        """See ``TableSink``. Every process calls this."""
+        self.rows()
+        count, elements = gradient.rows[0].count, gradient.plain()
+        self._unsent, self._is_finite = [], bool(elements[count:].isfinite().all())
+        super().replace(gradient if len(elements) == count else TableGradient.of(elements[:count], gradient.rows))
 
     def clear(self) -> None:
         """See ``TableSink``."""

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.host import BagLookup, merge_gradients, sum_row_gradients
+from kernels.host import BagLookup, TrainingTable, merge_gradients, sum_row_gradients
 from training.embedding.lookups import Floats, Lookups
+from training.embedding.table_gradient import GradientRows, TableGradient, gradient_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: Bags, and the gradient of their pooled vectors.
@@ -94,12 +95,14 @@ class TableSink:
         hooks: are called with the sum of each backward pass, and may return another one.
     """
 
+    _is_shard = False
+
     def __init__(self) -> None:
         """Begin without gradients."""
         self.hooks: OrderedDict[int, Callable[[torch.Tensor], torch.Tensor | None]] = OrderedDict()
         self._arrived: dict[int, list[Any]] = defaultdict(list)  # in backward passes that have not ended
         self._kept: list[RowGradient] = []
-        self._summed: tuple[BagLookup, torch.Tensor] | None = None  # together with ``_kept`` all gradients
+        self._summed: TableGradient | None = None  # together with ``_kept`` all gradients
 
     def __bool__(self) -> bool:
         """Return whether there are gradients."""
@@ -115,22 +118,20 @@ class TableSink:
         if not arrived or not self.hooks:
             self._keep_all(arrived)
             return
-        lookup, rows = _sum(arrived)
-        rows = self._hooked(rows)
+        gradient = self._hooked(self._sum(arrived))
         self.rows()
-        self._add(lookup, rows)
+        self._add(gradient)
 
-    def rows(self) -> torch.Tensor | None:
+    def rows(self) -> TableGradient | None:
         """Return the sum float32[U, D] of the gradients of each row that has one. None: there are no gradients."""
         if self._kept:
             kept, self._kept = self._kept, []
-            self._add(*_sum(kept))
-        return None if self._summed is None else self._summed[1]
+            self._add(self._sum(kept))
+        return self._summed
 
-    def replace(self, rows: torch.Tensor) -> None:
-        """Put another sum in the place of ``rows()``, of the same shape."""
-        assert self._summed is not None
-        self._summed = self._summed[0], rows
+    def replace(self, gradient: TableGradient) -> None:
+        """Put another gradient in the place of all."""
+        self._kept, self._summed = [], gradient
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -142,24 +143,31 @@ class TableSink:
         if self._summed is None:
             return self._kept
         self.rows()
-        lookup, rows = self._summed
-        return [(lookup, to_floats(rows))]
+        return [_with_lookup(self._summed)]
 
     def _keep_all(self, gradients: Sequence[RowGradient]) -> None:
         self._kept += gradients
         if len(self._kept) >= _MOST_KEPT:
             self.rows()
 
-    def _hooked(self, rows: torch.Tensor) -> torch.Tensor:
+    def _hooked(self, gradient: TableGradient) -> TableGradient:
         for hook in list(self.hooks.values()):
-            changed = hook(rows)
-            rows = rows if changed is None else changed
-        return rows
+            changed = hook(gradient)
+            if changed is not None:
+                gradient = gradient_of(changed, gradient.rows[0].table, gradient)
+        return gradient
 
-    def _add(self, lookup: BagLookup, rows: torch.Tensor) -> None:
+    def _add(self, gradient: TableGradient) -> None:
         if self._summed is not None:
-            lookup, rows = _sum([(one, to_floats(of_one)) for one, of_one in (self._summed, (lookup, rows))])
-        self._summed = lookup, rows
+            gradient = self._sum([_with_lookup(one) for one in (self._summed, gradient)])
+        self._summed = gradient
+
+    def _sum(self, gradients: Sequence[RowGradient]) -> TableGradient:
+        lookups, floats = zip(*gradients, strict=True)
+        lookup, sums = merge_gradients(lookups, floats)
+        assert isinstance(lookup.table, TrainingTable)
+        rows = GradientRows(lookup.table, len(sums), lookup, self._is_shard)
+        return TableGradient.of(torch.from_numpy(sums), (rows,))
 
 
 def sparse_gradients(
@@ -186,10 +194,10 @@ def to_floats(tensor: torch.Tensor) -> Floats:
     return floats
 
 
-def _sum(gradients: Sequence[RowGradient]) -> tuple[BagLookup, torch.Tensor]:
-    lookups, floats = zip(*gradients, strict=True)
-    lookup, sums = merge_gradients(lookups, floats)
-    return lookup, torch.from_numpy(sums)
+def _with_lookup(gradient: TableGradient) -> RowGradient:
+    [rows] = gradient.rows
+    assert rows.lookup is not None  # only those that hooks get have none
+    return rows.lookup, to_floats(gradient.plain())
 
 
 def sparse_gradient(rows: NDArray[np.int64], values: Floats, like: torch.Tensor) -> torch.Tensor:

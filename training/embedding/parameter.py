@@ -2,7 +2,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn, Self
 
@@ -13,6 +13,7 @@ from training.embedding.exchange import OwnedTable, ShardSink, SharedLookups
 from training.embedding.gradients import Receiver, TableSink, backward_pass
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import Lookups
+from training.embedding.table_gradient import gradient_of, tensors_in
 from training.processes import Processes
 from training.tables.table import EmbeddingTable
 
@@ -64,22 +65,14 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
     @property
     def grad(self) -> torch.Tensor | None:
         """The gradient, in RAM. It can be changed in place or replaced. None: no backward pass has left one."""
-        rows = self.sink.rows()
-        if rows is None:
-            return None
-        return rows if self.processes.size == 1 else rows.as_subclass(ShardGradient)
+        return self.sink.rows()
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
         if value is None:
             self.sink.clear()
-            return
-        rows = self.sink.rows()
-        expected = "no gradient, because backward() has left none" if rows is None else f"float32{list(rows.shape)}"
-        if rows is None or value.shape != rows.shape or value.dtype != torch.float32:
-            came = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-            raise ValueError(f"table {self.table.name!r}: grad: expected {expected}, got {came}")
-        self.sink.replace(value)
+        else:
+            self.sink.replace(gradient_of(value, self.table.native))
 
     def register_hook(self, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> RemovableHandle:
         """Call a function with the gradient of each backward pass; see ``torch.Tensor.register_hook``."""
@@ -117,42 +110,6 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the rows."""
         return _made, (self.table, self.processes, self.owner, self.requires_grad)
-
-
-class ShardGradient(torch.Tensor):  # type: ignore[misc]
-    """The gradient of the rows of one process of several.
-
-    Each process would see another norm. Clipped by it, the other parameters would differ between the processes. And a
-    collective would mix the rows of other keys.
-    """
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse what would be a number of one process."""
-        name, result = function.__name__, None
-        is_number = "norm" in name or name in ("sum", "mean")
-        if not is_number:
-            result = super().__torch_function__(function, types, args, kwargs or {})
-            is_number = isinstance(result, torch.Tensor) and result.dim() == 0 and result.is_floating_point()
-        if is_number:
-            raise TypeError(
-                f"{name!r} of a gradient whose rows are spread over processes differs between them: "
-                "use training.clip_grad_norm_, which adds up the norms of all"
-            )
-        return result
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse collectives, which do not ask ``__torch_function__``."""
-        if "c10d" in function.namespace:
-            raise TypeError(
-                f"{function.name()!r} of a gradient whose rows are spread over processes mixes the rows of other keys; "
-                "the step of training.optimizers adds up the gradients of all processes"
-            )
-        with torch._C._DisableTorchDispatch():
-            result = function(*args, **kwargs or {})
-        is_plain = type(result) is torch.Tensor and result.is_floating_point()
-        return result.as_subclass(cls) if is_plain else result
 
 
 def which_make_rows(parameters: Sequence[TableParameter], bags: Sequence[FeatureBags], trains: bool) -> list[bool]:
@@ -241,12 +198,3 @@ def _refuse(function: str, args: Any, kwargs: Any) -> NoReturn:
         f"table {table.name!r}: PyTorch's {function!r} does not reach the rows, which are outside PyTorch; "
         "expected an optimizer of training.optimizers, or row_dtype of the table's config for rows of another type"
     )
-
-
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """Yield tensors, also those inside lists and tuples."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from tensors_in(value)

@@ -12,7 +12,7 @@ from training.arguments import shown
 from training.calls.dumps import PART_ROWS, Floats, Ints
 from training.calls.sok import checked_name
 from training.embedding.inputs import FeatureBags
-from training.embedding.parameter import tensors_in
+from training.embedding.table_gradient import tensors_in
 from training.errors import SessionError
 from training.sok.initialize import started
 from training.sok.placement import Placement

@@ -216,6 +216,56 @@ def replaced_by_another_gradient(model, optimizer):
     optimizer.step()
 
 
+def gradient_of(model, keys, factor=1.0):
+    """The gradients of a batch, saved as programs do that combine gradients by hand."""
+    model.zero_grad()
+    loss_of(model, factor, keys).backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def set_gradients(model, gradients):
+    model.zero_grad()
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+
+
+def added_by_hand(model, optimizer):
+    one, other = gradient_of(model, KEYS), gradient_of(model, OTHER_KEYS, 3)  # both of three rows
+    set_gradients(model, [a + 2 * b for a, b in zip(one, other, strict=True)])
+    optimizer.step()
+
+
+def added_to_grad(model, optimizer):
+    one, other = gradient_of(model, KEYS), gradient_of(model, torch.tensor([0, 0, 1, 7]))
+    loss_of(model, 10, OTHER_KEYS).backward()
+    for parameter, a, b in zip(model.parameters(), one, other, strict=True):
+        parameter.grad += a
+        parameter.grad.sub_(b)
+    optimizer.step()
+
+
+def without_conflicts(model, optimizer):
+    """As PCGrad does: each gradient without its part along the other."""
+    one, other = gradient_of(model, KEYS), gradient_of(model, OTHER_KEYS, -3)
+    product = sum((a * b).sum() for a, b in zip(one, other, strict=True))
+    square = sum(b.norm() ** 2 for b in other)
+    set_gradients(model, [a - product / square * b for a, b in zip(one, other, strict=True)])
+    optimizer.step()
+
+
+def without_conflicts_as_a_vector(model, optimizer):
+    out, flat = model(), []
+    for loss in (out.sum(), (out - 1).square().sum()):
+        model.zero_grad()
+        loss.backward(retain_graph=True)
+        flat.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    both = flat[0] - torch.dot(*flat) / flat[1].norm() ** 2 * flat[1]
+    for parameter in model.parameters():
+        of_parameter, both = both.split([parameter.grad.numel(), len(both) - parameter.grad.numel()])
+        parameter.grad.copy_(of_parameter.view(parameter.grad.shape))
+    optimizer.step()
+
+
 def hooked(model, optimizer):
     table = table_of(model)
     table.register_hook(lambda gradient: gradient / 4)
@@ -413,6 +463,10 @@ FOLLOWED = {
     "grad.mul_() between passes": scaled_between_passes,
     "grad *= x": scaled_by_an_operator,
     "grad = another": replaced_by_another_gradient,
+    "gradients of two batches": added_by_hand,
+    "grad += a gradient of another batch": added_to_grad,
+    "PCGrad": without_conflicts,
+    "PCGrad with vectors": without_conflicts_as_a_vector,
     "register_hook": hooked,
     "register_post_accumulate_grad_hook": hooked_after_accumulation,
     "optimizer in backward": in_the_backward_pass,
@@ -705,11 +759,81 @@ def test_optimizers_without_states_take_turns():
     assert model.embedding.rows()[2].tolist() == pytest.approx([0.25 - 0.6] * DIM)
 
 
-def test_a_gradient_of_another_shape_is_refused():
-    table = table_of(table_model())
+BY_ELEMENT = (torch.add, torch.sub, torch.mul, torch.maximum, lambda a, b: a.lerp(b, 0.25), lambda a, b: a.add_(b))
 
-    with pytest.raises(ValueError, match=r"table 't': grad: expected no gradient, .* got float32\[1, 3\]"):
-        table.grad = torch.zeros(1, DIM)
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.tuples(st.sampled_from(BY_ELEMENT), st.lists(st.integers(0, ROWS - 1), min_size=1)), max_size=6))
+def test_gradients_of_any_rows_are_combined_as_those_of_a_parameter(acts):
+    made = []
+    for embedding in (Table(), Plain()):
+        embedding(torch.arange(ROWS), torch.arange(ROWS + 1))
+        weight, combined = next(embedding.parameters()), None
+        for act, keys in [(None, [3, 1, 3]), *acts]:
+            embedding.zero_grad()
+            vectors = embedding(torch.tensor(keys), torch.arange(len(keys) + 1))
+            (vectors * torch.arange(-1.0, len(keys) - 1)[:, None]).sum().backward()
+            combined = weight.grad if combined is None else act(combined, weight.grad)
+        weight.grad = combined
+        optimizers.SGD([weight], lr=0.5).step()
+        made.append(embedding.rows())
+
+    torch.testing.assert_close(*made)
+
+
+def write_into_zeros(one, other):
+    return torch.zeros(3, DIM).add_(one)
+
+
+UNKNOWN_ROWS = {
+    "an operation on all rows": (
+        lambda one, other: torch.dot(one.flatten(), other.flatten()),
+        "'dot' .* have different",
+    ),
+    "an operation on lists": (
+        lambda one, other: torch._foreach_add_([one], [other]),
+        "'_foreach_add_' .* have different",
+    ),
+    "a tensor without rows": (write_into_zeros, "'add_' .*does not know the rows"),
+    "a list of such tensors": (
+        lambda one, other: torch._foreach_add_([torch.zeros(3, DIM)], [one]),
+        "'_foreach_add_' .*does not know the rows",
+    ),
+    "an alias without room": (lambda one, other: one.data.add_(other), "'add_' .*more rows"),
+    "grad without rows": (lambda one, other: torch.zeros(3, DIM), r"grad: expected .*got Tensor float32\[3, 3\]"),
+    "grad of another shape": (lambda one, other: one[:2], r"grad: expected float32\[3, 3\], got float32\[2, 3\]"),
+    "grad of another dtype": (lambda one, other: one.double(), r"grad: expected float32\[3, 3\], got float64\[3, 3\]"),
+}
+
+
+@pytest.mark.parametrize(("act", "reason"), UNKNOWN_ROWS.values(), ids=UNKNOWN_ROWS.keys())
+def test_a_gradient_whose_rows_would_be_unknown_is_refused(act, reason):
+    model = table_model()
+    [one, *_], [other, *_] = gradient_of(model, KEYS), gradient_of(model, OTHER_KEYS)
+
+    with pytest.raises((TypeError, ValueError), match=f"table 't': .*{reason}"):
+        table_of(model).grad = act(one, other)
+
+
+def test_a_gradient_of_another_table_is_refused():
+    model, copied = table_model(), copy.deepcopy(table_model())
+    [one, *_], [other, *_] = gradient_of(model, KEYS), gradient_of(copied, KEYS)
+
+    with pytest.raises(ValueError, match=r"table 't': PyTorch's 'add' of gradients: they have different rows"):
+        one + other
+    with pytest.raises(TypeError, match=r"table 't': grad: expected what was computed from grad of this table"):
+        table_of(copied).grad = one
+
+
+def test_a_gradient_can_be_read_as_an_array_and_saved():
+    model = table_model()
+    [gradient, *_] = gradient_of(model, KEYS)
+    expected = gradient.tolist()
+
+    assert np.asarray(gradient).tolist() == gradient.numpy().tolist() == expected
+    assert pickle.loads(pickle.dumps(gradient)).tolist() == expected
+    table_of(model).grad = copy.deepcopy(gradient)
+    assert table_of(model).grad.tolist() == expected
 
 
 def test_a_state_of_an_earlier_revision_is_loaded():

@@ -116,6 +116,7 @@ def main():
         with_options(rank, size, options, hook)
     with_other_losses(rank, size)
     with_clipping(rank, size)
+    with_gradients_by_hand(rank, size)
     with_a_gradient_that_is_not_finite(rank)
     with_a_key_beyond_fixed_rows()
     with_a_checkpoint()
@@ -248,6 +249,22 @@ def with_clipping(rank, size):
     torch.testing.assert_close(norm, torch.tensor(7.0).sqrt())
     torch.testing.assert_close(weight.grad, 2 / norm)
     np.testing.assert_allclose(list(rows_of(tables, "u").values()), -1 / norm.item(), rtol=1e-5)
+
+
+def with_gradients_by_hand(rank, size):
+    """Gradients of two batches are combined by their rows."""
+    tables, optimizer = two_tables("u")
+    [table], saved = tables.parameters(), []
+    for keys in (torch.arange(rank, 4), torch.arange(3, 5)):
+        optimizer.zero_grad()
+        tables({"u": keys})["u"].sum().backward()
+        saved.append(table.grad.clone())
+    optimizer.zero_grad()
+    table.grad = saved[0] + 10 * saved[1]
+    optimizer.step()
+    read = [sum(key >= rank for rank in range(size)) / size if key < 4 else 0 for key in range(5)]
+    expected = {key: -one - 10 * (key >= 3) for key, one in enumerate(read) if key % size == rank}
+    assert rows_of(tables, "u") == pytest.approx(expected, rel=1e-5)
 
 
 def with_a_gradient_that_is_not_finite(rank):
