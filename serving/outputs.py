@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.batch import Batch, Top
+from serving.config import ModelConfig
 from serving.errors import RequestError, did_you_mean
+from serving.features import FeatureReader, slots_of
 from serving.model.records import Output, default_outputs
 
 Floats = NDArray[np.float32]
@@ -167,8 +169,18 @@ def columns_of(values: Floats, outputs: Sequence[Output]) -> Floats:
     return found
 
 
-def refuse_not_finite(values: Floats, outputs: Sequence[Output]) -> None:
-    """Raise RequestError if an output has a NaN or an infinity. Other columns of the answer are not looked at."""
+def refuse_not_finite(
+    values: Floats, outputs: Sequence[Output], batch: Batch, config: ModelConfig, features: FeatureReader | None
+) -> None:
+    """Raise RequestError if an output has a NaN or an infinity. Other columns of the answer are not looked at.
+
+    Args:
+        values: the answer.
+        outputs: those that were asked for.
+        batch: what it answers.
+        config: the model.
+        features: what reads its raw features or its inputs by name; None: it has neither.
+    """
     for output in outputs:
         answers = values[:, output.columns]
         if isfinite(answers.sum()):  # one pass: a NaN or an infinity reaches the sum
@@ -178,10 +190,24 @@ def refuse_not_finite(values: Floats, outputs: Sequence[Output]) -> None:
             continue
         sample = int(np.argmin(is_finite))
         what = "the network's answer" if output.begin == 0 and output.width == values.shape[1] else repr(output.name)
-        raise RequestError(
-            f"sample {sample}: {what} is {_shown(answers[sample])}, not a finite number: "
-            "its dense features are too large, or a row or a weight of the model is not finite"
-        )
+        reason = f"sample {sample}: {what} is {_shown(answers[sample])}, not a finite number: "
+        names = [slot.name for slot in slots_of(config)] if features is None else features.of_slots
+        if empty := dict.fromkeys(names[slot] for slot in _empty_slots(batch, config, sample)):
+            reason += f"the sample has no key in {', '.join(map(repr, empty))}, and the network may divide by zero; or "
+        raise RequestError(f"{reason}its dense features are too large, or a row or a weight of the model is not finite")
+
+
+def _empty_slots(batch: Batch, config: ModelConfig, sample: int) -> list[int]:
+    """Return the numbers of the slots of a sample that have no key."""
+    counts: list[int] = []
+    bags = batch.bags or [None] * len(config.tables)
+    for table, (_, row_ptrs), of_table in zip(config.tables, batch.tables, bags, strict=True):
+        widths = [1] * table.slots if table.sequences is None else table.sequences.widths
+        begin = sample * sum(widths)
+        places = np.arange(begin, begin + sum(widths)) if of_table is None else of_table[begin : begin + sum(widths)]
+        begins = np.cumsum([0, *widths[:-1]])
+        counts += np.add.reduceat(np.diff(row_ptrs)[places], begins).tolist()
+    return [slot for slot, count in enumerate(counts) if not count]
 
 
 def _shown(answer: Floats) -> str:

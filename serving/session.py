@@ -360,7 +360,7 @@ class InferenceSession(ModelSession):
             [count] = _defaulted_of_each(self.embedding_cache, [keys], prediction)
             prediction = replace(prediction, defaulted_keys=count)
         self._defaults.note(batch, prediction.defaulted_keys)
-        refuse_not_finite(prediction.values, self.wanted(batch))
+        refuse_not_finite(prediction.values, self.wanted(batch), batch, self.config, self.features)
         return prediction
 
     def predict_batches(self, batches: Sequence[Batch]) -> list[Prediction]:
@@ -380,7 +380,7 @@ class InferenceSession(ModelSession):
         together = self.predict_batch(replace(joined, wanted=wanted or ()))
         parts = np.split(together.values, list(accumulate(batch.samples for batch in batches))[:-1])
         for part, batch in zip(parts, batches, strict=True):
-            refuse_not_finite(part, self.wanted(batch))
+            refuse_not_finite(part, self.wanted(batch), batch, self.config, self.features)
         keys = [[table.keys for table in batch.tables] for batch in batches]
         defaulted = _defaulted_of_each(self.embedding_cache, keys, together)
         return [Prediction(part, count) for part, count in zip(parts, defaulted, strict=True)]

@@ -12,6 +12,7 @@ from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.model.graph import parse_graph
 from serving.opening import Runtime, load_model
+from serving.outputs import refuse_not_finite
 from serving.parameter_server import ParameterServer
 from serving.protocol.samples import decode_samples
 from serving.reading import read_batch
@@ -129,6 +130,19 @@ def test_a_log_gets_the_keys_that_were_sent(model, session):
         assert [one.tolist() for one in got] == [one.tolist() for one in wanted]
     assert [of_table.row_ptrs.size - 1 for of_table in expanded.sent.tables] == [6, 12]
     assert expanded.dense.tobytes() == expected.dense.tobytes()
+
+
+def test_an_answer_that_is_not_finite_names_the_empty_sequence(model, session):
+    dense, _ = model.sample_requests(3)
+    batch = session.read(named(model, dense, [[[1], [2], [3]], [[1], [2], []], [[1], [2], [3]]]))
+    for sample, why in (
+        (1, "the sample has no key in 'seen', and the network may divide by zero; or"),
+        (2, "its dense"),
+    ):
+        values = np.zeros((3, 1), np.float32)
+        values[sample] = np.nan
+        with pytest.raises(RequestError, match=rf"sample {sample}: .* not a finite number: {why}"):
+            refuse_not_finite(values, session.outputs, batch, session.config, session.features)
 
 
 def test_merged_requests_are_answered_as_alone(model, session):
