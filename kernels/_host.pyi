@@ -741,6 +741,9 @@ class FeatureTransform:
     def spread(self, slots: int) -> None:
         """Give the values of the list that was added last slots of their own, from its slot on."""
 
+    def weigh(self, feature: int) -> None:
+        """Give the dense feature that was added last a number for each key of a list feature, in places of its own."""
+
     def run(self, columns: Sequence[tuple[object, ...] | None], samples: int) -> tuple[Any, ...]:
         """Transform the samples.
 

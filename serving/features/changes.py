@@ -84,7 +84,7 @@ def _of_keys(new: ModelConfig, old: ModelConfig) -> Iterator[str]:
             yield f"send the keys of {one} in the slot {slot}; the old version has those of {other} there"
         elif not _has_equal_keys(of_new[one], of_old[other]):
             yield f"compute the keys of the slot {slot} with the new definition: they have changed"
-    if len(ours.definition.dense) == len(theirs.definition.dense) and ours.definition.dense != theirs.definition.dense:
+    if new.dense_dim == old.dense_dim and ours.definition.dense != theirs.definition.dense:
         yield "compute the dense numbers with the new definition: they have changed"
 
 

@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from serving.config.clause import AS_TUPLE, Clause, Count, FilePath, Float32, Text, Whole, at_key, read_clause
 from serving.errors import ConfigError, did_you_mean
-from serving.model.names import is_taken
+from serving.model.names import is_taken, names_of_positions
 from serving.model.sparse_rows import LARGEST_KEY
 from serving.model.strict_json import LARGEST_FLOAT32, read_json
 
@@ -27,7 +27,7 @@ _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bucketize": (("boundaries", "unit", *_OF_SLOTS), ("boundaries",)),
     "identity": (("size", "unit", *_OF_SLOTS), ()),
     "cross": (("of", "buckets", "slot", "offset"), ("of",)),
-    "dense": (("type", "missing", "clip", "log1p", "mean", "std", "unit"), ()),
+    "dense": (("type", "missing", "clip", "log1p", "mean", "std", "unit", "list", "weighs"), ()),
 }
 # The types of each kind, the default first.
 _TYPES: dict[str, tuple[ValueType, ...]] = {
@@ -103,6 +103,7 @@ class FeatureConfig(Clause):
         log1p: the logarithm of 1 + the number is taken, after ``clip``.
         mean: is subtracted, after ``log1p``.
         std: the difference is divided by it.
+        weighs: a list of numbers has one for each key of this feature, a list too.
     """
 
     name: Text
@@ -127,6 +128,7 @@ class FeatureConfig(Clause):
     log1p: bool = False
     mean: Float32 = 0.0
     std: Annotated[Float32, Field(gt=0.0)] = 1.0
+    weighs: Text | None = None
 
     @property
     def value_type(self) -> ValueType:
@@ -137,6 +139,11 @@ class FeatureConfig(Clause):
     def slot_name(self) -> str:
         """The slot that gets the keys."""
         return self.slot or self.name
+
+    @property
+    def width(self) -> int:
+        """How many dense numbers a dense feature gives."""
+        return 1 if self.list is None or self.list.most is None else self.list.most
 
     @property
     def is_list(self) -> bool:
@@ -155,6 +162,15 @@ class FeatureConfig(Clause):
         if self.offset and end.get(self.kind, 0) is None:
             key = "size" if self.kind == "identity" else "buckets"
             raise at_key("offset", f"needs {key}, which bounds the keys")
+        return self
+
+    @model_validator(mode="after")
+    def _weighs_keys(self) -> Self:
+        if self.kind == "dense" and (self.list is None) != (self.weighs is None):
+            key, other = ("list", "weighs") if self.list is not None else ("weighs", "list")
+            raise at_key(key, f"a list of dense numbers weighs the keys of a feature, so {other} is required")
+        if self.weighs is not None and self.missing is not None:
+            raise at_key("missing", "each key has a weight")
         return self
 
     @model_validator(mode="after")
@@ -220,6 +236,12 @@ class FeatureDefinition(Clause):
         return tuple(feature for feature in self.features if feature.kind == "dense")
 
     @property
+    def dense_names(self) -> tuple[str, ...]:
+        """The name of each dense number. Weights have as many as the feature that they weigh has keys at most."""
+        of_features = (names_of_positions(feature.name, feature.width) for feature in self.dense)
+        return tuple(chain.from_iterable(of_features))
+
+    @property
     def columns(self) -> tuple[FeatureConfig, ...]:
         """The features that requests have: all except crosses."""
         return tuple(feature for feature in self.features if feature.kind != "cross")
@@ -233,7 +255,11 @@ class FeatureDefinition(Clause):
                     raise ValueError(f"features: {count} features have the {what} {name!r}")
         by_name = {feature.name: feature for feature in self.features}
         for number, feature in enumerate(self.features):
-            for key, others in (("of", feature.of or ()), ("shares", (feature.shares,) if feature.shares else ())):
+            for key, others in (
+                ("of", feature.of or ()),
+                ("shares", (feature.shares,) if feature.shares else ()),
+                ("weighs", (feature.weighs,) if feature.weighs else ()),
+            ):
                 for other in others:
                     if reason := _why_not(feature, by_name.get(other), key):
                         close = did_you_mean(other, [name for name in names if name != feature.name])
@@ -253,6 +279,18 @@ def _why_not(feature: FeatureConfig, other: FeatureConfig | None, key: str) -> s
         if other.kind == "dense" or (other.value_type == "float" and other.kind != "bucketize"):
             return "is a dense number; cross a bucketize feature"
         return "is a cross itself" if other.kind == "cross" else ""
+    if key == "weighs":
+        if other.list is None or other.kind == "dense":
+            return "is no list of keys"
+        if other.list.most is None:
+            return "has no most, and a network takes a fixed number of weights"
+        if (other.list.most, other.list.keep) != (
+            feature.list and feature.list.most,
+            feature.list and feature.list.keep,
+        ):
+            return "has another most or keep"
+        drops_keys = other.kind == "vocabulary" and not other.unknown_buckets
+        return "has no key for an unknown value, and each weight has a key" if drops_keys else ""
     if other is feature or other.shares is not None:
         return "shares keys itself; name the feature whose keys it shares"
     same = (

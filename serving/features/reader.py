@@ -23,6 +23,7 @@ _FAULT_ITEMS = 4  # of what the native transform returns: a feature, a row, a va
 _NATIVE = {"string": "text", "integer": "integer", "boolean": "integer", "float": "float"}
 _TOO_MANY = "has too many values"
 _MISSING = "is missing"
+_OTHER_COUNT = "has another number of keys"
 _WHY = {
     "is not UTF-8": "expected text in UTF-8",
     _MISSING: "is missing, and the feature has no value for missing",
@@ -146,12 +147,16 @@ class FeatureReader:
                 raise ConfigError(source, f"{where}.offset", f"the keys end after {LARGEST_KEY}")
             self.ranges[feature.name] = KeyRange(feature.offset, end)
         self._order += definition.dense
-        for number, feature in enumerate(definition.dense):
+        place = 0
+        for feature in definition.dense:
             lowest, highest = feature.clip or (0.0, 0.0)
             self._transform.add_dense(
-                self._names[feature.name], number, lowest, highest, feature.log1p, feature.mean, feature.std
+                self._names[feature.name], place, lowest, highest, feature.log1p, feature.mean, feature.std
             )
             self._add_options(feature)
+            if feature.weighs is not None:
+                self._transform.weigh([one.name for one in self._order].index(feature.weighs))
+            place += feature.width
         tables = {name: {slots[at].table for at in places[name]} for name in places}
         check_ranges(definition, tables, self.ranges, source)
 
@@ -161,7 +166,9 @@ class FeatureReader:
         Args:
             dense: the numbers of these dense features. Nobody reads the numbers that they give.
         """
-        names = {feature.name for number, feature in enumerate(self.definition.dense) if number in dense}
+        of_numbers = [feature.name for feature in self.definition.dense for _ in range(feature.width)]
+        needed = {name for number, name in enumerate(of_numbers) if number not in dense}
+        names = set(of_numbers) - needed
         features = tuple(
             feature.model_copy(update={"missing": 0}) if feature.name in names and feature.missing is None else feature
             for feature in self.definition.features
@@ -261,6 +268,9 @@ class FeatureReader:
         splits = columns[self._names[feature.name]][-1] if feature.name in self._names else None
         if why == _TOO_MANY and splits is not None and feature.list is not None:
             reason = f"has {splits[row + 1] - splits[row]} values, but at most {feature.list.most} are allowed"
+            return FeatureValueError(feature.name, row, reason)
+        if why == _OTHER_COUNT:
+            reason = f"expected a weight for each key of {feature.weighs!r}, which has another number of keys"
             return FeatureValueError(feature.name, row, reason)
         place = "" if splits is None else f"value {at - int(splits[row])}: "
         reason = _WHY.get(why, why).format(last=(feature.size or 1) - 1)

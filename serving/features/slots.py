@@ -88,7 +88,7 @@ def places_of_features(
     for name, places in found.items():
         if other := next((owners[at] for at in places if owners[at] != name), ""):
             raise ConfigError(source, "features", f"{name!r} and {other!r} give keys to the same slot")
-    if len(definition.dense) != dense_dim:
-        reason = f"{len(definition.dense)} dense features, but the model has {dense_dim} dense numbers"
+    if len(definition.dense_names) != dense_dim:
+        reason = f"{len(definition.dense_names)} dense features, but the model has {dense_dim} dense numbers"
         raise ConfigError(source, "features", reason)
     return found

@@ -155,7 +155,8 @@ def _features_of_keys(session: InferenceSession) -> dict[str, set[str]]:
     """Return the raw features that are in each column of keys or dense numbers."""
     assert session.features is not None
     definition = session.features.definition
-    names = [*(feature.name for feature in definition.dense), *session.features.of_slots]
+    numbers = [feature.name for feature in definition.dense for _ in range(feature.width)]
+    names = [*numbers, *session.features.of_slots]
     made_of = {feature.name: {feature.name, *(feature.of or ())} for feature in definition.features}
     columns = *session.graph.dense_columns, *key_columns(session)
     return {column: made_of[name] for column, name in zip(columns, names, strict=True)}

@@ -408,3 +408,25 @@ def test_a_numbered_form_is_the_same_text_with_other_numbers(value, is_ascii):
     order, names = count(), count()
     assert json.loads(form) == renamed(value)
     assert numbers_in_json(text.encode())[0] == numbers_in_json(form)[0]
+
+
+def test_weights_need_keys_a_limit_and_places():
+    made = FeatureTransform(2, 1, 3)
+    made.add_identity(0, 0, 0, 0)
+    with pytest.raises(ValueError, match="feature: expected one with keys"):
+        made.weigh(0)  # the last feature is not dense
+    made.add_dense(1, 0, 0, 0, False, 0, 1)
+    for most, feature in ((3, 1), (3, 2), (4, 0)):
+        made.limit(most, "")
+        with pytest.raises(ValueError, match="feature: expected one with keys, and a limit"):
+            made.weigh(feature)
+    made.limit(3, "")
+    made.weigh(0)
+    weights, splits = np.array([0.5, 2.0, 1.0], np.float32), np.array([0, 2, 2, 3])
+    for keys in (splits, np.array([0, 2, 3, 3])):
+        columns = [("integer", np.arange(3), None, keys), ("float", weights, None, splits)]
+        found = made.read(columns, 3, [1], None)
+        if keys is splits:
+            assert found[0].tolist() == [[0.5, 2.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+        else:
+            assert found == (1, 1, 2, "has another number of keys")

@@ -19,7 +19,7 @@ def reader_without_graph(definition: FeatureDefinition, source: str) -> FeatureR
     """
     features = tuple(feature.model_copy(update={"slot": None}) for feature in definition.features)
     slots = [SlotOfTable(feature.name, feature.name) for feature in definition.slots]
-    return FeatureReader(definition.model_copy(update={"features": features}), slots, len(definition.dense), source)
+    return FeatureReader(definition.model_copy(update={"features": features}), slots, len(definition.dense_names), source)
 
 
 class RawColumns:
@@ -55,8 +55,8 @@ class RawColumns:
 
     @property
     def dense(self) -> tuple[str, ...]:
-        """The features that are dense numbers."""
-        return tuple(feature.name for feature in self.reader.definition.dense)
+        """The dense numbers."""
+        return self.reader.definition.dense_names
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -329,6 +329,16 @@ class PyTransform {
     features_.back().slots = slots;
   }
 
+  // The dense feature that was added last has a number for each key of a list feature, in places of its own.
+  void weigh(size_t feature) {
+    if (features_.empty() || features_.back().kind != Feature::kDense || feature >= features_.size() ||
+        features_[feature].kind == Feature::kDense ||
+        features_.back().most_values > dense_dim_ - features_.back().place)
+      throw nb::value_error("feature: expected one with keys, and a limit of the weights that there are places for");
+    features_.back().weighs = feature;
+    features_.back().slots = features_.back().most_values;
+  }
+
   // What stands for the missing values of a column, in each feature that reads it.
   void fill(size_t column, const std::string& kind, const std::string& text, int64_t integer, float number) {
     require_column(column);
@@ -412,9 +422,8 @@ class PyTransform {
         throw nb::value_error("values: expected one for each sample, for each user or for all, or splits");
     std::vector<size_t> of_slots(slots_), of_dense(dense_dim_);
     for (const Feature& feature : features_) {
-      if (feature.kind == Feature::kDense) ++of_dense[feature.place];
-      else
-        for (size_t slot = 0; slot < feature.slots; ++slot) ++of_slots[feature.place + slot];
+      std::vector<size_t>& places = feature.kind == Feature::kDense ? of_dense : of_slots;
+      for (size_t place = 0; place < feature.slots; ++place) ++places[feature.place + place];
       const Column& column = columns[feature.column];
       bool is_right = column.is_given;
       if (feature.kind == Feature::kDense || feature.kind == Feature::kBucketize)
@@ -609,6 +618,7 @@ void bind_features(nb::module_& module) {
       .def("fill", &PyTransform::fill, nb::arg("column"), nb::arg("kind"), nb::arg("text"), nb::arg("integer"),
            nb::arg("number"))
       .def("spread", &PyTransform::spread, nb::arg("slots"))
+      .def("weigh", &PyTransform::weigh, nb::arg("feature"))
       .def("run", &PyTransform::run, nb::arg("columns"), nb::arg("samples"))
       .def("read", &PyTransform::read, nb::arg("columns"), nb::arg("samples"), nb::arg("tables"),
            nb::arg("users").none(), nb::arg("tensors").none() = nb::none());

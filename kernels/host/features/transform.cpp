@@ -94,28 +94,47 @@ class FeatureValues {
     }
   }
 
-  float number(size_t row) const {
+  // Append the number of a row to its place, or a number for each value, and then zeros.
+  void add_numbers(size_t row, std::vector<float>* places) const {
     const auto [begin, end] = values_of(row);
-    const bool is_missing = begin == end || column_.is_missing(begin);
-    require(!is_missing || column_.fill, row, begin, "is missing");
-    const Value value = is_missing ? column_.fill->value() : column_.value(begin);
-    const ValueKind kind = is_missing ? column_.fill->kind : column_.kind;
-    float single = kind == ValueKind::kInteger ? static_cast<float>(value.integer) : value.number;
-    require(std::isfinite(single), row, begin, "is infinite");
-    if (feature_.lowest < feature_.highest) single = std::min(std::max(single, feature_.lowest), feature_.highest);
-    double number = single;
-    if (feature_.takes_log) {
-      require(number > -1, row, begin, "has no logarithm");
-      number = std::log1p(number);
+    if (feature_.weighs == SIZE_MAX) return places->push_back(number(row, begin, begin == end));
+    const size_t count = end - begin;
+    for (size_t i = 0; i < feature_.slots; ++i) places[i].push_back(i < count ? number(row, begin + i, false) : 0);
+  }
+
+  // Which values of the column are the row's. The only value of a list that is missing is no value.
+  std::pair<size_t, size_t> values_of(size_t row) const {
+    if (!column_.splits) return {row, row + (feature_.weighs == SIZE_MAX || !column_.is_missing(row))};
+    size_t begin = static_cast<size_t>(column_.splits[row]), end = static_cast<size_t>(column_.splits[row + 1]);
+    if (end - begin > feature_.most_values) {
+      require(feature_.keep != Feature::kAll, row, begin, "has too many values");
+      if (feature_.keep == Feature::kFirst) end = begin + feature_.most_values;
+      else begin = end - feature_.most_values;
     }
-    single = static_cast<float>((number - feature_.mean) / feature_.scale);
-    require(std::isfinite(single), row, begin, "is too large");
-    return single;
+    return {begin, end};
+  }
+
+  void require(bool is_right, size_t row, size_t at, const char* why) const {
+    if (!is_right) throw TransformFault{number_, row, at, why};
   }
 
  private:
-  void require(bool is_right, size_t row, size_t at, const char* why) const {
-    if (!is_right) throw TransformFault{number_, row, at, why};
+  float number(size_t row, size_t at, bool is_absent) const {
+    const bool is_missing = is_absent || column_.is_missing(at);
+    require(!is_missing || column_.fill, row, at, "is missing");
+    const Value value = is_missing ? column_.fill->value() : column_.value(at);
+    const ValueKind kind = is_missing ? column_.fill->kind : column_.kind;
+    float single = kind == ValueKind::kInteger ? static_cast<float>(value.integer) : value.number;
+    require(std::isfinite(single), row, at, "is infinite");
+    if (feature_.lowest < feature_.highest) single = std::min(std::max(single, feature_.lowest), feature_.highest);
+    double number = single;
+    if (feature_.takes_log) {
+      require(number > -1, row, at, "has no logarithm");
+      number = std::log1p(number);
+    }
+    single = static_cast<float>((number - feature_.mean) / feature_.scale);
+    require(std::isfinite(single), row, at, "is too large");
+    return single;
   }
 
   // Append the keys of rows that have one value and one key each, up to the first row that may have none.
@@ -147,18 +166,6 @@ class FeatureValues {
       if (!column_.is_missing(at)) add_key(row, at, column_.value(at), column_.kind, bags);
       else if (fill) add_key(row, at, fill->value(), fill->kind, bags);
     }
-  }
-
-  // Which values of the column are the row's.
-  std::pair<size_t, size_t> values_of(size_t row) const {
-    if (!column_.splits) return {row, row + 1};
-    size_t begin = static_cast<size_t>(column_.splits[row]), end = static_cast<size_t>(column_.splits[row + 1]);
-    if (end - begin > feature_.most_values) {
-      require(feature_.keep != Feature::kAll, row, begin, "has too many values");
-      if (feature_.keep == Feature::kFirst) end = begin + feature_.most_values;
-      else begin = end - feature_.most_values;
-    }
-    return {begin, end};
   }
 
   // The row of a column with fewer rows than the feature, whose rows are then samples or users.
@@ -248,12 +255,14 @@ class TransformRun {
     for (const size_t rows : sizes) {
       for (size_t i = 0; i < values_.size(); ++i)
         if (of_.features_[i].kind == Feature::kDense && of_.rows_[i] == rows)
-          for (size_t row = 0; row < rows; ++row) numbers_[of_.features_[i].place].push_back(values_[i].number(row));
+          for (size_t row = 0; row < rows; ++row) values_[i].add_numbers(row, &numbers_[of_.features_[i].place]);
       for (size_t begin = 0; begin < rows; begin += kBlockRows)
         for (const Transform::Slot& slot : of_.slots_)
           if (slot.rows == rows && slot.value == 0)
             values_[slot.feature].add_rows(begin, std::min(rows, begin + kBlockRows), bags_[slot.feature]);
     }
+    for (size_t i = 0; i < values_.size(); ++i)
+      if (of_.features_[i].weighs != SIZE_MAX) require_weights(i, of_.features_[i].weighs);
   }
 
   Transform::Counts write(const Transform::Out& out) const {
@@ -280,6 +289,20 @@ class TransformRun {
   }
 
  private:
+  // In each sample, the weights are as many as the keys that they weigh.
+  void require_weights(size_t weights, size_t keys) const {
+    size_t last_row = SIZE_MAX, last_bag = SIZE_MAX;
+    for (size_t sample = 0; sample < of_.samples_.count; ++sample) {
+      const size_t row = of_.samples_.row(sample, of_.rows_[weights]), bag = of_.samples_.row(sample, of_.rows_[keys]);
+      if (row == last_row && bag == last_bag) continue;
+      const auto [begin, end] = values_[weights].values_of(row);
+      const auto [first, last] = bags_[keys].of_row(bag);
+      values_[weights].require(end - begin == last - first, row, begin, "has another number of keys");
+      last_row = row;
+      last_bag = bag;
+    }
+  }
+
   // Write the dense numbers: those that samples share are copied from sample to sample.
   void write_dense(float* dense) const {
     const size_t samples = of_.samples_.count, width = numbers_.size();

@@ -47,6 +47,7 @@ struct Feature {
   std::vector<CrossPart> parts;  // of a cross
   size_t place = 0;
   size_t slots = 1;  // several: the values of a list have slots of their own, and are no more than these
+  size_t weighs = SIZE_MAX;  // a dense feature with a list has one number for each key of this feature, and `slots` places
 
   int64_t offset = 0;     // is added to each key
   Buckets buckets;        // of a hash or a cross; none: the low 63 bits. Of an identity: keys are less; none: any

@@ -45,6 +45,7 @@ def from_torch(
     run: str = "",
     positions: Mapping[str, str] | None = None,
     sequences: Mapping[str, int] | None = None,
+    most_keys: Mapping[str, int] | None = None,
     outputs: Mapping[str, OutputKind] | None = None,
 ) -> ImportedModule:
     """Write a PyTorch module into a model repository, and compare the version's answers with the module's.
@@ -80,6 +81,8 @@ def from_torch(
         positions: for each partition of the update log, the position that the rows include.
         sequences: for each input that is a padded sequence, [B, L], the key that stands for no key. Requests have up to
             L keys without padding, and the module's masks and lengths are made from their number.
+        most_keys: for each table with keys and offsets that has ``mode="max"`` or gets weights, the most keys of a bag.
+            The network gets the row of each key. Requests have a list of weights next to the list of keys.
         outputs: what clients call the outputs, and the kind of each: ``"probability"`` from 0 to 1, ``"score"`` for any
             number, or ``"vector"``. ``forward`` returns a tensor for each, float32[B] or float32[B, L], in a dictionary
             by these names, or in a tuple in this order. Other entries of a dictionary are left out. None: all, as
@@ -112,5 +115,6 @@ def from_torch(
         run=run,
         positions=positions,
         sequences=sequences or {},
+        most_keys={} if most_keys is None else most_keys,
         outputs=outputs,
     )

@@ -30,10 +30,10 @@ from serving.importers.outputs import Kinds, strange_answers
 from serving.importers.plan import ImportPlan, SlotsOfRequest, plan_matched, with_features
 from serving.importers.pytorch import ImportedModule
 from serving.importers.pytorch.answers import Answers
+from serving.importers.pytorch.definition import definition_of
 from serving.importers.pytorch.dense import export_dense
 from serving.importers.pytorch.inputs import Inputs
 from serving.importers.pytorch.runs import Runner, Source, Sources
-from serving.importers.pytorch.shifts import shifting_definition
 from serving.importers.pytorch.tables import Tables
 from serving.importers.verifying import Comparison, ExpectedAnswers
 from serving.importers.writing import write_model
@@ -57,6 +57,7 @@ def convert(
     run: str,
     positions: Mapping[str, str] | None,
     sequences: Mapping[str, int],
+    most_keys: Mapping[str, int],
     outputs: Kinds | None,
 ) -> ImportedModule:
     """See ``from_torch``."""
@@ -71,12 +72,13 @@ def convert(
     bound = _bound(source, module, example)
     _check_tensors(source, module)
     with _eval_mode(module):
-        tables = Tables(source, module)
+        tables = Tables(source, module, most_keys)
         with tables.watched() as lookups:
             answers = Answers(source, module(*bound.args, **bound.kwargs), outputs)
         if not lookups:
             kinds = "nn.EmbeddingBag, an nn.Embedding or an EmbeddingBagCollection"
             raise ConfigError(source, "", f"expected forward to call an {kinds}, it calls none")
+        tables.refuse_idle_most(lookups)
         inputs = Inputs(source, bound, lookups, sequences)
         slots = {table: len(of_table) for table, of_table in tables.slots(lookups, inputs.samples)[0].items()}
         runner = Runner(source, module, tables, inputs, slots, answers)
@@ -88,10 +90,9 @@ def convert(
         plan = _plan(runner, sources, logits, max_batchsize, slots_of_tables)
     if definition is not None:
         plan = with_features(plan, definition, str(features))
-    elif any(slot.shift for of_table in sources.slots.values() for slot in of_table):
+    elif inputs.weights or any(slot.shift for of_table in sources.slots.values() for slot in of_table):
         rows = {one.name: one.rows.rows if one.rows.keys is None else LARGEST_KEY for one in plan.tables}
-        shifting = shifting_definition(inputs, sources, slots_of_tables, rows)
-        plan = with_features(plan, shifting, source)
+        plan = replace(plan, features=definition_of(inputs, sources, slots_of_tables, rows))
     found: list[Comparison] = []
     path = write_model(
         plan,
@@ -102,7 +103,7 @@ def convert(
         positions=positions,
     )
     in_order = tuple((table, slot.name) for table, of_table in sources.slots.items() for slot in of_table)
-    names = dict.fromkeys([*inputs.dense_names, *(slot.name for slot in slots_of_tables)])
+    names = dict.fromkeys([*inputs.names_of_dense, *(slot.name for slot in slots_of_tables)])
     return ImportedModule(path, found[0], tuple(inputs.dense), in_order, tuple(names))
 
 

@@ -11,6 +11,7 @@ from serving.errors import ConfigError
 from serving.importers.pytorch.answers import Answers
 from serving.importers.pytorch.inputs import Feature, FeatureKeys, Inputs
 from serving.importers.pytorch.lines import at_line, line_of_error
+from serving.importers.pytorch.pooling import NO_KEY
 from serving.importers.pytorch.runs import Source
 from serving.importers.pytorch.tables import Tables
 
@@ -65,8 +66,9 @@ class _DenseNetwork(nn.Module):  # type: ignore[misc]
             rows, is_key = vectors[:, begin:end], mask[:, begin:end]
             if source.padding is not None:
                 key, [place] = source.padding.key, source.places
-                of_feature = features[place].keys
-                if key is not None:
+                if key is None:
+                    of_feature = torch.where(is_key, 0, NO_KEY).reshape(-1)
+                else:
                     of_feature = torch.where(is_key, source.padding.filler, key)
                     row = self._rows.get((table, key))
                     rows = rows if row is None else torch.where(is_key[..., None], rows, row)

@@ -7,6 +7,7 @@ key of TorchRec's KeyedJaggedTensor, or a padded sequence [B, L]. The masks and 
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from inspect import BoundArguments
 from itertools import product
 from math import prod
@@ -66,6 +67,22 @@ class Padding(NamedTuple):
         return torch.from_numpy(padded(keys.keys.numpy(), keys.lengths.numpy(), self.most, key, self.at_start))
 
 
+class WeightsOfKeys(NamedTuple):
+    """Weights of the keys of a feature, which are dense features: one for each position.
+
+    Attributes:
+        name: what requests call them.
+        feature: the name of the feature.
+        begin: the first of the dense features.
+        most: how many there are.
+    """
+
+    name: str
+    feature: str
+    begin: int
+    most: int
+
+
 class Feature(NamedTuple):
     """One feature.
 
@@ -94,6 +111,7 @@ class Inputs:
         width: F.
         dense_names: what requests call the dense features, F names.
         features: in order.
+        weights: of keys, which are among the dense features.
         samples: B of the example.
     """
 
@@ -115,6 +133,7 @@ class Inputs:
         self.width = 0
         self.dense_names: list[str] = []
         self.features: list[Feature] = []
+        self.weights: list[WeightsOfKeys] = []
         self._source, self._bound = source, bound
         self._samples: dict[str, int] = {}  # B by input
         leaves, self._tree = pytree.tree_flatten_with_path(dict(bound.arguments), is_leaf=_is_keyed_jagged)
@@ -174,6 +193,13 @@ class Inputs:
                 if value.dtype == torch.bool:
                     came += f"; {_MASKS}"
             raise ConfigError(self._source, name, f"expected {_FORMS}, got {came}")
+        if of_pair := self._of_pair(name, value):
+            return of_pair
+        self._samples[name] = value.shape[0]
+        return self._dense(name, value) if value.is_floating_point() else self._keys(name, value)
+
+    def _of_pair(self, name: str, value: Tensor) -> _Maker | None:
+        """Return the maker of keys [N], their offsets or their weights; None for other inputs."""
         if name in self._pairs:
             padding = self._padding_of_rows(name, [one for one in self._lookups if _name_of(one.keys, {name: value})])
             place = self._add(name, name, self._pairs[name].offsets, padding)
@@ -181,8 +207,40 @@ class Inputs:
         for keys_name, pair in self._pairs.items():
             if name == pair.offsets:
                 return self._offsets(name, value, keys_name, pair.with_last)
-        self._samples[name] = value.shape[0]
-        return self._dense(name, value) if value.is_floating_point() else self._keys(name, value)
+            if name == pair.weights:
+                self.dense.append(name)
+                return self._weights(name, keys_name, pair.most)
+        return None
+
+    @property
+    def names_of_dense(self) -> list[str]:
+        """What requests by name call the dense features; weights of keys have one name."""
+        of_weights = {one.begin: one for one in self.weights}
+        names, place = list[str](), 0
+        while place < self.width:
+            weights = of_weights.get(place)
+            names.append(self.dense_names[place] if weights is None else weights.name)
+            place += 1 if weights is None else weights.most
+        return names
+
+    def place_of(self, feature: str) -> int:
+        """Return the place of the feature with a name."""
+        return [one.name for one in self.features].index(feature)
+
+    def _weights(self, name: str, feature: str, most: int) -> _Maker:
+        """Add the weights of the keys of a feature to the dense features."""
+        begin = self.width
+        self.weights.append(WeightsOfKeys(name, feature, begin, most))
+        self.width = end = begin + most
+        self.dense_names += names_of_positions(name, most)
+
+        def make(dense: Tensor, keys: Sequence[FeatureKeys]) -> Tensor:
+            of_positions, own = dense[:, begin:end], keys[self.place_of(feature)]
+            if own.keys.shape[0] == dense.shape[0] * most:
+                return of_positions.reshape(-1)
+            return of_positions[torch.arange(most) < own.lengths[:, None]]
+
+        return make
 
     def _dense(self, name: str, value: Tensor) -> _Maker:
         sizes, begin = value.shape[1:], self.width
@@ -208,8 +266,7 @@ class Inputs:
         self._samples[name] = value.numel() - with_last
 
         def make(dense: Tensor, keys: Sequence[FeatureKeys]) -> Tensor:
-            place = [feature.name for feature in self.features].index(keys_name)
-            ends = keys[place].lengths.cumsum(0)
+            ends = keys[self.place_of(keys_name)].lengths.cumsum(0)
             offsets = torch.cat([ends.new_zeros(1), ends])
             return (offsets if with_last else offsets[:-1]).to(value.dtype)
 
@@ -221,9 +278,11 @@ class Inputs:
         self._samples[name] = value.stride()
         for key in names:
             feature = f"{name}[{key!r}]"
-            padding = self._padding_of_rows(feature, [one for one in self._lookups if one.feature == key])
-            self._add(feature, name, feature, padding)
+            own = value[key].values()
+            lookups = [one for one in self._lookups if one.feature == key or _name_of(one.keys, {key: own})]
+            self._add(feature, name, feature, self._padding_of_rows(feature, lookups))
         end = len(self.features)
+        weights = self._weights_of_jagged(name, value, begin, end)
 
         def make(dense: Tensor, keys: Sequence[FeatureKeys]) -> Any:
             own = keys[begin:end]
@@ -233,9 +292,24 @@ class Inputs:
                 lengths=torch.cat([feature.lengths for feature in own]).to(dtypes[1]),
                 stride=dense.shape[0],
                 length_per_key=[feature.keys.shape[0] for feature in own],
+                weights=None if weights is None else torch.cat([one(dense, keys) for one in weights]),
             )
 
         return make
+
+    def _weights_of_jagged(self, name: str, value: Any, begin: int, end: int) -> list[_Maker] | None:
+        """Return the makers of the weights of each feature; None if the jagged tensor has no weights."""
+        if getattr(value, "weights_or_none", lambda: None)() is None:
+            return None
+        makers, before = list[_Maker](), self.width
+        for place, key in zip(range(begin, end), value.keys(), strict=True):
+            feature = self.features[place]
+            if feature.padding is None:  # nobody reads them
+                makers.append(partial(_ones, place))
+            else:
+                makers.append(self._weights(f"{key}.weights", feature.name, feature.padding.most))
+        self.dense += [f"{name}.weights()"] * (self.width > before)
+        return makers
 
     def _add(self, name: str, input_name: str, lengths: str | None, padding: Padding | None = None) -> int:
         self.features.append(Feature(name, input_name, lengths, padding))
@@ -315,6 +389,10 @@ class Inputs:
         return None
 
 
+def _ones(place: int, dense: Tensor, keys: Sequence[FeatureKeys]) -> Tensor:
+    return torch.ones_like(keys[place].keys, dtype=torch.float32)
+
+
 def _mask_maker(place: int, padding: Padding, is_one: bool, sizes: Sequence[int], dtype: torch.dtype) -> _Maker:
     """Return the maker of a mask that is 1 at positions with a key, or at those without."""
 
@@ -335,19 +413,21 @@ def _shares_memory(value: Tensor, other: Any) -> bool:
 
 
 class _Pair(NamedTuple):
-    """The offsets of an input of keys, and whether they end with N."""
+    """The offsets of an input of keys, whether they end with N, and the input of weights; empty: there is none."""
 
     offsets: str
     with_last: bool
+    weights: str
+    most: int
 
 
 def _pairs(named: Mapping[str, Any], lookups: Sequence[Lookup]) -> dict[str, _Pair]:
     """Return the inputs that reach a table as keys with offsets, by the name of the keys."""
     pairs: dict[str, _Pair] = {}
     for lookup in lookups:
-        keys, offsets = (_name_of(tensor, named) for tensor in (lookup.keys, lookup.offsets))
-        if keys is not None and offsets is not None:
-            pairs.setdefault(keys, _Pair(offsets, lookup.with_last_offset))
+        keys, offsets, weights = (_name_of(one, named) for one in (lookup.keys, lookup.offsets, lookup.weights))
+        if keys is not None and offsets is not None and not (keys in pairs and weights is None):
+            pairs[keys] = _Pair(offsets, lookup.with_last_offset, weights or "", lookup.most)
     return pairs
 
 

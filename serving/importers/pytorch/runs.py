@@ -13,7 +13,8 @@ from serving.errors import ConfigError
 from serving.importers.pytorch.answers import Answers
 from serving.importers.pytorch.inputs import FeatureKeys, Inputs, Padding
 from serving.importers.pytorch.lines import KeyUses, at_line, line_of_error
-from serving.importers.pytorch.tables import CONSTANT_KEYS, NO_KEY, Lookup, Slot, Tables
+from serving.importers.pytorch.pooling import NO_KEY
+from serving.importers.pytorch.tables import CONSTANT_KEYS, Lookup, Slot, Tables
 from serving.model.records import Output
 
 # What a module raises if it cannot take inputs of the example's form.
@@ -147,7 +148,14 @@ class Runner:
                 )
                 for place in source.places:
                     padding = self.inputs.features[place].padding
-                    own = of_range if padding is None else of_range[of_range != padding.key]
+                    left_out = (
+                        None
+                        if padding is None
+                        else self.tables.padding_key(table)
+                        if padding.key is None
+                        else padding.key
+                    )
+                    own = of_range if left_out is None else of_range[of_range != left_out]
                     sources.keys[place] = min(own, sources.keys.get(place, own), key=len)
         self._refuse_unused(sources.keys)
         rows = [source for of_table in sources.slots.values() for source in of_table if source.padding is not None]

@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from serving.errors import ConfigError
+from serving.errors import ConfigError, did_you_mean
 from serving.importers.pytorch.jagged import JaggedRows, padded
 from serving.importers.pytorch.lines import at_line, line_of_call
+from serving.importers.pytorch.pooling import NO_KEY, lengths_of_bags, matrix_positions, ragged_positions
 from serving.model.records import Combiner
 from serving.sources.rows import TableRows
 from serving.sources.torch_file import rows_of_tensor
@@ -28,10 +29,7 @@ _TORCHREC = re.compile(r"(?:^|.*\.)embedding_bags\.([^.]+)")
 CONSTANT_KEYS = "for constant keys, index the table's weight instead"
 #: The keys of one slot, one array per sample.
 Slot = list[NDArray[np.int64]]
-
-
-#: The key of a position without a key, in the slots of jagged rows.
-NO_KEY = -1
+_MOST_POSITIONS = 1 << 16  # of a sequence
 
 
 class Lookup(NamedTuple):
@@ -44,8 +42,9 @@ class Lookup(NamedTuple):
         with_last_offset: whether the offsets end with N.
         line: of the module's code.
         feature: the feature of a collection without pooling; empty for other calls.
-        most: L, the positions to which the rows of this feature were padded.
+        most: L, the positions to which the rows of this feature or of each bag were padded.
         is_pooled: the network gets one vector; False: it gets the row of each key.
+        weights: of the keys of bags; None: they have none.
     """
 
     table: str
@@ -56,6 +55,7 @@ class Lookup(NamedTuple):
     feature: str = ""
     most: int = 0
     is_pooled: bool = True
+    weights: Tensor | None = None
 
 
 class _Unpooled(NamedTuple):
@@ -71,9 +71,18 @@ class Tables:
     They are ``nn.EmbeddingBag``, ``nn.Embedding``, and the tables in collections of TorchRec and of Hotrow.
     """
 
-    def __init__(self, source: str, module: nn.Module) -> None:
-        """Find them. ``source`` names the module in messages."""
-        self._source = source
+    def __init__(self, source: str, module: nn.Module, most_keys: Mapping[str, int]) -> None:
+        """Find them.
+
+        Args:
+            source: names the module in messages.
+            module: the module.
+            most_keys: by table, the most keys of a bag whose rows the network pools.
+
+        Raises:
+            ConfigError: there is no such table, or a number is wrong.
+        """
+        self._source, self._most = source, most_keys
         self._modules: dict[str, nn.Module] = {}
         self._collections: list[tuple[nn.Module, dict[str, str]]] = []  # and the names of its tables
         self._trained: dict[str, Any] = {}  # tables of collections
@@ -104,6 +113,33 @@ class Tables:
                     self._modules[names[name]] = table
                 self._of_unpooled |= set(names.values())
                 self._unpooled.append(_Unpooled(part, _answers_of(part, names)))
+        self._check_most({**self._modules, **self._trained})
+
+    def _check_most(self, tables: Mapping[str, Any]) -> None:
+        if not isinstance(self._most, Mapping):
+            reason = f"expected {{table: most keys of a bag}}, got {self._most!r}"
+            raise ConfigError(self._source, "most_keys", reason)
+        for name, most in self._most.items():
+            if name not in tables:
+                close = did_you_mean(str(name), tables)
+                raise ConfigError(
+                    self._source, "most_keys", f"there is no table {name!r}{close}; it has {', '.join(tables)}"
+                )
+            if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= _MOST_POSITIONS:
+                reason = f"expected 1 to {_MOST_POSITIONS} keys of {name!r}, got {most!r}"
+                raise ConfigError(self._source, "most_keys", reason)
+
+    def refuse_idle_most(self, lookups: Sequence[Lookup]) -> None:
+        """Raise ConfigError if ``most_keys`` names a table whose rows the network does not pool."""
+        needed = {lookup.table for lookup in lookups if lookup.most}
+        if idle := next((name for name in self._most if name not in needed), None):
+            reason = f"{idle!r} needs no number: it has no bags with offsets and mode='max' or weights"
+            raise ConfigError(self._source, "most_keys", reason)
+
+    def padding_key(self, table: str) -> int | None:
+        """Return the key that bags of a table leave out."""
+        key: int | None = getattr(self._modules.get(table), "padding_idx", None)
+        return key
 
     def size(self, table: str) -> tuple[int, int]:
         """Return V and D of a table."""
@@ -201,19 +237,42 @@ class Tables:
         table, line = self._modules[name], line_of_call()
         # The network pools the rows of a fixed number of keys in any way, because it gets each row.
         in_network = getattr(table, "mode", "") == "max" or per_sample_weights is not None
-        refusal = _refusal(table)
-        if in_network and offsets is not None:
-            how = "pools with mode='max'" if per_sample_weights is None else "is called with per_sample_weights"
-            refusal = f"{how} and offsets; expected keys [B, n], and for fewer keys padding_idx and sequences={{...}}"
-        if refusal:
+        if refusal := _refusal(table):
             raise ConfigError(self._source, name, f"{refusal}{at_line(line)}")
         is_pooled = not isinstance(table, nn.Embedding) and not in_network
         with_last = getattr(table, "include_last_offset", False)
-        lookups.append(Lookup(name, input, offsets, with_last, line, is_pooled=is_pooled))
+        lookup = Lookup(name, input, offsets, with_last, line, is_pooled=is_pooled, weights=per_sample_weights)
+        if in_network and offsets is not None:
+            how = "pools with mode='max'" if per_sample_weights is None else "is called with per_sample_weights"
+            lookup = self._with_most(lookup, how, is_concrete=answers is None)
+        lookups.append(lookup)
         if answers is None:
             return original(input, *(() if isinstance(table, nn.Embedding) else (offsets, per_sample_weights)))
+        if lookup.most:
+            return answers.pool(lookup)
         rows = answers.take(name, None if is_pooled else input.shape[1:])
-        return rows if not in_network else _pooled(rows, input, table.padding_idx, per_sample_weights)
+        return rows if not in_network else matrix_positions(input, table.padding_idx, per_sample_weights).pool(rows)
+
+    def _with_most(self, lookup: Lookup, how: str, *, is_concrete: bool) -> Lookup:
+        """Return a lookup of bags whose rows the network pools.
+
+        Raises:
+            ConfigError: nobody has said how many keys a bag has at most, or a bag has more.
+        """
+        name, most = lookup.table, self._most.get(lookup.table)
+        if most is None:
+            reason = f"{how} and offsets, so the network pools; expected most_keys={{{name!r}: 50}}"
+            reason = f"{reason}, the most keys of a bag, or keys [B, n]"
+            raise ConfigError(self._source, name, f"{reason}{at_line(lookup.line)}")
+        assert lookup.offsets is not None
+        if is_concrete:
+            longest = int(lengths_of_bags(lookup.keys, lookup.offsets, lookup.with_last_offset).max())
+            if longest > most:
+                reason = (
+                    f"expected at most {most} keys in a bag, as most_keys says, got {longest}{at_line(lookup.line)}"
+                )
+                raise ConfigError(self._source, name, reason)
+        return lookup._replace(most=most)
 
     def _look_up_features(
         self,
@@ -229,13 +288,17 @@ class Tables:
         answered = {}
         for feature, value in features.items():
             name = names[collection.table_of(feature)]
-            keys, offsets, *weights = value if isinstance(value, tuple) else _keys_and_offsets(value)
-            if any(weight is not None for weight in weights):
-                advice = "pad the rows of an EmbeddingCollection, and multiply them by weights that are dense features"
-                reason = f"is called with weights, but Hotrow's keys have no weights; {advice}{at_line(line_of_call())}"
-                raise ConfigError(self._source, name, reason)
-            lookups.append(Lookup(name, keys, offsets, True, line_of_call()))
-            answered[feature] = None if answers is None else answers.take(name, None)
+            keys, offsets, weights = (*(value if isinstance(value, tuple) else _keys_and_offsets(value)), None)[:3]
+            lookup = Lookup(name, keys, offsets, True, line_of_call(), weights=weights)
+            if weights is not None:
+                if self.combiner(name) != "sum":
+                    reason = f"expected the combiner sum for keys with weights, got {self.combiner(name)}"
+                    raise ConfigError(self._source, name, f"{reason}{at_line(lookup.line)}")
+                how = "is called with weights"
+                lookup = self._with_most(lookup._replace(is_pooled=False), how, is_concrete=answers is None)
+            lookups.append(lookup)
+            if answers is not None:
+                answered[feature] = answers.pool(lookup) if lookup.most else answers.take(name, None)
         return type(collection).forward(collection, features) if answers is None else answered
 
     def _look_up_rows(
@@ -286,7 +349,8 @@ class Tables:
         table = self._modules.get(lookup.table)
         keys = lookup.keys.numpy().astype(np.int64)
         if lookup.most and lookup.offsets is not None:
-            of_positions = padded(keys, lookup.offsets.diff().numpy(), lookup.most, NO_KEY).T
+            lengths = lengths_of_bags(lookup.keys, lookup.offsets, lookup.with_last_offset)
+            of_positions = padded(keys, lengths.numpy(), lookup.most, NO_KEY).T
             return [[key[None] for key in column] for column in of_positions]
         if lookup.offsets is not None:
             begins = lookup.offsets.tolist()
@@ -332,6 +396,13 @@ class _Answers:
         taken = vectors[:, first : self._used[table]]
         return taken[:, 0] if sizes is None else taken.reshape(-1, *sizes, vectors.shape[2])
 
+    def pool(self, lookup: Lookup) -> Tensor:
+        """Return the rows of the next bags, pooled as their table does it, float32[B, D]."""
+        assert lookup.offsets is not None
+        rows = self.take(lookup.table, (lookup.most,))
+        keys, offsets, weights = lookup.keys, lookup.offsets, lookup.weights
+        return ragged_positions(keys, offsets, lookup.with_last_offset, weights, rows.shape[0], lookup.most).pool(rows)
+
 
 def _keys_and_offsets(value: Any) -> tuple[Any, ...]:
     """Return the keys of one feature of a collection, their offsets, and weights of TorchRec's ``JaggedTensor``."""
@@ -351,15 +422,6 @@ def _without_parameters(modules: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for module, parameters in zip(modules, kept, strict=True):
             module._parameters.update(parameters)
-
-
-def _pooled(rows: Tensor, keys: Tensor, padding_key: int | None, weights: Tensor | None) -> Tensor:
-    """Return the maximum of rows, float32[B, n, D], or their sum with weights, as ``nn.EmbeddingBag`` does."""
-    is_key = torch.ones_like(keys, dtype=torch.bool) if padding_key is None else keys != padding_key
-    if weights is not None:
-        return (rows * (weights * is_key)[..., None]).sum(1)
-    largest = rows.masked_fill(~is_key[..., None], -torch.inf).amax(1)
-    return torch.where(is_key.any(1, keepdim=True), largest, 0.0)
 
 
 def _is_embedding_collection(part: nn.Module) -> bool:

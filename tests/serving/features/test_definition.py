@@ -8,6 +8,8 @@ from serving.errors import ConfigError
 from serving.features import FeatureReader, SlotOfTable, read_definition, write_definition
 
 HASH = {"name": "x", "kind": "hash", "buckets": 10}
+LIST = {**HASH, "list": {"most": 2}}
+WEIGHTS = {"name": "w", "kind": "dense", "list": {"most": 2}, "weighs": "x"}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,23 @@ HASH = {"name": "x", "kind": "hash", "buckets": 10}
         (
             [{**HASH, "list": {}}, {**HASH, "name": "y"}, {"name": "c", "kind": "cross", "of": ["x", "y"]}],
             "'x' is a list",
+        ),
+        (
+            [{"name": "w", "kind": "dense", "list": {}}],
+            "features[0].list: a list of dense numbers weighs the keys of a feature, so",
+        ),
+        (
+            [{"name": "w", "kind": "dense", "weighs": "x"}],
+            "features[0].weighs: a list of dense numbers weighs the keys of a feature, ",
+        ),
+        ([LIST, {**WEIGHTS, "missing": 1}], "features[1].missing: each key has a weight"),
+        ([LIST, {**WEIGHTS, "list": {"most": 3}}], "features[1].weighs: 'x' has another most or keep"),
+        ([LIST, {**WEIGHTS, "weighs": "xx"}], "features[1].weighs: 'xx' is not a feature; did you mean 'x'?"),
+        ([HASH, WEIGHTS], "features[1].weighs: 'x' is no list of keys"),
+        ([{**LIST, "list": {}}, WEIGHTS], "features[1].weighs: 'x' has no most"),
+        (
+            [{"name": "x", "kind": "vocabulary", "values": ["a"], "unknown_buckets": 0, "list": {"most": 2}}, WEIGHTS],
+            "features[1].weighs: 'x' has no key for an unknown value",
         ),
         ([{**HASH, "shares": "x"}], "features[0].shares: 'x' shares keys itself"),
         ([HASH, {**HASH, "name": "y", "shares": "x", "buckets": 5}], "features[1].shares: 'x' has another buckets"),

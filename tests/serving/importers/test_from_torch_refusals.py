@@ -79,24 +79,9 @@ FORMS = "float32 [B, ...] for dense features, int64 or int32 [B, ...] for keys, 
 ANSWERS = "Model: expected forward to return one tensor, float32 [B] or [B, L] with B = 11"
 NO_CALL = "expected forward to call an nn.EmbeddingBag, an nn.Embedding or an EmbeddingBagCollection, it calls none"
 TABLES = {
-    "max": (
-        Bags(mode="max"),
-        {"ids": torch.arange(3), "offsets": torch.tensor([0, 1])},
-        "Bags: tables.user: pools with mode='max' and offsets; expected keys [B, n], and for fewer keys padding_idx",
-    ),
     "max_norm": (Model(nn.Embedding(20, 4, max_norm=0.1)), (IDS,), "Model: user: has max_norm=0.1, which changes rows"),
-    "weights per key": (
-        Bags(mode="sum"),
-        {"ids": torch.arange(3), "offsets": torch.tensor([0, 1]), "weights": torch.ones(3)},
-        "Bags: tables.user: is called with per_sample_weights and offsets; expected keys [B, n], and for fewer keys pa",
-    ),
     "a subclass": (Model(Hashing(20, 4)), (IDS,), "Model: user: Hashing has its own forward; expected nn.EmbeddingBag"),
     "a collection without rows": (Collection(), {"ids": IDS}, "Collection: user: expected a table with rows, got one"),
-    "a collection with weights": (
-        Collection(),
-        {"ids": torch.arange(3), "offsets": torch.tensor([0, 1, 3]), "weights": torch.ones(3)},
-        "Collection: user: is called with weights, but Hotrow's keys have no weights",
-    ),
     "no table": (nn.Linear(1, 1), (ONE,), f"Linear: {NO_CALL}"),
     "a function": (
         Model(look_up=lambda table, ids: functional.embedding(ids, table.weight).sum(1)),

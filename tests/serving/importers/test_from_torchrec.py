@@ -82,11 +82,36 @@ def test_a_collection_is_served(tmp_path):
     np.testing.assert_allclose(served, expected.numpy(), atol=1e-6)
 
 
-def test_weights_per_key_are_refused(tmp_path):
-    example = (torch.zeros(2, 3), keyed_jagged([[[1], [2]]] * 4, weights=torch.rand(8)))
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        tables = [table("t_ads", 40, ["shown", "clicked"]), table("t_users", 30, ["users"])]
+        self.bags = torchrec.EmbeddingBagCollection(tables=tables, is_weighted=True)
+        self.over_arch = Head(3 * 4)
 
-    with pytest.raises(ConfigError, match="Dlrm: t_ads: is called with per_sample_weights"):
-        from_torch(Dlrm(is_weighted=True), example, tmp_path, "ctr")
+    def forward(self, features):
+        return torch.sigmoid(self.over_arch(self.bags(features).values()))
+
+
+@pytest.mark.usefixtures("exporter")
+def test_a_weighted_collection_is_served(tmp_path):
+    torch.manual_seed(0)
+    module, rng = Weighted(), np.random.default_rng(1)
+    example = (keyed_jagged([[[1], [2, 3]]] * 4, weights=torch.rand(12)),)
+
+    imported = from_torch(module, example, tmp_path, "weighted", most_keys={"t_ads": 3, "t_users": 4})
+
+    users, clicked, shown = (draw_bags(rng, rows, 50) for rows in (30, 40, 40))
+    bags = dict(zip(FEATURES, (users, [[]] * 50, clicked, shown), strict=True))
+    weights = {key: [rng.normal(size=len(bag)).astype(np.float32) for bag in own] for key, own in bags.items()}
+    flat = torch.from_numpy(np.concatenate([of for own in weights.values() for of in own]))
+    with torch.no_grad():
+        expected = module.eval()(keyed_jagged(list(bags.values()), weights=flat))
+    del bags["not_used"], weights["not_used"]
+    with load_model(imported.path) as session:
+        served = session.predict({**bags, **{f"{key}.weights": own for key, own in weights.items()}})
+    assert expected.std() > 0.01
+    np.testing.assert_allclose(served, expected.numpy(), atol=1e-6)
 
 
 class WithLengths(Dlrm):

@@ -13,6 +13,10 @@ from torch import nn
 class JaggedTensor(NamedTuple):
     all_values: torch.Tensor
     all_lengths: torch.Tensor
+    all_weights: torch.Tensor | None = None
+
+    def weights(self):
+        return self.all_weights
 
     def values(self):
         return self.all_values
@@ -37,7 +41,7 @@ class KeyedJaggedTensor:
     def values(self):
         return self._values
 
-    def weights(self):
+    def weights_or_none(self):
         return self._weights
 
     def lengths(self):
@@ -53,8 +57,10 @@ class KeyedJaggedTensor:
 
     def to_dict(self):
         values = torch.split(self._values, self.length_per_key())
+        no_weights = [None] * len(self._keys)
+        weights = no_weights if self._weights is None else torch.split(self._weights, self.length_per_key())
         lengths = self._lengths.view(len(self._keys), self.stride()).unbind()
-        return {key: JaggedTensor(*pair) for key, *pair in zip(self._keys, values, lengths, strict=True)}
+        return {key: JaggedTensor(*of) for key, *of in zip(self._keys, values, lengths, weights, strict=True)}
 
     def __getitem__(self, key):
         return self.to_dict()[key]
@@ -107,7 +113,7 @@ class EmbeddingBagCollection(nn.Module):
             self.embedding_bags[one.name](
                 input=of_key[feature].values(),
                 offsets=of_key[feature].offsets(),
-                per_sample_weights=features.weights() if self._is_weighted else None,
+                per_sample_weights=of_key[feature].weights() if self._is_weighted else None,
             )
             for one in self._configs
             for feature in one.feature_names

@@ -14,7 +14,7 @@ import pytest
 import hotrow
 from serving.cli.main import main
 from serving.config import VersionPolicy
-from serving.errors import FeatureValueError, RequestError
+from serving.errors import ConfigError, FeatureValueError, RequestError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.repository import ModelRepository
@@ -452,3 +452,14 @@ def test_a_frame_without_a_feature_is_refused(data, renamed, text):
     table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
     with pytest.raises(FeatureValueError, match=re.escape(text)):
         RawFeatures(data / "features.json")(table)
+
+
+def test_a_built_in_network_refuses_weights_of_keys(tmp_path):
+    keys = {"name": "tags", "kind": "hash", "buckets": 9, "list": {"most": 2}}
+    weights = {"name": "tags.weights", "kind": "dense", "list": {"most": 2}, "weighs": "tags"}
+    path = tmp_path / "features.json"
+    path.write_text(json.dumps({"format": 1, "features": [keys, weights]}))
+    with pytest.raises(ConfigError, match=re.escape("features[1].weighs: no built-in network has weights of keys")):
+        FeatureFile(path, open_document("dcn"), ["clicked"])
+    table = pa.table({"tags": [["a", "b"], ["c"], []], "tags.weights": [[0.5, 1.0], [2.0], []]})
+    assert RawFeatures(path)(table).dense.tolist() == [[0.5, 1.0], [2.0, 0.0], [0.0, 0.0]]
