@@ -19,7 +19,9 @@ def reader_without_graph(definition: FeatureDefinition, source: str) -> FeatureR
     """
     features = tuple(feature.model_copy(update={"slot": None}) for feature in definition.features)
     slots = [SlotOfTable(feature.name, feature.name) for feature in definition.slots]
-    return FeatureReader(definition.model_copy(update={"features": features}), slots, len(definition.dense_names), source)
+    return FeatureReader(
+        definition.model_copy(update={"features": features}), slots, len(definition.dense_names), source
+    )
 
 
 class RawColumns:
