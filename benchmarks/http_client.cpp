@@ -3,8 +3,10 @@
 //   http_client PORT CONNECTIONS SECONDS REQUEST_FILE [PAUSE_MS]
 //
 // REQUEST_FILE holds the raw bytes of one request, head and body. A connection whose request was refused (429) waits for
-// PAUSE_MS, 0 by default, times a random number from 0.5 to 1.5, so that refused connections do not return together. One line of JSON comes out: answered and refused requests, seconds, p50_us and p99_us of both,
-// and failures (answers other than 200 and 429). One thread; connections are multiplexed by epoll.
+// PAUSE_MS, 0 by default, times a random number from 0.5 to 1.5, so that refused connections do not return together.
+// So does every connection before its first request: hundreds of requests at the same moment are no steady load.
+// One line of JSON comes out: answered and refused requests, seconds, p50_us and p99_us of both, and failures (answers
+// other than 200 and 429). One thread; connections are multiplexed by epoll.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <strings.h>
@@ -87,11 +89,20 @@ int main(int argc, char** argv) {
     epoll_ctl(poll, EPOLL_CTL_ADD, connections[i].socket, &event);
   }
 
+  const auto rest = [&](Connection& connection) {
+    const std::chrono::duration<double, std::milli> pause(pause_ms * spread(random));
+    connection.pauses = true;
+    connection.again = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause);
+  };
+
   std::vector<double> answered_us, refused_us;
   size_t failures = 0;
   const auto begin = Clock::now();
   const auto end = begin + std::chrono::duration<double>(std::atof(argv[3]));
-  for (auto& connection : connections) send_request(connection, request);
+  for (auto& connection : connections) {
+    if (pause_ms > 0) rest(connection);
+    else send_request(connection, request);
+  }
   std::vector<epoll_event> events(connections.size());
   std::vector<char> buffer(1 << 20);
   while (Clock::now() < end) {
@@ -114,10 +125,8 @@ int main(int argc, char** argv) {
       (is_refused ? refused_us : answered_us)
           .push_back(std::chrono::duration<double, std::micro>(Clock::now() - connection.sent).count());
       failures += !is_refused && connection.answer.compare(0, 13, "HTTP/1.1 200 ") != 0;
-      connection.pauses = is_refused && pause_ms > 0;
-      const std::chrono::duration<double, std::milli> pause(pause_ms * spread(random));
-      connection.again = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause);
-      if (!connection.pauses) send_request(connection, request);
+      if (is_refused && pause_ms > 0) rest(connection);
+      else send_request(connection, request);
     }
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
