@@ -49,6 +49,9 @@ def giving_way(work: Callable[[], T]) -> T:
     So requests do not wait for a processor while a version loads. Before the first requests, loads take the whole
     machine. Work that gives way has a thread of its own, because a thread may not raise its priority again. The system
     gives the threads and processes that ``work`` starts the same low priority.
+
+    ``work`` must be long and hardly hold Python's lock: while other processes keep a thread of low priority from a
+    processor, every request waits for the lock that the thread holds.
     """
     if not _caller.is_next_to_requests:
         return work()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from os.path import exists, isdir, isfile, islink, lexists  # False where Path's methods raise, as without rights
 from pathlib import Path
 
@@ -166,8 +167,7 @@ def is_model_directory(directory: Path) -> bool:
 
 def version_number(directory: Path) -> int:
     """Return the version in a folder's name, or 0 if the name is not a version."""
-    name = directory.name
-    return int(name) if name.isascii() and name.isdecimal() and not name.startswith("0") else 0
+    return _number(directory.name)
 
 
 def versions_of(directory: Path) -> dict[int, Path]:
@@ -184,12 +184,9 @@ def entries_without_version(directory: Path) -> dict[int, str]:
     return {version_number(entry): reason for entry in _numbered(directory) if (reason := _why_no_version(entry))}
 
 
-def children(directory: Path) -> list[Path]:
-    """Return what a directory holds; nothing if it cannot be read."""
-    try:
-        return [directory / name for name in os.listdir(directory)]
-    except OSError:
-        return []
+def has_numbered_entries(directory: Path) -> bool:
+    """Return whether a directory has an entry that is called like a version."""
+    return any(map(_number, _names(directory)))
 
 
 def why_unreadable(directory: Path) -> str:
@@ -210,15 +207,30 @@ def is_dead_link(entry: Path) -> bool:
 
 
 def _numbered(directory: Path) -> list[Path]:
-    return [child for child in children(directory) if version_number(child)]
+    return [directory / name for name in _names(directory) if _number(name)]
+
+
+def _names(directory: Path) -> list[str]:
+    """Return the names in a directory; none if it cannot be read."""
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _number(name: str) -> int:
+    return int(name) if name.isascii() and name.isdecimal() and not name.startswith("0") else 0
 
 
 def _why_no_version(entry: Path) -> str:
+    with suppress(OSError), os.scandir(entry) as found:  # a load looks at every version, and most are in order
+        if next(found, None) is not None:
+            return ""
     if is_dead_link(entry):
         return ""
     if not isdir(entry):
         return "is not a folder"
-    return "" if children(entry) or why_unreadable(entry) else "is an empty folder"
+    return "" if _names(entry) or why_unreadable(entry) else "is an empty folder"
 
 
 def _newest_version(directory: Path) -> Path:

@@ -11,8 +11,8 @@ from typing import Any
 from kernels.errors import HotrowError
 from serving.config.inference import name_after, read_inference_config
 from serving.config.model_directory import (
-    children,
     entries_without_version,
+    has_numbered_entries,
     is_dead_link,
     is_model_directory,
     read_model_directory,
@@ -404,7 +404,7 @@ def _model_directories(path: Path) -> Sequence[Path]:
     """
     entries = [child for child in path.iterdir() if not child.name.startswith(".")]
     folders = [entry for entry in entries if isdir(entry) or is_dead_link(entry)]
-    return sorted(folder for folder in folders if any(map(version_number, children(folder))) or _is_hidden(folder))
+    return sorted(folder for folder in folders if has_numbered_entries(folder) or _is_hidden(folder))
 
 
 def _has_folders(path: Path) -> bool:

@@ -10,9 +10,11 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
+from serving.background import giving_way
 from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write
 from serving.model.regular_file import MOST_ONNX_BYTES, check_regular, open_regular, real_path
@@ -216,15 +218,20 @@ def check_size(path: Path) -> None:
 
 def sha256_of(path: Path, go_on: GoOn | None = None) -> str:
     """Return a file's SHA-256 as hexadecimal text. Raise ModelFileError if it cannot be read."""
-    digest = hashlib.sha256()
     try:
         with open_regular(path) as file:
-            while part := file.read(_PART_BYTES):
-                if go_on is not None:
-                    go_on()
-                digest.update(part)
+            is_long = os.fstat(file.fileno()).st_size > _PART_BYTES
+            return giving_way(partial(_sha256_of, file, go_on)) if is_long else _sha256_of(file, go_on)
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror}") from err
+
+
+def _sha256_of(file: IO[bytes], go_on: GoOn | None) -> str:
+    digest = hashlib.sha256()
+    while part := file.read(_PART_BYTES):
+        if go_on is not None:
+            go_on()
+        digest.update(part)
     return digest.hexdigest()
 
 

@@ -20,7 +20,6 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from time import monotonic
@@ -28,7 +27,7 @@ from typing import Any, Self
 
 from kernels.device import Device
 from kernels.errors import HotrowError
-from serving.background import PeriodicWorker, giving_way, next_to_requests
+from serving.background import PeriodicWorker, next_to_requests
 from serving.calibration import refuse_shared_calibration
 from serving.config import ModelConfig, ModelFolder, ParameterServerConfig, VersionPolicy
 from serving.errors import (
@@ -56,7 +55,7 @@ from serving.repository.loader import VersionLoader
 from serving.repository.peers import Peers, check_same
 from serving.repository.served_model import ServedModel
 from serving.repository.served_versions import ServedVersions
-from serving.repository.source import ModelSource, Versions, stamps_of, with_digest
+from serving.repository.source import ModelSource, Versions, base_stamp, with_digest
 from serving.repository.states import UNLOADED, ModelState
 from serving.storage.store import LastingStore
 
@@ -492,11 +491,11 @@ class ModelRepository(ServedVersions):
             self._states.show(folder.name, number, "LOADING")
         stamp = None if path is None else stamp_of(path)
         is_same = loaded is not None and (stamp is None or loaded.stamp == stamp)
-        stamps = {} if is_same else {**stamps_of(folder), number: stamp}  # another version may bring the tables
+        stamps = {} if is_same else {**base_stamp(folder, number), number: stamp}
         config = (
             loaded.config
             if loaded is not None and is_same
-            else giving_way(partial(folder.read_to_serve, number, self._go_on, loader.tables.configs(folder.name)))
+            else folder.read_to_serve(number, self._go_on, loader.tables.configs(folder.name))
         )
         if digests is not None and config.digest != digests[str(number)]:
             raise ModelFileError(config.source, f"expected the files of {digests[str(number)]}, found {config.digest}")

@@ -23,7 +23,7 @@ from serving.config import (
     read_triton_config,
 )
 from serving.errors import ConfigError, UnknownModelError, did_you_mean, printable
-from serving.model.manifest import MANIFEST_NAME, Stamp, sha256_of, stamp_of
+from serving.model.manifest import MANIFEST_NAME, Stamp, read_manifest, sha256_of, stamp_of
 from serving.model.regular_file import is_absent
 from serving.option_values import EVERY_MODEL, ControlMode
 from serving.parameter_server.table_files import open_table_file
@@ -255,14 +255,18 @@ def with_digest(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"digest": hashlib.sha256(" ".join(digests).encode()).hexdigest()})
 
 
-def stamps_of(model: ModelFolder) -> dict[int, Stamp]:
-    """Return the stamps of the files of a model's versions, by number."""
-    return {number: stamp_of(version) for number, version in model.versions.items()}
+def base_stamp(model: ModelFolder, number: int) -> dict[int, Stamp]:
+    """Return the stamp of the version whose tables a version shares, by its number; nothing if it shares none."""
+    with suppress(HotrowError, KeyError):  # a version that cannot be read has no stamp
+        shared = read_manifest(model.versions[number]).tables
+        if shared is not None:
+            return {shared.version: stamp_of(model.versions[shared.version])}
+    return {}
 
 
 def _stamps(folder: Path, name: str) -> Iterable[tuple[tuple[str, int], Stamp]]:
     try:
-        stamps = stamps_of(open_model_folder(folder, name))
+        versions = open_model_folder(folder, name).versions
     except HotrowError:
         return ()
-    return [((name, number), stamp) for number, stamp in stamps.items()]
+    return [((name, number), stamp_of(version)) for number, version in versions.items()]
