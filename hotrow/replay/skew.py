@@ -14,7 +14,7 @@ from hotrow.replay.version import open_version
 from serving.errors import FeatureValueError, RequestError, TraceError
 from serving.features import FeatureConfig, array_of
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
-from serving.request_log import RawRows, counting_from, named
+from serving.request_log import RawRows, counting_from, has_keys_of, named
 from serving.session import InferenceSession
 
 _LONGEST = 60
@@ -64,6 +64,9 @@ def skew(model: Path, log: Path, data: Path, on: Sequence[str]) -> Iterator[str]
     with open_version(model) as session:
         if session.features is None or session.features.has_keys:
             raise TraceError(str(model), "has no features.json, and --skew compares raw features")
+        for source in (log, data):
+            if has_keys_of(str(source)):
+                raise TraceError(str(source), "has requests with keys, and --skew compares raw features")
         names = session.features.names
         served, trained = RequestRows(log), RowFiles(data, texts=[*on, *names])
         found = match(served, trained, on)

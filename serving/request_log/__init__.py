@@ -9,7 +9,7 @@ back for a model.
 
 from serving.request_log.files import stream_batches
 from serving.request_log.log import RequestLog
-from serving.request_log.records import folders_of
+from serving.request_log.records import folders_of, has_keys_of
 from serving.request_log.rows import (
     RawRows,
     Rows,
@@ -27,6 +27,7 @@ __all__ = [
     "Rows",
     "counting_from",
     "folders_of",
+    "has_keys_of",
     "named",
     "parts_of",
     "probability_columns",

@@ -146,6 +146,12 @@ def folders_of(session: InferenceSession, log: Path) -> Sequence[Path]:
     return [log / name, log / f"{name}{_OF_KEYS}"] if takes_raw_features(session) else [log / name]
 
 
+def has_keys_of(source: str) -> bool:
+    """Whether a folder of the log, or a file in it, has requests with keys to a model that takes raw features."""
+    path = Path(source)
+    return path.name.endswith(_OF_KEYS) or path.parent.name.endswith(_OF_KEYS)
+
+
 def takes_raw_features(session: InferenceSession) -> bool:
     """Whether the features of a model are more than names of its keys."""
     return session.features is not None and not session.features.has_keys

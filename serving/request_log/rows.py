@@ -19,7 +19,7 @@ from serving.features import columns_of_arrays
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
 from serving.model.records import Output, default_outputs
 from serving.reading import read_batch, read_columns
-from serving.request_log.records import key_columns, takes_raw_features
+from serving.request_log.records import has_keys_of, key_columns, takes_raw_features
 from serving.session import InferenceSession
 
 #: The outputs that a request asks for; see ``Batch.wanted``.
@@ -121,10 +121,12 @@ def named(session: InferenceSession) -> str:
 def rows_of(session: InferenceSession, table: Any, source: str) -> Rows:
     """Return the rows of a table for a model: raw features if the table has one of the model's, otherwise keys.
 
+    Columns of keys may have the names of features, and the log has them in a folder of their own.
+
     Raises:
         TraceError: the table has neither.
     """
-    if not takes_raw_features(session):
+    if not takes_raw_features(session) or has_keys_of(source):
         return KeyRows(session, table, source)
     rows = RawRows(session, table)
     if rows.names:

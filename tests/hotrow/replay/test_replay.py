@@ -20,7 +20,7 @@ from serving.model.data_files import DataFiles
 from serving.reading import read_batch
 from serving.request_log import RequestLog, requests_of
 from tests.tools.raw_model import FEATURES, write_raw_model
-from tests.tools.tiny_model import TinyModel, flatten
+from tests.tools.tiny_model import NamedModel, TinyModel, flatten
 
 PAIRS = "request_id,request_sample"
 
@@ -184,6 +184,25 @@ def test_requests_with_keys_are_replayed(tmp_path):
     document = replayed(tmp_path / "log" / "tiny", folder, folder=tmp_path)
 
     assert document["log"]["requests"] == 5
+    assert document["models"][0]["differences"]["largest_absolute"] == 0
+
+
+def test_keys_are_not_read_as_the_raw_features_that_have_their_names(tmp_path):
+    names, dense_names = ("user", "item", "id"), ("age", "price", "size")
+    model = NamedModel(names=names, dense_names=dense_names)
+    folder = model.write(tmp_path / "models", "named")
+    features = [{"name": name, "kind": "hash", "type": "integer", "list": {}, "buckets": 9} for name in names]
+    features[2]["shares"] = "item"
+    features += [{"name": name, "kind": "dense", "log1p": True, "clip": [0, 1]} for name in dense_names]
+    (folder / "features.json").write_text(json.dumps({"format": 1, "features": features}))
+    (folder / "manifest.json").unlink()
+    with hotrow.load_model(folder) as session, closing(RequestLog(tmp_path / "log", 1.0, 1 << 30)) as log:
+        dense, bags = model.sample_requests(7)
+        batch = read_batch(session.config, dense, *flatten(bags))
+        log.log(session, batch, session.predict_batch(batch), "k")
+
+    document = replayed(tmp_path / "log" / "named.keys", folder, folder=tmp_path)
+
     assert document["models"][0]["differences"]["largest_absolute"] == 0
 
 

@@ -141,6 +141,7 @@ def test_predictions_are_not_compared_if_a_value_cannot_be_used(check, rows):
         (["MODEL", "--skew", "LOG", "LOG", "--on", "tags"], "cannot be joined on tags: "),
         (["MODEL", "--skew", "LOG", "LOG"], "120 rows share their key with another row, so add a column to --on"),
         (["KEYS", "--skew", "LOG", "LOG", *PAIRS], "has no features.json, and --skew compares raw features"),
+        (["MODEL", "--skew", "LOG", "m.keys"], "m.keys: has requests with keys, and --skew compares raw features"),
         (["MODEL", "--on", "request_id"], "--on: needs --skew"),
         (["MODEL", "--skew", "LOG", "LOG", "--full"], "--full: has no effect with --skew"),
         (["MODEL", "--skew", "LOG", "LOG", "--against", "MODEL"], "--against: has no effect with --skew"),
