@@ -6,7 +6,7 @@ key of TorchRec's KeyedJaggedTensor, or a padded sequence [B, L]. The masks and 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from inspect import BoundArguments
 from itertools import product
@@ -207,9 +207,9 @@ class Inputs:
         for keys_name, pair in self._pairs.items():
             if name == pair.offsets:
                 return self._offsets(name, value, keys_name, pair.with_last)
-            if name == pair.weights:
+            if name in pair.weights:
                 self.dense.append(name)
-                return self._weights(name, keys_name, pair.most)
+                return self._weights(name, keys_name, pair.weights[name])
         return None
 
     @property
@@ -413,22 +413,43 @@ def _shares_memory(value: Tensor, other: Any) -> bool:
 
 
 class _Pair(NamedTuple):
-    """The offsets of an input of keys, whether they end with N, and the input of weights; empty: there is none."""
+    """The offsets of an input of keys, whether they end with N, and L of each input of weights of the keys."""
 
     offsets: str
     with_last: bool
-    weights: str
-    most: int
+    weights: dict[str, int]
 
 
 def _pairs(named: Mapping[str, Any], lookups: Sequence[Lookup]) -> dict[str, _Pair]:
     """Return the inputs that reach a table as keys with offsets, by the name of the keys."""
     pairs: dict[str, _Pair] = {}
+    direct = {_name_of(lookup.weights, named) for lookup in lookups}
     for lookup in lookups:
-        keys, offsets, weights = (_name_of(one, named) for one in (lookup.keys, lookup.offsets, lookup.weights))
-        if keys is not None and offsets is not None and not (keys in pairs and weights is None):
-            pairs[keys] = _Pair(offsets, lookup.with_last_offset, weights or "", lookup.most)
+        keys, offsets = (_name_of(tensor, named) for tensor in (lookup.keys, lookup.offsets))
+        if keys is not None and offsets is not None:
+            pair = pairs.setdefault(keys, _Pair(offsets, lookup.with_last_offset, {}))
+            if weights := _name_of_weights(lookup, named, direct):
+                pair.weights[weights] = lookup.most
     return pairs
+
+
+def _name_of_weights(lookup: Lookup, named: Mapping[str, Any], direct: Collection[str | None]) -> str | None:
+    """Return the input with the weights of a lookup. The module may compute weights from it, such as exp(input).
+
+    Inputs in ``direct`` are weights as they are.
+    """
+    if lookup.weights is None or lookup.offsets is None:
+        return None
+    if name := _name_of(lookup.weights, named):
+        return name
+    samples, count = lookup.offsets.numel() - lookup.with_last_offset, lookup.keys.numel()
+    alike = [
+        name
+        for name, value in named.items()
+        if isinstance(value, Tensor) and value.dtype == torch.float32 and value.shape == (count,) != (samples,)
+        if name not in direct
+    ]
+    return alike[0] if len(alike) == 1 else None
 
 
 def _name_of(tensor: Tensor | None, named: Mapping[str, Any]) -> str | None:

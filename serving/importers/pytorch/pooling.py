@@ -23,7 +23,8 @@ class Positions(NamedTuple):
     def pool(self, rows: Tensor) -> Tensor:
         """Return the maximum of rows, float32[B, L, D], or their sum with weights, as ``nn.EmbeddingBag`` does."""
         if self.weights is not None:
-            return (rows * (self.weights * self.is_key)[..., None]).sum(1)
+            weights = torch.where(self.is_key, self.weights, 0.0)  # others may be log(0)
+            return (rows * weights[..., None]).sum(1)
         largest = rows.masked_fill(~self.is_key[..., None], -torch.inf).amax(1)
         return torch.where(self.is_key.any(1, keepdim=True), largest, 0.0)
 

@@ -364,9 +364,10 @@ class Tables:
                 bags = [bag[bag != NO_KEY] for bag in bags]
         if len(bags) != samples:
             expected, came = "keys [B] or [B, n]", f"{list(keys.shape)}"
+            advice = f"for a list of keys per sample, pad it and use sequences={{...}}; {CONSTANT_KEYS}"
             if isinstance(table, nn.EmbeddingBag):
-                expected, came = "a bag for each sample", f"{len(bags)} bags"
-            reason = f"expected {expected} with B = {samples}, got {came}; {CONSTANT_KEYS}{at_line(lookup.line)}"
+                expected, came, advice = "a bag for each sample", f"{len(bags)} bags", CONSTANT_KEYS
+            reason = f"expected {expected} with B = {samples}, got {came}; {advice}{at_line(lookup.line)}"
             raise ConfigError(self._source, lookup.table, reason)
         if not lookup.is_pooled:
             return [[key[None] for key in column] for column in keys.reshape(samples, -1).T]

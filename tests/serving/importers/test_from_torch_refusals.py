@@ -117,7 +117,7 @@ KEYS = {
     "constant keys": (
         Model(look_up=lambda table, ids: table(ids).mean(1) + table(torch.arange(3)).mean(0)),
         (IDS,),
-        "user: expected keys [B] or [B, n] with B = 2, got [3]; for constant keys, index the table's weight instead",
+        "user: expected keys [B] or [B, n] with B = 2, got [3]; for a list of keys per sample, pad it and use",
     ),
     "[n, B]": (Model(look_up=lambda table, ids: table(ids.T).mean(0)), (IDS,), "with B = 2, got [3, 2]; for constant"),
     "[B, B]": (

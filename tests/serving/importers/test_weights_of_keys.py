@@ -2,6 +2,7 @@
 
 import copy
 import re
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +22,12 @@ from training import EmbeddingBagCollection, EmbeddingBagConfig
 
 pytestmark = pytest.mark.usefixtures("exporter")
 SEEN, CLICKED, B = 30, 20, 40
+WEIGHTS = ("how_long", "how_often")
 MOST = {"weighted": 4, "largest": 3}
 
 
 class Bags(nn.Module):
-    """A sum with weights, and the maximum and the mean of the same bags. The key 0 is padding."""
+    """Sums with two kinds of weights, and the maximum and the mean of the same bags. The key 0 is padding."""
 
     def __init__(self, mode="max"):
         super().__init__()
@@ -34,14 +36,15 @@ class Bags(nn.Module):
         self.mean = nn.EmbeddingBag(CLICKED, 2)
         self.out = nn.Linear(10, 1)
 
-    def forward(self, how_long, seen, seen_at, clicked, clicked_at, price):
-        parts = self.weighted(seen, seen_at, how_long), self.largest(clicked, clicked_at)
-        return torch.sigmoid(self.out(torch.cat([*parts, self.mean(clicked, clicked_at[:-1]), price[:, None]], 1)))
+    def forward(self, how_long, seen, seen_at, how_often, clicked, clicked_at, price):
+        weighted = self.weighted(seen, seen_at, how_long.exp()) - self.weighted(seen, seen_at, how_often)
+        pooled = self.largest(clicked, clicked_at), self.mean(clicked, clicked_at[:-1])
+        return torch.sigmoid(self.out(torch.cat([weighted, *pooled, price[:, None]], 1)))
 
 
 def example():
     seen, clicked = with_offsets([[1, 2], [3]]), with_offsets([[4], [5, 6]], with_last=True)
-    return torch.ones(3), *seen, *clicked, torch.zeros(2)
+    return torch.ones(3), *seen, torch.ones(3), *clicked, torch.zeros(2)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,7 @@ def drawn(samples=B, seed=0):
     rng = np.random.default_rng(seed)
     seen = [(1 + np.array(bag, int)).tolist() for bag in draw_bags(rng, SEEN - 1, samples, MOST["weighted"])]
     return {
-        "how_long": [rng.normal(size=len(bag)).astype(np.float32).tolist() for bag in seen],
+        **{name: [rng.normal(size=len(bag)).astype(np.float32).tolist() for bag in seen] for name in WEIGHTS},
         "seen": seen,
         "clicked": draw_bags(rng, CLICKED, samples, MOST["largest"]),
         "price": rng.normal(size=samples).astype(np.float32).tolist(),
@@ -68,10 +71,10 @@ def drawn(samples=B, seed=0):
 
 
 def in_float64(module, given):
-    weights = torch.tensor([one for bag in given["how_long"] for one in bag], dtype=torch.float64)
-    bags = *with_offsets(given["seen"]), *with_offsets(given["clicked"], with_last=True)
+    long, often = (torch.tensor([*chain.from_iterable(given[name])], dtype=torch.float64) for name in WEIGHTS)
+    clicked, price = with_offsets(given["clicked"], with_last=True), torch.tensor(given["price"], dtype=torch.float64)
     with torch.no_grad():
-        answer = copy.deepcopy(module).double()(weights, *bags, torch.tensor(given["price"], dtype=torch.float64))
+        answer = copy.deepcopy(module).double()(long, *with_offsets(given["seen"]), often, *clicked, price)
     assert answer.std() > 0.01
     return answer.numpy()
 
@@ -79,18 +82,19 @@ def in_float64(module, given):
 def test_weights_and_maxima_of_bags_are_served(module, imported):
     given = drawn()
     expected = in_float64(module, given)
-    assert imported.names == ("how_long", "price", "seen", "clicked")
+    assert imported.names == (*WEIGHTS, "price", "seen", "clicked")
 
     with load_model(imported.path) as session:
         for form in (given, pa.table(given)):
             np.testing.assert_allclose(session.predict(form), expected, atol=1e-6)
-        padded = [bag + [0.0] * (MOST["weighted"] - len(bag)) for bag in given["how_long"]]
-        dense = np.concatenate([np.array(padded), np.array(given["price"])[:, None]], axis=1).astype(np.float32)
+        padded = [[bag + [0.0] * (MOST["weighted"] - len(bag)) for bag in given[name]] for name in WEIGHTS]
+        dense = np.concatenate([*padded, np.array(given["price"])[:, None]], axis=1).astype(np.float32)
         slots = [given[name] for _, name in imported.slots]
         np.testing.assert_allclose(session.predict(dense, *request(*slots)), expected, atol=1e-6)
-        user = {"seen": [[7, 8, 9]], "how_long": [[0.5, -1.0, 2.0]], "clicked": given["clicked"], "price": [1.0]}
-        repeated = {**user, "seen": user["seen"] * B, "how_long": user["how_long"] * B, "price": user["price"] * B}
-        assert session.predict(user).tobytes() == session.predict(repeated).tobytes()
+        user = {"seen": [[7, 8, 9]], "how_long": [[0.5, -1.0, 2.0]], "how_often": [[3.0, 0.0, 1.0]], "price": [1.0]}
+        repeated = {name: values * B for name, values in user.items()}
+        answers = [session.predict({**columns, "clicked": given["clicked"]}) for columns in (user, repeated)]
+        assert answers[0].tobytes() == answers[1].tobytes()
 
 
 def test_weights_of_keys_come_in_every_protocol(module, imported):
@@ -102,7 +106,8 @@ def test_weights_of_keys_come_in_every_protocol(module, imported):
         offsets = {"name": f"{name}.offsets", "datatype": "INT32", "shape": [4], "data": ends.tolist()}
         return {"name": name, "datatype": datatype, "shape": [len(values)], "data": values.tolist()}, offsets
 
-    lists = [*flat("how_long", "FP32"), *flat("seen", "INT64"), *flat("clicked", "INT64")]
+    floats = chain.from_iterable(flat(name, "FP32") for name in WEIGHTS)
+    lists = [*floats, *flat("seen", "INT64"), *flat("clicked", "INT64")]
     inputs = [*lists, {"name": "price", "datatype": "FP32", "shape": [3], "data": given["price"]}]
     samples = [dict(zip(given, values, strict=True)) for values in zip(*given.values(), strict=True)]
     with ModelRepository(imported.path.parent.parent, Runtime()) as models:
@@ -129,7 +134,8 @@ def test_weights_of_keys_come_in_every_protocol(module, imported):
     ],
 )
 def test_wrong_weights_are_named(imported, changes, text):
-    given = {"seen": [[1, 2], [3]], "how_long": [[0.5, 1.0], [1.0]], "price": [1.0, 2.0], **changes}
+    weights = {name: [[0.5, 1.0], [1.0]] for name in WEIGHTS}
+    given = {"seen": [[1, 2], [3]], **weights, "price": [1.0, 2.0], **changes}
 
     with load_model(imported.path) as session, pytest.raises(RequestError, match=re.escape(text)):
         session.predict({name: values for name, values in given.items() if values is not None})
