@@ -96,8 +96,9 @@ def add_parser(commands: Any) -> None:
         action="append",
         type=_sequence,
         default=[],
-        metavar="NAME=MOST[,MOST...]",
-        help="the maximum keys of each slot of a table whose rows are not pooled; 0: a pooled slot",
+        metavar="NAME=MOST[,MOST...][,start]",
+        help="the maximum keys of each slot of a table whose rows are not pooled; 0: a pooled slot; start: positions "
+        "without a key come first",
     )
     parser.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the model repository")
     parser.add_argument("--name", required=True, help="the model's name in the repository")
@@ -214,11 +215,12 @@ def _output(text: str) -> tuple[str, OutputKind]:
     return name, kind
 
 
-def _sequence(text: str) -> tuple[str, list[int]]:
+def _sequence(text: str) -> tuple[str, list[int | str]]:
     name, _, most = text.rpartition("=")
-    if not name or re.fullmatch(r"\d{1,5}(,\d{1,5})*", most) is None:
-        raise argparse.ArgumentTypeError(f"expected NAME=MOST or NAME=MOST,MOST and so on, got {text[:64]!r}")
-    return name, list(map(int, most.split(",")))
+    if not name or re.fullmatch(r"\d{1,5}(,\d{1,5})*(,start)?", most) is None:
+        expected = "NAME=MOST or NAME=MOST,MOST and so on, with ,start if padding comes first"
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text[:64]!r}")
+    return name, [part if part == "start" else int(part) for part in most.split(",")]
 
 
 def _combiner(text: str) -> tuple[str, Combiner]:

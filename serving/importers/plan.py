@@ -18,7 +18,7 @@ from serving.importers.outputs import Kinds
 from serving.model.graph import name_inputs, parse_graph
 from serving.model.names import ANSWER, TABLE_NAME, names_of_positions
 from serving.model.records import Combiner, Graph, Output
-from serving.model.sequences import SequenceSlots
+from serving.model.sequences import Padding, SequenceSlots
 from serving.model.version_writer import ONNX_FILE, check_table_names
 from serving.sources.checkpoint import show_names
 from serving.sources.rows import BareDtype, TableRows
@@ -167,7 +167,7 @@ def plan_import(
     row_dtype: BareDtype | None = None,
     features: str | Path | None = None,
     outputs: Kinds | None = None,
-    sequences: Mapping[str, Sequence[int]] | None = None,
+    sequences: Mapping[str, Sequence[int | str]] | None = None,
 ) -> ImportPlan:
     """Open the network and its tables, and check that they fit.
 
@@ -188,8 +188,9 @@ def plan_import(
         outputs: the network's outputs to keep, and the kind of each: ``"probability"``, ``"score"`` or ``"vector"``.
             None: all, as probabilities. An only output is then called ``OUTPUT0``.
         sequences: by the name of a table's input, [B, P, D], the most keys of each slot: the input has the row of each
-            key. 0 stands for a slot that is pooled. The input ``<name>_mask``, [B, P], if there is one, is 1 where a
-            position has a key.
+            key. 0 stands for a slot that is pooled. ``"start"`` at the end of the list: positions without a key come
+            before those with a key. The input ``<name>_mask``, [B, P], if there is one, is 1 where a position has a
+            key.
 
     Raises:
         ConfigError: the arguments do not fit the network: a table has no input, an input has no table, D differs, or
@@ -278,15 +279,20 @@ def _checked_graph(plan: ImportPlan) -> Graph:
     return graph
 
 
-def _sequences(network: ImportedNetwork, most: Mapping[str, Sequence[int]]) -> dict[str, SequenceSlots]:
+def _sequences(network: ImportedNetwork, given: Mapping[str, Sequence[int | str]]) -> dict[str, SequenceSlots]:
     """Return which slots of tables are sequences, with the masks that the network reads."""
     names = [entry.name for entry in network.inputs]
-    for name in most:
+    for name in given:
         if name not in names:
             reason = f"the network has no input of this name{hint(name, names)}"
             raise ConfigError(network.source, f"sequence {name!r}", reason)
-    masks = {name: f"{name}_mask" for name in most}
-    return {name: SequenceSlots(tuple(most[name]), mask if mask in names else "") for name, mask in masks.items()}
+    found = {}
+    for name, numbers in given.items():
+        is_at_start, mask = numbers[-1:] in (["start"], ("start",)), f"{name}_mask"
+        most: Any = tuple(numbers[:-1] if is_at_start else numbers)
+        padding: Padding = "start" if is_at_start else "end"
+        found[name] = SequenceSlots(most, mask if mask in names else "", padding)
+    return found
 
 
 def _slots_of(network: ImportedNetwork, name: str, rows: TableRows, sequences: SequenceSlots | None) -> SlotsOfRequest:

@@ -177,8 +177,8 @@ def _expected_answers(runner: Runner, sources: Sources, logits: bool) -> Expecte
             answers[:, output.columns] = answers[:, output.columns].sigmoid()
     is_nan = answers.isnan().any(dim=1).numpy()
     if is_nan.any() and sources.has_empty(run, _SAMPLES)[is_nan].all():
-        reason = "the answer to an empty sequence is not a number; mask scores with -1e9 instead of -inf"
-        raise ConfigError(runner.source, "", reason)
+        advice = "mask scores with -1e9 instead of -inf, and divide by lengths of at least 1"
+        raise ConfigError(runner.source, "", f"the answer to an empty sequence is not a number; {advice}")
     if fault := strange_answers(answers.numpy(), run.outputs):
         other = "for other numbers, use outputs={'rating': 'score'} or outputs={'user': 'vector'}"
         raise ConfigError(runner.source, "", f"{fault}; if they are logits, use logits=True; {other}")
@@ -253,7 +253,7 @@ def _sequences(source: str, table: str, slots: Sequence[Source]) -> SequenceSlot
     if not paddings:
         return None
     if len({padding.at_start for padding in paddings}) > 1:
-        reason = "expected the same padding side for all sequences of one table"
+        reason = "expected the padding of all sequences of one table at the end, or of all at the start"
         raise ConfigError(source, table, reason)
     most = tuple(0 if slot.padding is None else slot.padding.most for slot in slots)
     return SequenceSlots(most, padding="start" if paddings[0].at_start else "end")

@@ -1,6 +1,7 @@
 """`hotrow import --sequence`: networks that read the row of each key of a sequence."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -46,9 +47,10 @@ def run(files, tmp_path):
     return run
 
 
-def test_the_network_gets_the_row_of_each_key_and_the_mask(run, tmp_path, capsys):
+@pytest.mark.parametrize(("padding", "more"), [("end", {}), ("start", {"padding": "start"})])
+def test_the_network_gets_the_row_of_each_key_and_the_mask(run, tmp_path, capsys, padding, more):
     dense, bags = MODEL.sample_requests(30)
-    right = MODEL.probabilities(dense, bags)
+    right = replace(MODEL, padding=padding).probabilities(dense, bags)
     np.savez(
         tmp_path / "right.npz",
         DES=dense,
@@ -56,11 +58,12 @@ def test_the_network_gets_the_row_of_each_key_and_the_mask(run, tmp_path, capsys
         **dict(zip(("CATCOLUMN", "ROWINDEX"), flatten(bags), strict=True)),
     )
 
-    assert run("--sequence=goods=0,4,2", f"--verify={tmp_path / 'right.npz'}") == 0
+    option = "--sequence=goods=0,4,2" + (",start" if more else "")
+    assert run(option, f"--verify={tmp_path / 'right.npz'}") == 0
 
     assert "table goods: 3 slots (sequences of at most 4, 2 keys), sum; 50 rows of 3" in capsys.readouterr().out
     document = json.loads((tmp_path / "models" / "ctr" / "1" / "graph.json").read_text())
-    assert document["layers"][0]["sparse"][1]["sequence"] == {"most": [0, 4, 2], "mask": "goods_mask"}
+    assert document["layers"][0]["sparse"][1]["sequence"] == {"most": [0, 4, 2], "mask": "goods_mask", **more}
     with hotrow.load_model(tmp_path / "models" / "ctr") as session:
         columns = {f"dense[{place}]": dense[:, place].tolist() for place in range(MODEL.dense_dim)}
         columns |= {
@@ -82,7 +85,9 @@ def test_the_network_gets_the_row_of_each_key_and_the_mask(run, tmp_path, capsys
         (["--sequence=goods=0,0,0,0,0,0,0"], 1, "7 numbers, one per slot and some of them not 0"),
         (["--sequence=good=0,4,2"], 1, "sequence 'good': the network has no input of this name; did you mean 'goods'?"),
         (["--sequence=goods=0,4,2", "--sequence=goods=7"], 1, "--sequence: goods: given twice"),
-        (["--sequence=goods=0,,2"], 2, "expected NAME=MOST or NAME=MOST,MOST and so on, got 'goods=0,,2'"),
+        (["--sequence=goods=0,,2"], 2, "expected NAME=MOST or NAME=MOST,MOST and so on, with ,start"),
+        (["--sequence=goods=start"], 2, "if padding comes first, got 'goods=start'"),
+        (["--sequence=goods=0,start,2"], 2, "if padding comes first, got 'goods=0,start,2'"),
         (["--sequence=goods"], 2, "expected NAME=MOST"),
         (["--sequence=goods=-1"], 2, "expected NAME=MOST"),
         (["--sequence=goods=0,4,2", "--sequence=dense=2"], 1, "sequence: no table is called 'dense'"),

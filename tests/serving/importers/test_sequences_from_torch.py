@@ -262,10 +262,17 @@ class Infinite(Attention):
         return torch.sigmoid((weights[..., None] * rows).sum((1, 2)))
 
 
+class Both(Attention):
+    """Reads two sequences of one table."""
+
+    def forward(self, ids, others):
+        return torch.sigmoid((self.table(ids).sum(2) * self.table(others).sum(2)).sum(1))
+
+
 REFUSED = {
     "no number for an empty sequence": (
         (Infinite(), (IDS,), {"ids": 0}),
-        "Infinite: the answer to an empty sequence is not a number; mask scores with -1e9 instead of -inf",
+        "Infinite: the answer to an empty sequence is not a number; mask .* -inf, and divide by lengths of at least 1",
     ),
     "a pooled padding": (
         (Bag(), (IDS,), {"ids": 0}),
@@ -293,6 +300,10 @@ REFUSED = {
     "padding inside": (
         (Attention(), (torch.tensor([[1, 0, 2]]),), {"ids": 0}),
         "ids: expected the padding 0 at the end of each sample of the example, or at the start of each",
+    ),
+    "padding at both sides": (
+        (Both(), (IDS, IDS.flip(1)), {"ids": 0, "others": 0}),
+        "table: expected the padding of all sequences of one table at the end, or of all at the start",
     ),
     "a part": (
         (Attention(lambda table, ids: table(ids[:, :2])), (IDS,), {"ids": 0}),
