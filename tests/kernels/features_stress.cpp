@@ -152,7 +152,7 @@ void transform_in_threads(std::mt19937_64& random, const std::string& path) {
     const size_t rows[] = {1, users, samples};
     return rows[random() % 3];
   };
-  std::vector<Column> columns(4);
+  std::vector<Column> columns(5);
   for (Column& column : columns) column.rows = column.count = some_rows();
   Texts single, many;
   std::vector<int64_t> splits = {0}, integers(samples);
@@ -185,10 +185,14 @@ void transform_in_threads(std::mt19937_64& random, const std::string& path) {
   columns[3].kind = ValueKind::kFloat;
   columns[3].floats = floats.data();
   columns[3].valid = valid.data();
+  const std::vector<float> weights(many.ends.size(), 0.5f);
+  columns[4] = columns[1];
+  columns[4].kind = ValueKind::kFloat;
+  columns[4].floats = weights.data();
   const Fill fill = {ValueKind::kFloat, "", 0, 15}, text_fill = {ValueKind::kText, "filled", 0, 0};
   columns[3].fill = &fill;
-  if (random() % 2) columns[1].fill = &text_fill;
-  std::vector<Feature> features(7);
+  if (random() % 4 == 0) columns[1].fill = &text_fill;
+  std::vector<Feature> features(8);
   features[0].kind = Feature::kHash;
   features[0].buckets = Buckets(1 + random() % 100000);
   features[1].kind = Feature::kVocabulary;
@@ -215,15 +219,25 @@ void transform_in_threads(std::mt19937_64& random, const std::string& path) {
   features[5].keep = Feature::kFirst;
   features[6].kind = Feature::kDense;
   features[6].column = 3;
+  features[7].kind = Feature::kDense;
+  features[7].column = 4;
+  features[7].place = 1;
+  features[7].weighs = 5;
+  features[7].slots = features[7].most_values = 3;
+  features[7].keep = Feature::kFirst;
   const std::vector<size_t> tables = random() % 2 ? std::vector<size_t>{8} : std::vector<size_t>{1, 4, 3};
-  const Transform transform(features, columns, {samples, user_of.data()}, tables, 1);
-  const Made expected(transform, samples, tables, 1);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 3; ++i)
-    threads.emplace_back([&] {
-      require(Made(transform, samples, tables, 1) == expected, "another thread got other keys");
-    });
-  for (std::thread& thread : threads) thread.join();
+  const Transform transform(features, columns, {samples, user_of.data()}, tables, 4);
+  try {
+    const Made expected(transform, samples, tables, 4);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i)
+      threads.emplace_back([&] {
+        require(Made(transform, samples, tables, 4) == expected, "another thread got other keys");
+      });
+    for (std::thread& thread : threads) thread.join();
+  } catch (const TransformFault&) {
+    require(columns[1].fill, "a weight for each key");  // the fill is a key without a weight
+  }
 }
 
 // Random bytes as tensors: each in memory of its own, at any alignment.
