@@ -32,7 +32,7 @@ model = CtrModel(dcn.graph, seed=0, rule=dcn.rule, tables=dcn.tables)
 options = {"epochs": 1, "batch_size": 256, "schedule": dcn.schedule, "seed": 0}
 for epoch in train(model, data.samples[: rows - held_out], data.samples[tail], **options):
     print(f"loss {epoch.loss:.4f}")
-    print(f"AUC {epoch.auc[0]:.4f}")
+    print(f"AUC {epoch.figures[0]['auc']:.4f}")
 version = export_model(model, dcn.document, repository, "dcn")
 print(f"model written to {version}")
 

@@ -1,4 +1,4 @@
-"""Propose raw features from the columns of a file, so that a first model takes one command.
+"""Propose raw features and losses from the columns of a file, so that a first model takes one command.
 
 Only rows that the model is trained on are looked at.
 """
@@ -17,10 +17,10 @@ from serving.features import PANDAS_INDEX, is_list_type
 from serving.model.atomic import atomic_write
 from serving.model.names import is_taken
 from serving.model.strict_json import LARGEST_FLOAT32
-from training.data.checks import NO_SCORE
 from training.data.columns import column_batches, has_csv, import_pyarrow, missing_from
 from training.data.csv_faults import NULL, NULLS
 from training.errors import DataError
+from training.model.losses import LOSS_OF_OPTION, LogLoss, Loss, SquaredError
 
 _MOST_ROWS = 1_000_000
 #: A column with more values is hashed; a column with fewer values has a vocabulary.
@@ -49,12 +49,14 @@ _TIMES = [(631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 1000, 10**6
 _MOST_SHOWN = 8
 _LEADING_ZERO = r"^-?0\d"
 _SEPARATORS, _CUT_RATIO, _CUT_SAMPLE = ("|", ";"), 0.05, 10_000
+#: A label is a number if at least so many labels are neither 0 nor 1. Fewer may be mistakes.
+_OTHER_LABELS = 0.1
 _UNIQUE = "left out: each row has a value of its own, from which nothing can be learned"
 _NO_TIME = "left out: training times do not recur; derive a feature, such as the hour"
 
 
 class Proposal(NamedTuple):
-    """A proposed feature, or a column that is left out.
+    """A proposed feature, a label, or a column that is left out.
 
     Attributes:
         column: the column's name.
@@ -62,7 +64,8 @@ class Proposal(NamedTuple):
         distinct: how many values it has.
         missing_ratio: the share of rows without a value.
         feature: the feature for ``features.json``; None: the column is left out.
-        why: a remark on the feature, or why the column is left out.
+        why: a remark on the feature, or why the column is left out, or what is learned of a label.
+        loss: the loss of a label, by its name for ``--loss``; empty: the column is not a label.
     """
 
     column: str
@@ -71,15 +74,24 @@ class Proposal(NamedTuple):
     missing_ratio: float
     feature: dict[str, Any] | None
     why: str
+    loss: str = ""
 
 
-def propose(path: Path, labels: Sequence[str], weight: str | None = None, *, holds_out: bool) -> list[Proposal]:
-    """Look at the columns of Parquet or CSV data, and propose a feature for each.
+def propose(
+    path: Path,
+    labels: Sequence[str],
+    weight: str | None = None,
+    *,
+    losses: Sequence[str] | None = None,
+    holds_out: bool,
+) -> list[Proposal]:
+    """Look at the columns of Parquet or CSV data, and propose a loss for each label and features.
 
     Args:
         path: the file or the folder.
         labels: the columns of the labels.
         weight: the column of the weights; None: there is none.
+        losses: one loss for all labels, or one for each, by their names for ``--loss``; None: they are proposed.
         holds_out: the last tenth of the rows is kept for evaluation and is not read.
 
     Raises:
@@ -97,8 +109,9 @@ def propose(path: Path, labels: Sequence[str], weight: str | None = None, *, hol
     for name in others:
         if name not in table.column_names:
             raise DataError(path, missing_from(table.column_names, name), column=name)
-    for label in labels:
-        _check_label(pa, path, label, table.column(label))
+    given = [None] if losses is None else [LOSS_OF_OPTION[loss] for loss in losses]
+    pairs = zip(labels, given * (len(labels) // len(given)), strict=True)
+    of_labels = [_proposed_label(pa, path, label, table.column(label), loss) for label, loss in pairs]
     read = _typed if has_csv(path) else _as_it_is
     found = [
         _proposed(pa, name, read(pa, table.column(name).combine_chunks()))
@@ -109,7 +122,7 @@ def propose(path: Path, labels: Sequence[str], weight: str | None = None, *, hol
         each = "; ".join(f"{one.column}: {_text_of(one)}" for one in found[:_MOST_SHOWN])
         reason = f"no column can be a category, which an embedding needs ({each})"
         raise DataError(path, f"{reason}. Write a features.json, and give it --features")
-    return found
+    return of_labels + found
 
 
 def shown(proposals: Sequence[Proposal], path: Path) -> Iterator[str]:
@@ -121,7 +134,9 @@ def shown(proposals: Sequence[Proposal], path: Path) -> Iterator[str]:
     for column, kind, distinct, missing, text in rows:
         cells = (column.ljust(widths[0]), kind.ljust(widths[1]), distinct.rjust(widths[2]), missing.rjust(widths[3]))
         yield "  ".join((*cells, text))
-    yield f"features written to {path}: change the file if you like, and train with --features {path}"
+    losses = [one.loss for one in proposals if one.loss]
+    options = "".join(f" --loss {loss}" for loss in losses) if {*losses} != {LogLoss.option} else ""
+    yield f"features written to {path}: change the file if you like, and train with --features {path}{options}"
 
 
 def write_proposal(proposals: Sequence[Proposal], path: Path) -> None:
@@ -165,23 +180,35 @@ def _described(feature: dict[str, Any], why: str) -> str:
     return f"{feature['kind']}{''.join(f', {option}' for option in options)}{f': {why}' if why else ''}"
 
 
-def _check_label(pa: Any, path: Path, label: str, values: Any) -> None:
-    """Refuse a rating or an amount before features are written. Reading the samples checks each value."""
+def _proposed_label(pa: Any, path: Path, label: str, values: Any, given: Loss | None) -> Proposal:
+    """Return what is learned of a label. Refuse wrong labels before features are written.
+
+    Reading the samples checks each label.
+    """
+    compute, loss = pa.compute, given or LogLoss()
     if _is_text(pa.types, values.type):
-        values = _typed(pa, pa.compute.utf8_trim_whitespace(values))
+        values = _typed(pa, compute.utf8_trim_whitespace(values))
         if _is_text(pa.types, values.type):
             known = ", ".join(map(repr, values.unique().to_pylist()[:3]))
-            raise DataError(path, f"expected 0 or 1, true or false, found the texts {known}", column=label)
+            expected = f"{loss.expected}, true or false" if loss.kind == "probability" else loss.expected
+            raise DataError(path, f"expected {expected}, found the texts {known}", column=label)
     if values.null_count:
-        reason = f"expected 0 or 1, found {NULL} in {values.null_count:,} rows; leave out rows without a label"
+        reason = f"expected {loss.expected}, found {NULL} in {values.null_count:,} rows; leave out rows without a label"
         raise DataError(path, reason, column=label)
+    kind = str(values.type)
     try:
-        numbers = values.cast(pa.float32())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return
-    wrong = numbers.filter(pa.compute.invert(pa.compute.is_in(numbers, value_set=pa.array([0.0, 1.0]))))
-    if len(wrong):
-        raise DataError(path, f"expected 0 or 1, found {wrong[0].as_py():g}{NO_SCORE}", column=label)
+        numbers = values.cast(pa.float32(), safe=False).to_numpy()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as err:
+        raise DataError(path, f"expected numbers, found {kind}", column=label) from err
+    distinct = len(np.unique(numbers))
+    wrong = loss.is_wrong(numbers)
+    if given is None and distinct > 2 and wrong.mean() >= _OTHER_LABELS:
+        loss = SquaredError()
+        wrong = loss.is_wrong(numbers)
+    if wrong.any():
+        found = numbers[np.argmax(wrong)]
+        raise DataError(path, f"expected {loss.expected}, found {found:g}{loss.advice}", column=label)
+    return Proposal(label, kind, distinct, 0.0, None, f"label: {loss.meaning}", loss.option)
 
 
 def _as_it_is(pa: Any, array: Any) -> Any:

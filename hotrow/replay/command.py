@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar="COLUMN",
-        help="the column of the label, 0 or 1, in --labels or in the log; once for each label of the model",
+        help="the column of the label, as in training, in --labels or in the log; once for each label of the model",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the differences, to .svg, .png or .pdf")

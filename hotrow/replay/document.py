@@ -1,7 +1,7 @@
 """All figures of a replay as one JSON document."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ from hotrow.replay.tables import RequestRows, RowFiles, import_arrow, match
 from hotrow.replay.version import logged_predictions, open_version, replay
 from serving.errors import TraceError, did_you_mean
 from serving.model.names import MODEL_VERSION, REQUEST_ID, REQUEST_TIME
-from serving.request_log import named, probability_columns, requests_of
+from serving.model.records import OutputKind
+from serving.request_log import labeled_columns, named, requests_of
+from serving.session import InferenceSession
+from training.model.losses import LOSS_OF_KIND, Loss
 
 Labels = dict[str, NDArray[np.float64]]
 
@@ -47,35 +50,63 @@ def replay_document(
     rows, source = RequestRows(log), str(log)
     logged = logged_predictions(rows)
     document: dict[str, Any] = {"log": _about(rows, logged)}
-    found: Labels = {}
+    theirs = rows if labels_file is None else RowFiles(labels_file, texts=on or [REQUEST_ID])
+    given = _labels(theirs, labels) if labels else {}
+    found = given
     if labels_file is not None:
-        on = on or [REQUEST_ID]
-        theirs = RowFiles(labels_file, texts=on)
-        matches = match(rows, theirs, on)
-        for name, values in _labels(theirs, labels).items():
-            found[name] = np.full(rows.count, np.nan)
+        matches = match(rows, theirs, on or [REQUEST_ID])
+        found = {name: np.full(rows.count, np.nan) for name in given}
+        for name, values in given.items():
             found[name][matches.ours] = values[matches.theirs]
         samples = len(matches.ours)
         document["labels"] = {"path": str(labels_file), "samples": samples, "ambiguous": matches.ambiguous}
-    elif labels:
-        found = _labels(rows, labels)
     document["models"] = []
+    losses = list[Loss]()
     for path in models:
         with open_version(path) as session:
             outputs = session.config.label_dim
             if logged.shape[1] != outputs:
                 reason = f"has {logged.shape[1]} predictions per sample, but {named(session)} makes {outputs}"
                 raise TraceError(source, reason)
-            columns = probability_columns(session)
-            if found and len(found) != len(columns):
-                reason = f"expected {len(columns)} columns for {named(session)}, got {', '.join(found)}"
-                raise TraceError("--label", reason)
+            kinds = labeled_columns(session)
+            if given:
+                losses = _losses(given, theirs.source, kinds.values(), losses, session)
             replayed = replay(session, rows, logged, document["log"]["requests"])
         document["models"].append(describe(replayed, rows, logged))
         if found:
-            document["models"][-1]["quality"] = quality(found, replayed.predictions[:, columns])
-            document["quality"] = quality(found, logged[:, columns])
+            document["models"][-1]["quality"] = quality(found, replayed.predictions[:, list(kinds)], losses)
+            document["quality"] = quality(found, logged[:, list(kinds)], losses)
     return document
+
+
+def _losses(
+    labels: Labels, source: str, kinds: Collection[OutputKind], others: Sequence[Loss], session: InferenceSession
+) -> list[Loss]:
+    """Return what compares each label with a version's answers.
+
+    Args:
+        labels: the labels as a file has them.
+        source: the file.
+        kinds: of the version's columns that labels are compared with.
+        others: what compared the labels with the answers of the versions before; empty: this is the first one.
+        session: the version.
+
+    Raises:
+        TraceError: the version has other columns, or a label is not what an answer predicts.
+    """
+    if len(labels) != len(kinds):
+        raise TraceError("--label", f"expected {len(kinds)} columns for {named(session)}, got {', '.join(labels)}")
+    losses = [LOSS_OF_KIND[kind] for kind in kinds]
+    if others and losses != others:
+        answers = [" and ".join(loss.kind for loss in some) for some in (losses, others)]
+        reason = f"{named(session)} answers with {answers[0]}, and the version before with {answers[1]}"
+        raise TraceError("--label", f"{reason}; replay them one after the other")
+    for (name, values), loss in zip(labels.items(), losses, strict=True):
+        wrong = np.flatnonzero(loss.is_wrong(values) & ~np.isnan(values))
+        if wrong.size:
+            reason = f"{name}: expected {loss.expected}, got {values[wrong[0]]:g} in row {wrong[0]}"
+            raise TraceError(source, reason)
+    return losses
 
 
 def _about(rows: RequestRows, logged: NDArray[np.float32]) -> dict[str, Any]:
@@ -105,7 +136,7 @@ def _labels(rows: RowFiles, names: Sequence[str]) -> Labels:
     """Return columns of labels, with NaN for null.
 
     Raises:
-        TraceError: a column is missing, or has other values than 0, 1 and null.
+        TraceError: a column is missing, or does not have numbers.
     """
     pa = import_module("pyarrow")
     for name in names:
@@ -116,10 +147,6 @@ def _labels(rows: RowFiles, names: Sequence[str]) -> Labels:
         try:
             values = table[name].cast(pa.float64()).to_numpy()
         except pa.ArrowException as err:
-            raise TraceError(rows.source, f"{name}: expected 0 and 1, got {table[name].type}") from err
-        wrong = np.flatnonzero(~np.isin(values, (0.0, 1.0)) & ~np.isnan(values))
-        if wrong.size:
-            reason = f"{name}: expected 0 or 1, got {values[wrong[0]]:g} in row {wrong[0]}"
-            raise TraceError(rows.source, reason)
+            raise TraceError(rows.source, f"{name}: expected numbers, got {table[name].type}") from err
         found[name] = values
     return found

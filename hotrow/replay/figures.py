@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from hotrow.replay.tables import RequestRows, drawn_rows
 from hotrow.replay.version import Replayed
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
-from training.model.metrics import area_under_curve, calibration, log_loss
+from training.model.losses import Loss
 
 _LARGEST = 10  # differences that are listed
 _BINS = 50
 _MOST_GROUPS = 50  # of a float feature; with more values, the groups are its quarters
 _LEAST_SAMPLES, _LEAST_SHARE = 20, 0.01  # of a group that is large enough to report
 _GROUPS_OF_FEATURE = 3
-_NEAR_ONE = 1 - 1e-9
 
 Floats = NDArray[np.floating[Any]]
 
@@ -124,25 +123,17 @@ def mean_of(predictions: Floats) -> float | None:
     return float(found.mean(dtype=np.float64)) if found.size else None
 
 
-def quality(labels: Mapping[str, Floats], predictions: Floats) -> dict[str, Any]:
+def quality(labels: Mapping[str, Floats], predictions: Floats, losses: Sequence[Loss]) -> dict[str, Any]:
     """Compare answers [N, L] with L labels [N], NaN where there is none, and return the figures of each label."""
     found: dict[str, Any] = {}
-    for place, (name, of_label) in enumerate(labels.items()):
-        answers = predictions[:, place].astype(np.float64)
+    for (name, of_label), answers, loss in zip(labels.items(), predictions.T, losses, strict=True):
         there = ~np.isnan(of_label) & ~np.isnan(answers)
-        of_label, answers = of_label[there], np.clip(answers[there], 1 - _NEAR_ONE, _NEAR_ONE)
-        if not of_label.size:
-            found[name] = {"samples": 0}
-            continue
-        logits = np.log(answers) - np.log1p(-answers)
-        area = area_under_curve(of_label, answers)
-        found[name] = {
-            "samples": int(of_label.size),
-            "ones": float(of_label.mean()),
-            "auc": None if math.isnan(area) else area,
-            "log_loss": log_loss(of_label, logits),
-            "calibration": [list(group) for group in calibration(of_label, logits)],
+        figures = loss.figures(of_label[there], loss.logits(answers[there])) if there.any() else {}
+        defined = {
+            figure: None if isinstance(value, float) and math.isnan(value) else value
+            for figure, value in figures.items()
         }
+        found[name] = {"samples": int(there.sum()), **defined}
     return found
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
 from serving.model.picture import picture
+from training.command.plot import draw_calibration
+from training.model.losses import LOSSES, figure_text
 
 _SHOWN = 5  # of the largest differences, and of the values of features
 _LONGEST = 40
@@ -40,9 +42,9 @@ def _figures(document: Document) -> Iterator[Sequence[str]]:
         return name, log, *cells
 
     log = document["log"]["mean_prediction"]
-    yield row("mean prediction", _number(log), (_number(model["mean_prediction"]) for model in models))
+    yield row("mean prediction", figure_text(log), (figure_text(model["mean_prediction"]) for model in models))
     for name, key in (("mean difference", "mean"), ("mean size", "mean_absolute"), ("largest", "largest_absolute")):
-        yield row(name, "", (_number(one.get(key)) for one in changes))
+        yield row(name, "", (figure_text(one.get(key)) for one in changes))
     for size in (0.01, 0.1):
         shares = (share(one.get("share_above", {}).get(str(size))) for one in changes)
         yield row(f"larger than {size}", "", shares)
@@ -51,12 +53,12 @@ def _figures(document: Document) -> Iterator[Sequence[str]]:
     for name in dict.fromkeys(name for model in models for name in model["unknown_values"]):
         yield row(f"unknown {name}", "", (_unknown(model["unknown_values"].get(name)) for model in models))
     for part in ("p50", "p99"):
-        yield row(f"{part} ms", "", (_number(model["milliseconds"].get(part)) for model in models))
+        yield row(f"{part} ms", "", (figure_text(model["milliseconds"].get(part)) for model in models))
     for label, of_log in document.get("quality", {}).items():
-        for name, key in (("AUC", "auc"), ("log loss", "log_loss")):
-            yield row(
-                f"{name} {label}", _number(of_log.get(key)), (_number(m["quality"][label].get(key)) for m in models)
-            )
+        for name, key in (names for loss in LOSSES for names in loss.shown):
+            found = [model["quality"][label].get(key) for model in models]
+            if key in of_log or any(value is not None for value in found):
+                yield row(f"{name} {label}", figure_text(of_log.get(key)), map(figure_text, found))
 
 
 def _unknown(counts: Mapping[str, int] | None) -> str:
@@ -88,17 +90,13 @@ def _details(model: Document) -> Iterator[str]:
     if found.get("largest"):
         yield f"\n{model['model']}: largest differences"
         for one in found["largest"][:_SHOWN]:
-            before, after = (", ".join(map(_number, one[key])) for key in ("logged", "predicted"))
+            before, after = (", ".join(map(figure_text, one[key])) for key in ("logged", "predicted"))
             yield f"  request {one[REQUEST_ID]} sample {one[REQUEST_SAMPLE]}: {before} in the log, {after} now"
 
 
 def _value(value: Any) -> str:
     text = "missing" if value is None else str(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
 
 
 def share(value: float | None) -> str:
@@ -135,13 +133,11 @@ def draw(document: Document, file: Path) -> None:
         histogram.set(title="differences of predictions", xlabel="now - log", ylabel="samples", yscale="symlog")
         features.set(title="mean difference by feature", xlabel="now - log")
         for calibration in rest:
-            calibration.plot([0, 1], [0, 1], color="gray", linestyle=":", label="perfect")
-            for label in labels:
-                for name, of in (("log", document), *((model["model"], model) for model in models)):
-                    groups = of["quality"][label].get("calibration")
-                    if groups:
-                        calibration.plot(*zip(*groups, strict=True), marker="o", label=f"{name}, {label}")
-            calibration.set(title="calibration", xlabel="mean prediction", ylabel="share of ones")
+            sides = [("log", document), *((model["model"], model) for model in models)]
+            found = {
+                f"{name}, {label}": of["quality"][label].get("calibration") for label in labels for name, of in sides
+            }
+            draw_calibration(calibration, "calibration", {name: groups for name, groups in found.items() if groups})
         for axes in (histogram, features, *rest):
             axes.grid(visible=True, alpha=0.3)
             if axes.get_legend_handles_labels()[0]:

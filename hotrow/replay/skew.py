@@ -16,6 +16,7 @@ from serving.features import FeatureConfig, array_of
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
 from serving.request_log import RawRows, counting_from, has_keys_of, named
 from serving.session import InferenceSession
+from training.model.losses import figure_text
 
 _LONGEST = 60
 
@@ -183,7 +184,8 @@ def _predictions(session: InferenceSession, sides: tuple[_Side, _Side], count: i
         except RequestError as err:
             return f"predictions were not compared: {side.located(err)}"
     sizes = np.abs(answers[0].astype(np.float64) - answers[1])
+    mean, largest = figure_text(float(sizes.mean())), figure_text(float(sizes.max()))
     return (
-        f"predictions of {named(session)} for both differ by {sizes.mean():.4f} on average and by {sizes.max():.4f} "
+        f"predictions of {named(session)} for both differ by {mean} on average and by {largest} "
         f"at most; {share(float((sizes > 0.01).mean()))} by more than 0.01"
     )

@@ -112,6 +112,7 @@ def _read(file: Path, name: str, version: int, i64_input_key: bool | None) -> Mo
         label_dim=graph.label_dim,
         dense_names=graph.dense_names,
         label_names=graph.label_names,
+        label_kinds=graph.label_kinds,
         stated_outputs=graph.stated_outputs,
         gpu_cache=GpuCacheConfig(
             hit_rate_threshold=clause.hit_rate_threshold,

@@ -14,7 +14,7 @@ from serving.model.capacity import HEADROOM_RATIO
 from serving.model.graph import Graph, is_network_file
 from serving.model.manifest import MANIFEST_NAME, Manifest, read_manifest
 from serving.model.names import MODEL_NAME, NAME_EXPECTED
-from serving.model.records import Combiner, Output, outputs_of
+from serving.model.records import Combiner, Output, OutputKind, outputs_of
 from serving.model.regular_file import is_absent, real_path
 from serving.model.sequences import SequenceSlots
 from serving.model.slot_sizes import SlotKeys, SlotRange, ranges_by_input
@@ -92,6 +92,7 @@ class ModelConfig(Record):
         label_dim: L; 0 if the model is only looked up.
         dense_names: the graph's names of the dense features; empty if it has none.
         label_names: the graph's names of the columns of answers; empty if it has none.
+        label_kinds: the kinds of the columns of answers; empty if all are probabilities.
         stated_outputs: the outputs that the graph states; empty if it states none.
         gpu_cache: the settings of its embedding caches on GPUs.
         gpu_network: the settings of its dense network on GPUs.
@@ -115,6 +116,7 @@ class ModelConfig(Record):
     label_dim: int
     dense_names: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
+    label_kinds: tuple[OutputKind, ...] = ()
     stated_outputs: tuple[Output, ...] = ()
     gpu_cache: GpuCacheConfig = GpuCacheConfig()
     gpu_network: GpuNetworkConfig = GpuNetworkConfig()
@@ -130,7 +132,8 @@ class ModelConfig(Record):
     @property
     def outputs(self) -> tuple[Output, ...]:
         """What clients can ask for; see ``outputs_of``. Empty if the model is only looked up."""
-        return outputs_of(self.stated_outputs, self.label_dim, self.label_names) if self.label_dim else ()
+        of_labels = self.label_dim, self.label_names, self.label_kinds
+        return outputs_of(self.stated_outputs, *of_labels) if self.label_dim else ()
 
     @property
     def of_tables(self) -> "ModelConfig":

@@ -291,6 +291,7 @@ def _model(clause: ModelClause, at: Location, key_type: KeyType) -> ModelConfig:
         label_dim=graph.label_dim,
         dense_names=graph.dense_names,
         label_names=graph.label_names,
+        label_kinds=graph.label_kinds,
         stated_outputs=graph.stated_outputs,
         gpu_network=clause.gpu_network,
         stream=stream_of(manifest),

@@ -25,9 +25,10 @@ def changes(new: ModelConfig, old: ModelConfig) -> Iterator[str]:
     yield from (f"for requests with keys: {line}" for line in _of_keys(new, old))
     if new.label_dim != old.label_dim:
         yield f"read {new.label_dim} predictions of each sample; the old version has {old.label_dim}"
-    if new.stated_outputs != old.stated_outputs:
-        named = ", ".join(f"{output.name} ({output.kind})" for output in new.outputs)
-        yield f"read the outputs {named}; the old version has {', '.join(one.name for one in old.outputs)}"
+    kinds = [[output.kind for output in version.outputs] for version in (new, old)]
+    if new.stated_outputs != old.stated_outputs or (new.label_dim == old.label_dim and kinds[0] != kinds[1]):
+        named = [", ".join(f"{output.name} ({output.kind})" for output in version.outputs) for version in (new, old)]
+        yield f"read the outputs {named[0]}; the old version has {named[1]}"
 
 
 def _of_features(new: FeatureDefinition, old: FeatureDefinition) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The layer graph: HugeCTR's JSON, read once, checked completely, and turned into records.
 
 The input is a hand-written v3.0 configuration, for training or inference, or a graph that v3.1 to v24.06 exports. A
-training graph becomes its inference graph: a loss becomes the activation that turns logits into probabilities.
+training graph becomes its inference graph: a loss becomes the activation that turns logits into answers.
 """
 
 import copy
@@ -97,7 +97,13 @@ def inference_document(document: dict[str, Any]) -> dict[str, Any]:
         layers[0].pop(key, None)
     losses = {f"layers[{index}]" for index, layer in enumerate(layers) if layer["type"] in ACTIVATION_OF_LOSS}
     result["layers"] = [layer for layer in layers if layer["type"] not in ACTIVATION_OF_LOSS] + [
-        {"name": layer.name, "type": layer.type, "bottom": layer.bottoms[0], "top": layer.tops[0]}
+        {
+            "name": layer.name,
+            "type": layer.type,
+            "bottom": layer.bottoms[0],
+            "top": layer.tops[0],
+            **{key: list(values) for key, values in layer.params.items()},
+        }
         for layer in graph.layers
         if layer.path in losses
     ]

@@ -1,7 +1,8 @@
 """Read the layers of a graph in order, and track the tensors that they make."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from serving.errors import ConfigError, nearest
 from serving.model.inputs import EMBEDDING_TYPES, read_data, read_embedding
@@ -15,8 +16,10 @@ ACTIVATION_OF_LOSS = {
     "BinaryCrossEntropyLoss": "Sigmoid",
     "CrossEntropyLoss": "Softmax",
     "MultiCrossEntropyLoss": "Sigmoid",
+    "MeanSquaredErrorLoss": "Denormalize",  # Hotrow's own
 }
-_ACTIVATIONS = ("Sigmoid", "Softmax")
+#: The layers that make answers, and what tops of them without a name are called.
+_ACTIVATIONS = {"Sigmoid": "probabilities", "Softmax": "probabilities", "Denormalize": "scores"}
 _NO_NETWORK = (
     "no layer follows the embeddings; add the layers of the dense network, or replace the .model file of an inference "
     "configuration with an .onnx file of the network"
@@ -26,6 +29,7 @@ _TWO_NETWORKS = (
     "embeddings, or replace the .onnx file with a .model file of these layers' weights"
 )
 _LOSS_KEYS = ("name", "type", "bottom", "top", "regularizer", "lambda", "target_weight")
+_OWN_LOSS_KEYS: Mapping[str, tuple[str, ...]] = {"MeanSquaredErrorLoss": ("mean", "std")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class _Loss:
     fields: Fields
     activation: str
     bottom: str
+    params: Mapping[str, Any]
 
 
 class GraphReader:
@@ -77,8 +82,10 @@ class GraphReader:
             raise ConfigError(source, "layers", _NO_NETWORK)
         self._check_last(self._document[-1])
         self._check_inputs()
-        logits, output = self._join_outputs(self._outputs())
-        return self._graph(source, self._columns(output), logits, output)
+        outputs = self._outputs()
+        heads = [layer for layer in outputs for _ in range(self._columns(layer.tops[0]))]
+        logits, output = self._join_outputs(outputs)
+        return self._graph(source, len(heads), logits, output, heads)
 
     def read_inputs(self, source: str) -> Graph:
         """Read the layers after Data, which must all be embeddings, and return a graph without a network."""
@@ -90,7 +97,7 @@ class GraphReader:
         self._check_inputs()
         return self._graph(source, sum(label.dim for label in self._data.labels), logits="", output="")
 
-    def _graph(self, source: str, label_dim: int, logits: str, output: str) -> Graph:
+    def _graph(self, source: str, label_dim: int, logits: str, output: str, heads: Sequence[Layer] = ()) -> Graph:
         columns = sum(output.width for output in self._data.outputs)
         if columns not in (0, label_dim):
             reason = f"expected widths that add up to the {label_dim} columns of the answer, got {columns}"
@@ -114,6 +121,7 @@ class GraphReader:
             dense_names=self._data.dense_names,
             label_names=self._data.label_names,
             stated_outputs=self._data.outputs,
+            heads=tuple(heads),
         )
 
     def _slot_sizes(self) -> tuple[int, ...] | None:
@@ -168,7 +176,7 @@ class GraphReader:
 
     def _read_loss(self, fields: Fields, kind: str) -> None:
         """Read a training loss, whose bottoms are the logits and a label."""
-        fields.allow(_LOSS_KEYS)
+        fields.allow((*_LOSS_KEYS, *_OWN_LOSS_KEYS.get(kind, ())))
         bottoms = fields.texts("bottom")
         _check_count(fields, "bottom", len(bottoms), (2, 2))
         if None in self._labels:
@@ -184,7 +192,9 @@ class GraphReader:
         if shape != expected and not (kind == "CrossEntropyLoss" and label.dim == 1 and _is_output(shape)):
             raise fields.error(f"expected shape {show(expected)} from label_dim, got {show(shape)}", "bottom")
         self._claim(fields.text("top"), fields)
-        self._losses.append(_Loss(fields, ACTIVATION_OF_LOSS[kind], bottoms[0]))
+        activation = ACTIVATION_OF_LOSS[kind]
+        params = LAYER_TYPES[activation].read(Site(fields, (shape,), 1)).params if kind in _OWN_LOSS_KEYS else {}
+        self._losses.append(_Loss(fields, activation, bottoms[0], params))
         self._judged.add(bottoms[1])
         self._loss_tops.add(fields.text("top"))
 
@@ -223,9 +233,10 @@ class GraphReader:
             self._check_output_columns(outputs)
             return outputs
         for number, loss in enumerate(self._losses, start=1):
-            name = self._fresh("probabilities" if len(self._losses) == 1 else f"probabilities{number}")
+            made = _ACTIVATIONS[loss.activation]
+            name = self._fresh(made if len(self._losses) == 1 else f"{made}{number}")
             self._shapes[name] = self._shapes[loss.bottom]
-            self._add(Layer(loss.activation, name, (loss.bottom,), (name,), {}, loss.fields.path))
+            self._add(Layer(loss.activation, name, (loss.bottom,), (name,), loss.params, loss.fields.path))
         return self._layers[-len(self._losses) :]
 
     def _check_output_columns(self, outputs: Sequence[Layer]) -> None:
@@ -250,7 +261,7 @@ class GraphReader:
         joined = []
         for wanted, parts in (
             ("logits", tuple(layer.bottoms[0] for layer in outputs)),
-            ("probabilities", tuple(layer.tops[0] for layer in outputs)),
+            (_ACTIVATIONS[outputs[0].type], tuple(layer.tops[0] for layer in outputs)),
         ):
             name = self._fresh(wanted)
             self._shapes[name] = (B, sum(self._columns(part) for part in parts))

@@ -145,8 +145,8 @@ class Graph:
         sparse: the sparse inputs, in document order.
         embeddings: the embedding layers, in document order: table t of a request is ``embeddings[t]``.
         layers: dense layers in an order in which they can run. A training loss is replaced by its inference activation
-            (BinaryCrossEntropyLoss by Sigmoid). If an ONNX file is the network, ``layers``, ``logits`` and ``output``
-            are empty.
+            (BinaryCrossEntropyLoss by Sigmoid, MeanSquaredErrorLoss by Denormalize). If an ONNX file is the network,
+            ``layers``, ``logits`` and ``output`` are empty.
         logits: name of the tensor that the last activation reads, and the training loss too. Several outputs are
             concatenated, [B, L].
         output: name of the tensor with the answer, [B, L]: probabilities, or the values of a last layer that is not an
@@ -163,6 +163,7 @@ class Graph:
         dense_names: what requests call each dense feature; empty: they have no names.
         label_names: L names; empty: the labels have no names.
         stated_outputs: what the document calls the columns of ``output``; empty: it says nothing of them.
+        heads: for each column of ``output`` the layer that makes it; empty if an ONNX file is the network.
         dense_needs: by the names of outputs, the numbers of the dense features that they depend on. An output that is
             not in it may depend on all.
     """
@@ -185,12 +186,18 @@ class Graph:
     dense_names: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
     stated_outputs: tuple[Output, ...] = ()
+    heads: tuple[Layer, ...] = ()
     dense_needs: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     @property
     def outputs(self) -> tuple[Output, ...]:
         """What clients can ask for; see ``outputs_of``."""
-        return outputs_of(self.stated_outputs, self.label_dim, self.label_names)
+        return outputs_of(self.stated_outputs, self.label_dim, self.label_names, self.label_kinds)
+
+    @property
+    def label_kinds(self) -> tuple[OutputKind, ...]:
+        """The kind of each column of ``output``; empty if an ONNX file is the network."""
+        return tuple("score" if layer.type == "Denormalize" else "probability" for layer in self.heads)
 
     @property
     def stored(self) -> tuple[WeightSpec, ...]:
@@ -229,13 +236,20 @@ class Graph:
         return ""
 
 
-def outputs_of(stated: tuple[Output, ...], label_dim: int, label_names: Sequence[str]) -> tuple[Output, ...]:
-    """Return what clients can ask for: the stated outputs, or all columns as ``OUTPUT0`` and each label by its name."""
+def outputs_of(
+    stated: tuple[Output, ...], label_dim: int, label_names: Sequence[str], label_kinds: Sequence[OutputKind]
+) -> tuple[Output, ...]:
+    """Return what clients can ask for: the stated outputs, or all columns as ``OUTPUT0`` and each label by its name.
+
+    ``label_kinds`` is empty if all are probabilities.
+    """
     if stated:
         return stated
+    kinds: list[OutputKind] = [*label_kinds] or ["probability"] * label_dim
     has_heads = len(set(label_names)) == label_dim > 1 and not NAMES_OF_ANSWERS.intersection(label_names)
-    heads = [Output(name, begin=column) for column, name in enumerate(label_names)] if has_heads else ()
-    return (Output(ANSWER, width=label_dim), *heads)
+    named = zip(label_names, kinds, strict=True) if has_heads else ()
+    heads = [Output(name, kind, begin=column) for column, (name, kind) in enumerate(named)]
+    return (Output(ANSWER, "score" if "score" in kinds else "probability", label_dim), *heads)
 
 
 def default_outputs(outputs: Sequence[Output]) -> Sequence[Output]:

@@ -230,6 +230,13 @@ class Fields:
             self.check_integer(item, f"{key}[{index}]", minimum, maximum) for index, item in enumerate(self.items(key))
         )
 
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """Return a list of ``count`` numbers that float32 can hold."""
+        found = tuple(self.check_number(item, f"{key}[{index}]") for index, item in enumerate(self.items(key)))
+        if len(found) != count:
+            raise self.error(f"expected {count} numbers, got {len(found)}", key)
+        return found
+
     def text(self, key: str, default: str | _Required = REQUIRED) -> str:
         """Return a string that is not empty."""
         return self._check_text(self.value(key, default), key)

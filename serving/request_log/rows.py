@@ -17,7 +17,7 @@ from serving.batch import Batch
 from serving.errors import FeatureValueError, TraceError
 from serving.features import columns_of_arrays
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
-from serving.model.records import Output, default_outputs
+from serving.model.records import Output, OutputKind, default_outputs
 from serving.reading import read_batch, read_columns
 from serving.request_log.records import has_keys_of, key_columns, takes_raw_features
 from serving.session import InferenceSession
@@ -138,11 +138,18 @@ def rows_of(session: InferenceSession, table: Any, source: str) -> Rows:
         raise TraceError(source, f"{reason}; it has {', '.join(table.column_names)}") from None
 
 
-def probability_columns(session: InferenceSession) -> list[int]:
-    """Return the columns of a model's answers that labels can be compared with."""
-    columns = range(session.config.label_dim)
+def labeled_columns(session: InferenceSession) -> dict[int, OutputKind]:
+    """Return the columns of a model's answers that labels can be compared with, and their kinds.
+
+    These are the columns of its labels. Of stated outputs, they are the probabilities, or the scores if there are none.
+    """
+    columns, config = range(session.config.label_dim), session.config
+    if config.label_kinds and not config.stated_outputs:
+        return dict(enumerate(config.label_kinds))
     outputs = default_outputs(session.outputs)
-    return [column for output in outputs if output.kind == "probability" for column in columns[output.columns]]
+    kind: OutputKind = "probability" if any(output.kind == "probability" for output in outputs) else "score"
+    found = [column for output in outputs if output.kind == kind for column in columns[output.columns]]
+    return dict.fromkeys(found, kind)
 
 
 @contextmanager

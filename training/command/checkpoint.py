@@ -128,11 +128,14 @@ class Checkpoints:
             raise self._nothing()
         fields = read_checkpoint_file(path, _MEMBERS)
         found = fields.object("settings")
-        for name, value in self._settings.items():
-            if name != "content" and found.value(name) != value:
-                shown = "another value" if name == "graph" else json.dumps(found.value(name))
-                raise found.error(f"the checkpoint was made with {shown}, and now it is {_shown(name, value)}", name)
+        plain = {name: value for name, value in self._settings.items() if name not in ("content", "graph")}
+        for name, value in plain.items():
+            if found.value(name) != value:
+                was, now = json.dumps(found.value(name)), json.dumps(value)
+                raise found.error(f"the checkpoint was made with {was}, and now it is {now}", name)
         _check_content(found, self._settings["content"], self._settings)
+        if found.value("graph") != self._settings["graph"]:  # its losses know the mean of the labels, so it comes last
+            raise found.error("the checkpoint was made with another value, and now it is this graph", "graph")
         self._read_model(path)
         position = fields.object("position", tuple(field.name for field in dataclasses.fields(Position)))
         return Position(**{name: position.value(name) for name in position}), fields.value("results")
@@ -188,10 +191,6 @@ class Checkpoints:
 
     def _newest(self) -> Path | None:
         return max(self._all(), default=(0, None))[1]
-
-
-def _shown(name: str, value: Any) -> str:
-    return "this graph" if name == "graph" else json.dumps(value)
 
 
 def _check_content(found: Fields, now: dict[str, str], settings: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from training.built_in import built_in_graphs
+from training.model.losses import LOSS_OF_OPTION
 
 _MOST_DIGITS = 32
 
@@ -51,6 +52,13 @@ def add_parser(commands: Any) -> None:
         metavar="COLUMN",
         help="a label column of raw data; once for each label. Without --features, features are proposed from the "
         "columns and written to a file",
+    )
+    parser.add_argument(
+        "--loss",
+        action="append",
+        choices=tuple(LOSS_OF_OPTION),
+        help="log: learn the probability of a label that is 0 or 1 (default); mse: a regression, so learn a label that "
+        "is any number. Once for all labels, or once for each. Without --features, the default follows each label",
     )
     parser.add_argument(
         "--weight",
@@ -109,13 +117,17 @@ def add_parser(commands: Any) -> None:
         "--metrics", type=Path, metavar="FILE", help="write the results of every epoch to this JSON file"
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw loss, AUC and calibration of every epoch, to .svg, .png or .pdf"
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw the loss, the AUC or RMSE, and the calibration of every epoch, to .svg, .png or .pdf",
     )
     parser.add_argument(
         "--patience",
         type=_whole(1),
         metavar="N",
-        help="stop after N epochs without a better log loss (default: never). The best epoch's model is written",
+        help="stop after N epochs without a better log loss or RMSE (default: never). The best epoch's model is "
+        "written",
     )
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="write checkpoints into this folder")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of --checkpoint")
@@ -200,9 +212,12 @@ def _why_unfit(options: argparse.Namespace) -> str:
         "--hidden needs --features or --label": bool(options.hidden) and not is_raw,
         "--model auto needs --features or --label": options.model == "auto" and not is_raw,
         "--from needs --data": options.start is not None and options.data is None,
-        "--from keeps the version's network and features; leave out --model, "
-        "--embedding-dim and --hidden": options.start is not None
-        and any((options.model, options.features, options.embedding_dim, options.hidden)),
+        "--from keeps the version's network, features and loss; leave out --model, "
+        "--embedding-dim, --hidden and --loss": options.start is not None
+        and any((options.model, options.features, options.embedding_dim, options.hidden, options.loss)),
+        "--loss: expected one for all labels, or one for each --label": options.label is not None
+        and options.loss is not None
+        and len(options.loss) not in (1, len(options.label)),
         "--weight needs --data": options.weight is not None and options.data is None,
         "--features and --label need --data": is_raw and options.data is None,
         "--columns does not go with --features or --label": is_raw and options.columns is not None,

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from training.model.losses import LOSSES, figure_text
+
 
 def add_parser(commands: Any) -> None:
     """Add ``hotrow compare`` to the ``hotrow`` parser's subparsers."""
@@ -19,7 +21,7 @@ def add_parser(commands: Any) -> None:
             name, type=Path, metavar=name.upper(), help="a version's folder, or a model's folder for its newest version"
         )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw loss, AUC and calibration of both, to .svg, .png or .pdf"
+        "--plot", type=Path, metavar="FILE", help="draw the figures and the calibration of both, to .svg, .png or .pdf"
     )
 
 
@@ -43,11 +45,11 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _figures(first: Any, second: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield AUC and log loss of each label, of the epochs whose models were written."""
-    ours, theirs = first.result, second.result
-    for figure, shown in (("auc", "AUC"), ("log_loss", "log loss")):
-        for label in dict.fromkeys((*ours[figure], *theirs[figure])):
-            yield f"{shown} {label}", _number(ours[figure].get(label)), _number(theirs[figure].get(label))
+    """Yield the figures of each label, of the epochs whose models were written."""
+    for shown, figure in (names for loss in LOSSES for names in loss.shown):
+        ours, theirs = (record.result.get(figure, {}) for record in (first, second))
+        for label in dict.fromkeys((*ours, *theirs)):
+            yield f"{shown} {label}", figure_text(ours.get(label)), figure_text(theirs.get(label))
     yield "epoch", f"{first.epoch} of {len(first.epochs)}", f"{second.epoch} of {len(second.epochs)}"
     seconds = [sum(epoch["seconds"] for epoch in record.epochs) for record in (first, second)]
     yield "seconds", f"{seconds[0]:.1f}", f"{seconds[1]:.1f}"
@@ -69,10 +71,6 @@ def _flat(members: dict[str, Any]) -> dict[str, Any]:
     for name, value in members.items():
         flat |= {f"{name} of {inner}": it for inner, it in value.items()} if isinstance(value, dict) else {name: value}
     return flat
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
 
 
 def _shown(value: Any) -> str:

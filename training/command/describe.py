@@ -10,7 +10,11 @@ def describe(document: TrainingDocument) -> Iterator[str]:
     """Yield lines about the arrays of an ``.npz`` file, and about the columns of Parquet and CSV files."""
     graph = document.graph
     yield f"{document.name} reads these arrays of an .npz file with B samples:"
-    rows = [(label.name, _numbers(len(label.weights)), "each 0 or 1") for label in document.labels]
+    losses = document.losses  # of each column; those of a label are equal
+    first, rows = 0, list[tuple[str, str, str]]()
+    for label in document.labels:
+        rows.append((label.name, _numbers(len(label.weights)), f"each {losses[first].expected}"))
+        first += len(label.weights)
     if graph.dense_dim:
         rows.append((graph.dense_top, _numbers(graph.dense_dim), "finite"))
     for entry in graph.sparse:

@@ -7,17 +7,12 @@ import numpy as np
 
 from training.data.checks import ColumnMap
 from training.data.source import SampleSource
-from training.errors import TrainingError
 from training.model.document import TrainingDocument
 from training.model.trainer import EpochResult
 from training.samples import Samples
 
-_FEW = 30  # with fewer rows of a class, the standard error of an AUC is about 0.05 or more
 _LOOKED_AT = 16_384  # rows
 _LARGE = 100.0  # a dense network learns little from numbers of this size, and may diverge
-_WORTHLESS = 10.0  # a log loss: the model gives what happens a probability of 0.00005
-_TOO_GOOD = 0.99  # an AUC that clicks and purchases do not reach
-_NO_ORDER = 0.05  # an AUC so close to 0.5 is mostly chance
 #: Layers that read the slots of a table as the positions of a sequence, which share their keys on purpose.
 _OF_SEQUENCES = ("FusedReshapeConcat", "FusedReshapeConcatGeneral")
 
@@ -39,41 +34,28 @@ def of_samples(document: TrainingDocument, names: ColumnMap, samples: SampleSour
 
 
 def of_epoch(document: TrainingDocument, result: EpochResult, rows: int) -> Iterator[str]:
-    """Warn of labels whose AUC is mostly chance."""
-    for name, ones in zip(document.label_columns, result.evaluation_ones, strict=True):
-        if min(ones, rows - ones) < _FEW:
-            yield f"note: {ones} evaluation rows have {name} 1 and {rows - ones} have 0: too few for a reliable AUC"
+    """Warn of labels whose figures are mostly chance."""
+    for name, loss, figures in zip(document.label_columns, document.losses, result.figures, strict=True):
+        if note := loss.few(name, figures, rows):
+            yield note
 
 
-def of_result(epoch: Mapping[str, Any]) -> Iterator[str]:
+def of_result(document: TrainingDocument, epoch: Mapping[str, Any]) -> Iterator[str]:
     """Warn of a model that is no better than a constant.
 
     Args:
+        document: the graph, with its labels.
         epoch: the figures of the epoch whose model is written, as ``--metrics`` has them.
 
     Raises:
         TrainingError: the model is so wrong that it is not written.
     """
-    for name, base in epoch.get("base_log_loss", {}).items():  # absent in checkpoints of earlier versions
-        loss, auc = epoch["log_loss"][name], epoch["auc"][name]
-        if auc is not None and auc > _TOO_GOOD:
-            yield (
-                f"note: an AUC of {auc:.4f} for {name} is rare: a column may say what happened after the request, and "
-                "a server does not know that yet"
-            )
-        if loss > _WORTHLESS:
-            raise TrainingError(
-                f"training has diverged, so no model is written: the log loss of {name} is {loss:,.0f}, and "
-                f"a constant prediction has {base:.4f}. "
-                "Dense columns of large numbers or a high --learning-rate can cause this"
-            )
-        if loss <= base or base == 0:  # 0: the evaluation rows all have the same label
-            continue
-        order = "" if auc is None or abs(auc - 0.5) > _NO_ORDER else f", and an AUC of {auc:.4f} is chance"
-        yield (
-            f"note: the log loss of {name} is {loss:.4f}, and a constant prediction has {base:.4f}"
-            f"{order}. The model is worse than a constant. More --epochs or other columns may help"
-        )
+    for name, loss in zip(document.label_columns, document.losses, strict=True):
+        yield from loss.verdict(name, {figure: of[name] for figure, of in epoch.items() if name in _labels(of)})
+
+
+def _labels(figure: Any) -> Mapping[str, Any]:
+    return figure if isinstance(figure, dict) else {}
 
 
 def _equal_keys(document: TrainingDocument, names: Sequence[str], some: Samples) -> Iterator[str]:

@@ -1,16 +1,21 @@
 """The results of trainings as a picture."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from serving.model.picture import picture
+from training.model.losses import LOSSES
 
-_INCHES = (12.0, 4.0)
+#: The mean prediction and the mean label of each group of samples.
+Groups = Sequence[Sequence[float]]
+
+_INCHES = 4.0  # of each part
 
 
 def draw(file: Path, runs: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-    """Draw loss and AUC of every epoch, and the calibration of the last.
+    """Draw the loss and another figure of every epoch, and the calibration of the last.
 
     Args:
         file: see ``picture``.
@@ -20,26 +25,41 @@ def draw(file: Path, runs: Mapping[str, Sequence[dict[str, Any]]]) -> None:
         MissingExtraError: matplotlib is not installed.
         OutputError: the file cannot be written.
     """
-    with picture(file, _INCHES) as figure:
-        losses, areas, calibration = figure.subplots(1, 3)
-        calibration.plot([0, 1], [0, 1], color="gray", linestyle=":", label="perfect")
+    learned = [loss for loss in LOSSES if any(loss.error in epochs[-1] for epochs in runs.values() if epochs)]
+    with picture(file, (_INCHES * (1 + 2 * len(learned)), _INCHES)) as figure:
+        losses, *others = figure.subplots(1, 1 + 2 * len(learned), squeeze=False)[0]
+        losses.set(title=", ".join(loss.measured for loss in learned), xlabel="epoch", ylabel="mean")
         for run, epochs in runs.items():
             numbers, named = [epoch["epoch"] for epoch in epochs], f"{run}, " if run else ""
             losses.plot(numbers, [epoch["loss"] for epoch in epochs], marker="o", label=f"{named}training")
-            for label, groups in epochs[-1]["calibration"].items() if epochs else ():
-                of_label = [epoch["log_loss"].get(label) for epoch in epochs]
+            for label in epochs[-1]["evaluation_loss"] if epochs else ():
+                of_label = [epoch["evaluation_loss"].get(label) for epoch in epochs]
                 losses.plot(numbers, of_label, marker="o", label=f"{named}evaluation, {label}")
-                of_label = [epoch["auc"].get(label) or 0.5 for epoch in epochs]
-                areas.plot(numbers, of_label, marker="o", label=f"{named}{label}")
-                calibration.plot(*zip(*groups, strict=True), marker="o", label=f"{named}{label}")
-        for axes, title, x, y in (
-            (losses, "log loss", "epoch", "mean"),
-            (areas, "AUC", "epoch", "area"),
-            (calibration, "calibration of the last epoch", "mean prediction", "share of ones"),
-        ):
-            axes.set(title=title, xlabel=x, ylabel=y)
+        for loss, figures, calibration in zip(learned, others[::2], others[1::2], strict=True):
+            shown, name = loss.shown[0]
+            figures.set(title=shown, xlabel="epoch")
+            groups = dict[str, Groups]()
+            for run, epochs in runs.items():
+                numbers, named = [epoch["epoch"] for epoch in epochs], f"{run}, " if run else ""
+                for label in epochs[-1].get(loss.error, ()) if epochs else ():
+                    values = [epoch[name].get(label) for epoch in epochs]
+                    defined = [math.nan if value is None else value for value in values]
+                    figures.plot(numbers, defined, marker="o", label=f"{named}{label}")
+                    groups[f"{named}{label}"] = epochs[-1]["calibration"][label]
+            draw_calibration(calibration, "calibration of the last epoch", groups)
+        for axes in (losses, *others):
             axes.grid(visible=True, alpha=0.3)
             if axes.lines:
                 axes.legend()
-        for axes in (losses, areas):
+        for axes in (losses, *others[::2]):
             axes.locator_params(axis="x", integer=True)
+
+
+def draw_calibration(axes: Any, title: str, groups: Mapping[str, Groups]) -> None:
+    """Draw mean predictions and mean labels, by the name of their line, next to those of a perfect model."""
+    for name, of_name in groups.items():
+        axes.plot(*zip(*of_name, strict=True), marker="o", label=name)
+    if groups:
+        ends = [end(number for of_name in groups.values() for pair in of_name for number in pair) for end in (min, max)]
+        axes.plot(ends, ends, color="gray", linestyle=":", label="perfect")
+    axes.set(title=title, xlabel="mean prediction", ylabel="mean label")

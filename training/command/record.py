@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from training.model.document import TrainingDocument  # which needs PyTorch
 
 _FORMAT = 1
-_OF_EPOCH = ("epoch", "loss", "auc", "log_loss", "calibration", "seconds")
+_OF_EPOCH = ("epoch", "loss", "evaluation_loss", "calibration", "seconds")
 _PACKAGES = ("hotrow", "numpy", "pyarrow", "torch")
 #: Arguments that do not affect the model. The address of a log may contain a password.
 _LEFT_OUT = ("command", "run", "error_code", "describe", "metrics", "plot", "publish", "publish_settings", "resume")
@@ -58,10 +58,10 @@ class TrainingRecord:
         self.arguments: dict[str, Any] = _members(fields.object("arguments"))
         self.data: dict[str, Any] = _members(fields.object("data"))
         self.versions: dict[str, Any] = _members(fields.object("versions"))
-        self.epochs: list[dict[str, Any]] = [_members(epoch) for epoch in fields.objects("epochs")]
-        for epoch in fields.objects("epochs"):
+        self.epochs = [of_this_version(_members(epoch)) for epoch in fields.objects("epochs")]
+        for number, epoch in enumerate(self.epochs):
             for name in _OF_EPOCH:
-                epoch.value(name)
+                Fields(epoch, fields.source, f"epochs[{number}]").value(name)
         self.epoch = fields.integer("epoch", maximum=len(self.epochs))
         self.graph: dict[str, Any] = _members(fields.object("graph"))
 
@@ -69,6 +69,11 @@ class TrainingRecord:
     def result(self) -> dict[str, Any]:
         """The figures of the epoch whose model the version has."""
         return self.epochs[self.epoch - 1]
+
+
+def of_this_version(epoch: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of an epoch with the loss of the evaluation, which earlier versions called the log loss."""
+    return epoch if "log_loss" not in epoch else {"evaluation_loss": epoch["log_loss"], **epoch}
 
 
 def _members(fields: Fields) -> dict[str, Any]:

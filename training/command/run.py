@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from training.command import notes
 from training.command.checkpoint import Checkpoints
 from training.command.describe import describe
 from training.command.plot import draw
-from training.command.record import digest_of_data, record_of
+from training.command.record import digest_of_data, of_this_version, record_of
 from training.command.warm_start import WarmStart
 from training.data.checks import ColumnMap
 from training.data.opening import columns_of, default_columns, open_data
@@ -31,6 +31,8 @@ from training.features import FeatureFile, automatic_dim
 from training.model.ctr_model import CtrModel
 from training.model.document import TrainingDocument, open_document
 from training.model.export import export_model
+from training.model.loss_layers import with_label_statistics, with_losses
+from training.model.losses import Loss, figure_text
 from training.model.sample_check import check_samples_fit
 from training.model.trainer import EpochResult, Position, train
 from training.processes import Processes, start_processes
@@ -67,31 +69,14 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     if options.describe is not None:
         yield from describe(open_document(options.describe))
         return
-    start = None if options.start is None else WarmStart(options.start)
-    is_automatic = options.model == "auto"
-    options.model = options.model or ("dcn" if start is None else start.network)
-    document = open_document("dcn" if is_automatic else options.model) if start is None else start.document
-    features = None
-    if start is not None and (start.has_features or options.label is not None):
-        holds_out = options.eval_data is None
-        features = start.features(options.data, options.label, options.weight, holds_out=holds_out)
-        document, options.label = features.document, list(features.labels)
-        yield from (f"vocabulary of {name}: {count:,} new values" for name, count in start.new_values.items() if count)
-    elif options.features is None and options.label is not None:
-        yield from _propose(options, processes)
-    if options.features is not None:
-        dim = options.embedding_dim
-        if is_automatic and dim is None:
-            dim = automatic_dim(options.features)
-            yield f"rows of {dim} floats"
-        features = FeatureFile(options.features, document, options.label, dim, options.hidden, options.weight)
-        document = features.document
+    document, features, start = yield from _prepared(options, processes)
     name = document.name if options.name is None else options.name
     check_output(options.output, name, document.graph)
     remove_killed_writes(options.output, _TEMPORARY)
     torch.set_num_threads(options.threads)
     set_lookup_threads(options.threads)
     samples, evaluation, best_known = _read(options, document, features, processes)
+    document = with_label_statistics(document, samples)
     data = _described_data(options, samples, evaluation) if processes.is_first else {}
     if best_known:
         yield best_known
@@ -122,14 +107,46 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     yield f"serve it: hotrow serve {options.output}"
 
 
+def _prepared(
+    options: argparse.Namespace, processes: Processes
+) -> Generator[str, None, tuple[TrainingDocument, FeatureFile | None, WarmStart | None]]:
+    """Return what is trained on which features, and from which version, and yield lines about them."""
+    start = None if options.start is None else WarmStart(options.start)
+    is_automatic = options.model == "auto"
+    options.model = options.model or ("dcn" if start is None else start.network)
+    document = open_document("dcn" if is_automatic else options.model) if start is None else start.document
+    features = None
+    if start is not None and (start.has_features or options.label is not None):
+        holds_out = options.eval_data is None
+        features = start.features(options.data, options.label, options.weight, holds_out=holds_out)
+        document, options.label = features.document, list(features.labels)
+        yield from (f"vocabulary of {name}: {count:,} new values" for name, count in start.new_values.items() if count)
+    elif options.features is None and options.label is not None:
+        yield from _propose(options, processes)
+    if options.features is not None:
+        dim = options.embedding_dim
+        if is_automatic and dim is None:
+            dim = automatic_dim(options.features)
+            yield f"rows of {dim} floats"
+        features = FeatureFile(options.features, document, options.label, dim, options.hidden, options.weight)
+        document = features.document
+    if options.loss is not None:
+        document = with_losses(document, options.loss)
+    return document, features, start
+
+
 def _propose(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
-    """Propose features from the columns of the data, write them, and have the training read them."""
+    """Propose features and losses from the columns of the data, write the features, and have the training use them."""
     options.features = Path(f"{options.data.name.split('.')[0]}.features.json")
+    losses = list[str]()
     if processes.is_first:
-        proposals = propose(options.data, options.label, options.weight, holds_out=options.eval_data is None)
+        proposals = propose(
+            options.data, options.label, options.weight, losses=options.loss, holds_out=options.eval_data is None
+        )
         write_proposal(proposals, options.features)
         yield from shown(proposals, options.features)
-    processes.wait("the proposed features")
+        losses = [one.loss for one in proposals if one.loss]
+    options.loss = processes.from_first("the proposed features", losses)
 
 
 def _model(document: TrainingDocument, options: argparse.Namespace, processes: Processes) -> CtrModel:
@@ -160,7 +177,7 @@ def _read(
         data = generate_for(document.graph, options.synthetic, options.seed)
         check_samples_fit(document.graph, data.samples)
         cut = _cut(options.synthetic)
-        best = [data.best_known_auc(slice(cut, None), label) for label in range(document.graph.label_dim)]
+        best = {label: data.best_known_auc(slice(cut, None), label) for label in range(document.graph.label_dim)}
         return data.samples[:cut], data.samples[cut:], f"best known AUC {_per_label(document, best)}"
     samples = _open(options, document, features, options.data, processes)
     if options.eval_data is not None:
@@ -206,11 +223,12 @@ def _names(options: argparse.Namespace, document: TrainingDocument, features: Fe
     return found or default_columns(document)
 
 
-def _per_label(document: TrainingDocument, values: Sequence[float]) -> str:
+def _per_label(document: TrainingDocument, values: Mapping[int, float]) -> str:
     """Return one number, or several with the labels' names: ``click 0.7500, buy 0.8000``."""
-    if len(values) == 1:
-        return f"{values[0]:.4f}"
-    return ", ".join(f"{name} {value:.4f}" for name, value in zip(document.label_columns, values, strict=True))
+    names = document.label_columns
+    if len(names) == 1:
+        return figure_text(values[0])
+    return ", ".join(f"{names[label]} {figure_text(value)}" for label, value in values.items())
 
 
 def _write_metrics(path: Path | None, document: TrainingDocument, epochs: Sequence[dict[str, Any]]) -> None:
@@ -224,23 +242,13 @@ def _write_metrics(path: Path | None, document: TrainingDocument, epochs: Sequen
 
 
 def _described(document: TrainingDocument, result: EpochResult) -> dict[str, Any]:
-    """Return the figures of an epoch for JSON, which has no NaN."""
-
-    def by_label(values: Sequence[float]) -> dict[str, float | None]:
-        named = zip(document.label_columns, values, strict=True)
-        return {name: value if math.isfinite(value) else None for name, value in named}
-
-    auc, log_loss = by_label(result.auc), by_label(result.evaluation_loss)
-    groups = dict(zip(document.label_columns, result.calibration, strict=True))
-    return {
-        "epoch": result.epoch,
-        "loss": result.loss,
-        "auc": auc,
-        "log_loss": log_loss,
-        "base_log_loss": by_label(result.base_loss),
-        "calibration": groups,
-        "seconds": result.seconds,
-    }
+    """Return the figures of an epoch for JSON, which has no NaN: each figure has the labels that have it."""
+    by_figure = dict[str, dict[str, Any]]()
+    for name, loss, figures in zip(document.label_columns, result.evaluation_loss, result.figures, strict=True):
+        for figure, value in {"evaluation_loss": loss, **figures}.items():
+            is_defined = not isinstance(value, float) or math.isfinite(value)
+            by_figure.setdefault(figure, {})[name] = value if is_defined else None
+    return {"epoch": result.epoch, "loss": result.loss, **by_figure, "seconds": result.seconds}
 
 
 def _cut(rows: int) -> int:
@@ -294,7 +302,8 @@ class _Run:
         self._report()
 
     def _resume(self, checkpoints: Checkpoints) -> None:
-        self._position, self._epochs = checkpoints.load()
+        self._position, epochs = checkpoints.load()
+        self._epochs = list(map(of_this_version, epochs))
         begun = self._position.epoch if self._position.batches else len(self._epochs)
         if begun > self._options.epochs:
             reason = f"expected --epochs of at least {begun}, because it has {begun} epochs, got {self._options.epochs}"
@@ -348,23 +357,28 @@ class _Run:
             self._report()
             yield from _epoch_lines(document, result, options.epochs, len(self._samples), len(self._evaluation))
         if self._is_enough():
-            yield f"stopped: {options.patience} epochs without a better log loss"
+            yield f"stopped: {options.patience} epochs without a better {self._errors()}"
         best = self._best_epoch()
-        yield from notes.of_result(self._epochs[best - 1])
+        yield from notes.of_result(document, self._epochs[best - 1])
         if self._checkpoints is not None and best < len(self._epochs):
             self._checkpoints.load_model(self._last_step(best), best)
             self._model.processes.wait("the best epoch")  # the folder may be temporary
-            yield f"the model of epoch {best} is written, because its log loss is the best"
+            yield f"the model of epoch {best} is written, because its {self._errors()} is the best"
 
     def record(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return the content of ``training.json``."""
         return record_of(self._options, self._document, data, self._epochs, self._best_epoch())
 
     def _best_epoch(self) -> int:
-        """Return the first epoch with the smallest log loss, added over the labels; 0 before the first epoch."""
-        of_labels = [epoch["log_loss"].values() for epoch in self._epochs]
+        """Return the first epoch with the smallest loss, added over the labels; 0 before the first epoch."""
+        of_labels = [epoch["evaluation_loss"].values() for epoch in self._epochs]
         losses: list[float] = [sum(math.inf if loss is None else loss for loss in one) for one in of_labels]
         return 1 + losses.index(min(losses)) if losses else 0
+
+    def _errors(self) -> str:
+        """Return what the best epoch is chosen by, for people."""
+        names = (shown for loss in self._document.losses for shown, figure in loss.shown if figure == loss.error)
+        return " and ".join(dict.fromkeys(names))
 
     def _last_step(self, epoch: int) -> int:
         return epoch * math.ceil(len(self._samples) / int(self._options.batch_size))
@@ -428,7 +442,14 @@ def _epoch_lines(
 ) -> Iterator[str]:
     pace = f"epoch {result.epoch} of {epochs}: {rows:,} rows in {result.seconds:.1f} s"
     yield f"loss {result.loss:.4f}  ({pace})"
-    auc, log_loss = _per_label(document, result.auc), _per_label(document, result.evaluation_loss)
     if result.epoch == 1:
         yield from notes.of_epoch(document, result, evaluation_rows)
-    yield f"AUC {auc}  (evaluation: {evaluation_rows:,} rows, log loss {log_loss})"
+    by_loss: dict[type[Loss], dict[int, Loss]] = {}
+    for label, loss in enumerate(document.losses):
+        by_loss.setdefault(type(loss), {})[label] = loss
+    for loss_type, labels in by_loss.items():
+        first, *others = (
+            f"{shown} {_per_label(document, {label: result.figures[label][figure] for label in labels})}"
+            for shown, figure in loss_type.shown
+        )
+        yield f"{first}  (evaluation: {evaluation_rows:,} rows, {', '.join(others)})"

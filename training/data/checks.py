@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 from serving.model.slot_sizes import slot_ranges
 from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY
 from training.errors import DataError
+from training.model.losses import LogLoss, Loss
 from training.samples import Bags, Samples
-
-#: Advice on a label that is neither 0 nor 1.
-NO_SCORE = ". Models predict the probability of 1, so turn a rating or an amount into 0 and 1, such as rating >= 4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,7 @@ def checked(
     *,
     columns: ColumnMap | None = None,
     slot_sizes: Sequence[int] | None = None,
+    losses: Sequence[Loss] | None = None,
 ) -> Samples:
     """Check samples, and return them with the keys of their tables.
 
@@ -49,10 +48,11 @@ def checked(
         columns: the names of the columns; None: ``label[0]``, ``dense[0]``, ``slot[0]`` and so on.
         slot_sizes: S numbers, how many keys each slot has. Keys then begin at 0 in each slot, and the sizes of the
             previous slots are added to them. None: keys are used as they are.
+        losses: a loss for each label, which says what the label may be; None: each is 0 or 1.
 
     Raises:
-        DataError: a label is neither 0 nor 1, a dense feature is NaN or infinite, a weight is negative or not finite,
-            or a key is reserved or outside its slot. The message names the source, the column and the record.
+        DataError: a loss does not take its label, a dense feature is NaN or infinite, a weight is negative or not
+            finite, or a key is reserved or outside its slot. The message names the source, the column and the record.
         ValueError: there is not one size per slot.
     """
     labels, dense, bags = samples.labels, samples.dense, samples.bags
@@ -64,14 +64,15 @@ def checked(
         name = names[column] if names else f"{kind}[{column}]"
         raise DataError(source, f"expected {expected}, found {found}", column=name, record=first_record + record)
 
-    for kind, values, wrong, expected, advice in (
-        ("label", labels, (labels != 0) & (labels != 1), "0 or 1", NO_SCORE),
-        ("dense", dense, ~np.isfinite(dense), "a finite number", ""),
-    ):
-        if wrong.any():
-            record, column = np.argwhere(wrong)[0].tolist()
-            found = np.format_float_positional(values[record, column], trim="-")
-            refuse(kind, column, record, expected, found + advice)
+    for column, (loss, values) in enumerate(zip(losses or [LogLoss()] * labels.shape[1], labels.T, strict=False)):
+        if (wrong := loss.is_wrong(values)).any():
+            record = int(np.argmax(wrong))
+            found = np.format_float_positional(values[record], trim="-")
+            refuse("label", column, record, loss.expected, found + loss.advice)
+    if (wrong := ~np.isfinite(dense)).any():
+        record, column = np.argwhere(wrong)[0].tolist()
+        found = np.format_float_positional(dense[record, column], trim="-")
+        refuse("dense", column, record, "a finite number", found)
     weights = np.ones(0, np.float32) if samples.weights is None else samples.weights
     wrong_weights = ~np.isfinite(weights) | (weights < 0)
     if wrong_weights.any():

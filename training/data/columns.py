@@ -44,6 +44,7 @@ from training.data.file_list import read_file_list
 from training.data.raw_columns import RawColumns
 from training.data.streams import read_ahead
 from training.errors import DataError
+from training.model.losses import Loss
 from training.samples import Bags, Samples
 
 _READ_ROWS = 65_536  # pyarrow is slow with small batches
@@ -61,6 +62,8 @@ Number = TypeVar("Number", np.int64, np.float32)
 Part = TypeVar("Part", Samples, Any)
 #: Which columns of a file are read: numbers and keys, or raw features.
 Columns: TypeAlias = ColumnMap | RawColumns
+#: ``checked`` with the sizes of the slots and the losses of the labels.
+Check: TypeAlias = Callable[..., Samples]
 
 
 def read_parquet(
@@ -68,6 +71,7 @@ def read_parquet(
     columns: Columns,
     *,
     slot_sizes: Sequence[int] | None = None,
+    losses: Sequence[Loss] | None = None,
     batch_size: int = 4096,
 ) -> Iterator[Samples]:
     """Yield the samples of a Parquet file, of several, or of all ``.parquet`` files of a folder.
@@ -80,6 +84,7 @@ def read_parquet(
         columns: which columns to read; ``RawColumns`` reads raw values.
         slot_sizes: S numbers, how many keys each slot has: keys begin at 0 in each slot, and the sizes of the slots
             before are added. None: keys are used as they are.
+        losses: a loss for each label, which says what the label may be; None: each is 0 or 1.
         batch_size: the samples of a batch. The last batch of a file may be smaller.
 
     Raises:
@@ -87,8 +92,9 @@ def read_parquet(
             the column and the row, counted from 0.
         MissingExtraError: pyarrow is not installed.
     """
+    check = partial(checked, slot_sizes=slot_sizes, losses=losses)
     for file in files_of(path, PARQUET_SUFFIXES):
-        yield from _read_parquet_file(file, columns, slot_sizes, batch_size)
+        yield from _read_parquet_file(file, columns, check, batch_size)
 
 
 def read_csv(
@@ -96,6 +102,7 @@ def read_csv(
     columns: Columns,
     *,
     slot_sizes: Sequence[int] | None = None,
+    losses: Sequence[Loss] | None = None,
     batch_size: int = 4096,
 ) -> Iterator[Samples]:
     """Yield the samples of a CSV file with a header, of several, or of all ``.csv`` and ``.csv.gz`` files of a folder.
@@ -104,8 +111,9 @@ def read_csv(
     A message names the line, counted from 1, in place of the row.
     """
     import_pyarrow()
+    check = partial(checked, slot_sizes=slot_sizes, losses=losses)
     for file in files_of(path, CSV_SUFFIXES):
-        yield from _read_csv_file(file, columns, slot_sizes, batch_size)
+        yield from _read_csv_file(file, columns, check, batch_size)
 
 
 def read_columns(path: Path, columns: Columns, *, batch_size: int = 4096, first_row: int = 0) -> Iterator[Samples]:
@@ -126,7 +134,7 @@ def read_columns(path: Path, columns: Columns, *, batch_size: int = 4096, first_
     for file in files_of(path, PARQUET_SUFFIXES):
         rows = parquet_rows(file) if first_row else 0
         if not first_row or first_row < rows:
-            yield from _read_parquet_file(file, columns, None, batch_size, first_row)
+            yield from _read_parquet_file(file, columns, checked, batch_size, first_row)
         first_row = max(first_row - rows, 0)
 
 
@@ -139,13 +147,18 @@ def _without(rows: int, parts: Iterator[Part]) -> Iterator[Part]:
 
 
 def read_hugectr_parquet(
-    path: str | Path, *, slot_sizes: Sequence[int] | None = None, batch_size: int = 4096
+    path: str | Path,
+    *,
+    slot_sizes: Sequence[int] | None = None,
+    losses: Sequence[Loss] | None = None,
+    batch_size: int = 4096,
 ) -> Iterator[Samples]:
     """Yield the samples of HugeCTR's Parquet data. See ``read_parquet``.
 
     Args:
         path: a file list, or one of its files. ``_metadata.json`` is in the folder of the files.
         slot_sizes: as for ``read_parquet``.
+        losses: as for ``read_parquet``.
         batch_size: as for ``read_parquet``.
 
     Raises:
@@ -157,7 +170,8 @@ def read_hugectr_parquet(
         found = parquet_rows(file)
         if found != rows.get(file.name, found):
             raise DataError(file, f"{found:,} rows, but {METADATA} says {rows[file.name]:,}")
-        yield from _read_parquet_file(file, columns, slot_sizes, batch_size)
+        check = partial(checked, slot_sizes=slot_sizes, losses=losses)
+        yield from _read_parquet_file(file, columns, check, batch_size)
 
 
 def hugectr_columns(path: str | Path) -> ColumnMap:
@@ -333,7 +347,7 @@ def _opened_parquet(path: Path) -> Any:
 
 
 def _read_parquet_file(
-    path: Path, columns: Columns, slot_sizes: Sequence[int] | None, batch_size: int, first_row: int = 0
+    path: Path, columns: Columns, check: Check, batch_size: int, first_row: int = 0
 ) -> Iterator[Samples]:
     pa = import_pyarrow()
     with _opened_parquet(path) as file:
@@ -344,7 +358,7 @@ def _read_parquet_file(
         left_out -= rows[first_group]
         first_group += 1
     batches = _parquet_batches(pa, path, _distinct(columns), first_group)
-    convert = _Converter(pa, path, columns, slot_sizes, first_row)
+    convert = _Converter(pa, path, columns, check, first_row)
     yield from _cut(map(convert, _without(left_out, batches)), batch_size)
 
 
@@ -378,9 +392,7 @@ def _parquet_batches(pa: Any, path: Path, columns: Sequence[str], first_group: i
     return _checked(pa, path, read_ahead(batches()), _damaged_parquet)
 
 
-def _read_csv_file(
-    path: Path, columns: Columns, slot_sizes: Sequence[int] | None, batch_size: int
-) -> Iterator[Samples]:
+def _read_csv_file(path: Path, columns: Columns, check: Check, batch_size: int) -> Iterator[Samples]:
     pa = import_pyarrow()
     types = dict.fromkeys(columns.names, pa.string())  # labels may be true or false
     if isinstance(columns, ColumnMap):
@@ -396,7 +408,7 @@ def _read_csv_file(
         _check_names(path, columns, names)
         last_line = ",".join(str(mark) if name in types else "" for name in names)
         with pa.input_stream(str(path), compression="detect") as stream:
-            convert, is_whole = _Converter(pa, path, columns, slot_sizes), False
+            convert, is_whole = _Converter(pa, path, columns, check), False
             with closing(_csv_batches(pa, stream, f"\n{last_line}\n".encode(), read, parse, options)) as batches:
                 for batch in _checked(pa, path, batches, damaged):
                     rows = batch.num_rows
@@ -503,13 +515,11 @@ def _cut(parts: Iterator[Samples], batch_size: int) -> Iterator[Samples]:
 class _Converter:
     """Makes samples of a file's record batches, one after another."""
 
-    def __init__(
-        self, pa: Any, path: Path, columns: Columns, slot_sizes: Sequence[int] | None, first_row: int = 0
-    ) -> None:
+    def __init__(self, pa: Any, path: Path, columns: Columns, check: Check, first_row: int = 0) -> None:
         self._pa = pa
         self._path = path
         self._columns = columns
-        self._slot_sizes = slot_sizes
+        self._check = check
         self._first_row = first_row
 
     def __call__(self, batch: Any) -> Samples:
@@ -522,7 +532,7 @@ class _Converter:
             samples = replace(samples, weights=self._numbers(batch, [self._columns.weight])[:, 0])
         first, self._first_row = self._first_row, self._first_row + len(samples)
         names = self._columns if isinstance(self._columns, ColumnMap) else self._columns.columns
-        return checked(samples, self._path, first, columns=names, slot_sizes=self._slot_sizes)
+        return self._check(samples, self._path, first, columns=names)
 
     def _raw(self, features: RawColumns, labels: NDArray[np.float32], batch: Any) -> Samples:
         try:

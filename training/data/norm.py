@@ -26,6 +26,7 @@ from serving.model.regular_file import open_regular
 from training.data.checks import checked
 from training.data.file_list import is_file_list, read_file_list
 from training.errors import DataError
+from training.model.losses import Loss
 from training.samples import Bags, Samples
 
 _HEADER = struct.Struct("<8q")
@@ -82,7 +83,12 @@ def is_norm(path: Path) -> bool:
     return True
 
 
-def read_norm(path: str | Path, key_dtype: DTypeLike = np.int64, batch_size: int = 4096) -> Iterator[Samples]:
+def read_norm(
+    path: str | Path,
+    key_dtype: DTypeLike = np.int64,
+    batch_size: int = 4096,
+    losses: Sequence[Loss] | None = None,
+) -> Iterator[Samples]:
     """Yield the samples of a file, or of the files of a file list.
 
     Memory does not grow with the files.
@@ -91,6 +97,7 @@ def read_norm(path: str | Path, key_dtype: DTypeLike = np.int64, batch_size: int
         path: a data file or a file list.
         key_dtype: of the keys, uint32 or int64. The files do not say.
         batch_size: the samples of a batch. The last batch of a file may be smaller.
+        losses: a loss for each label, which says what the label may be; None: each is 0 or 1.
 
     Raises:
         DataError: a file is missing, cut short or damaged, or a value is wrong; see ``checked``. The message names the
@@ -99,7 +106,10 @@ def read_norm(path: str | Path, key_dtype: DTypeLike = np.int64, batch_size: int
     """
     key_bytes = key_type_of(key_dtype).itemsize
     for file in read_file_list(Path(path)):
-        yield from _read_file(file, key_bytes, batch_size)
+        first = 0
+        for samples in _read_file(file, key_bytes, batch_size):
+            yield checked(samples, file, first, losses=losses)
+            first += len(samples)
 
 
 def _read_file(path: Path, key_bytes: int, batch_size: int) -> Iterator[Samples]:
@@ -129,7 +139,7 @@ def _read_records(file: IO[bytes], path: Path, header: _Header, key_bytes: int, 
             raise DataError(path, fault, record=done + read)
         columns = values.reshape(read, numbers)
         bags = Bags(keys, row_ptrs, header.slots)
-        yield checked(Samples(columns[:, : header.labels].copy(), columns[:, header.labels :].copy(), bags), path, done)
+        yield Samples(columns[:, : header.labels].copy(), columns[:, header.labels :].copy(), bags)
         done, offset = done + read, offset + consumed
     if len(data) > offset or file.read(1):
         raise DataError(path, f"the header says {header.records:,} records, but more bytes follow them")

@@ -64,7 +64,9 @@ def read_npz(path: Path, document: TrainingDocument, batch_size: int = 16_384) -
                 _floats(arrays[graph.dense_top], count) if dense else np.empty((count, 0), np.float32),
                 Bags.side_by_side([entry.read(count) for entry in inputs]),
             )
-            yield checked(samples, path, first, columns=names, slot_sizes=document.data.slot_sizes)
+            yield checked(
+                samples, path, first, columns=names, slot_sizes=document.data.slot_sizes, losses=document.losses
+            )
         for array in arrays.values():
             array.finish()
 

@@ -1,6 +1,6 @@
 """Open a file of training data, whatever its format is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from training.data.source import FileSource
 from training.errors import DataError
 from training.features import FeatureFile
 from training.model.document import TrainingDocument
+from training.model.losses import Loss
 from training.model.sample_check import check_samples_fit
 from training.samples import ContentSum, Samples
 
@@ -70,7 +71,11 @@ def open_data(
         ConfigError: the samples do not fit the document, or ``columns`` cannot be used.
         MissingExtraError: the format needs a package that is not installed.
     """
-    read = _feature_reader(path, features) if features else _reader(path, document, key_dtype, columns, weight)
+    read = (
+        _feature_reader(path, features, document.losses)
+        if features
+        else _reader(path, document, key_dtype, columns, weight)
+    )
     rows, kept, content = 0, [], ContentSum()
     with tqdm(unit=" rows", desc=path.name, disable=None if progress else True) as bar:
         for part in read():
@@ -101,17 +106,18 @@ def read_hugectr(
     Raises:
         DataError: a file is missing, cut short or damaged. The message names the file and the record.
     """
-    graph, data = document.graph, document.data
+    graph, data, losses = document.graph, document.data, document.losses
     if data.format == "Norm":
-        return read_norm(path, key_dtype, batch_size)
+        return read_norm(path, key_dtype, batch_size, losses)
     if data.format == "Parquet":
-        return read_hugectr_parquet(path, slot_sizes=data.slot_sizes, batch_size=batch_size)
+        return read_hugectr_parquet(path, slot_sizes=data.slot_sizes, losses=losses, batch_size=batch_size)
     return read_raw(
         path,
         graph.label_dim,
         graph.dense_dim,
         sum(entry.slots for entry in graph.sparse),
         slot_sizes=data.slot_sizes,
+        losses=losses,
         has_floats=data.has_floats,
         batch_size=batch_size,
     )
@@ -156,22 +162,22 @@ def _reader(
 ) -> Callable[[], Iterator[Samples]]:
     """Return a function that reads the samples. A folder is listed once, so every epoch reads the same files."""
     _check_is_file(path)
-    sizes = document.data.slot_sizes
+    sizes, losses = document.data.slot_sizes, document.losses
     if weight is not None and columns is None and columns_of(path, document, None) != default_columns(document):
         raise DataError(path, f"expected a Parquet or CSV file, which has a column of weights {weight!r}")
     if path.suffix == ".npz":
         return partial(read_npz, path, document)
     if columns is None and _has_metadata(path):
-        return partial(read_hugectr_parquet, path, slot_sizes=sizes)
+        return partial(read_hugectr_parquet, path, slot_sizes=sizes, losses=losses)
     if columns is None and (document.data.format == "Raw" or is_norm(path)):
         return partial(read_hugectr, path, document, key_dtype)
     if columns is None and _is_criteo(path):
-        return partial(read_criteo_blocks, path, sizes)
+        return partial(read_criteo_blocks, path, sizes, losses)
     column_map = default_columns(document) if columns is None else read_column_map(columns, document)
     column_map = replace(column_map, weight=weight)
     if path.suffix == ".parquet" or _has_parquet(path):
-        return partial(read_parquet, files_of(path, PARQUET_SUFFIXES), column_map, slot_sizes=sizes)
-    return partial(read_csv, files_of(path, CSV_SUFFIXES), column_map, slot_sizes=sizes)
+        return partial(read_parquet, files_of(path, PARQUET_SUFFIXES), column_map, slot_sizes=sizes, losses=losses)
+    return partial(read_csv, files_of(path, CSV_SUFFIXES), column_map, slot_sizes=sizes, losses=losses)
 
 
 def columns_of(path: Path, document: TrainingDocument, columns: Path | None) -> ColumnMap | None:
@@ -191,11 +197,11 @@ def _is_criteo(path: Path) -> bool:
     return not is_other and (".csv" not in path.suffixes or is_criteo(path))
 
 
-def _feature_reader(path: Path, features: FeatureFile) -> Callable[[], Iterator[Samples]]:
+def _feature_reader(path: Path, features: FeatureFile, losses: Sequence[Loss]) -> Callable[[], Iterator[Samples]]:
     """Return a function that reads samples of raw features."""
     _check_is_file(path)
     read, suffixes = (read_csv, CSV_SUFFIXES) if has_csv(path) else (read_parquet, PARQUET_SUFFIXES)
-    return partial(read, files_of(path, suffixes), features)
+    return partial(read, files_of(path, suffixes), features, losses=losses)
 
 
 def _check_is_file(path: Path) -> None:

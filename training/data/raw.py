@@ -16,6 +16,7 @@ from serving.model.atomic import atomic_write
 from serving.model.regular_file import open_regular
 from training.data.checks import checked
 from training.errors import DataError
+from training.model.losses import Loss
 from training.samples import Bags, Samples
 
 
@@ -26,6 +27,7 @@ def read_raw(
     slots: int,
     *,
     slot_sizes: Sequence[int] | None = None,
+    losses: Sequence[Loss] | None = None,
     has_floats: bool = False,
     batch_size: int = 4096,
 ) -> Iterator[Samples]:
@@ -37,6 +39,7 @@ def read_raw(
         dense: F.
         slots: S.
         slot_sizes: S numbers, how many keys each slot has; None: keys are used as they are.
+        losses: a loss for each label, which says what the label may be; None: each is 0 or 1.
         has_floats: labels and dense features are float32 (``float_label_dense``).
         batch_size: the samples of a batch; the last batch may be smaller.
 
@@ -59,7 +62,7 @@ def read_raw(
                 numbers = _numbers(path, records[:, : labels + dense], labels, has_floats, done)
                 bags = Bags.one_key_each(records[:, labels + dense :].astype(np.int64))
                 samples = Samples(numbers[:, :labels].copy(), numbers[:, labels:].copy(), bags)
-                yield checked(samples, path, done, slot_sizes=slot_sizes)
+                yield checked(samples, path, done, slot_sizes=slot_sizes, losses=losses)
                 done += read
     except OSError as err:
         raise DataError(path, (err.strerror or str(err)).lower()) from err

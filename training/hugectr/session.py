@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from serving.dense.primitives import sigmoid
 from serving.errors import ConfigError, ModelFileError
 from serving.model.atomic import atomic_write, sync, temporary_directory
 from serving.model.dense_file import read_dense, write_dense
@@ -26,7 +25,6 @@ from training.hugectr.model_oversubscriber import ModelOversubscriber
 from training.hugectr.solver import SolverParser
 from training.model.ctr_model import CtrModel
 from training.model.document import TrainingDocument, read_document
-from training.model.metrics import area_under_curve
 from training.model.parameter_files import read_dense_states, read_table, write_dense_states, write_table
 from training.processes import Processes, start_processes
 from training.publishing import Publisher
@@ -206,7 +204,7 @@ class Session:
         return True
 
     def get_eval_metrics(self) -> Metrics:
-        """Return the AUC over all batches since the last call, and forget them.
+        """Return the AUC over all batches since the last call, and forget them. A regression has an RMSE instead.
 
         Returns:
             [("AUC", area)], or one ("AUC <label>", area) for each column of the labels. The area is NaN if all labels
@@ -216,10 +214,12 @@ class Session:
             return []
         logits, labels = np.concatenate(self._logits), np.concatenate(self._labels)
         self._logits, self._labels = [], []
-        columns = self._document.label_columns
-        names = ["AUC"] if len(columns) == 1 else [f"AUC {column}" for column in columns]
-        areas = (area_under_curve(*column) for column in zip(labels.T, logits.T, strict=True))
-        return list(zip(names, areas, strict=True))
+        metrics: Metrics = []
+        names, losses = self._document.label_columns, self._document.losses
+        for name, loss, *column in zip(names, losses, labels.T, logits.T, strict=True):
+            shown, figure = loss.shown[0]
+            metrics.append((shown if len(names) == 1 else f"{shown} {name}", loss.figures(*column)[figure]))
+        return metrics
 
     def evaluation(self, export_predictions_out_file: str = "", export_labels_out_file: str = "") -> Metrics:
         """Evaluate the model of now on ``max_eval_batches`` batches, or fewer if the data ends before.
@@ -227,7 +227,7 @@ class Session:
         In epoch mode the evaluation begins at the start of the data, and so does what comes next.
 
         Args:
-            export_predictions_out_file: gets a line of probabilities for each sample, which read back as the same
+            export_predictions_out_file: gets a line of predictions for each sample, which read back as the same
                 float32 numbers. An existing file is replaced.
             export_labels_out_file: gets the labels, in the same order.
 
@@ -250,8 +250,12 @@ class Session:
                 break
         self._evaluation_data.rewind()
         if export_predictions_out_file and self._processes.is_first:
-            probabilities = [np.asarray(sigmoid(logits)) for logits in self._logits]
-            _write_numbers(Path(export_predictions_out_file), probabilities)
+            losses = self._document.losses
+            predictions = [
+                np.stack([loss.answers(column) for loss, column in zip(losses, logits.T, strict=True)], axis=1)
+                for logits in self._logits
+            ]
+            _write_numbers(Path(export_predictions_out_file), predictions)
             _write_numbers(Path(export_labels_out_file), self._labels)
         return self.get_eval_metrics()
 

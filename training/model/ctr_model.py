@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from serving.dense.network import run_graph
 from serving.model.dense_file import Weights, weight_key
@@ -18,6 +17,7 @@ from training.embedding.exchange import Sharding
 from training.embedding.parameter import TableParameter, send_gradients
 from training.model.document import TableOptimizer
 from training.model.initial_weights import initial_statistics, initial_weights
+from training.model.losses import losses_of
 from training.optimizers.regularizer import Regularizer
 from training.optimizers.tables import step_tables
 from training.processes import Processes
@@ -90,6 +90,7 @@ class CtrModel:
             table.use_states(optimizer.rule.name, optimizer.rule.initial_states)
             self._parameters_of[optimizer].append(parameter)
         self._regularizers = regularizers
+        self._losses = losses_of(graph)
         self._label_weights = torch.tensor(label_weights or [1.0] * graph.label_dim)
         self._weights = {**initial_weights(graph, seed), **initial_statistics(graph)}
         self._states = {key: self._rule.new_states(weight) for key, weight in self._weights.items()}
@@ -105,8 +106,8 @@ class CtrModel:
             learning_rate: the learning rate of this step.
 
         Returns:
-            the loss before the step: the mean over samples of the sum over labels of binary cross-entropies, weighted
-            by the weights of samples and labels, and the terms of the regularizers.
+            the loss before the step: the mean over samples of the sum over labels of their losses, weighted by the
+            weights of samples and labels, and the terms of the regularizers.
 
         Raises:
             ReservedKeyError: a key is one of the four reserved values. Nothing is learned from the batch.
@@ -118,7 +119,8 @@ class CtrModel:
         pooled = self._collection(dict(zip(self._collection.tables, bags, strict=True)))
         batch = {"Dropout": partial(self._dropout, total, share), "BatchNorm": partial(self._batch_norm, total)}
         logits = self._run(mine.dense, pooled, self._masks(bags), batch)
-        losses = binary_cross_entropy_with_logits(logits, torch.from_numpy(mine.labels), reduction="none")
+        columns = zip(self._losses, logits.T, torch.from_numpy(mine.labels).T, strict=True)
+        losses = torch.stack([loss.of_samples(of_label, labels) for loss, of_label, labels in columns], dim=1)
         if mine.weights is not None:
             losses = losses * torch.from_numpy(mine.weights)[:, None]
         loss = losses.sum(dim=0) @ self._label_weights / total

@@ -10,6 +10,7 @@ from serving.model.graph import Graph, parse_graph
 from serving.model.slot_sizes import read_slot_sizes
 from serving.model.strict_json import Fields, read_json
 from training.built_in import built_in_graphs
+from training.model.losses import LOSS_OF_LAYER, Loss, losses_of
 from training.optimizers.learning_rate import LearningRateSchedule
 from training.optimizers.regularizer import Regularizer
 from training.tables.rules import (
@@ -117,6 +118,11 @@ class TrainingDocument:
     def label_weights(self) -> tuple[float, ...]:
         """L numbers, the weight of each label column in the loss."""
         return tuple(weight for label in self.labels for weight in label.weights)
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """L losses, of each label column."""
+        return losses_of(self.graph)
 
     @property
     def label_columns(self) -> tuple[str, ...]:
@@ -229,9 +235,9 @@ def _read_table_optimizers(
 
 def _read_losses(root: Fields) -> tuple[tuple[Label, ...], tuple[Regularizer, ...]]:
     """Read the labels with their weights, and the regularizers."""
-    layers = list(root.objects("layers"))
-    if layers[-1].text("type") != "BinaryCrossEntropyLoss":
-        raise layers[-1].error("a training graph ends in BinaryCrossEntropyLoss", "type")
+    layers, known = list(root.objects("layers")), " or ".join(LOSS_OF_LAYER)
+    if layers[-1].text("type") not in LOSS_OF_LAYER:
+        raise layers[-1].error(f"a training graph ends in {known}", "type")
     losses = [layer for layer in layers if layer.text("type").endswith("Loss")]
     data = layers[0].object("label")
     several = isinstance(data.value("label_dim"), list)
@@ -239,8 +245,8 @@ def _read_losses(root: Fields) -> tuple[tuple[Label, ...], tuple[Regularizer, ..
     labels = []
     # the graph's reader has checked that each label has a loss and a dimension
     for loss, label, count in zip(losses, data.texts("top"), columns, strict=True):
-        if loss.text("type") != "BinaryCrossEntropyLoss":
-            raise loss.error("training supports only BinaryCrossEntropyLoss", "type")
+        if loss.text("type") not in LOSS_OF_LAYER:
+            raise loss.error(f"training supports only {known}", "type")
         if loss.texts("bottom")[1] != label:
             raise loss.error(f"expected the losses in the order of the labels, so {label!r} here", "bottom")
         labels.append(Label(label, _read_target_weight(loss, count)))
@@ -259,8 +265,7 @@ def _read_target_weight(loss: Fields, columns: int) -> tuple[float, ...]:
     """Read ``target_weight``, HugeCTR's list of a weight for each label column, by default 1."""
     if "target_weight" not in loss:
         return (1.0,) * columns
-    items = loss.items("target_weight")
-    weights = tuple(loss.check_number(item, f"target_weight[{index}]") for index, item in enumerate(items))
-    if len(weights) != columns or min(weights) < 0:
-        raise loss.error(f"expected {columns} numbers of at least 0, one per column of the label", "target_weight")
+    weights = loss.numbers("target_weight", columns)
+    if min(weights) < 0:
+        raise loss.error(f"expected numbers of at least 0, got {min(weights):g}", "target_weight")
     return weights

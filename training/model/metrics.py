@@ -1,4 +1,4 @@
-"""The quality of predictions: AUC, log loss and calibration."""
+"""The quality of predictions: AUC, log loss, errors of numbers, and calibration."""
 
 import math
 
@@ -44,25 +44,50 @@ def base_log_loss(labels: Floats, weights: Floats | None = None) -> float:
     return sum(-share * math.log(share) for share in (ones, 1 - ones) if 0 < share < 1)
 
 
+def mean_squared_error(labels: Floats, predictions: Floats, weights: Floats | None = None) -> float:
+    """Compute the mean of the squared differences of labels [B] and predictions [B] with weights [B]."""
+    return float(np.average(np.square(_differences(labels, predictions)), weights=weights))
+
+
+def mean_absolute_error(labels: Floats, predictions: Floats, weights: Floats | None = None) -> float:
+    """Compute the mean size of the differences of labels [B] and predictions [B] with weights [B]."""
+    return float(np.average(np.abs(_differences(labels, predictions)), weights=weights))
+
+
+def variance(labels: Floats, weights: Floats | None = None) -> float:
+    """Compute the mean squared error of an answer that is always the mean of labels [B]."""
+    values = labels.astype(np.float64)
+    return float(np.average(np.square(values - np.average(values, weights=weights)), weights=weights))
+
+
+def r_squared(labels: Floats, predictions: Floats, weights: Floats | None = None) -> float:
+    """Compute which share of the variance of labels [B] predictions [B] explain; NaN if all labels are equal."""
+    of_constant = variance(labels, weights)
+    return 1 - mean_squared_error(labels, predictions, weights) / of_constant if of_constant else math.nan
+
+
+def _differences(labels: Floats, predictions: Floats) -> Floats:
+    return labels.astype(np.float64) - predictions
+
+
 def calibration(
-    labels: Floats, logits: Floats, weights: Floats | None = None, groups: int = 10
+    labels: Floats, predictions: Floats, weights: Floats | None = None, groups: int = 10
 ) -> tuple[tuple[float, float], ...]:
     """Compare predictions with what happened, in groups of samples of about the same size.
 
     Args:
-        labels: [B], each 0 or 1.
-        logits: [B], at least one.
+        labels: [B], the probabilities or numbers that were predicted as they turned out.
+        predictions: [B], at least one.
         weights: [B], how much each sample counts in the means of its group; None: all count the same.
         groups: the number of groups, in the order of the predictions.
 
     Returns:
-        for each group the mean predicted probability and the share of ones. A good model's are equal.
+        for each group the mean prediction and the mean label. A good model's are equal.
     """
-    order = np.argsort(logits, kind="stable")
+    order = np.argsort(predictions, kind="stable")
     parts = [part for part in np.array_split(order, groups) if part.size]
-    probabilities = np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
     return tuple(
-        (float(np.average(probabilities[part], weights=of)), float(np.average(labels[part], weights=of)))
+        (float(np.average(predictions[part], weights=of)), float(np.average(labels[part], weights=of)))
         for part in parts
         if (of := None if weights is None else weights[part]) is None or of.sum() > 0
     )

@@ -16,7 +16,7 @@ from training.data.source import SampleSource, shuffled_batches
 from training.data.streams import batches_of
 from training.errors import DataError, DivergedError
 from training.model.ctr_model import CtrModel
-from training.model.metrics import area_under_curve, base_log_loss, calibration, log_loss
+from training.model.losses import Figures, losses_of
 from training.model.sample_check import check_every_table_learns, check_samples_fit
 from training.optimizers.learning_rate import LearningRateSchedule
 from training.samples import Samples
@@ -32,21 +32,16 @@ class EpochResult:
     Attributes:
         epoch: counted from 1.
         loss: the mean training loss. Each sample's loss is measured before the step that learns from it.
-        auc: for each label, on the evaluation samples after the epoch. NaN if the label is always 0 or always 1.
-        evaluation_loss: for each label, the mean binary cross-entropy of the evaluation samples.
-        base_loss: for each label, the log loss of an answer that is always the share of ones.
-        evaluation_ones: for each label, how many evaluation samples have it.
-        calibration: for each label, see ``training.model.metrics.calibration``.
+        evaluation_loss: for each label, the mean loss of the evaluation samples after the epoch.
+        figures: for each label, what is known of the predictions of the evaluation samples; see ``Loss.figures``. The
+            AUC is NaN if the label is always 0 or always 1.
         seconds: the time of training, without evaluation.
     """
 
     epoch: int
     loss: float
-    auc: tuple[float, ...]
     evaluation_loss: tuple[float, ...]
-    base_loss: tuple[float, ...]
-    evaluation_ones: tuple[int, ...]
-    calibration: tuple[tuple[tuple[float, float], ...], ...]
+    figures: tuple[Figures, ...]
     seconds: float
 
 
@@ -153,7 +148,7 @@ def _check(graph: Graph, samples: SampleSource, evaluation: SampleSource) -> Non
     for name, source in (("training samples", samples), ("evaluation samples", evaluation)):
         if isinstance(source, Samples):
             check_samples_fit(graph, source)
-            checked(source, name, 0)
+            checked(source, name, 0, losses=losses_of(graph))
     if isinstance(samples, Samples):
         check_every_table_learns(graph, samples)
 
@@ -166,15 +161,14 @@ def _result(
         raise DataError("evaluation samples", "expected a weight above 0, found none")
     if not np.isfinite(logits).all():  # the last step may have diverged after its loss was measured
         raise DivergedError(model.step, schedule.at(model.step))
-    columns = list(zip(labels.T, logits.T, strict=True))
+    columns = [
+        (loss, (*column, weights)) for loss, *column in zip(losses_of(model.graph), labels.T, logits.T, strict=True)
+    ]
     return EpochResult(
         epoch=epoch,
         loss=loss,
-        auc=tuple(area_under_curve(*column, weights) for column in columns),
-        evaluation_loss=tuple(log_loss(*column, weights) for column in columns),
-        base_loss=tuple(base_log_loss(column, weights) for column in labels.T),
-        evaluation_ones=tuple(int(column.sum()) for column in labels.T),
-        calibration=tuple(calibration(*column, weights) for column in columns),
+        evaluation_loss=tuple(loss.mean(*column) for loss, column in columns),
+        figures=tuple(loss.figures(*column) for loss, column in columns),
         seconds=seconds,
     )
 

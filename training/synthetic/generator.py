@@ -11,8 +11,11 @@ def generate_for(graph: Graph, rows: int, seed: int) -> SyntheticSamples:
     """Draw ``rows`` samples for ``graph``. The same seed gives the same samples and truth.
 
     Raises:
-        ConfigError: its inputs are not those of a graph that comes with the package.
+        ConfigError: its inputs are not those of a graph that comes with the package, or it is a regression.
     """
+    if "score" in graph.label_kinds:
+        reason = "generated labels are 0 and 1, from which no regression is learned; train on your own data (--data)"
+        raise ConfigError(graph.source, "layers", reason)
     visits = generate_visits(graph, rows, seed)
     if visits is not None:
         return visits

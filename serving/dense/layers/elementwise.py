@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 from array_api_compat import array_namespace
 
 from serving.dense.layers.signature import Arrays, LayerFunction, LayerWeights, OwnArithmetic, Params
-from serving.dense.primitives import relu, sigmoid
+from serving.dense.primitives import constant, relu, sigmoid
 
 
 def _relu(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
@@ -33,6 +34,12 @@ def _cast(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: Ow
     return bottoms
 
 
+def _denormalize(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
+    x = bottoms[0]
+    std, mean = (constant(np.asarray(params[name]), x, arithmetic) for name in ("std", "mean"))
+    return [x * std + mean]
+
+
 def _add(params: Params, bottoms: Arrays, weights: LayerWeights, arithmetic: OwnArithmetic) -> Arrays:
     total = bottoms[0]
     for term in bottoms[1:]:
@@ -54,6 +61,7 @@ def _elementwise_multiply(params: Params, bottoms: Arrays, weights: LayerWeights
 TABLE: Mapping[str, LayerFunction] = {
     "Add": _add,
     "Cast": _cast,
+    "Denormalize": _denormalize,
     "DotProduct": _elementwise_multiply,  # HugeCTR's DotProduct does not sum, despite its name
     "Dropout": _dropout,
     "ELU": _elu,

@@ -361,9 +361,9 @@ def test_a_picture_is_drawn(models, rows, tmp_path):
         (["LOG", "MODEL", "--on", "request_id"], "--on: needs --labels"),
         (["LOG", "MODEL", "--labels", "LABELS"], "--labels: needs --label, the column of the label"),
         (["LOG", "MODEL", "--label", "clicked"], "has no column 'clicked'"),
-        (["LOG", "MODEL", "--label", "country"], "country: expected 0 and 1, got string"),
+        (["LOG", "MODEL", "--label", "country"], "country: expected numbers, got string"),
         (["LOG", "MODEL", "--label", "price"], "price: expected 0 or 1, got "),
-        (["LOG", "MODEL", "--label", "seen", "--label", "seen"], "seen: expected 0 and 1, got list"),
+        (["LOG", "MODEL", "--label", "seen", "--label", "seen"], "seen: expected numbers, got list"),
         (["LOG", "MODEL", "--labels", "LABELS", "--label", "clicked"], "has no column 'request_id' to join on"),
         (
             ["LOG", "MODEL", "--labels", "LABELS", "--label", "clicked", "--on", "word"],

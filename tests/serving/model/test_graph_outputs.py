@@ -38,7 +38,12 @@ def parse(label, *layers, **more):
 
 @pytest.mark.parametrize(
     ("kind", "activation"),
-    [("BinaryCrossEntropyLoss", "Sigmoid"), ("CrossEntropyLoss", "Softmax"), ("MultiCrossEntropyLoss", "Sigmoid")],
+    [
+        ("BinaryCrossEntropyLoss", "Sigmoid"),
+        ("CrossEntropyLoss", "Softmax"),
+        ("MultiCrossEntropyLoss", "Sigmoid"),
+        ("MeanSquaredErrorLoss", "Denormalize"),
+    ],
 )
 def test_a_loss_becomes_an_activation_of_all_columns(kind, activation):
     graph = parse({"top": "y", "label_dim": 3}, fc("logits", 3), loss(kind, "logits", "y", "loss"))
@@ -85,6 +90,20 @@ def test_the_inference_form_of_several_losses_makes_the_same_records():
 
     assert [layer["type"] for layer in inference["layers"][2:]] == ["InnerProduct"] * 2 + ["Sigmoid", "Softmax"]
     assert parse_graph(inference, "graph.json") == parse_graph(document, "graph.json")
+    assert inference_document(inference) == inference
+
+
+def test_the_inference_form_of_a_regression_has_its_mean_and_deviation():
+    squared = {**loss("MeanSquaredErrorLoss", "b", "buy", "loss2"), "mean": [1, 2.5], "std": [2, 3]}
+    document = {"layers": [data(TWO), EMBEDDING, *TWO_TASKS[:3], squared]}
+    inference = inference_document(document)
+
+    assert inference["layers"][-1] == {
+        "name": "scores2", "type": "Denormalize", "bottom": "b", "top": "scores2", "mean": [1, 2.5], "std": [2, 3],
+    }  # fmt: skip
+    graph = parse_graph(inference, "graph.json")
+    assert graph == parse_graph(document, "graph.json")
+    assert graph.label_kinds == ("probability", "score", "score")
     assert inference_document(inference) == inference
 
 
@@ -144,7 +163,7 @@ def test_an_activation_in_the_middle_is_not_an_output():
         pytest.param(
             TWO,
             [*TWO_TASKS, fc("c", 1)],
-            "layers[6].type: the last layer must be one of Sigmoid, Softmax, Binary",
+            "layers[6].type: the last layer must be one of Sigmoid, Softmax, Denormalize, Binary",
             id="product-after-the-losses",
         ),
         pytest.param(

@@ -347,7 +347,7 @@ def test_a_change_of_outputs_is_a_change_for_clients(folder, tmp_path, capsys):
 
     assert main(["check", str(new), "--against", str(old)]) == 0
 
-    line = "read the outputs score (score), click (probability); the old version has click, score, cosine, user_vector,"
+    line = "read the outputs score (score), click (probability); the old version has click (probability), score (score)"
     assert line in capsys.readouterr().out
 
 

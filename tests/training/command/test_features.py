@@ -389,7 +389,7 @@ def test_a_wrong_definition_ends_the_training_before_it_begins(data, tmp_path, c
         (["--synthetic", "100", "--from", "m"], "--from needs --data"),
         (
             ["--data", "d.csv", "--from", "m", "--model", "dcn"],
-            "--from keeps the version's network and features",
+            "--from keeps the version's network, features and loss",
         ),
     ],
 )

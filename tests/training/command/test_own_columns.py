@@ -85,12 +85,14 @@ def test_raw_columns_without_a_label_are_refused(capsys):
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_rating_is_refused_before_features_are_written(folder, kind, capsys):
-    rows = {**columns(), "rating": [5, 3] * (ROWS // 2)}
+def test_two_classes_that_are_not_0_and_1_are_refused_before_features_are_written(folder, kind, capsys):
+    rows = {**columns(), "class": [5, 3] * (ROWS // 2)}
     write_csv("a.csv", rows)
     pq.write_table(pa.table(rows), "a.parquet")
-    assert train(f"a.{kind}", label="rating") == 1
-    text = f"a.{kind} column rating: expected 0 or 1, found 5. Models predict the probability of 1, so turn a rating"
+    assert train(f"a.{kind}", label="class") == 1
+    text = (
+        f"a.{kind} column class: expected 0 or 1, found 5. To predict an amount or a rating, train a regression: --loss"
+    )
     assert text in capsys.readouterr().err
     assert not list(folder.glob("*.features.json"))
 
@@ -239,9 +241,10 @@ def test_half_floats_are_numbers():
 
 
 def test_an_evaluation_of_one_class_is_not_compared_with_a_constant():
-    epoch = {"log_loss": {"clicked": 0.1}, "auc": {"clicked": None}, "base_log_loss": {"clicked": 0.0}}
-    assert not list(of_result(epoch))
-    assert list(of_result({**epoch, "base_log_loss": {"clicked": 0.05}}))
-    [note] = of_result({**epoch, "auc": {"clicked": 0.995}, "base_log_loss": {"clicked": 0.5}})
-    assert note.startswith("note: an AUC of 0.9950 for clicked is rare")
-    assert not list(of_result({**epoch, "base_log_loss": {}}))  # of an earlier version's checkpoint
+    epoch = {"log_loss": {"label": 0.1}, "auc": {"label": None}, "base_log_loss": {"label": 0.0}}
+    document = open_document("dcn")
+    assert not list(of_result(document, epoch))
+    assert list(of_result(document, {**epoch, "base_log_loss": {"label": 0.05}}))
+    [note] = of_result(document, {**epoch, "auc": {"label": 0.995}, "base_log_loss": {"label": 0.5}})
+    assert note.startswith("note: an AUC of 0.9950 for label is rare")
+    assert not list(of_result(document, {**epoch, "base_log_loss": {}}))  # of an earlier version's checkpoint

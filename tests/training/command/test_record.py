@@ -192,10 +192,10 @@ def test_anything_that_is_not_a_trained_version_is_refused(trained, monkeypatch,
 
 def test_a_record_without_a_figure_is_refused(trained, tmp_path, capsys):
     record = json.loads((trained / "models" / "m" / "1" / "training.json").read_text())
-    del record["epochs"][1]["auc"]
+    del record["epochs"][1]["calibration"]
     (tmp_path / "training.json").write_text(json.dumps(record))
     assert main(["compare", str(tmp_path), str(trained / "models" / "m")]) == 1
-    assert "training.json: epochs[1].auc: " in capsys.readouterr().err
+    assert "training.json: epochs[1].calibration: " in capsys.readouterr().err
 
 
 def test_a_damaged_version_is_refused(trained, tmp_path, capsys):

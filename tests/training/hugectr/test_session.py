@@ -166,6 +166,17 @@ def test_evaluation_covers_the_data_or_max_eval_batches_and_begins_again(graph, 
         assert files_of("first.txt")[""] == files_of("second.txt")[""]
 
 
+def test_a_regression_has_an_rmse_and_predictions_in_the_unit_of_its_label(graph, write_graph):
+    graph["layers"][-1] |= {"type": "MeanSquaredErrorLoss", "mean": [2.0], "std": [4.0]}
+    session = Session(solver(), write_graph(graph))
+    train_file(session, "file_list.0.txt")
+
+    [(name, rmse)] = session.evaluation("predictions.txt", "labels.txt")
+
+    predictions, labels = np.loadtxt("predictions.txt"), np.loadtxt("labels.txt")
+    assert (name, rmse) == ("RMSE", pytest.approx(np.sqrt(np.square(predictions - labels).mean()), rel=1e-5))
+
+
 def test_predictions_read_back_as_the_same_floats(graph, write_graph):
     session = Session(solver(), write_graph(graph))
     train_file(session, "file_list.0.txt")

@@ -40,7 +40,12 @@ def family(request, tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     version = export_model(model, document.document, repository, request.param, calibration=held_out[-512:])
     return SimpleNamespace(
-        name=request.param, graph=document.graph, data=data, model=model, auc=result.auc, version=version
+        name=request.param,
+        graph=document.graph,
+        data=data,
+        model=model,
+        auc=tuple(figures["auc"] for figures in result.figures),
+        version=version,
     )
 
 

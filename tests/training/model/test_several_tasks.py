@@ -97,10 +97,10 @@ def test_auc_and_log_loss_are_reported_for_each_label(two_tasks, samples):
     (result,) = train(model, samples, samples[:200], **options)
 
     logits, labels = predict_logits(model, samples[:200]), samples.labels[:200]
-    assert len(result.auc) == len(result.evaluation_loss) == 2
+    assert len(result.figures) == len(result.evaluation_loss) == 2
     for label in (0, 1):
         ranks = logits[labels[:, label] == 1, label][:, None] > logits[labels[:, label] == 0, label]
-        assert result.auc[label] == pytest.approx(ranks.mean(), abs=1e-4)
+        assert result.figures[label]["auc"] == pytest.approx(ranks.mean(), abs=1e-4)
         entropy = F.binary_cross_entropy_with_logits(*map(torch.tensor, (logits[:, label], labels[:, label])))
         assert result.evaluation_loss[label] == pytest.approx(float(entropy), rel=1e-5)
 
@@ -146,7 +146,7 @@ def exchange(layers):
         ),
         pytest.param(
             lambda layers: layers[-2].update(type="CrossEntropyLoss"),
-            "layers[12].type: training supports only BinaryCrossEntropyLoss",
+            "layers[12].type: training supports only BinaryCrossEntropyLoss or MeanSquaredErrorLoss",
             id="other-loss",
         ),
     ],

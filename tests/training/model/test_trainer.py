@@ -181,7 +181,7 @@ def test_evaluation_data_of_one_label_has_no_auc(document):
 
     (result,) = train(model, samples, positives, epochs=1, batch_size=10, schedule=RATE, seed=0)
 
-    assert np.isnan(result.auc[0])
+    assert np.isnan(result.figures[0]["auc"])
     assert result.evaluation_loss[0] > 0
 
 

@@ -26,6 +26,15 @@ def cast(draw):
     return {"type": "Cast", "members": {}, "bottoms": some(draw), "oracle": lambda b, w: b}
 
 
+def denormalize(draw):
+    (bottom,) = some(draw)
+    mean, std = ([draw.choice([low, 0.25, 3.0]) for _ in range(bottom.shape[-1])] for low in (-5.0, 0.5))
+    return {
+        "type": "Denormalize", "members": {"mean": mean, "std": std}, "bottoms": [bottom],
+        "oracle": lambda b, w: [b[0] * b[0].new_tensor(std) + b[0].new_tensor(mean)],
+    }  # fmt: skip
+
+
 def dropout(draw):
     return {"type": "Dropout", "members": {"rate": 0.5}, "bottoms": some(draw), "oracle": lambda b, w: b}
 
@@ -62,7 +71,7 @@ def sub(draw):
     return {"type": "Sub", "members": {}, "bottoms": some(draw, 2), "oracle": lambda b, w: [torch.sub(*b)]}
 
 
-FAMILIES = [add, cast, dot_product, dropout, elementwise_multiply, elu, relu_layer, sigmoid_layer, sub]
+FAMILIES = [add, cast, denormalize, dot_product, dropout, elementwise_multiply, elu, relu_layer, sigmoid_layer, sub]
 
 
 family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
