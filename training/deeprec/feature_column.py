@@ -11,7 +11,8 @@ import torch
 from training.arguments import one_of, whole
 from training.calls.deeprec import require_norm
 from training.embedding.collection import EmbeddingBagCollection
-from training.embedding.gradients import PooledBags, not_compiled
+from training.embedding.eager import eager
+from training.embedding.gradients import PooledBags
 from training.embedding.lookups import LocalLookups
 from training.embedding.parameter import TableParameter, sinks_of, which_make_rows
 from training.sparse_tensor import read_ids
@@ -141,7 +142,7 @@ def ones_initializer(dtype: torch.dtype = torch.float32) -> Constant:
     return Constant(1.0)
 
 
-@not_compiled
+@eager
 def input_layer(features: Mapping[str, Any], feature_columns: Iterable[EmbeddingColumn]) -> torch.Tensor:
     """Look up the ids of each column, and join the columns' vectors in the order of their names.
 

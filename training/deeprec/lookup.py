@@ -17,7 +17,8 @@ from training.calls.deeprec import (
     split,
 )
 from training.calls.ids import require_ids
-from training.embedding.gradients import PooledBags, not_compiled, sparse_gradients, to_floats
+from training.embedding.eager import eager
+from training.embedding.gradients import PooledBags, sparse_gradients, to_floats
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import LocalLookups, LookedUpRows
 from training.sparse_tensor import read_ids
@@ -205,7 +206,7 @@ def fused_safe_embedding_lookup_sparse(
     )
 
 
-@not_compiled
+@eager
 def _pooled(
     name: str, tensors: Sequence[torch.Tensor], bags: Sequence[FeatureBags], config: EmbeddingBagConfig
 ) -> torch.Tensor:

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from training.embedding.eager import eager
 from training.embedding.exchange import OwnedTable, Sharding, SharedLookups
-from training.embedding.gradients import PooledBags, not_compiled
+from training.embedding.gradients import PooledBags
 from training.embedding.inputs import NO_BAGS, FeatureBags, by_feature, read_feature
 from training.embedding.lookups import LocalLookups, LookedUpRows, Lookups
 from training.embedding.parameter import TableParameter, sinks_of, which_make_rows
@@ -75,7 +76,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         self._sharding = sharding
         self.processes = Processes(process_group)
         if seed is None:
-            seed = int(torch.randint(2**62, ()))
+            seed = int(torch.randint(2**62, (), device="cpu"))
         self._configs = dict(tables)
         self.tables: dict[str, EmbeddingTable] = {}
         for number, (name, config) in enumerate(tables.items()):
@@ -108,7 +109,14 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             lines.append(f"({name}): {table.shown}, {table.config.combiner} of {features}")
         return "\n".join(lines)
 
-    @not_compiled
+    def __prepare_scriptable__(self) -> None:
+        """Refuse ``torch.jit.script``."""
+        raise RuntimeError(
+            f"{type(self).__name__}: torch.jit.script cannot have the rows, which are outside PyTorch; "
+            "hotrow.from_torch exports a module with them"
+        )
+
+    @eager
     def forward(self, features: Any) -> dict[str, torch.Tensor]:
         """Look up and combine bags.
 
@@ -134,11 +142,17 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             IndexError: a key is none of a table's fixed rows.
             ReservedKeyError: a key is one of the four reserved values.
             RuntimeError: there are several processes without a ``process_group``; another process does something else,
-                or has ended; or ``torch.utils.checkpoint`` would not make rows.
+                or has ended; ``torch.utils.checkpoint`` would not make rows; a parameter was replaced; or PyTorch
+                exports, traces or transforms the call.
         """
         features = by_feature(features)
         for feature in features:
             self.table_of(feature)
+        for number, (name, own) in enumerate(self._parameter_of.items()):
+            registered = self._parameters.get(f"table_{number}", own)
+            if registered is not own:
+                expected = "its own parameter, because another one has other rows or none"
+                raise RuntimeError(f"table {name!r}: expected {expected}, got {type(registered).__name__}")
         # In the order of the tables, because the processes may pass the features in any order. A feature that is not
         # here may be in another process.
         bags = {

@@ -7,39 +7,23 @@ receiver keeps them, or turns them into gradients that PyTorch keeps. The receiv
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kernels.host import BagLookup, TrainingTable, merge_gradients, sum_row_gradients
+from training.embedding.eager import eager
 from training.embedding.lookups import Floats, Lookups
 from training.embedding.table_gradient import GradientRows, TableGradient, gradient_of
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 #: Bags, and the gradient of their pooled vectors.
 RowGradient = tuple[BagLookup, Floats]
 #: Take the ``row_gradients`` of lookups, and return what PyTorch gets for each lookup's parameter.
 Receiver = Callable[[Sequence[Any]], Sequence[torch.Tensor | None]]
 
 _MOST_KEPT = 32  # gradients of passes before they are summed, so that they do not take more and more memory
-
-
-def not_compiled(function: Function) -> Function:
-    """Keep a function out of what ``torch.compile`` compiles.
-
-    ``torch.compiler.disable`` does the same, and takes more than a second to import.
-    """
-
-    @wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*arguments, **named)
-        return function(*arguments, **named)
-
-    return call  # type: ignore[return-value]
 
 
 class PooledBags(torch.autograd.Function):  # type: ignore[misc]
@@ -65,6 +49,7 @@ class PooledBags(torch.autograd.Function):  # type: ignore[misc]
         return tuple(torch.from_numpy(array).to(device) for array, device in zip(lookups.pooled, devices, strict=True))
 
     @staticmethod
+    @eager
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         """Give the receiver the gradients of rows, and return those of the weights. Unused bags have none."""

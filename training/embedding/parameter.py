@@ -1,14 +1,17 @@
 """A table among the parameters of a PyTorch module."""
 
 import copy
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn, Self
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from training.embedding.eager import eager
 from training.embedding.exchange import OwnedTable, ShardSink, SharedLookups
 from training.embedding.gradients import Receiver, TableSink, backward_pass
 from training.embedding.inputs import FeatureBags
@@ -29,7 +32,14 @@ _ALIASES = {
 }
 
 # Functions that would read or write elements, and do not return a tensor. Their own names do not say so.
-_OF_ELEMENTS = {"__setitem__", "__array__", "allclose", "equal", "numpy", "tolist"}
+_OF_ELEMENTS = {"__setitem__", "__array__", "allclose", "equal", "numpy", "tolist", "type"}
+
+# What to do instead, by the function that somebody's code begins with.
+_ADVICE = {
+    "chunk": "ignored_params for fully_shard",
+    "flatten": "ignored_states for FullyShardedDataParallel",
+    "type": "ZeroRedundancyOptimizer for the other parameters only",
+}
 
 
 class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
@@ -59,12 +69,16 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
         is_shared = self.processes.size > 1
         self.sink = ShardSink(self.processes, OwnedTable(table, owner)) if is_shared else TableSink()
         self.optimizer: int | None = None
+        if self.device.type == "meta":
+            raise RuntimeError(f"table {table.name!r}: expected a device with memory for the rows, got meta")
         self.data = torch.empty(0, table.config.dim)
         self.register_post_accumulate_grad_hook(_keep)
 
     @property
     def grad(self) -> torch.Tensor | None:
         """The gradient, in RAM. It can be changed in place or replaced. None: no backward pass has left one."""
+        if torch._guards.TracingContext.try_get() is not None:  # torch.compile leaves out what reads it
+            raise torch._dynamo.exc.Unsupported(f"table {self.table.name!r}: grad: the rows are outside PyTorch")
         return self.sink.rows()
 
     @grad.setter
@@ -89,9 +103,12 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
             name, writes = "data", bool(args[1].numel())
         if function not in _ALIASES and (writes or name in _OF_ELEMENTS):
             _refuse(name, args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **kwargs or {})
-        if function in _ALIASES and result.dtype == torch.float32:
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                result = function(*args, **kwargs or {})
+        except RuntimeError as err:
+            _refuse(name, args, kwargs, err)
+        if function in _ALIASES and result.dtype == torch.float32 and result.device.type != "meta":
             return result if result is args[0] else _alias_of(args[0], result)
         if any(True for _ in tensors_in([result])):
             _refuse(name, args, kwargs)
@@ -173,6 +190,7 @@ def _to_sinks(parameters: Sequence[TableParameter], gradients: Sequence[Any]) ->
     return returned
 
 
+@eager
 def _keep(parameter: TableParameter) -> None:
     if torch.is_grad_enabled():
         reason = "expected backward() without create_graph, because the gradients of rows cannot be differentiated"
@@ -187,14 +205,26 @@ def _alias_of(parameter: TableParameter, elements: torch.Tensor) -> TableParamet
     return alias
 
 
+def _sent(parameter: TableParameter) -> Any:
+    """Pickle the rows for another process. Elements of other parameters would be in memory that both share."""
+    reason = "another process gets a copy of the rows, so this process will not see what it trains"
+    warnings.warn(f"table {parameter.table.name!r}: {reason}", stacklevel=2)
+    return parameter.__reduce_ex__(None)
+
+
+ForkingPickler.register(TableParameter, _sent)
+
+
 def _made(table: EmbeddingTable, processes: Processes, owner: int | None, requires_grad: bool) -> TableParameter:
     parameter: TableParameter = TableParameter(table, processes, owner).requires_grad_(requires_grad)
     return parameter
 
 
-def _refuse(function: str, args: Any, kwargs: Any) -> NoReturn:
+def _refuse(function: str, args: Any, kwargs: Any, cause: Exception | None = None) -> NoReturn:
     table = next(one.table for one in tensors_in([*args, *(kwargs or {}).values()]) if isinstance(one, TableParameter))
-    raise TypeError(
+    instead = "an optimizer of training.optimizers, or row_dtype of the table's config for rows of another type"
+    # no TypeError, which + and other operators would take for "ask the other operand"
+    raise RuntimeError(
         f"table {table.name!r}: PyTorch's {function!r} does not reach the rows, which are outside PyTorch; "
-        "expected an optimizer of training.optimizers, or row_dtype of the table's config for rows of another type"
-    )
+        f"expected {_ADVICE.get(function, instead)}"
+    ) from cause

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from training.embedding.collection import EmbeddingBagCollection
-from training.embedding.gradients import not_compiled
+from training.embedding.eager import eager
 from training.embedding.inputs import by_feature, read_feature
 
 
@@ -54,7 +54,7 @@ class EmbeddingCollection(EmbeddingBagCollection):
         rows, lengths = seen.to_padded_dense(50), seen.lengths()  # float32[B, 50, 16], int64[B]
     """
 
-    @not_compiled
+    @eager
     def forward(self, features: Any) -> dict[str, JaggedRows]:
         """Look up the row of each key.
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.host import BagLookup, TrainingTable, merge_gradients
+from training.embedding.eager import eager
 
 Places = NDArray[np.int64]
 
@@ -87,6 +88,7 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
         return self.plain().__reduce_ex__(protocol)
 
     @classmethod
+    @eager
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute with elements of the same rows, and remember the rows of the result."""
         named, act = kwargs or {}, _act_of(function)

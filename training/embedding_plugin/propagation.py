@@ -10,7 +10,8 @@ import torch
 from training.arguments import shown
 from training.calls.plugin.embedding import Embedding
 from training.calls.plugin.state import compressed, divided, found, item_of_replica, replica_number
-from training.embedding.gradients import PooledBags, RowGradient, not_compiled
+from training.embedding.eager import eager
+from training.embedding.gradients import PooledBags, RowGradient
 from training.embedding.inputs import read_feature
 from training.embedding.lookups import LocalLookups
 from training.samples import Bags
@@ -155,7 +156,7 @@ def fprop_experimental(
     return _look_up(embedding, bags, replica, _trigger(place, bp_trigger, is_training), is_training)
 
 
-@not_compiled
+@eager
 def _look_up(
     embedding: Embedding, bags: Bags, replica: int, bp_trigger: torch.Tensor, is_training: bool
 ) -> torch.Tensor:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, get_args
 
 import torch
 
+from training.embedding.eager import eager
 from training.embedding.parameter import TableParameter, send_gradients
 from training.optimizers.tables import step_tables
 from training.tables.rules import (
@@ -42,6 +43,12 @@ _USUAL_NAMES = {
     "eps": ("epsilon",),
     "momentum": ("momentum_factor",),
     "initial_accumulator_value": ("initial_accumulator",),
+}
+#: Options in the states of some optimizers, ours or PyTorch's.
+_OPTIONS = {
+    "foreach",
+    *(one.name for rule in (AdaGradRule, AdamRule, FtrlRule) for one in fields(rule)),
+    "momentum_factor",
 }
 _numbers = count()
 _OF_PYTORCH = ("params", "param_names", "initial_lr")  # keys of PyTorch in a parameter group
@@ -106,12 +113,25 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         of_pytorch = {name: param_group[name] for name in _OF_PYTORCH if name in param_group}
         options = self._options({name: value for name, value in param_group.items() if name not in of_pytorch})
         super().add_param_group({**of_pytorch, **options})
-        rule = self._rule(self.param_groups[-1])
-        for parameter in self.param_groups[-1]["params"]:
-            if isinstance(parameter, TableParameter):
-                parameter.table.use_states(rule.name, rule.initial_states)
-                parameter.optimizer = self._number
+        self._give_states(self.param_groups[-1])
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; see ``torch.optim.Optimizer.load_state_dict``. The rows of tables are not in it.
+
+        Raises:
+            ValueError: the state is that of another optimizer, or a table has loaded rows with other first states.
+        """
+        own = {"lr", *(field.name for field in fields(self.rule_type))}
+        for group in state_dict["param_groups"]:
+            others = _OPTIONS & group.keys() - own
+            if not own <= group.keys() or others:
+                came = ", ".join(sorted(group.keys() - {"params", "param_names"}))
+                raise ValueError(f"{type(self).__name__}: expected a state with {', '.join(sorted(own))}, got {came}")
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            self._give_states(group)
+
+    @eager
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; ``closure`` computes the loss again, which is returned.
@@ -139,6 +159,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 step_tables(parameters, rule, self._update_type, group["lr"], step, self._scaler, decay)
         return loss
 
+    @eager
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients; see ``torch.optim.Optimizer.zero_grad``."""
         if not set_to_none:
@@ -151,6 +172,14 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Return what ``copy.deepcopy`` and ``pickle`` need."""
         own = {name: getattr(self, name) for name in ("_update_type", "_scaler", "_number")}
         return {**super().__getstate__(), **own}
+
+    def _give_states(self, group: dict[str, Any]) -> None:
+        """Give the rows of a group's tables the states of the group's rule."""
+        rule = self._rule(group)
+        for parameter in group["params"]:
+            if isinstance(parameter, TableParameter):
+                parameter.table.use_states(rule.name, rule.initial_states)
+                parameter.optimizer = self._number
 
     def _require_last_made(self) -> None:
         """Refuse to step a table whose rows have the states of another optimizer."""

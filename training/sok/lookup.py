@@ -9,8 +9,9 @@ import torch
 
 from training.arguments import one_of
 from training.calls.sok import listed, require_hotness
+from training.embedding.eager import eager
 from training.embedding.exchange import KeyGradients, OwnedTable, SharedLookups, to_owners
-from training.embedding.gradients import PooledBags, Receiver, not_compiled, sparse_gradient, sparse_gradients
+from training.embedding.gradients import PooledBags, Receiver, sparse_gradient, sparse_gradients
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import LocalLookups, LookedUpRows, Lookups
 from training.embedding.parameter import sinks_of, which_make_rows
@@ -74,7 +75,7 @@ def lookup_sparse(params: Any, sp_ids: Any, sp_weights: Any = None, hotness: Any
     return vectors if is_list else vectors[0]
 
 
-@not_compiled
+@eager
 def look_up(
     variables: Sequence[AnyVariable], bags: Sequence[FeatureBags], combiners: Sequence[Combiner], trains: bool
 ) -> list[torch.Tensor]:

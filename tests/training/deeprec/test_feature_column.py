@@ -227,7 +227,7 @@ def test_an_optimizer_that_cannot_move_the_rows_of_a_column_is_refused():
     optimizer.zero_grad()
     vectors.sum().backward()
 
-    with pytest.raises(TypeError, match=r"table 'a_embedding': .* expected an optimizer of training\.optimizers"):
+    with pytest.raises(RuntimeError, match=r"table 'a_embedding': .* expected an optimizer of training\.optimizers"):
         optimizer.step()
 
 

@@ -9,6 +9,7 @@ import gc
 import io
 import pickle
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -399,11 +400,15 @@ def moved(model, optimizer):
 
 
 def compiled(model, optimizer):
-    fast = torch.compile(model, backend="eager")
-    for _ in range(3):
+    @partial(torch.compile, backend="eager")
+    def step(keys):
         optimizer.zero_grad()
-        loss_of(fast).backward()
+        loss_of(model, 1.0, keys).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
+
+    for keys in (KEYS, OTHER_KEYS, KEYS):
+        step(keys)
 
 
 def checkpointed(model, optimizer, use_reentrant):
@@ -609,6 +614,10 @@ REFUSED = {
     "bfloat16()": ("bfloat16", nn.Module.bfloat16),
     "double()": ("double", nn.Module.double),
     "to(dtype)": ("to", lambda model: model.to(torch.float16)),
+    "to(meta)": ("to", lambda model: model.to("meta")),
+    "to_empty()": ("empty_like", lambda model: model.to_empty(device="cpu")),
+    "fully_shard": ("chunk", lambda model: table_of(model).detach().chunk(2)),
+    "ZeroRedundancyOptimizer": ("type", lambda model: table_of(model).type()),
     "share_memory()": ("share_memory_", nn.Module.share_memory),
     "nn.init": ("uniform_", lambda model: nn.init.xavier_uniform_(table_of(model))),
     "parameter[:] = 0": ("__setitem__", lambda model: table_of(model).detach().__setitem__(slice(None), 0)),
@@ -616,6 +625,8 @@ REFUSED = {
     "equal parameters": ("equal", lambda model: torch.equal(table_of(model), table_of(model))),
     "elements as an array": ("numpy", lambda model: table_of(model).detach().numpy()),
     "L2 of the parameters": ("square", penalized),
+    "an operator": ("mul", lambda model: 0.5 * table_of(model)),
+    "a function that fails without elements": ("max", lambda model: table_of(model).max()),
     "norm of the parameters": ("norm", lambda model: [parameter.detach().norm() for parameter in model.parameters()]),
     "parameters_to_vector": ("view", lambda model: nn.utils.parameters_to_vector(model.parameters())),
     "autograd.grad of the table": ("grad", lambda model: torch.autograd.grad(loss_of(model), [table_of(model)])),
@@ -664,8 +675,65 @@ def test_a_table_follows_the_habit_as_a_parameter_does(embedding, habit):
 def test_a_table_refuses_the_habit_by_name(embedding, function, habit):
     model = table_model(embedding)
 
-    with pytest.raises(TypeError, match=f"table 't(_embedding)?': PyTorch's {function!r} does not reach the rows"):
+    with pytest.raises(RuntimeError, match=f"table 't(_embedding)?': PyTorch's {function!r} does not reach the rows"):
         habit(model)
+
+
+GRAPHS = {
+    "torch.jit.trace": lambda lookup, keys: torch.jit.trace(lookup, (keys,), check_trace=False),
+    "torch.export": lambda lookup, keys: torch.export.export(Function(lookup), (keys,)),
+    "func.grad": lambda lookup, keys: torch.func.grad(lambda weights: lookup(keys, weights).sum())(torch.ones(4)),
+    "vmap": lambda lookup, keys: torch.vmap(lambda key: lookup(key[None]))(keys),
+}
+
+
+class Function(nn.Module):
+    def __init__(self, forward):
+        super().__init__()
+        self.forward = forward
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS.keys())
+def test_a_lookup_in_a_graph_or_transformation_is_refused(graph):
+    tables = table_model().embedding.tables
+
+    def lookup(keys, weights=None):
+        return tables({"t": keys if weights is None else (keys, torch.arange(5), weights)})["t"]
+
+    with pytest.raises(RuntimeError, match=r"EmbeddingBagCollection\.forward: .* the rows"):
+        graph(lookup, KEYS)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_scripting_is_refused():
+    with pytest.raises(RuntimeError, match=r"EmbeddingBagCollection: torch\.jit\.script cannot have the rows"):
+        torch.jit.script(table_model())
+
+
+@pytest.mark.parametrize("other", [lambda one: torch.zeros(1, DIM), lambda one: one.detach()], ids=["rows", "an alias"])
+def test_another_parameter_in_functional_call_is_refused(other):
+    tables = table_model().embedding.tables
+    torch.func.functional_call(tables, dict(tables.named_parameters()), ({"t": KEYS},))["t"].sum().backward()
+    assert len(tables.table_0.grad) == 3
+
+    with pytest.raises(RuntimeError, match=r"table 't': expected its own parameter, .* got (Tensor|TableParameter)"):
+        torch.func.functional_call(tables, {"table_0": other(tables.table_0)}, ({"t": KEYS},))
+
+
+def test_sending_a_table_to_another_process_warns_that_it_is_a_copy():
+    model = table_model()
+    model()
+
+    with pytest.warns(UserWarning, match=r"table 't': another process gets a copy of the rows"):
+        sent = pickle.loads(ForkingPickler.dumps(model))
+
+    assert torch.equal(sent.embedding.rows(), model.embedding.rows())
+
+
+def test_tables_on_the_device_meta_are_refused():
+    with torch.device("meta"), pytest.raises(RuntimeError, match=r"table 't': expected a device with memory"):
+        Table()
 
 
 @pytest.mark.parametrize("embedding", EMBEDDINGS.values(), ids=EMBEDDINGS.keys())

@@ -233,3 +233,28 @@ def test_the_code_on_the_documents_page_runs():
     exec(compile(code, "training.md", "exec"), names)
 
     assert names["net"].weight[3].any()
+
+
+@pytest.mark.parametrize(
+    "other", [lambda params: optimizers.SGD(params, lr=0.1), lambda params: torch.optim.Adam(params, lr=0.1)]
+)
+def test_the_state_of_another_optimizer_is_refused(other):
+    params = [torch.nn.Parameter(torch.zeros(2))]
+
+    with pytest.raises(ValueError, match=r"Adam: expected a state with beta1, beta2, epsilon, lr, got .*lr"):
+        optimizers.Adam(params).load_state_dict(other(params).state_dict())
+    with pytest.raises(ValueError, match=r"SGD: expected a state with lr, got .*beta"):
+        optimizers.SGD(params).load_state_dict(optimizers.Adam(params).state_dict())
+
+
+def test_new_rows_have_the_first_states_of_a_loaded_optimizer():
+    first, loaded = (EmbeddingBagCollection({"t": EmbeddingBagConfig(2)}, seed=0) for _ in range(2))
+    one = optimizers.AdaGrad(first.parameters(), lr=0.1, initial_accumulator=0.5)
+    other = optimizers.AdaGrad(loaded.parameters(), lr=0.2)
+
+    other.load_state_dict(one.state_dict())
+    for tables, optimizer in ((first, one), (loaded, other)):
+        tables({"t": torch.tensor([1, 2])})["t"].sum().backward()
+        optimizer.step()
+
+    assert loaded.tables["t"].rows()[1].tolist() == first.tables["t"].rows()[1].tolist()

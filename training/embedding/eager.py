@@ -1,0 +1,32 @@
+"""What PyTorch neither compiles nor records, because it reads or changes rows outside of PyTorch."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def eager(function: Function) -> Function:
+    """Keep a function out of what ``torch.compile`` compiles. Refuse to trace, export or transform it.
+
+    ``torch.compiler.disable`` does the first too, and takes more than a second to import.
+    """
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():
+            advice = "hotrow.from_torch exports a module with its tables"
+            raise RuntimeError(
+                f"{function.__qualname__}: a graph cannot have the rows, which are outside PyTorch; {advice}"
+            )
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*arguments, **named)
+        if torch._C._are_functorch_transforms_active():  # autograd.Function asks it too
+            advice = "look the vectors up outside, and pass them to what is transformed"
+            raise RuntimeError(f"{function.__qualname__}: torch.func does not reach the rows; {advice}")
+        return function(*arguments, **named)
+
+    return call  # type: ignore[return-value]
