@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from serving.errors import ConfigError, did_you_mean
 from serving.importers.pytorch.jagged import padded
+from serving.importers.pytorch.lines import at_line
 from serving.importers.pytorch.tables import Lookup
 from serving.model.names import names_of_positions
 
@@ -276,10 +277,15 @@ class Inputs:
         kind, names, begin = type(value), list(value.keys()), len(self.features)
         dtypes = value.values().dtype, value.lengths().dtype
         self._samples[name] = value.stride()
+        if empty := next((one for one in self._lookups if one.most and not one.feature and not one.keys.numel()), None):
+            reason = f"expected keys of each feature of this table in the example{at_line(empty.line)}"
+            raise ConfigError(self._source, empty.table, reason)
         for key in names:
-            feature = f"{name}[{key!r}]"
-            own = value[key].values()
-            lookups = [one for one in self._lookups if one.feature == key or _name_of(one.keys, {key: own})]
+            feature, own = f"{name}[{key!r}]", value[key].values()
+            is_own = own.numel() > 0
+            lookups = [
+                one for one in self._lookups if one.feature == key or (is_own and _name_of(one.keys, {key: own}))
+            ]
             self._add(feature, name, feature, self._padding_of_rows(feature, lookups))
         end = len(self.features)
         weights = self._weights_of_jagged(name, value, begin, end)

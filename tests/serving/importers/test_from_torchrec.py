@@ -99,8 +99,12 @@ def test_a_weighted_collection_is_served(tmp_path):
     module, rng = Weighted(), np.random.default_rng(1)
     example = (keyed_jagged([[[1], [2, 3]]] * 4, weights=torch.rand(12)),)
 
-    imported = from_torch(module, example, tmp_path, "weighted", most_keys={"t_ads": 3, "t_users": 4})
+    most = {"most_keys": {"t_ads": 3, "t_users": 4}}
 
+    imported = from_torch(module, example, tmp_path, "weighted", **most)
+
+    with pytest.raises(ConfigError, match="t_users: expected keys of each feature of this table in the example; in "):
+        from_torch(module, (keyed_jagged([[[], []]] + [[[1], [2]]] * 3, weights=torch.rand(6)),), tmp_path, "w", **most)
     users, clicked, shown = (draw_bags(rng, rows, 50) for rows in (30, 40, 40))
     bags = dict(zip(FEATURES, (users, [[]] * 50, clicked, shown), strict=True))
     weights = {key: [rng.normal(size=len(bag)).astype(np.float32) for bag in own] for key, own in bags.items()}
