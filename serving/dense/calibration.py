@@ -21,7 +21,7 @@ class Calibration:
     Attributes:
         dense: float32[B, F]; B at least 1.
         embeddings: float32[B, S, D] per embedding layer, in graph order.
-        tolerance: the largest error of a probability to accept.
+        tolerance: the largest error of a probability to accept; of a regression, in standard deviations of its label.
     """
 
     dense: NDArray[np.float32]
@@ -31,7 +31,9 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The error of a network's probabilities with 8-bit products, on the calibration batch and on this machine.
+    """The error of a network's answers with 8-bit products, on the calibration batch and on this machine.
+
+    The errors of a regression are in standard deviations of its label.
 
     Attributes:
         max_error: the largest absolute difference from the float32 network.
@@ -39,6 +41,7 @@ class Quantization:
         samples: B of the calibration batch.
         quantized: how many matrix products use integers now.
         products: how many matrix products the network has.
+        has_scores: whether the network is a regression.
     """
 
     max_error: float
@@ -46,10 +49,12 @@ class Quantization:
     samples: int
     quantized: int
     products: int
+    has_scores: bool = False
 
     def __str__(self) -> str:
         """Return the text for logs and messages."""
+        answer, unit = ("a score", " standard deviations of its label") if self.has_scores else ("a probability", "")
         return (
-            f"int8 in {self.quantized} of {self.products} products; on {self.samples} samples a probability is off by "
-            f"{self.max_error:.2g} at most, by {self.mean_error:.2g} on average"
+            f"int8 in {self.quantized} of {self.products} products; on {self.samples} samples {answer} is off by "
+            f"{self.max_error:.2g}{unit} at most, by {self.mean_error:.2g} on average"
         )

@@ -169,9 +169,11 @@ class _Trials:
         """Return the network with these products on integers, and its error."""
         model = self.quantizing.quantize(self.model, products, self.scales)
         network = OnnxNetwork(self.graph, model, self.threads, self.source)
-        errors = np.abs(network(self.calibration.dense, self.calibration.embeddings) - self.expected)
+        units = np.array([head.std for head in self.graph.heads] or [1.0])
+        errors = np.abs(network(self.calibration.dense, self.calibration.embeddings) - self.expected) / units
         largest, mean = float(errors.max()), float(errors.mean())
-        return network, Quantization(largest, mean, len(self.expected), len(products), self.total)
+        has_scores = "score" in self.graph.label_kinds
+        return network, Quantization(largest, mean, len(self.expected), len(products), self.total, has_scores)
 
     def _is_close(self, result: Quantization) -> bool:
         return result.max_error <= self.calibration.tolerance  # False for NaN

@@ -7,7 +7,7 @@ from typing import Any
 from serving.errors import ConfigError, nearest
 from serving.model.inputs import EMBEDDING_TYPES, read_data, read_embedding
 from serving.model.layer_types import LAYER_TYPES, REFUSED, Site, Structure, inner, show
-from serving.model.records import B, Embedding, Graph, Layer, Shape, WeightSpec
+from serving.model.records import B, Embedding, Graph, Head, Layer, Shape, WeightSpec
 from serving.model.slot_sizes import read_slot_sizes
 from serving.model.strict_json import Fields
 from serving.model.wiring import explain_missing
@@ -83,7 +83,7 @@ class GraphReader:
         self._check_last(self._document[-1])
         self._check_inputs()
         outputs = self._outputs()
-        heads = [layer for layer in outputs for _ in range(self._columns(layer.tops[0]))]
+        heads = [head for layer in outputs for head in self._heads(layer)]
         logits, output = self._join_outputs(outputs)
         return self._graph(source, len(heads), logits, output, heads)
 
@@ -97,7 +97,7 @@ class GraphReader:
         self._check_inputs()
         return self._graph(source, sum(label.dim for label in self._data.labels), logits="", output="")
 
-    def _graph(self, source: str, label_dim: int, logits: str, output: str, heads: Sequence[Layer] = ()) -> Graph:
+    def _graph(self, source: str, label_dim: int, logits: str, output: str, heads: Sequence[Head] = ()) -> Graph:
         columns = sum(output.width for output in self._data.outputs)
         if columns not in (0, label_dim):
             reason = f"expected widths that add up to the {label_dim} columns of the answer, got {columns}"
@@ -268,6 +268,12 @@ class GraphReader:
             self._add(Layer("Concat", name, parts, (name,), {"axis": 1}, path=""))
             joined.append(name)
         return joined[0], joined[1]
+
+    def _heads(self, layer: Layer) -> Sequence[Head]:
+        """Return how the columns of an output are made."""
+        if layer.type != "Denormalize":
+            return [Head()] * self._columns(layer.tops[0])
+        return [Head("score", *numbers) for numbers in zip(layer.params["mean"], layer.params["std"], strict=True)]
 
     def _columns(self, tensor: str) -> int:
         return inner(self._shapes[tensor])[0]

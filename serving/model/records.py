@@ -105,6 +105,21 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """How one column of an answer is made.
+
+    Attributes:
+        kind: of the column.
+        mean: is added to a score: the mean of the label of a regression.
+        std: a score is a multiple of it: the standard deviation of the label.
+    """
+
+    kind: OutputKind = "probability"
+    mean: float = 0.0
+    std: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One dense layer.
 
@@ -163,7 +178,7 @@ class Graph:
         dense_names: what requests call each dense feature; empty: they have no names.
         label_names: L names; empty: the labels have no names.
         stated_outputs: what the document calls the columns of ``output``; empty: it says nothing of them.
-        heads: for each column of ``output`` the layer that makes it; empty if an ONNX file is the network.
+        heads: how each column of ``output`` is made; empty if an ONNX file is the network.
         dense_needs: by the names of outputs, the numbers of the dense features that they depend on. An output that is
             not in it may depend on all.
     """
@@ -186,7 +201,7 @@ class Graph:
     dense_names: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
     stated_outputs: tuple[Output, ...] = ()
-    heads: tuple[Layer, ...] = ()
+    heads: tuple[Head, ...] = ()
     dense_needs: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     @property
@@ -197,7 +212,7 @@ class Graph:
     @property
     def label_kinds(self) -> tuple[OutputKind, ...]:
         """The kind of each column of ``output``; empty if an ONNX file is the network."""
-        return tuple("score" if layer.type == "Denormalize" else "probability" for layer in self.heads)
+        return tuple(head.kind for head in self.heads)
 
     @property
     def stored(self) -> tuple[WeightSpec, ...]:

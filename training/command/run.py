@@ -67,7 +67,8 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
         HotrowError: the graph, the data or the output folder cannot be used. No version was written.
     """
     if options.describe is not None:
-        yield from describe(open_document(options.describe))
+        document = open_document(options.describe)
+        yield from describe(document if options.loss is None else with_losses(document, options.loss))
         return
     document, features, start = yield from _prepared(options, processes)
     name = document.name if options.name is None else options.name

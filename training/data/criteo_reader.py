@@ -11,7 +11,6 @@ from serving.model.regular_file import open_regular
 from training.data.checks import ColumnMap, checked
 from training.data.criteo import CATEGORY_NAMES, COLUMNS, COUNT_NAMES, SLOTS, parse_lines
 from training.errors import DataError
-from training.model.losses import Loss
 from training.samples import Samples
 
 _BLOCK_BYTES = 2 << 20
@@ -34,10 +33,8 @@ def read_criteo(path: Path) -> Samples:
     return Samples.joined(list(read_criteo_blocks(path)))
 
 
-def read_criteo_blocks(
-    path: Path, slot_sizes: Sequence[int] | None = None, losses: Sequence[Loss] | None = None
-) -> Iterator[Samples]:
-    """Yield a file's samples in blocks of some ten thousand. See ``read_criteo`` and ``checked``.
+def read_criteo_blocks(path: Path, slot_sizes: Sequence[int] | None = None) -> Iterator[Samples]:
+    """Yield a file's samples in blocks of some ten thousand. See ``read_criteo``, and ``checked`` for ``slot_sizes``.
 
     ``slot_sizes`` of another length are ignored: the graph then has other slots, and the samples are refused later.
     """
@@ -46,7 +43,7 @@ def read_criteo_blocks(
         with open_regular(path) as file:
             first = 0
             for samples in _parse_blocks(path, _unzipped(file)):
-                yield checked(samples, path, first, columns=CRITEO_COLUMNS, slot_sizes=sizes, losses=losses)
+                yield checked(samples, path, first, columns=CRITEO_COLUMNS, slot_sizes=sizes)
                 first += len(samples)
     except (OSError, EOFError, zlib.error) as err:
         raise DataError(path, _reason(err)) from err

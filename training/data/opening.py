@@ -172,7 +172,7 @@ def _reader(
     if columns is None and (document.data.format == "Raw" or is_norm(path)):
         return partial(read_hugectr, path, document, key_dtype)
     if columns is None and _is_criteo(path):
-        return partial(read_criteo_blocks, path, sizes, losses)
+        return partial(read_criteo_blocks, path, sizes)
     column_map = default_columns(document) if columns is None else read_column_map(columns, document)
     column_map = replace(column_map, weight=weight)
     if path.suffix == ".parquet" or _has_parquet(path):

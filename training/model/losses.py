@@ -284,14 +284,7 @@ LOSS_OF_KIND: Mapping[OutputKind, Loss] = {loss.kind: loss for loss in LOSSES}
 
 def losses_of(graph: Graph) -> tuple[Loss, ...]:
     """Return the loss of each column of a graph's labels."""
-    found = list[Loss]()
-    for column, layer in enumerate(graph.heads):
-        of_layer = column - graph.heads.index(layer)
-        if layer.type == "Denormalize":
-            found.append(SquaredError(layer.params["mean"][of_layer], layer.params["std"][of_layer]))
-        else:
-            found.append(LogLoss())
-    return tuple(found)
+    return tuple(SquaredError(one.mean, one.std) if one.kind == "score" else LogLoss() for one in graph.heads)
 
 
 def figure_text(value: float | None) -> str:

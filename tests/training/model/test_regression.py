@@ -92,11 +92,16 @@ def test_a_server_answers_what_the_trainer_predicts(tmp_path):
     model = CtrModel(parse_graph(document, "g.json"), seed=0)
     model.train_batch(samples, 0.01)
     (loss,) = losses_of(model.graph)
-    with load_model(export_model(model, document, tmp_path, "price")) as session:
+    version = export_model(model, document, tmp_path, "price", calibration=samples)
+    with load_model(version) as session:
         answers = session.predict(samples.dense, samples.bags.keys, samples.bags.row_ptrs)
         assert session.outputs == (Output("OUTPUT0", "score"),)
     assert session.config.label_kinds == ("score",)
     np.testing.assert_allclose(answers, loss.answers(model.logits(samples)), rtol=1e-5)
+    with load_model(version, engine="int8", tolerance=0.1) as session:
+        integers = session.predict(samples.dense, samples.bags.keys, samples.bags.row_ptrs)
+        assert session.quantization.max_error == pytest.approx(np.abs(integers - answers).max() / 20_000, rel=0.01)
+        assert " standard deviations of its label at most" in str(session.quantization)
     assert loss.logits(loss.answers(model.logits(samples))) == pytest.approx(model.logits(samples), abs=1e-5)
 
 
