@@ -23,15 +23,9 @@ _GROUPS_OF_FEATURE = 3
 Floats = NDArray[np.floating[Any]]
 
 
-def differences(log: RequestRows, logged: Floats, predictions: Floats, features: Sequence[str]) -> dict[str, Any]:
-    """Describe how answers differ from those in the log.
-
-    Args:
-        log: the requests.
-        logged: [N, L].
-        predictions: [N, L]; NaN: no answer.
-        features: the columns by which differences are grouped.
-    """
+def differences(replayed: Replayed, log: RequestRows, logged: Floats) -> dict[str, Any]:
+    """Describe how the answers of a version differ from those in the log, [N, L]."""
+    predictions, features = replayed.predictions, replayed.columns
     changes = predictions.astype(np.float64) - logged
     is_answer = np.isfinite(changes)
     answered = np.asarray(is_answer.any(axis=1))
@@ -42,6 +36,7 @@ def differences(log: RequestRows, logged: Floats, predictions: Floats, features:
     limit = max(float(sizes.max()), 1e-6)
     means = np.where(is_answer, changes, 0).sum(axis=1) / np.maximum(is_answer.sum(axis=1), 1)
     drawn = drawn_rows(log.count)
+    in_units = np.abs((changes / np.array(replayed.units))[is_answer])
     counts, edges = np.histogram(found, bins=_BINS, range=(-limit, limit))
     return {
         "samples": int(answered.sum()),
@@ -49,7 +44,8 @@ def differences(log: RequestRows, logged: Floats, predictions: Floats, features:
         "mean_absolute": float(sizes.mean()),
         "largest_absolute": float(sizes.max()),
         "quantiles_absolute": {str(part): float(np.quantile(sizes, part)) for part in (0.5, 0.9, 0.99)},
-        "share_above": {str(size): float((sizes > size).mean()) for size in (0.001, 0.01, 0.1)},
+        "share_above": {str(size): float((in_units > size).mean()) for size in (0.001, 0.01, 0.1)},
+        "units": list(replayed.units),
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
         "largest": list(_largest(log, logged, predictions, np.where(is_answer, np.abs(changes), 0))),
         "by_feature": list(_by_feature(log.take(drawn, features), means[drawn], answered[drawn], features)),
@@ -149,7 +145,7 @@ def describe(replayed: Replayed, log: RequestRows, logged: Floats) -> dict[str, 
     return {
         "model": replayed.name,
         "mean_prediction": mean_of(replayed.predictions),
-        "differences": differences(log, logged, replayed.predictions, replayed.columns),
+        "differences": differences(replayed, log, logged),
         "milliseconds": dict(zip(("p50", "p99"), map(float, times), strict=False)),
         "refused": {"requests": replayed.refused, "first": replayed.first_refusal},
         "keys": {"looked_up": replayed.keys, "defaulted": replayed.defaulted_keys},

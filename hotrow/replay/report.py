@@ -45,9 +45,10 @@ def _figures(document: Document) -> Iterator[Sequence[str]]:
     yield row("mean prediction", figure_text(log), (figure_text(model["mean_prediction"]) for model in models))
     for name, key in (("mean difference", "mean"), ("mean size", "mean_absolute"), ("largest", "largest_absolute")):
         yield row(name, "", (figure_text(one.get(key)) for one in changes))
+    unit = " std" if any(of != 1 for one in changes for of in one.get("units", ())) else ""
     for size in (0.01, 0.1):
         shares = (share(one.get("share_above", {}).get(str(size))) for one in changes)
-        yield row(f"larger than {size}", "", shares)
+        yield row(f"larger than {size}{unit}", "", shares)
     asked = ((model["keys"]["defaulted"], model["keys"]["looked_up"]) for model in models)
     yield row("unknown keys", "", (share(unknown / max(keys, 1)) for unknown, keys in asked))
     for name in dict.fromkeys(name for model in models for name in model["unknown_values"]):

@@ -184,8 +184,10 @@ def _predictions(session: InferenceSession, sides: tuple[_Side, _Side], count: i
         except RequestError as err:
             return f"predictions were not compared: {side.located(err)}"
     sizes = np.abs(answers[0].astype(np.float64) - answers[1])
+    units = np.array(session.graph.units)
+    unit = " standard deviations of the label" if (units != 1).any() else ""
     mean, largest = figure_text(float(sizes.mean())), figure_text(float(sizes.max()))
     return (
         f"predictions of {named(session)} for both differ by {mean} on average and by {largest} "
-        f"at most; {share(float((sizes > 0.01).mean()))} by more than 0.01"
+        f"at most; {share(float((sizes / units > 0.01).mean()))} by more than 0.01{unit}"
     )

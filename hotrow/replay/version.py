@@ -33,6 +33,7 @@ class Replayed:
     Attributes:
         name: of the model and the version.
         predictions: float32[N, L]; NaN for the samples of a request that was refused.
+        units: L numbers; see ``Graph.units``.
         seconds: of each request that was answered, for the transform, the lookup and the network.
         columns: the columns of the log that it has read.
         absent: the features of the model that the log does not have.
@@ -45,6 +46,7 @@ class Replayed:
 
     name: str
     predictions: Floats
+    units: tuple[float, ...]
     seconds: list[float] = field(default_factory=list)
     columns: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
@@ -92,7 +94,7 @@ def replay(session: InferenceSession, log: RequestRows, logged: Floats, requests
         StoreError: a tier did not answer.
     """
     shape = log.count, session.config.label_dim
-    found = Replayed(named(session), np.full(shape, np.nan, np.float32))
+    found = Replayed(named(session), np.full(shape, np.nan, np.float32), session.graph.units)
     about = rows_of(session, log.empty, log.source)
     found.columns, found.absent = tuple(about.names), tuple(about.absent)
     first = 0

@@ -169,8 +169,8 @@ class _Trials:
         """Return the network with these products on integers, and its error."""
         model = self.quantizing.quantize(self.model, products, self.scales)
         network = OnnxNetwork(self.graph, model, self.threads, self.source)
-        units = np.array([head.std for head in self.graph.heads] or [1.0])
-        errors = np.abs(network(self.calibration.dense, self.calibration.embeddings) - self.expected) / units
+        differences = network(self.calibration.dense, self.calibration.embeddings) - self.expected
+        errors = np.abs(differences) / np.array(self.graph.units)
         largest, mean = float(errors.max()), float(errors.mean())
         has_scores = "score" in self.graph.label_kinds
         return network, Quantization(largest, mean, len(self.expected), len(products), self.total, has_scores)

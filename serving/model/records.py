@@ -215,6 +215,11 @@ class Graph:
         return tuple(head.kind for head in self.heads)
 
     @property
+    def units(self) -> tuple[float, ...]:
+        """What a difference of 1 is, for each column of ``output``: the deviation of a regression's label, or 1."""
+        return tuple(head.std for head in self.heads) or (1.0,) * self.label_dim
+
+    @property
     def stored(self) -> tuple[WeightSpec, ...]:
         """The weights, then the statistics."""
         return self.weights + self.statistics

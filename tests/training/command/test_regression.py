@@ -25,7 +25,7 @@ ROWS, HELD_OUT = 400, 40
 def ratings(shift=0.0):
     rng = np.random.default_rng(0)
     users, items = rng.integers(0, 20, ROWS), rng.integers(0, 30, ROWS)
-    quality = np.random.default_rng(1).normal(3, 1.5, 30)
+    quality = np.random.default_rng(1).uniform(0.5, 5, 30)
     stars = np.clip(np.rint(2 * quality[items] + rng.normal(0, 0.6, ROWS)) / 2, 0.5, 5)
     return {"rating": stars + shift, "user": [f"u{user}" for user in users], "item": [f"i{item}" for item in items]}
 
@@ -164,14 +164,18 @@ def test_replay_compares_ratings_with_answers(folder):
     stars = np.array(rows["rating"])
     with hotrow.load_model("models/stars") as session:
         answers = session.predict({name: rows[name] for name in ("user", "item")})[:, 0]
+        (unit,) = session.graph.units
+    more = 0.09 * unit
+    assert more > 0.1
     about = {"request_id": [f"r{n}" for n in range(HELD_OUT)], "request_sample": np.zeros(HELD_OUT, np.int32)}
-    log = pa.table(about | rows | {"prediction": answers + 1})
+    log = pa.table(about | rows | {"prediction": (answers + more).astype(np.float32)})
     pq.write_table(log.set_column(2, "rating", pa.array([None, *stars[1:]])), "log.parquet")
     found = replay_document(folder / "log.parquet", [folder / "models" / "stars"], ["rating"])
-    for quality, shift in ((found["models"][0]["quality"], 0), (found["quality"], 1)):
+    for quality, shift in ((found["models"][0]["quality"], 0), (found["quality"], more)):
         errors = answers[1:].astype(np.float64) + shift - stars[1:]
         assert quality["rating"]["samples"] == HELD_OUT - 1
         assert quality["rating"]["rmse"] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-5)
+    assert found["models"][0]["differences"]["share_above"] == {"0.001": 1.0, "0.01": 1.0, "0.1": 0.0}
     assert main(["replay", "log.parquet", "models/stars", "--label", "rating", "--plot", "replay.svg"]) == 0
 
     pq.write_table(log.set_column(2, "rating", pa.array([np.inf, *stars[1:]])), "log.parquet")
