@@ -94,24 +94,27 @@ class FeatureValues {
     }
   }
 
-  // Append the number of a row to its place, or a number for each value, and then zeros.
-  void add_numbers(size_t row, std::vector<float>* places) const {
-    const auto [begin, end] = values_of(row);
-    if (feature_.weighs == SIZE_MAX) return places->push_back(number(row, begin, begin == end));
-    const size_t count = end - begin;
-    for (size_t i = 0; i < feature_.slots; ++i) places[i].push_back(i < count ? number(row, begin + i, false) : 0);
+  // The numbers of all rows: one for each row, or the weights of each row and then zeros.
+  void set_numbers(std::vector<float>* places) const {
+    for (size_t i = 0; i < feature_.slots; ++i) places[i].resize(rows_);
+    float* const numbers = places->data();
+    if (feature_.weighs == SIZE_MAX) {
+      for (size_t row = 0; row < rows_; ++row) {
+        const auto [begin, end] = values_of(row);
+        numbers[row] = number(row, begin, begin == end || column_.is_missing(begin));
+      }
+      return;
+    }
+    for (size_t row = 0; row < rows_; ++row) {
+      const auto [begin, end] = weights_of(row);
+      for (size_t at = begin; at < end; ++at) places[at - begin][row] = number(row, at, column_.is_missing(at));
+    }
   }
 
-  // Which values of the column are the row's. The only value of a list that is missing is no value.
-  std::pair<size_t, size_t> values_of(size_t row) const {
-    if (!column_.splits) return {row, row + (feature_.weighs == SIZE_MAX || !column_.is_missing(row))};
-    size_t begin = static_cast<size_t>(column_.splits[row]), end = static_cast<size_t>(column_.splits[row + 1]);
-    if (end - begin > feature_.most_values) {
-      require(feature_.keep != Feature::kAll, row, begin, "has too many values");
-      if (feature_.keep == Feature::kFirst) end = begin + feature_.most_values;
-      else begin = end - feature_.most_values;
-    }
-    return {begin, end};
+  // Which values of the column are the row's weights. If each row has one value, a missing value is none.
+  std::pair<size_t, size_t> weights_of(size_t row) const {
+    if (!column_.splits && column_.is_missing(row)) return {row, row};
+    return values_of(row);
   }
 
   void require(bool is_right, size_t row, size_t at, const char* why) const {
@@ -119,8 +122,7 @@ class FeatureValues {
   }
 
  private:
-  float number(size_t row, size_t at, bool is_absent) const {
-    const bool is_missing = is_absent || column_.is_missing(at);
+  float number(size_t row, size_t at, bool is_missing) const {
     require(!is_missing || column_.fill, row, at, "is missing");
     const Value value = is_missing ? column_.fill->value() : column_.value(at);
     const ValueKind kind = is_missing ? column_.fill->kind : column_.kind;
@@ -154,6 +156,18 @@ class FeatureValues {
     }
     bags.count += row - begin;
     return row;
+  }
+
+  // Which values of the column are the row's.
+  std::pair<size_t, size_t> values_of(size_t row) const {
+    if (!column_.splits) return {row, row + 1};
+    size_t begin = static_cast<size_t>(column_.splits[row]), end = static_cast<size_t>(column_.splits[row + 1]);
+    if (end - begin > feature_.most_values) {
+      require(feature_.keep != Feature::kAll, row, begin, "has too many values");
+      if (feature_.keep == Feature::kFirst) end = begin + feature_.most_values;
+      else begin = end - feature_.most_values;
+    }
+    return {begin, end};
   }
 
   // Append the keys of a row.
@@ -255,7 +269,7 @@ class TransformRun {
     for (const size_t rows : sizes) {
       for (size_t i = 0; i < values_.size(); ++i)
         if (of_.features_[i].kind == Feature::kDense && of_.rows_[i] == rows)
-          for (size_t row = 0; row < rows; ++row) values_[i].add_numbers(row, &numbers_[of_.features_[i].place]);
+          values_[i].set_numbers(&numbers_[of_.features_[i].place]);
       for (size_t begin = 0; begin < rows; begin += kBlockRows)
         for (const Transform::Slot& slot : of_.slots_)
           if (slot.rows == rows && slot.value == 0)
@@ -295,7 +309,7 @@ class TransformRun {
     for (size_t sample = 0; sample < of_.samples_.count; ++sample) {
       const size_t row = of_.samples_.row(sample, of_.rows_[weights]), bag = of_.samples_.row(sample, of_.rows_[keys]);
       if (row == last_row && bag == last_bag) continue;
-      const auto [begin, end] = values_[weights].values_of(row);
+      const auto [begin, end] = values_[weights].weights_of(row);
       const auto [first, last] = bags_[keys].of_row(bag);
       values_[weights].require(end - begin == last - first, row, begin, "has another number of keys");
       last_row = row;
