@@ -149,6 +149,18 @@ def test_the_next_writer_removes_what_killed_writers_of_this_path_left(tmp_path)
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["half"]
 
 
+def test_the_next_write_of_a_file_removes_what_killed_writers_of_it_left(tmp_path):
+    for name in (".f.0a1b2c3d.tmp", ".g.0a1b2c3d.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+
+    with atomic_write(tmp_path / "f") as live, atomic_write(tmp_path / "f") as file:
+        live.write(b"live")
+        file.write(b"new")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".g.0a1b2c3d.tmp", "f"]
+    assert (tmp_path / "f").read_bytes() == b"live"
+
+
 def test_a_folder_that_a_killed_writer_has_moved_away_gets_its_name_back(tmp_path):
     (tmp_path / ".d.0a1b2c3d.old").mkdir()
     (tmp_path / ".d.0a1b2c3d.tmp").mkdir()
