@@ -20,8 +20,8 @@ _TEMPORARY = re.compile(r"(\.(.+)\.[0-9a-f]{8})\.(?:tmp|old)", re.DOTALL)
 def atomic_write(path: str | Path, *, replace: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file next to ``path``. After the block, sync it and rename it to ``path``. A link stays a link.
 
-    If the block raises, the temporary file is removed and ``path`` does not change. What killed writers of ``path`` left
-    behind is removed first, if ``replace``. A pipe and a device, such as /dev/stdout, are written directly.
+    If the block raises, the temporary file is removed and ``path`` does not change. If ``replace``, what killed writers
+    of ``path`` left behind is removed first. A pipe and a device, such as /dev/stdout, are written directly.
 
     Raises:
         FileExistsError: ``path`` is there, and ``replace`` is False.

@@ -88,6 +88,10 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
         else:
             self.sink.replace(gradient_of(value, self.table.native))
 
+    @grad.deleter
+    def grad(self) -> None:
+        self.sink.clear()
+
     def register_hook(self, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> RemovableHandle:
         """Call a function with the gradient of each backward pass; see ``torch.Tensor.register_hook``."""
         handle = RemovableHandle(self.sink.hooks)

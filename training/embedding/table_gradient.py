@@ -149,6 +149,8 @@ def gradient_of(value: torch.Tensor, table: TrainingTable, like: TableGradient |
         TypeError: the value does not know its rows, or has those of other tables.
         ValueError: it has another shape or dtype.
     """
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"table {table.name!r}: grad: expected a tensor, got {type(value).__name__}")
     came = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     known: Sequence[GradientRows] = like.rows if like is not None else ()
     if isinstance(value, TableGradient):

@@ -467,6 +467,7 @@ FOLLOWED = {
     ),
     "grad.mul_() between passes": scaled_between_passes,
     "grad *= x": scaled_by_an_operator,
+    "del grad": partial(zeroed, zero=lambda model, optimizer: [delattr(p, "grad") for p in model.parameters()]),
     "grad = another": replaced_by_another_gradient,
     "gradients of two batches": added_by_hand,
     "grad += a gradient of another batch": added_to_grad,
@@ -869,6 +870,7 @@ UNKNOWN_ROWS = {
     ),
     "an alias without room": (lambda one, other: one.data.add_(other), "'add_' .*more rows"),
     "grad without rows": (lambda one, other: torch.zeros(3, DIM), r"grad: expected .*got Tensor float32\[3, 3\]"),
+    "a number": (lambda one, other: 3, r"grad: expected a tensor, got int"),
     "grad of another shape": (lambda one, other: one[:2], r"grad: expected float32\[3, 3\], got float32\[2, 3\]"),
     "grad of another dtype": (lambda one, other: one.double(), r"grad: expected float32\[3, 3\], got float64\[3, 3\]"),
 }
