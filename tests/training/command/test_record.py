@@ -190,6 +190,15 @@ def test_anything_that_is_not_a_trained_version_is_refused(trained, monkeypatch,
     assert text in capsys.readouterr().err
 
 
+def test_a_record_of_an_earlier_version_is_compared(trained, tmp_path, capsys):
+    record = json.loads((trained / "models" / "m" / "1" / "training.json").read_text())
+    for epoch in record["epochs"]:
+        del epoch["evaluation_loss"], epoch["ones"]
+    (tmp_path / "training.json").write_text(json.dumps(record))
+    assert main(["compare", str(tmp_path), str(trained / "models" / "m"), "--plot", str(tmp_path / "c.svg")]) == 0
+    assert "evaluation, clicked" in (tmp_path / "c.svg").read_text()
+
+
 def test_a_record_without_a_figure_is_refused(trained, tmp_path, capsys):
     record = json.loads((trained / "models" / "m" / "1" / "training.json").read_text())
     del record["epochs"][1]["calibration"]
