@@ -1,4 +1,4 @@
-"""Work in background threads: a queue, a clock, a thread that gives way to others, and a counter of calls in flight.
+"""Work in background threads: a queue, a clock, work that gives way to requests, and a counter of calls in flight.
 
 All threads are daemons, so a call that hangs never keeps the process alive.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from math import inf
-from time import monotonic
+from time import monotonic, sleep
 from typing import TypeVar
 
 from kernels.errors import HotrowError
@@ -22,8 +22,14 @@ logger = logging.getLogger(__name__)
 # other threads wait for that lock.
 _SHORTEST_PAUSE_S = 0.01
 LEAST_PRIORITY = 19
+#: How long work waits at most until no call is in flight: there may always be one. And how often it looks.
+LONGEST_WAIT_S, LOOK_S = 0.005, 0.0003
 
 T = TypeVar("T")
+
+
+# One entry for each call that a counter counts now. Lists are safe for threads.
+_in_flight: list[None] = []
 
 
 class _Caller(threading.local):
@@ -72,6 +78,18 @@ def _run_giving_way(work: Callable[[], T], future: Future[T]) -> None:
         future.set_exception(err)
     finally:
         del future
+
+
+def make_way(took_s: float) -> None:
+    """Pause between two pieces of work that hold Python's lock; the last piece took ``took_s``.
+
+    The pause is as long as that piece, and then lasts until no request is in flight. A request takes the lock dozens of
+    times. If it waited for a piece each time, it would take several times as long.
+    """
+    sleep(took_s)
+    end_s = monotonic() + LONGEST_WAIT_S
+    while _in_flight and monotonic() < end_s:
+        sleep(LOOK_S)
 
 
 class QueueWorker:
@@ -218,9 +236,11 @@ class InFlightCounter:
             if self._is_closed:
                 raise self._closed_error()
             self._calls += 1
+        _in_flight.append(None)
 
     def end(self) -> None:
         """Uncount a call."""
+        _in_flight.pop()
         with self._lock:
             self._calls -= 1
             if self._is_closed:

@@ -8,12 +8,16 @@ from math import inf
 
 import pytest
 
+from serving import background
 from serving.background import (
     LEAST_PRIORITY,
+    LONGEST_WAIT_S,
+    LOOK_S,
     InFlightCounter,
     PeriodicWorker,
     QueueWorker,
     giving_way,
+    make_way,
     next_to_requests,
 )
 from serving.errors import StoreError, UnknownModelError
@@ -290,6 +294,51 @@ def test_work_runs_even_if_the_system_forbids_to_change_priorities(monkeypatch):
     monkeypatch.setattr(os, "setpriority", forbid)
     with next_to_requests():
         assert giving_way(own_priority) == own_priority()
+
+
+class Sleeps(list):
+    """The seconds of each sleep, in the place of the clock; ``then`` is called after each with their number."""
+
+    def sleep(self, seconds):
+        self.append(seconds)
+        self.then(len(self))
+
+    def then(self, _number):
+        pass
+
+
+@pytest.fixture
+def sleeps(monkeypatch):
+    sleeps = Sleeps()
+    monkeypatch.setattr(background, "sleep", sleeps.sleep)
+    monkeypatch.setattr(background, "monotonic", lambda: sum(sleeps))
+    return sleeps
+
+
+def test_work_makes_way_as_long_as_it_took_if_no_call_is_in_flight(calls, sleeps):
+    with calls.call():
+        pass
+
+    make_way(0.25)
+
+    assert sleeps == [0.25]
+
+
+def test_work_makes_way_until_no_call_is_in_flight(calls, sleeps):
+    calls.begin()
+    calls.begin()
+    sleeps.then = lambda number: calls.end() if number in (2, 4) else None
+
+    make_way(0.25)
+
+    assert sleeps == [0.25, LOOK_S, LOOK_S, LOOK_S]
+
+
+def test_work_goes_on_though_there_is_always_a_call_in_flight(calls, sleeps):
+    with calls.call():
+        make_way(0.25)
+
+    assert sum(sleeps) == pytest.approx(0.25 + LONGEST_WAIT_S, abs=LOOK_S)
 
 
 def test_an_error_of_work_that_gives_way_reaches_its_caller():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.background import make_way
 from serving.errors import StoreError
 from serving.storage.hps_layout import key_list, tag
 from serving.storage.marker import NOT_LOADED, Marker
@@ -155,8 +156,8 @@ class Database:
             batch_rows: rows of one write batch, which is written whole or not at all.
             reached: the state of a log, which is written for each table, in one batch with all rows. If the changes are
                 repeatable, they are several small batches, with pauses, so that requests get the processor. If the
-                writer gives way, each pause is as long as the batch took. The last batch has the state. ``sync`` brings
-                all of it to the disk.
+                writer gives way, see ``make_way`` for the pauses. The last batch has the state. ``sync`` brings all of
+                it to the disk.
         """
         if reached is None and not any(change.keys.size for change in changes):
             return
@@ -174,7 +175,7 @@ class Database:
                 if not room:
                     self._handle.write(batch)
                     if reached is not None:
-                        sleep(monotonic() - began_s if reached.gives_way else UPDATE_PAUSE_S)
+                        _pause(reached, monotonic() - began_s)
                         began_s = monotonic()
                     batch, room = self.rocksdict.WriteBatch(raw_mode=True), batch_rows
                 part = slice(begin, begin + room)
@@ -265,6 +266,13 @@ class Database:
     def _remove_family(self, table: str) -> None:
         self._handle.drop_column_family(tag(table))
         del self._families[tag(table)]
+
+
+def _pause(reached: Reached, took_s: float) -> None:
+    if reached.gives_way:
+        make_way(took_s)
+    else:
+        sleep(UPDATE_PAUSE_S)
 
 
 def _reached_key(table: str) -> bytes:
