@@ -6,7 +6,7 @@ key of TorchRec's KeyedJaggedTensor, or a padded sequence [B, L]. The masks and 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import BoundArguments
 from itertools import product
@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from serving.errors import ConfigError, did_you_mean
 from serving.importers.pytorch.jagged import padded
 from serving.importers.pytorch.lines import at_line
+from serving.importers.pytorch.pairs import name_of, pairs_of
 from serving.importers.pytorch.tables import Lookup
 from serving.model.names import names_of_positions
 
@@ -139,7 +140,7 @@ class Inputs:
         self._samples: dict[str, int] = {}  # B by input
         leaves, self._tree = pytree.tree_flatten_with_path(dict(bound.arguments), is_leaf=_is_keyed_jagged)
         named = {f"{path[0].key}{pytree.keystr(path[1:])}": value for path, value in leaves}
-        self._pairs = _pairs(named, lookups)
+        self._pairs = pairs_of(named, lookups)
         self._lookups = lookups
         self._validity: dict[int, Tensor] = {}  # by the place of a padded input, where the example has keys
         padded_inputs = self._padded_inputs(named, sequences)
@@ -202,7 +203,7 @@ class Inputs:
     def _of_pair(self, name: str, value: Tensor) -> _Maker | None:
         """Return the maker of keys [N], their offsets or their weights; None for other inputs."""
         if name in self._pairs:
-            padding = self._padding_of_rows(name, [one for one in self._lookups if _name_of(one.keys, {name: value})])
+            padding = self._padding_of_rows(name, [one for one in self._lookups if name_of(one.keys, {name: value})])
             place = self._add(name, name, self._pairs[name].offsets, padding)
             return lambda dense, keys: keys[place].keys.to(value.dtype)
         for keys_name, pair in self._pairs.items():
@@ -283,9 +284,7 @@ class Inputs:
         for key in names:
             feature, own = f"{name}[{key!r}]", value[key].values()
             is_own = own.numel() > 0
-            lookups = [
-                one for one in self._lookups if one.feature == key or (is_own and _name_of(one.keys, {key: own}))
-            ]
+            lookups = [one for one in self._lookups if one.feature == key or (is_own and name_of(one.keys, {key: own}))]
             self._add(feature, name, feature, self._padding_of_rows(feature, lookups))
         end = len(self.features)
         weights = self._weights_of_jagged(name, value, begin, end)
@@ -416,57 +415,6 @@ def _lengths_maker(place: int, sizes: Sequence[int], dtype: torch.dtype) -> _Mak
 
 def _shares_memory(value: Tensor, other: Any) -> bool:
     return isinstance(other, Tensor) and value.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-
-
-class _Pair(NamedTuple):
-    """The offsets of an input of keys, whether they end with N, and L of each input of weights of the keys."""
-
-    offsets: str
-    with_last: bool
-    weights: dict[str, int]
-
-
-def _pairs(named: Mapping[str, Any], lookups: Sequence[Lookup]) -> dict[str, _Pair]:
-    """Return the inputs that reach a table as keys with offsets, by the name of the keys."""
-    pairs: dict[str, _Pair] = {}
-    direct = {_name_of(lookup.weights, named) for lookup in lookups}
-    for lookup in lookups:
-        keys, offsets = (_name_of(tensor, named) for tensor in (lookup.keys, lookup.offsets))
-        if keys is not None and offsets is not None:
-            pair = pairs.setdefault(keys, _Pair(offsets, lookup.with_last_offset, {}))
-            if weights := _name_of_weights(lookup, named, direct):
-                pair.weights[weights] = lookup.most
-    return pairs
-
-
-def _name_of_weights(lookup: Lookup, named: Mapping[str, Any], direct: Collection[str | None]) -> str | None:
-    """Return the input with the weights of a lookup. The module may compute weights from it, such as exp(input).
-
-    Inputs in ``direct`` are weights as they are.
-    """
-    if lookup.weights is None or lookup.offsets is None:
-        return None
-    if name := _name_of(lookup.weights, named):
-        return name
-    samples, count = lookup.offsets.numel() - lookup.with_last_offset, lookup.keys.numel()
-    alike = [
-        name
-        for name, value in named.items()
-        if isinstance(value, Tensor) and value.dtype == torch.float32 and value.shape == (count,) != (samples,)
-        if name not in direct
-    ]
-    return alike[0] if len(alike) == 1 else None
-
-
-def _name_of(tensor: Tensor | None, named: Mapping[str, Any]) -> str | None:
-    """Return the input that is this tensor, or a view of the whole of it."""
-    same = (
-        name
-        for name, value in named.items()
-        if isinstance(tensor, Tensor) and isinstance(value, Tensor)
-        if (tensor.data_ptr(), tensor.dtype, tensor.shape) == (value.data_ptr(), value.dtype, value.shape)
-    )
-    return next(same, None)
 
 
 def _is_keyed_jagged(value: Any) -> bool:
