@@ -280,17 +280,7 @@ def _why_not(feature: FeatureConfig, other: FeatureConfig | None, key: str) -> s
             return "is a dense number; cross a bucketize feature"
         return "is a cross itself" if other.kind == "cross" else ""
     if key == "weighs":
-        if other.list is None or other.kind == "dense":
-            return "is no list of keys"
-        if other.list.most is None:
-            return "has no most, and a network takes a fixed number of weights"
-        if (other.list.most, other.list.keep) != (
-            feature.list and feature.list.most,
-            feature.list and feature.list.keep,
-        ):
-            return "has another most or keep"
-        drops_keys = other.kind == "vocabulary" and not other.unknown_buckets
-        return "has no key for an unknown value, and each weight has a key" if drops_keys else ""
+        return _why_not_weighed(feature, other)
     if other is feature or other.shares is not None:
         return "shares keys itself; name the feature whose keys it shares"
     same = (
@@ -299,6 +289,21 @@ def _why_not(feature: FeatureConfig, other: FeatureConfig | None, key: str) -> s
     )
     different = [name for name in (*same, "offset") if getattr(feature, name) != getattr(other, name)]
     return f"has another {different[0].replace('value_type', 'type')}" if different else ""
+
+
+def _why_not_weighed(feature: FeatureConfig, other: FeatureConfig) -> str:
+    """Say why the numbers of a feature cannot weigh the keys of another; empty if they can."""
+    own, keys = feature.list, other.list
+    if keys is None or other.kind == "dense":
+        return "is no list of keys"
+    if keys.most is None:
+        return "has no most, and a network takes a fixed number of weights"
+    if own is None or (keys.most, keys.keep) != (own.most, own.keep):
+        return "has another most or keep"
+    if other.missing is not None:
+        return "has a key for a missing value, which comes without a weight"
+    has_all = other.kind != "vocabulary" or other.unknown_buckets
+    return "" if has_all else "has no key for an unknown value, which comes with a weight"
 
 
 def read_definition(path: str | Path) -> FeatureDefinition:

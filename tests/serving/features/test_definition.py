@@ -74,6 +74,7 @@ WEIGHTS = {"name": "w", "kind": "dense", "list": {"most": 2}, "weighs": "x"}
         ([LIST, {**WEIGHTS, "list": {"most": 3}}], "features[1].weighs: 'x' has another most or keep"),
         ([LIST, {**WEIGHTS, "weighs": "xx"}], "features[1].weighs: 'xx' is not a feature; did you mean 'x'?"),
         ([HASH, WEIGHTS], "features[1].weighs: 'x' is no list of keys"),
+        ([{**LIST, "missing": "?"}, WEIGHTS], "features[1].weighs: 'x' has a key for a missing value"),
         ([{**LIST, "list": {}}, WEIGHTS], "features[1].weighs: 'x' has no most"),
         (
             [{"name": "x", "kind": "vocabulary", "values": ["a"], "unknown_buckets": 0, "list": {"most": 2}}, WEIGHTS],
