@@ -1,6 +1,7 @@
 // Run a grid on a few OS threads. Each OS thread runs one block after another.
 #include <algorithm>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -18,8 +19,35 @@ uint64_t block_at(uint64_t turn, uint64_t blocks, uint64_t seed) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(turn) * factor + seed) % blocks);
 }
 
+std::mutex spare_mutex;
+std::vector<std::unique_ptr<Block>>& spare_blocks = *new std::vector<std::unique_ptr<Block>>;  // never destroyed: threads may end later
+
+// The block of an OS thread. It keeps its stacks and ThreadSanitizer's fibers, which are slow to create, from launch to
+// launch. A thread that ends leaves the block to a later thread: so ThreadSanitizer takes the end of a stream and the
+// begin of a later stream as ordered, but never the work of two streams that exist together.
+class BlockOfThread {
+ public:
+  BlockOfThread() {
+    std::lock_guard lock(spare_mutex);
+    if (spare_blocks.empty()) spare_blocks.emplace_back(new Block);
+    block_ = std::move(spare_blocks.back());
+    spare_blocks.pop_back();
+  }
+
+  ~BlockOfThread() {
+    std::lock_guard lock(spare_mutex);
+    spare_blocks.push_back(std::move(block_));
+  }
+
+  Block& operator*() const { return *block_; }
+
+ private:
+  std::unique_ptr<Block> block_;
+};
+
 void run_blocks(Launch& launch, uint64_t blocks) {
-  static thread_local Block block;  // keeps its stacks from launch to launch
+  static thread_local BlockOfThread own;
+  Block& block = *own;
   launch.prepare();
   for (;;) {
     const uint64_t turn = launch.next_block++;
@@ -28,8 +56,7 @@ void run_blocks(Launch& launch, uint64_t blocks) {
   }
 }
 
-// The other OS threads of a thread that launches kernels. They stay from launch to launch, so their blocks keep stacks
-// and ThreadSanitizer's fibers, which are slow to create.
+// The other OS threads of a thread that launches kernels. They stay from launch to launch, as their blocks do.
 class OtherThreads {
  public:
   OtherThreads() = default;
