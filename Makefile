@@ -101,9 +101,10 @@ test-kernels: $(VENV)/.test ## the kernels on the CPU runner: in random orders o
 	@for seed in $(SEEDS); do HOTROW_RUNNER_SEED=$$seed HOTROW_RUNNER_THREADS=2 HOTROW_RUNNER_DELAY_MS=10 \
 	  $(BIN)/python -m pytest -q $(OVER_LATENESS) -m "$(ON_RUNNER)" $(DEVICE_TESTS); done
 
+# pytest -n does not see the exit code of a process, so a race must end the process of its test at once.
 test-kernels-tsan: $(VENV)/.test ## the kernels whose threads share memory, under ThreadSanitizer: a race check
-	@HOTROW_RUNNER_SANITIZER=thread HOTROW_RUNNER_SEED=1 HOTROW_RUNNER_THREADS=2 TSAN_OPTIONS="exitcode=66 suppressions=tests/kernels/cuda/race_check.supp" \
-	  LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" $(BIN)/python -m pytest -q $(ON_CORES) -m "$(ON_RUNNER) and $(RACE_MARKS)" $(RACE_TESTS)
+	@HOTROW_RUNNER_SANITIZER=thread HOTROW_RUNNER_SEED=1 HOTROW_RUNNER_THREADS=2 TSAN_OPTIONS="halt_on_error=1 suppressions=tests/kernels/cuda/race_check.supp" \
+	  LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" $(BIN)/python -m pytest -q --capture=sys $(ON_CORES) -m "$(ON_RUNNER) and $(RACE_MARKS)" $(RACE_TESTS)
 
 test-kernels-asan: $(VENV)/.test ## all kernels in the fixed order, under AddressSanitizer and UndefinedBehaviorSanitizer
 	@HOTROW_RUNNER_SANITIZER=address ASAN_OPTIONS=detect_leaks=0 \

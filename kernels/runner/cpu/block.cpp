@@ -35,7 +35,8 @@ void Launch::fail(const char* what) {
 }
 
 Block::~Block() {
-  forget_sanitizers();
+  sanitizer::leave(sanitizers_);
+  if (publisher_) sanitizer::destroy(publisher_);
   if (stacks_) munmap(stacks_, stack_count_ * stack_bytes);
 }
 
@@ -102,7 +103,7 @@ void Block::place_fiber(unsigned number, uint3 block_index) {
   fiber.thread.dynamic_shared = reinterpret_cast<unsigned char*>((shared + 15) & ~uintptr_t{15});
   fiber.warp = &warps_[number / 32];
   fiber.stack_pointer = first_frame(stacks_ + (number + 1) * stack_bytes, &Block::enter_fiber);
-  if (number == sanitizers_.size()) sanitizers_.push_back(sanitizer::create());
+  if (number == sanitizers_.size()) sanitizers_.push_back(sanitizer::take());
   fiber.sanitizer = sanitizers_[number];
   fiber.state = State::ready;
   schedule_.add(number);

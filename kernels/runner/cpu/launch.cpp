@@ -19,35 +19,8 @@ uint64_t block_at(uint64_t turn, uint64_t blocks, uint64_t seed) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(turn) * factor + seed) % blocks);
 }
 
-std::mutex spare_mutex;
-std::vector<std::unique_ptr<Block>>& spare_blocks = *new std::vector<std::unique_ptr<Block>>;  // never destroyed: threads may end later
-
-// The block of an OS thread. It keeps its stacks and ThreadSanitizer's fibers, which are slow to create, from launch to
-// launch. A thread that ends leaves the block to a later thread: so ThreadSanitizer takes the end of a stream and the
-// begin of a later stream as ordered, but never the work of two streams that exist together.
-class BlockOfThread {
- public:
-  BlockOfThread() {
-    std::lock_guard lock(spare_mutex);
-    if (spare_blocks.empty()) spare_blocks.emplace_back(new Block);
-    block_ = std::move(spare_blocks.back());
-    spare_blocks.pop_back();
-  }
-
-  ~BlockOfThread() {
-    std::lock_guard lock(spare_mutex);
-    spare_blocks.push_back(std::move(block_));
-  }
-
-  Block& operator*() const { return *block_; }
-
- private:
-  std::unique_ptr<Block> block_;
-};
-
 void run_blocks(Launch& launch, uint64_t blocks) {
-  static thread_local BlockOfThread own;
-  Block& block = *own;
+  static thread_local Block block;  // keeps its stacks from launch to launch
   launch.prepare();
   for (;;) {
     const uint64_t turn = launch.next_block++;
@@ -130,7 +103,8 @@ extern "C" int hotrow_runner_launch(cpu::Kernel kernel, cpu::Prepare prepare, vo
   launch.message = message;
   launch.message_bytes = message_bytes;
   const uint64_t blocks = static_cast<uint64_t>(shape[0]) * shape[1] * shape[2];
-  static thread_local cpu::OtherThreads others;
-  others.run(static_cast<unsigned>(std::min<uint64_t>(os_threads, blocks)) - 1, launch, blocks);
+  // On the heap: the loader frees a thread's own memory in another thread, which ThreadSanitizer takes for a race.
+  static thread_local const auto others = std::make_unique<cpu::OtherThreads>();
+  others->run(static_cast<unsigned>(std::min<uint64_t>(os_threads, blocks)) - 1, launch, blocks);
   return launch.has_failed() ? 1 : 0;
 }

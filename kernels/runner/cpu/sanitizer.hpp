@@ -3,6 +3,8 @@
 // compiled without instrumentation; only these calls depend on the sanitizer.
 #pragma once
 #include <cstddef>
+#include <mutex>
+#include <vector>
 
 #if defined(HOTROW_THREAD_SANITIZER)
 extern "C" {
@@ -28,6 +30,22 @@ inline void destroy(void* fiber) { __tsan_destroy_fiber(fiber); }
 inline void switch_to(void* fiber) { __tsan_switch_to_fiber(fiber, unordered); }
 inline void acquire(void* tag) { __tsan_acquire(tag); }
 inline void release(void* tag) { __tsan_release(tag); }
+
+// Fibers are slow to create, so a thread that ends leaves those of its block to later threads. ThreadSanitizer then takes
+// the end of a stream and the begin of a later stream as ordered, but never the work of two streams that exist together.
+inline std::mutex spare_mutex;
+inline std::vector<void*>& spare_fibers = *new std::vector<void*>;  // never destroyed: threads may end later
+inline void leave(const std::vector<void*>& fibers) {
+  std::lock_guard lock(spare_mutex);
+  spare_fibers.insert(spare_fibers.end(), fibers.begin(), fibers.end());
+}
+inline void* take() {
+  std::lock_guard lock(spare_mutex);
+  if (spare_fibers.empty()) return create();
+  void* fiber = spare_fibers.back();
+  spare_fibers.pop_back();
+  return fiber;
+}
 #else
 inline void* current() { return nullptr; }
 inline void* create() { return nullptr; }
@@ -35,6 +53,8 @@ inline void destroy(void*) {}
 inline void switch_to(void*) {}
 inline void acquire(void*) {}
 inline void release(void*) {}
+inline void leave(const std::vector<void*>&) {}
+inline void* take() { return nullptr; }
 #endif
 
 // Abandoned fibers leave the red zones of their frames on these stacks, where later fibers would trip over them.
