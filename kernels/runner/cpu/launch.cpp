@@ -1,8 +1,5 @@
 // Run a grid on a few OS threads. Each OS thread runs one block after another.
 #include <algorithm>
-#include <condition_variable>
-#include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -29,60 +26,6 @@ void run_blocks(Launch& launch, uint64_t blocks) {
   }
 }
 
-// The other OS threads of a thread that launches kernels. They stay from launch to launch, as their blocks do.
-class OtherThreads {
- public:
-  OtherThreads() = default;
-  OtherThreads(const OtherThreads&) = delete;
-  OtherThreads& operator=(const OtherThreads&) = delete;
-
-  ~OtherThreads() {
-    {
-      std::lock_guard lock(mutex_);
-      ended_ = true;
-    }
-    begin_.notify_all();
-    for (std::thread& each : threads_) each.join();
-  }
-
-  // Run blocks on `count` of these threads and on the calling thread, until all have ended.
-  void run(unsigned count, Launch& launch, uint64_t blocks) {
-    while (threads_.size() < count) threads_.emplace_back([this] { work(); });
-    {
-      std::lock_guard lock(mutex_);
-      launch_ = &launch;
-      blocks_ = blocks;
-      called_ = busy_ = count;
-    }
-    begin_.notify_all();
-    run_blocks(launch, blocks);
-    std::unique_lock lock(mutex_);
-    end_.wait(lock, [this] { return !busy_; });
-  }
-
- private:
-  void work() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      begin_.wait(lock, [this] { return called_ || ended_; });
-      if (ended_) return;
-      --called_;
-      lock.unlock();
-      run_blocks(*launch_, blocks_);
-      lock.lock();
-      if (!--busy_) end_.notify_one();
-    }
-  }
-
-  std::vector<std::thread> threads_;
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable begin_, end_;
-  Launch* launch_ = nullptr;
-  uint64_t blocks_ = 0;
-  unsigned called_ = 0, busy_ = 0;  // threads that have to begin, and those that have to end
-  bool ended_ = false;
-};
-
 }  // namespace
 }  // namespace cpu
 
@@ -103,8 +46,10 @@ extern "C" int hotrow_runner_launch(cpu::Kernel kernel, cpu::Prepare prepare, vo
   launch.message = message;
   launch.message_bytes = message_bytes;
   const uint64_t blocks = static_cast<uint64_t>(shape[0]) * shape[1] * shape[2];
-  // On the heap: the loader frees a thread's own memory in another thread, which ThreadSanitizer takes for a race.
-  static thread_local const auto others = std::make_unique<cpu::OtherThreads>();
-  others->run(static_cast<unsigned>(std::min<uint64_t>(os_threads, blocks)) - 1, launch, blocks);
+  std::vector<std::thread> others;
+  for (unsigned i = 1; i < std::min<uint64_t>(os_threads, blocks); ++i)
+    others.emplace_back([&launch, blocks] { cpu::run_blocks(launch, blocks); });
+  cpu::run_blocks(launch, blocks);
+  for (std::thread& other : others) other.join();
   return launch.has_failed() ? 1 : 0;
 }

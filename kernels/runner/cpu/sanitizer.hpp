@@ -31,8 +31,8 @@ inline void switch_to(void* fiber) { __tsan_switch_to_fiber(fiber, unordered); }
 inline void acquire(void* tag) { __tsan_acquire(tag); }
 inline void release(void* tag) { __tsan_release(tag); }
 
-// Fibers are slow to create, so a thread that ends leaves those of its block to later threads. ThreadSanitizer then takes
-// the end of a stream and the begin of a later stream as ordered, but never the work of two streams that exist together.
+// Fibers are slow to create, so a thread that ends leaves those of its block to later threads. They keep the order that
+// they have seen: work of another stream before that end is then no race for this block, only for the others.
 inline std::mutex spare_mutex;
 inline std::vector<void*>& spare_fibers = *new std::vector<void*>;  // never destroyed: threads may end later
 inline void leave(const std::vector<void*>& fibers) {
