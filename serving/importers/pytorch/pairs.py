@@ -1,6 +1,6 @@
 """Which inputs of a module reach a table as keys, offsets and weights of bags."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,35 +18,35 @@ class Pair(NamedTuple):
 
 
 def pairs_of(named: Mapping[str, Any], lookups: Sequence[Lookup]) -> dict[str, Pair]:
-    """Return the inputs that reach a table as keys with offsets, by the name of the keys."""
+    """Return the inputs that reach a table as keys with offsets, by the name of the keys.
+
+    The module may compute keys and weights from an input, such as keys + 3 or exp(weights).
+    """
     pairs: dict[str, Pair] = {}
-    direct = {name_of(lookup.weights, named) for lookup in lookups}
+    direct = {name_of(tensor, named) for lookup in lookups for tensor in (lookup.keys, lookup.offsets, lookup.weights)}
     for lookup in lookups:
-        keys, offsets = (name_of(tensor, named) for tensor in (lookup.keys, lookup.offsets))
-        if keys is not None and offsets is not None:
+        offsets = name_of(lookup.offsets, named)
+        if lookup.offsets is None or offsets is None:
+            continue
+        count, samples = lookup.keys.numel(), lookup.offsets.numel() - lookup.with_last_offset
+        others = {
+            name: value
+            for name, value in named.items()
+            if isinstance(value, Tensor) and value.shape == (count,) != (samples,) and name not in direct
+        }
+        if keys := name_of(lookup.keys, named) or _only(others, torch.int64, torch.int32):
             pair = pairs.setdefault(keys, Pair(offsets, lookup.with_last_offset, {}))
-            if weights := _name_of_weights(lookup, named, direct):
+            if lookup.weights is None:
+                continue
+            if weights := name_of(lookup.weights, named) or _only(others, torch.float32):
                 pair.weights[weights] = lookup.most
     return pairs
 
 
-def _name_of_weights(lookup: Lookup, named: Mapping[str, Any], direct: Collection[str | None]) -> str | None:
-    """Return the input with the weights of a lookup. The module may compute weights from it, such as exp(input).
-
-    Inputs in ``direct`` are weights as they are.
-    """
-    if lookup.weights is None or lookup.offsets is None:
-        return None
-    if name := name_of(lookup.weights, named):
-        return name
-    samples, count = lookup.offsets.numel() - lookup.with_last_offset, lookup.keys.numel()
-    alike = [
-        name
-        for name, value in named.items()
-        if isinstance(value, Tensor) and value.dtype == torch.float32 and value.shape == (count,) != (samples,)
-        if name not in direct
-    ]
-    return alike[0] if len(alike) == 1 else None
+def _only(named: Mapping[str, Tensor], *dtypes: torch.dtype) -> str | None:
+    """Return the name of the only tensor of these types; None if there are several."""
+    found = [name for name, value in named.items() if value.dtype in dtypes]
+    return found[0] if len(found) == 1 else None
 
 
 def name_of(tensor: Tensor | None, named: Mapping[str, Any]) -> str | None:

@@ -1,7 +1,6 @@
 """Run a module on inputs of the example's form: on tagged keys, to see where they go, and on random requests."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +20,6 @@ from serving.model.records import Output
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 _MOST_KEYS = 4  # of a random bag
 _TRACED_SAMPLES = 11
-# A tag is a key that says where it comes from: an offset, the feature, 4 bits of sample, 12 bits of position.
-_FEATURE_BIT, _SAMPLE_BIT = 16, 12
-_LONGEST_SEQUENCE = 1 << _SAMPLE_BIT
 _ZERO = np.zeros(1, np.int64)  # a key
 _EDGE_RATIO = 0.1  # of random keys: the first and the last row are often special, for example padding
 
@@ -129,7 +125,11 @@ class Runner:
             ConfigError: forward computes keys, or its answer depends on keys otherwise than by their rows.
         """
         keys = {table: self.tables.keys(table) for table in self.slots}
-        first_tag = max(map(len, keys.values()))  # so no tag is a row number, and a hash or a clamp changes every tag
+        tagging = _Tagging(
+            first=max(map(len, keys.values())),  # so no tag is a row number, and a hash or a clamp changes every tag
+            features=len(self.inputs.features),
+            most_keys=max([_MOST_KEYS, *(one.padding.most for one in self.inputs.features if one.padding)]),
+        )
         vectors = {
             table: torch.from_numpy(
                 self._random.standard_normal((_TRACED_SAMPLES, count, self.tables.size(table)[1]), np.float32)
@@ -137,8 +137,8 @@ class Runner:
             for table, count in self.slots.items()
         }
         of_zeros = self._run(_TRACED_SAMPLES, self._filler, None, vectors)
-        run = self._run(_TRACED_SAMPLES, partial(_tags, first_tag), None, vectors)
-        sources = Sources({table: self._sources(table, run, of_zeros, first_tag) for table in run.slots}, {})
+        run = self._run(_TRACED_SAMPLES, tagging.tags, None, vectors)
+        sources = Sources({table: self._sources(table, run, of_zeros, tagging) for table in run.slots}, {})
         for table, of_table in sources.slots.items():
             shifts = {source.shift for source in of_table}
             for source in of_table:
@@ -245,13 +245,13 @@ class Runner:
             for place, of_feature in enumerate(counts)
         ]
 
-    def _shift(self, tags: NDArray[np.int64], of_fillers: NDArray[np.int64], first_tag: int) -> int:
+    def _shift(self, tags: NDArray[np.int64], of_fillers: NDArray[np.int64], tagging: "_Tagging") -> int:
         """Return the constant that is added to the keys of a slot, of which one run has tags and one has fillers."""
         found = set(of_fillers.tolist())
         for filler in (0, 1):
             shift = min(found, default=0) - filler
-            places = _places(tags - shift, first_tag) if len(found) == 1 and shift >= 0 else []
-            features = [self.inputs.features[place] for place in places if place < len(self.inputs.features)]
+            places = tagging.places(tags - shift) if len(found) == 1 and shift >= 0 else []
+            features = [self.inputs.features[place] for place in places if 0 <= place < len(self.inputs.features)]
             if features and all((one.padding.filler if one.padding else 0) == filler for one in features):
                 return shift
         return 0
@@ -261,15 +261,15 @@ class Runner:
         padding = self.inputs.features[place].padding
         return np.full(counts.sum(), 0 if padding is None else padding.filler, np.int64)
 
-    def _sources(self, table: str, run: Run, of_zeros: Run, first_tag: int) -> list[Source]:
+    def _sources(self, table: str, run: Run, of_zeros: Run, tagging: "_Tagging") -> list[Source]:
         """Return where the tagged keys of a table's slots come from; ``of_zeros`` is a run whose keys are all 0."""
         sources: list[Source] = []
         slots, at = run.slots[table], 0
         while at < len(slots):
             tags = np.concatenate(slots[at])
-            shift = self._shift(tags, np.concatenate(of_zeros.slots[table][at]), first_tag)
-            places = _places(tags - shift, first_tag)
-            if not places or max(places) >= len(run.features):
+            shift = self._shift(tags, np.concatenate(of_zeros.slots[table][at]), tagging)
+            places = tagging.places(tags - shift)
+            if not places or min(places) < 0 or max(places) >= len(run.features):
                 raise self._computed(table, run, at)
             padding = self.inputs.features[places[0]].padding if len(places) == 1 else None
             if padding is not None and not run.calls[table][at].is_pooled:
@@ -332,12 +332,35 @@ class Runner:
                 raise ConfigError(self.source, feature.input, reason)
 
 
-def _places(tags: NDArray[np.int64], first_tag: int) -> list[int]:
-    """Return the features that keys come from; see ``_FEATURE_BIT``."""
-    return list(dict.fromkeys(((tags[tags >= first_tag] - first_tag) >> _FEATURE_BIT).tolist()))
+class _Tagging(NamedTuple):
+    """Tags are keys that say where they come from: the feature, the sample and the position.
 
+    They ascend in every second sample and descend in the others, so sorting keys changes their order.
 
-def _tags(first: int, place: int, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    samples = np.repeat(np.arange(counts.size), counts)
-    positions = np.arange(samples.size) - np.repeat(counts.cumsum() - counts, counts)
-    return first + (place << _FEATURE_BIT) + (samples << _SAMPLE_BIT) + positions
+    Attributes:
+        first: the smallest tag.
+        features: how many features there are.
+        most_keys: of a sample in one feature.
+    """
+
+    first: int
+    features: int
+    most_keys: int
+
+    def tags(self, place: int, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the tags of the feature at a place; ``counts`` are those of each sample."""
+        samples = np.repeat(np.arange(counts.size), counts)
+        positions = np.arange(samples.size) - np.repeat(counts.cumsum() - counts, counts)
+        origins = (place * _TRACED_SAMPLES + samples) * self.most_keys + positions
+        descends = samples % 2
+        return self.first + 2 * np.where(descends, self._origins - 1 - origins, origins) + descends
+
+    def places(self, tags: NDArray[np.int64]) -> list[int]:
+        """Return the places of the features that keys come from. Keys that are no tags come from none."""
+        halves, descends = np.divmod(tags[tags >= self.first] - self.first, 2)
+        origins = np.where(descends, self._origins - 1 - halves, halves)
+        return list(dict.fromkeys((origins // (_TRACED_SAMPLES * self.most_keys)).tolist()))
+
+    @property
+    def _origins(self) -> int:
+        return self.features * _TRACED_SAMPLES * self.most_keys

@@ -366,6 +366,29 @@ def test_constants_that_are_added_to_keys_are_added_to_those_of_requests_by_name
         np.testing.assert_allclose(session.predict(price, shifted), answers, atol=1e-6)
 
 
+class SharedBags(nn.Module):
+    """Two features of any number of keys, in one table one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingBag(20, 4, mode="sum")
+
+    def forward(self, ids, ids_at, tags, tags_at):
+        return torch.sigmoid((self.table(ids, ids_at) * self.table(tags + 12, tags_at)).sum(1))
+
+
+def test_constants_are_added_to_lists_of_keys_too(tmp_path, rng):
+    module = SharedBags()
+    example = *with_offsets([[1, 2], [3]]), *with_offsets([[4, 5], [6, 7]])
+
+    imported = from_torch(module, example, tmp_path, "ctr")
+
+    ids, tags = draw_bags(rng, 12, B), draw_bags(rng, 8, B)
+    with load_model(imported.path) as session:
+        answers = session.predict({"ids": ids, "tags": tags})
+    np.testing.assert_allclose(answers[:, 0], expected(module, *with_offsets(ids), *with_offsets(tags)), atol=1e-6)
+
+
 def test_another_constant_for_another_table_is_refused(tmp_path):
     example = (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 1))
     reason = r"table: forward adds 4 to the keys of 'ids\[1\]' for one table, and 5 for 'table'"

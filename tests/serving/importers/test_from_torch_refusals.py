@@ -32,13 +32,13 @@ class Model(nn.Module):
 class Bags(nn.Module):
     """Looks up one bag per sample."""
 
-    def __init__(self, offsets_of=lambda offsets: offsets, **more):
+    def __init__(self, offsets_of=lambda offsets: offsets, keys_of=lambda ids: ids, **more):
         super().__init__()
         self.tables = nn.ModuleDict({"user": nn.EmbeddingBag(20, 1, **more)})
-        self.offsets_of = offsets_of
+        self.offsets_of, self.keys_of = offsets_of, keys_of
 
     def forward(self, ids, offsets=None, weights=None):
-        return torch.sigmoid(self.tables["user"](ids, self.offsets_of(offsets), weights))
+        return torch.sigmoid(self.tables["user"](self.keys_of(ids), self.offsets_of(offsets), weights))
 
 
 class Collection(nn.Module):
@@ -103,6 +103,13 @@ TABLES = {
 KEYS = {
     "a hash": (Model(look_up=lambda table, ids: table(ids % 20).mean(1)), (IDS,), COMPUTED),
     "a limit": (Model(look_up=lambda table, ids: table(ids.clamp(max=19)).mean(1)), (IDS,), COMPUTED),
+    "an order": (Model(look_up=lambda table, ids: table(ids.sort(1).values).mean(1)), (IDS,), COMPUTED),
+    "the other order": (Model(look_up=lambda table, ids: table(-(-ids).sort(1).values).mean(1)), (IDS,), COMPUTED),
+    "a hash of lists": (
+        Bags(keys_of=lambda ids: ids % 20),
+        {"ids": torch.arange(3), "offsets": torch.tensor([0, 1])},
+        "Bags: tables.user: forward computes keys of this table",
+    ),
     "other samples": (Model(look_up=lambda table, ids: table(ids.flip(0)).mean(1)), (IDS,), COMPUTED),
     "keys twice in a bag": (
         Model(nn.EmbeddingBag(20, 4), lambda table, ids: table(torch.cat([ids, ids], dim=1))),
