@@ -636,7 +636,7 @@ REFUSED = {
 
 EMBEDDINGS = {"collection": Table, "DynamicVariable": Dynamic, "column": Column}
 # SOK's variables are saved with sok.dump. Their size is a property, as in SOK, so what calls size() raises an error.
-NOT_OF_SOK = {"pickle", "torch.save(model)", "state_dict", "torch.compile", "nn.init"}
+NOT_OF_SOK = {"pickle", "torch.save(model)", "state_dict", "nn.init"}
 CASES = [
     pytest.param(embedding, habit, id=f"{name}: {kind}")
     for kind, embedding in EMBEDDINGS.items()
