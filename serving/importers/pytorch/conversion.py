@@ -170,7 +170,7 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 
 def _expected_answers(runner: Runner, sources: Sources, logits: bool) -> ExpectedAnswers:
     """Return random requests and the module's answers."""
-    run = runner.ask(_SAMPLES, sources.keys)
+    run = runner.ask(_SAMPLES, sources)
     answers = run.answer.double()
     for output in run.outputs:
         if logits and output.kind == "probability":

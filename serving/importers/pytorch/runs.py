@@ -174,18 +174,25 @@ class Runner:
             raise ConfigError(self.source, "", f"{reason}{at_line(run.uses)}")
         return sources
 
-    def ask(self, samples: int, keys_of: Mapping[int, NDArray[np.int64]]) -> Run:
-        """Run the module on a random request. Raise ConfigError if it fails."""
+    def ask(self, samples: int, sources: Sources) -> Run:
+        """Run the module on a random request. Raise ConfigError if it fails, or if it looks up other keys."""
 
         def draw(place: int, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-            known, total = keys_of.get(place, _ZERO), counts.sum()
+            known, total = sources.keys.get(place, _ZERO), counts.sum()
             rows = self._random.integers(0, len(known), total)
             is_edge = self._random.random(total) < _EDGE_RATIO
             rows[is_edge] = self._random.choice([0, len(known) - 1], int(is_edge.sum()))
             keys: NDArray[np.int64] = known[rows]
             return keys
 
-        return self._run(samples, draw)
+        run = self._run(samples, draw)
+        for table, of_table in sources.slots.items():
+            for source in of_table:
+                if source.padding is not None:
+                    self._check_positions(table, run, source.first, source.places[0])
+                else:
+                    self._check_bags(table, run, source.first, source.places, source.shift)
+        return run
 
     def _run(
         self,
@@ -303,6 +310,8 @@ class Runner:
         paddings = [one.padding.key for one in self.inputs.features if one.padding and one.padding.key is not None]
         for sample, bag in enumerate(bag - shift for bag in run.slots[table][at]):
             expected = np.concatenate([run.features[place][sample] for place in places])
+            if run.calls[table][at].is_pooled and (left_out := self.tables.padding_key(table)) is not None:
+                expected = expected[expected + shift != left_out]
             if np.array_equal(bag, expected):
                 continue
             if np.array_equal(bag[~np.isin(bag, paddings)], expected):

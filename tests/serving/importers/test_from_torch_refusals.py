@@ -105,6 +105,8 @@ KEYS = {
     "a limit": (Model(look_up=lambda table, ids: table(ids.clamp(max=19)).mean(1)), (IDS,), COMPUTED),
     "an order": (Model(look_up=lambda table, ids: table(ids.sort(1).values).mean(1)), (IDS,), COMPUTED),
     "the other order": (Model(look_up=lambda table, ids: table(-(-ids).sort(1).values).mean(1)), (IDS,), COMPUTED),
+    "another key for one": (Model(look_up=lambda table, ids: table(ids.where(ids != 3, 0)).mean(1)), (IDS,), COMPUTED),
+    "a smallest key": (Model(look_up=lambda table, ids: table(ids.clamp(min=1)).mean(1)), (IDS,), COMPUTED),
     "a hash of lists": (
         Bags(keys_of=lambda ids: ids % 20),
         {"ids": torch.arange(3), "offsets": torch.tensor([0, 1])},
