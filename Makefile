@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-updates wheel loadtest test test-fast test-long test-numpy1 test-tensorflow test-triton test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick bench-tensorflow clean
+.PHONY: help demo demo-updates wheel loadtest test test-fast test-long test-numpy1 test-exports test-tensorflow test-triton test-host-sanitizers check-nvrtc test-kernels test-kernels-tsan test-kernels-asan test-gpu bench-gpu mutants lint format bench bench-quick bench-tensorflow clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -71,11 +71,11 @@ demo-updates: $(VENV)/.demo ## serve a model while it learns, and print its AUC 
 loadtest: $(VENV)/.test ## send load to a server of `make demo`'s model; SCENARIO=spike, REPO=models, ARGS="-u 16" change it
 	@$(BIN)/python -m loadtests $(REPO) --scenario $(SCENARIO) $(ARGS)
 
-test: $(VENV)/.test ## all tests for a machine without a GPU, except those of devices and sanitizers and those that take minutes
-	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not kernels and not sanitizers and not triton" $(NOT_DEVICES)
+test: $(VENV)/.test ## all tests for a machine without a GPU, except those of devices, sanitizers and exports and those that take minutes
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not long and not gpu and not kernels and not sanitizers and not triton and not exporter" $(NOT_DEVICES)
 
 test-fast: $(VENV)/.test ## the tests without the slow ones
-	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu and not kernels and not triton" $(NOT_DEVICES)
+	@$(BIN)/python -m pytest $(OVER_CORES) -m "not slow and not long and not gpu and not kernels and not triton and not exporter" $(NOT_DEVICES)
 
 test-long: $(VENV)/.test ## the tests that take minutes each; results go to benchmarks/results/
 	@$(BIN)/python -m tests.tools.long_tests --json benchmarks/results/test_long.json
@@ -84,6 +84,9 @@ test-long: $(VENV)/.test ## the tests that take minutes each; results go to benc
 
 test-numpy1: $(VENV)-numpy1/.done ## the serving tests under NumPy 1.26, without the heavy extras
 	@$(VENV)-numpy1/bin/python -m pytest -q $(ON_CORES) -m "not slow and not long and not gpu and not kernels" $(NUMPY1_TESTS)
+
+test-exports: $(VENV)/.test ## the tests that export PyTorch modules, a second each: importers and pages
+	@$(BIN)/python -m pytest -q -m "exporter and not long and not gpu" tests
 
 test-tensorflow: $(VENV)-tensorflow/.done ## the front ends for TensorFlow and Keras, without PyTorch
 	@$(VENV)-tensorflow/bin/python -m pytest -q tests/tensorflow
