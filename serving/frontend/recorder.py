@@ -6,38 +6,30 @@ import io
 import logging
 import os
 import stat
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from random import random
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.background import QueueWorker
 from serving.config import ModelConfig
 from serving.errors import OutputError
 from serving.protocol.recorded import encode_lookups
+from serving.request_log.writer import SampleWriter
 
 _log = logging.getLogger("hotrow.record")
 _SUFFIX = ".jsonl"  # `hotrow plan` reads a file by its suffix
-_MOST_WAITING_BYTES = 64 << 20
 # Appends, because the program that rotates files may truncate this one.
 _OPEN_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-#: How long ``close`` waits for a disk that hangs.
-_CLOSE_TIMEOUT_S = 5.0
 
 
-class Recorder:
-    """Writes a random share of the requests to a new file. Every method except ``close`` may be called from any thread.
+class Recorder(SampleWriter[bytes]):
+    """Writes the keys of a random share of the requests to a new file. Any thread may call ``record``.
 
     The records of earlier servers stay: if ``trace.jsonl`` has some, the file is ``trace.1.jsonl``, and so on. If the
     file is moved or removed, the next record begins a new file.
-
-    A background thread writes, so a slow disk delays no request. If too much data waits, or if the disk is full,
-    requests are left out.
     """
 
     def __init__(self, path: Path, share: float) -> None:
@@ -55,50 +47,28 @@ class Recorder:
             raise OutputError(f"--record: {path} cannot be written: {err.strerror}") from err
         if self._path != path:
             _log.info("%s has earlier records, so requests are recorded in %s", path, self._path)
-        self._share = share
-        self._worker = QueueWorker("hotrow-record")
-        self._lock = threading.Lock()  # guards the two numbers
-        self._chosen = self._waiting_bytes = 0
-        # Only the worker changes these: all records that it wrote, and those that it could not write since then.
-        self._written = self._lost = 0
+        super().__init__(_log, "recorded", share)
 
     def record(self, config: ModelConfig, keys: Sequence[NDArray[np.int64]]) -> None:
         """Record a request's keys of each table, or leave the request out."""
-        if random() >= self._share:
-            return
-        line = encode_lookups(config, keys)
-        with self._lock:
-            self._chosen += 1
-            if self._waiting_bytes + len(line) > _MOST_WAITING_BYTES:
-                return
-            self._waiting_bytes += len(line)
-        self._worker.submit(partial(self._write, line))
+        if self.is_drawn():
+            line = encode_lookups(config, keys)
+            self.add(line, len(line))
 
-    def close(self) -> None:
-        """Write pending lines and close the file. Remove an empty file, so that the next start can use its name."""
-        self._worker.wait(_CLOSE_TIMEOUT_S)
-        self._worker.close(_CLOSE_TIMEOUT_S)
+    @property
+    def _place(self) -> Path:
+        return self._path
+
+    def _writes(self, entries: Sequence[bytes]) -> Iterable[tuple[Callable[[], None], int]]:
+        return ((partial(self._append, line), 1) for line in entries)
+
+    def _tidy(self, is_end: bool) -> None:
+        """Close the file at the end. Remove an empty file, so that the next start can use its name."""
+        if not is_end:
+            return
         if _is_at(self._path, self._file) and not os.fstat(self._file.fileno()).st_size:
             self._path.unlink(missing_ok=True)
         self._file.close()
-        count = self._chosen - self._written
-        left_out = f"; {count:,} were left out because the disk was too slow or full" if count else ""
-        _log.info("%s requests were recorded in %s%s", f"{self._written:,}", self._path, left_out)
-
-    def _write(self, line: bytes) -> None:
-        with self._lock:
-            self._waiting_bytes -= len(line)
-        try:
-            self._append(line)
-        except OSError as err:
-            if not self._lost:
-                _log.error("%s cannot be written, so requests are not recorded: %s", self._path, err.strerror or err)
-            self._lost += 1
-            return
-        self._written += 1
-        if self._lost:
-            _log.warning("%s is written again; %s requests were left out", self._path, f"{self._lost:,}")
-            self._lost = 0
 
     def _append(self, line: bytes) -> None:
         """Write one line with one system call, so that a kill leaves whole lines."""

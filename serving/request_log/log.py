@@ -3,41 +3,32 @@
 import errno
 import logging
 import math
-import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from random import random
 from tempfile import TemporaryFile
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from serving.background import PeriodicWorker
 from serving.batch import JoinedKeys
 from serving.errors import ConfigError, MissingExtraError, OutputError, RequestError, did_you_mean
 from serving.metrics import MetricSample
 from serving.request_log.files import LogStream, finish_streams, has_room
 from serving.request_log.records import Entry, RecordForm, takes_raw_features
+from serving.request_log.writer import SampleWriter
 from serving.session import InferenceSession, ModelSession
 
 _log = logging.getLogger("hotrow.request_log")
-_INTERVAL_S = 1.0
-_MOST_WAITING_BYTES = 64 << 20
 #: A stream that is larger or older becomes a Parquet file.
 _MOST_STREAM_BYTES, _MOST_STREAM_AGE_S = 64 << 20, 3600.0
 _TIDY_AGAIN_S = 60.0  # after a fault
-#: How long ``close`` waits for a disk that hangs.
-_CLOSE_TIMEOUT_S = 4.0
 _OPTION, _WITHOUT = "--log-requests", "--log-without"
 
 
-class RequestLog:
-    """Logs a random share of the requests to models with a dense network. Any thread may call ``log``.
-
-    A background thread writes once a second, so a slow disk delays no request. If too much data waits, or if the disk
-    is full, requests are dropped and counted.
-    """
+class RequestLog(SampleWriter[Entry]):
+    """Logs a random share of the requests to models with a dense network. Any thread may call ``log``."""
 
     def __init__(
         self, folder: Path, share: float, max_bytes: int, without: Collection[str] = (), workers: int = 1
@@ -65,20 +56,14 @@ class RequestLog:
         except OSError as err:
             raise OutputError(f"{_OPTION}: {folder} cannot be written: {err.strerror}") from err
         self._folder = folder
-        self._share = share
         self._max_bytes = max_bytes
         self._open_bytes = max_bytes // (4 * workers)  # a stream counts twice, and half is for Parquet files
         self._without = frozenset(without)
         self._forms: WeakKeyDictionary[InferenceSession, dict[bool, RecordForm]] = WeakKeyDictionary()
-        self._lock = threading.Lock()  # guards the fields below
-        self._waiting: list[Entry] = []
-        self._waiting_bytes = self._written = self._dropped = 0
-        self._writing = threading.Lock()  # held by the thread that writes, and guards the fields below
         self._streams: dict[tuple[str, Any], LogStream] = {}  # by folder and schema
-        self._lost = 0  # requests dropped since the last successful write
         self._tidy_due_s = 0.0  # when closed streams are converted to Parquet, by ``time.monotonic``
         self._cannot_tidy = False
-        self._worker = PeriodicWorker("hotrow-request-log", self._run, _INTERVAL_S, first_after_s=0.0)
+        super().__init__(_log, "logged", share)
 
     def check(self, sessions: Iterable[ModelSession]) -> None:
         """Check that a model has each feature that is left out.
@@ -101,70 +86,55 @@ class RequestLog:
 
     def log(self, session: ModelSession, question: Any, answer: Any, request_id: str) -> None:
         """Log a request and its answer, or leave it out."""
-        if random() >= self._share or not isinstance(session, InferenceSession):
+        if not self.is_drawn() or not isinstance(session, InferenceSession):
             return
         try:
             batch = question.expanded()
         except RequestError:  # too many values
-            with self._lock:
-                self._dropped += 1
+            self.drop()
             return
         entry = Entry(session, batch, answer, request_id, time.time_ns() // 1000)
-        size_bytes = entry.size_bytes
-        with self._lock:
-            if self._waiting_bytes + size_bytes > _MOST_WAITING_BYTES:
-                self._dropped += 1
-                return
-            self._waiting_bytes += size_bytes
-            self._waiting.append(entry)
+        self.add(entry, entry.size_bytes)
 
     def readings(self) -> Iterator[MetricSample]:
         """Return how many requests were logged, and how many of the sample were dropped."""
-        with self._lock:
-            counts = {"written": self._written, "dropped": self._dropped}
-        for state, count in counts.items():
+        for state, count in zip(("written", "dropped"), self.counts, strict=True):
             help_text = "Sampled requests that the request log has written, and dropped."
             yield MetricSample("hotrow_logged_requests", help_text, (("state", state),), count)
 
-    def close(self) -> None:
-        """Write the waiting requests, and convert the streams to Parquet."""
-        self._worker.close(_CLOSE_TIMEOUT_S)
-        finishing = threading.Thread(target=self._finish, name="hotrow-request-log", daemon=True)  # a disk may hang
-        finishing.start()
-        finishing.join(_CLOSE_TIMEOUT_S)
-        with self._lock:
-            written, dropped = self._written, self._dropped
-        left_out = f"; {dropped:,} were dropped because the disk was too slow or full" if dropped else ""
-        _log.info("%s requests were logged in %s%s", f"{written:,}", self._folder, left_out)
+    @property
+    def _place(self) -> Path:
+        return self._folder
 
-    def _finish(self) -> None:
-        with self._writing:
-            self._write_waiting()
-            self._close_streams(list(self._streams))
-            self._tidy()
+    def _writes(self, entries: Sequence[Entry]) -> Iterable[tuple[Callable[[], None], int]]:
+        of_forms: dict[RecordForm, list[Entry]] = {}
+        for entry in entries:
+            form = self._forms_of(entry.session)[isinstance(entry.batch.sent, JoinedKeys)]
+            of_forms.setdefault(form, []).append(entry)
+        return [(partial(self._write, form, of_form), len(of_form)) for form, of_form in of_forms.items()]
 
-    def _run(self) -> None:
-        with self._writing:
-            self._write_waiting()
-            total_bytes = sum(stream.size_bytes for stream in self._streams.values())
-            oldest_s = time.monotonic() - _MOST_STREAM_AGE_S
-            due = [
-                key
-                for key, stream in self._streams.items()
-                if total_bytes > self._open_bytes
-                or stream.size_bytes > _MOST_STREAM_BYTES
-                or stream.opened_s < oldest_s
-            ]
-            self._close_streams(due)
-            if self._tidy_due_s <= time.monotonic():
-                self._tidy()
+    def _tidy(self, is_end: bool) -> None:
+        """Convert streams to Parquet if they are large or old, and all at the end."""
+        total_bytes = sum(stream.size_bytes for stream in self._streams.values())
+        oldest_s = time.monotonic() - _MOST_STREAM_AGE_S
+        due = [
+            key
+            for key, stream in self._streams.items()
+            if is_end
+            or total_bytes > self._open_bytes
+            or stream.size_bytes > _MOST_STREAM_BYTES
+            or stream.opened_s < oldest_s
+        ]
+        self._close_streams(due)
+        if is_end or self._tidy_due_s <= time.monotonic():
+            self._convert()
 
     def _close_streams(self, keys: Iterable[tuple[str, Any]]) -> None:
         for key in keys:
             self._streams.pop(key).close()
             self._tidy_due_s = 0.0
 
-    def _tidy(self) -> None:
+    def _convert(self) -> None:
         try:
             finish_streams(self._folder, self._max_bytes)
         except OSError as err:
@@ -173,21 +143,6 @@ class RequestLog:
             self._cannot_tidy, self._tidy_due_s = True, time.monotonic() + _TIDY_AGAIN_S
         else:
             self._cannot_tidy, self._tidy_due_s = False, math.inf
-
-    def _write_waiting(self) -> None:
-        with self._lock:
-            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        of_forms: dict[RecordForm, list[Entry]] = {}
-        for entry in waiting:
-            form = self._forms_of(entry.session)[isinstance(entry.batch.sent, JoinedKeys)]
-            of_forms.setdefault(form, []).append(entry)
-        for form, entries in of_forms.items():
-            try:
-                self._write(form, entries)
-            except Exception as err:  # noqa: BLE001  # an error must not stop the log
-                self._fail(err, len(entries))
-            else:
-                self._succeed(len(entries))
 
     def _write(self, form: RecordForm, entries: list[Entry]) -> None:
         message = form.record_batch(entries).serialize()
@@ -202,24 +157,6 @@ class RequestLog:
         if is_new:
             self._streams[key] = LogStream(self._folder / form.folder, form.schema)
         self._streams[key].append(message)
-
-    def _fail(self, error: Exception, requests: int) -> None:
-        if not self._lost:
-            reason = getattr(error, "strerror", None) or error
-            unexpected = None if isinstance(error, OSError) else error
-            _log.error(
-                "%s cannot be written, so requests are not logged: %s", self._folder, reason, exc_info=unexpected
-            )
-        self._lost += requests
-        with self._lock:
-            self._dropped += requests
-
-    def _succeed(self, requests: int) -> None:
-        with self._lock:
-            self._written += requests
-        if self._lost:
-            _log.warning("%s is written again; %s requests were dropped", self._folder, f"{self._lost:,}")
-            self._lost = 0
 
     def _forms_of(self, session: InferenceSession) -> dict[bool, RecordForm]:
         """Return the form of requests with raw features, if the model takes them, and that of requests with keys."""

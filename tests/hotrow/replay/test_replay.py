@@ -153,7 +153,7 @@ def test_rows_whose_key_is_not_unique_are_left_out_and_counted(models, rows, tmp
 
 
 def test_the_stream_of_a_running_server_is_part_of_the_log(models, tmp_path, monkeypatch):
-    monkeypatch.setattr("serving.request_log.log._INTERVAL_S", 0.01)
+    monkeypatch.setattr("serving.request_log.writer._INTERVAL_S", 0.01)
     with hotrow.load_model(models / "1") as session, closing(RequestLog(tmp_path / "log", 1.0, 1 << 30)) as log:
         batch = session.read({"user": ["u"]})
         log.log(session, batch, session.predict_batch(batch), "a")

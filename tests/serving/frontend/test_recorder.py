@@ -17,6 +17,11 @@ from serving.planner import read_trace
 from tests.serving.small_server import model_of
 
 
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr("serving.request_log.writer._INTERVAL_S", 0.01)
+
+
 @pytest.fixture
 def config(tmp_path):
     return model_of(tmp_path)
@@ -78,7 +83,7 @@ def test_a_file_without_records_is_removed(tmp_path):
     assert not (tmp_path / "trace.jsonl").exists()
 
 
-def test_while_the_disk_is_full_requests_are_left_out_and_counted_and_lines_stay_whole(tmp_path, config, caplog):
+def test_while_the_disk_is_full_requests_are_dropped_and_counted_and_lines_stay_whole(tmp_path, config, caplog):
     file = tmp_path / "trace.jsonl"
     caplog.set_level("INFO", "hotrow.record")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -99,10 +104,10 @@ def test_while_the_disk_is_full_requests_are_left_out_and_counted_and_lines_stay
     assert lines == sorted(lines)
     assert lines[-1] == [100]
     assert lost > 0
-    left_out = "were left out because the disk was too slow or full"
+    left_out = "were dropped because the disk was too slow or full"
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("ERROR", f"{file} cannot be written, so requests are not recorded: the disk is full"),
-        ("WARNING", f"{file} is written again; {lost} requests were left out"),
+        ("WARNING", f"{file} is written again; {lost} requests were dropped"),
         ("INFO", f"{len(lines)} requests were recorded in {file}; {lost} {left_out}"),
     ]
 
@@ -135,7 +140,7 @@ def test_records_after_a_rotation_are_in_the_file_again(folder, config, caplog, 
     assert f"3 requests were recorded in {file}" in caplog.text
 
 
-def test_without_its_folder_requests_are_left_out_until_the_folder_is_back(folder, config, caplog):
+def test_without_its_folder_requests_are_dropped_until_the_folder_is_back(folder, config, caplog):
     file = folder / "trace.jsonl"
     with closing(Recorder(file, share=1.0)) as recorder:
         file.unlink()
@@ -146,12 +151,12 @@ def test_without_its_folder_requests_are_left_out_until_the_folder_is_back(folde
         folder.mkdir()
         recorder.record(config, keys_of([2]))
 
-    assert f"{file} is written again; 1 requests were left out" in caplog.text
+    assert f"{file} is written again; 1 requests were dropped" in caplog.text
     assert read_trace([file], [config])["m.t"].tolist() == [2]
 
 
-def test_requests_are_left_out_if_too_many_bytes_wait_for_the_disk(tmp_path, config, caplog, monkeypatch):
-    monkeypatch.setattr("serving.frontend.recorder._MOST_WAITING_BYTES", 100)
+def test_requests_are_dropped_if_too_many_bytes_wait_for_the_disk(tmp_path, config, caplog, monkeypatch):
+    monkeypatch.setattr("serving.request_log.writer._MOST_WAITING_BYTES", 100)
     caplog.set_level("INFO")
     with closing(Recorder(tmp_path / "trace.jsonl", share=1.0)) as recorder:
         recorder.record(config, keys_of([1]))
@@ -159,7 +164,7 @@ def test_requests_are_left_out_if_too_many_bytes_wait_for_the_disk(tmp_path, con
 
     assert len((tmp_path / "trace.jsonl").read_text().splitlines()) == 1
     assert "1 requests were recorded" in caplog.text
-    assert "1 were left out because the disk was too slow" in caplog.text
+    assert "1 were dropped because the disk was too slow" in caplog.text
 
 
 @pytest.mark.parametrize(

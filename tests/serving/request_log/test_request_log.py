@@ -50,7 +50,7 @@ def keyed(tmp_path_factory):
 
 @pytest.fixture
 def fast(monkeypatch):
-    monkeypatch.setattr("serving.request_log.log._INTERVAL_S", 0.01)
+    monkeypatch.setattr("serving.request_log.writer._INTERVAL_S", 0.01)
 
 
 def opened(folder, share=1.0, max_bytes=1 << 30, **options):
@@ -451,7 +451,7 @@ def test_a_stream_of_an_earlier_server_with_a_larger_bound_makes_room(raw, tmp_p
 
 
 def test_requests_are_dropped_if_too_many_bytes_wait_for_the_disk(raw, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("serving.request_log.log._MOST_WAITING_BYTES", 10_000)
+    monkeypatch.setattr("serving.request_log.writer._MOST_WAITING_BYTES", 10_000)
     caplog.set_level("INFO")
     with opened(tmp_path) as log:
         ask(log, raw)
