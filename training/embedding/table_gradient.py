@@ -47,11 +47,13 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
         rows: those that the elements belong to, one ``GradientRows`` per table.
         is_by_row: the first dimension has the rows of one table.
         is_alias: another tensor has the same elements.
+        is_joined: other parameters have some of the elements.
     """
 
     rows: tuple[GradientRows, ...]
     is_by_row = False
     is_alias = False
+    is_joined = False
     __torch_function__ = torch._C._disabled_torch_function_impl  # __torch_dispatch__ sees every operation
 
     @classmethod
@@ -101,19 +103,18 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
         if len(gradients) < len(given):
             for one in targets:
                 _refuse_lost_rows(act.name, one, [*args, *named.values()], gradients)
-        written = list(tensors_in(targets))
-        rows, places = _rows_of(act, [one for one in written if isinstance(one, cls)] + gradients)
+        written = [one for one in tensors_in(targets) if isinstance(one, cls)]
+        rows, places = _rows_of(act, [*written, *gradients])
         if places:
             aligned = {id(one): cls.of(_at(one.plain(), places[one.rows[0]]), rows) for one in gradients}
-            in_order = [aligned.get(id(one), one) for one in args]
-            result = function(*in_order, **{name: aligned.get(id(one), one) for name, one in named.items()})
-            for one in written:
-                one._become(act.name, result)
-            return written[0] if written else result
+            return _aligned(function, args, named, aligned, written)
         with torch._C._DisableTorchDispatch():
             result = function(*args, **named)
         if is_shard and any(one.dim() == 0 and one.is_floating_point() for one in tensors_in([result])):
             _refuse_shards(act.name, is_number=True)
+        is_joined = any(one.is_joined for one in gradients)
+        if not act.by_element:
+            is_joined |= any(not isinstance(one, cls) and one.dim() for one in given)
         shapes = [one.shape for one in gradients if one.is_by_row] if act.keeps_rows and len(rows) == 1 else []
 
         def as_gradient(one: Any) -> Any:
@@ -121,11 +122,13 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
                 return type(one)(map(as_gradient, one))
             if type(one) is not torch.Tensor or one.dim() == 0:
                 return one
-            return cls.of(one, rows, one.shape in shapes, act.is_alias)
+            gradient = cls.of(one, rows, one.shape in shapes, act.is_alias)
+            gradient.is_joined = is_joined
+            return gradient
 
         return as_gradient(result)
 
-    def _become(self, name: str, other: "TableGradient") -> None:
+    def become(self, name: str, other: "TableGradient") -> None:
         """Take the elements of another gradient, which may have more rows."""
         with torch._C._DisableTorchDispatch():
             if other.shape == self.shape:
@@ -135,6 +138,21 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
             else:
                 self.set_(other)
         self.rows = other.rows
+
+
+def _aligned(
+    function: Any,
+    args: Sequence[Any],
+    named: dict[str, Any],
+    aligned: dict[int, TableGradient],
+    written: Sequence[TableGradient],
+) -> Any:
+    """Compute by element with gradients that have been aligned, by the id of the argument."""
+    in_order = [aligned.get(id(one), one) for one in args]
+    result = function(*in_order, **{name: aligned.get(id(one), one) for name, one in named.items()})
+    for one in written:
+        one.become(_act_of(function).name, result)
+    return written[0] if written else result
 
 
 def gradient_of(value: torch.Tensor, table: TrainingTable, like: TableGradient | None = None) -> TableGradient:
@@ -270,7 +288,7 @@ def _refuse_lost_rows(name: str, target: Any, values: Sequence[Any], gradients: 
     for to, one in pairs:
         if isinstance(to, TableGradient) or to is None or to.numel() < 2 or not isinstance(one, TableGradient):
             continue
-        if len(one.rows) == 1 and one.numel() == one.rows[0].count * one.rows[0].table.dim:
+        if not one.is_joined and len(one.rows) == 1 and one.numel() == one.rows[0].count * one.rows[0].table.dim:
             expected = "expected a copy of a gradient, as of grad.clone() or torch.zeros_like(grad)"
             _refuse(name, one.rows, f"the tensor that it writes does not know the rows; {expected}")
 

@@ -885,6 +885,20 @@ def test_a_gradient_whose_rows_would_be_unknown_is_refused(act, reason):
         table_of(model).grad = act(one, other)
 
 
+def test_a_part_of_a_joined_vector_moves_a_parameter_of_the_size_of_the_gradient():
+    model = table_model()
+    model(torch.tensor([1, 1]), torch.tensor([0, 1, 2])).sum().backward()
+    table, weight = table_of(model), model.net.weight
+    assert table.grad.shape == weight.shape
+    expected = weight.detach() - 0.1 * weight.grad
+
+    vector = torch.cat([table.grad.flatten(), weight.grad.flatten()])
+    weight.grad = vector[DIM:].view(1, DIM)
+    torch.optim.SGD([weight], lr=0.1).step()
+
+    torch.testing.assert_close(weight.detach(), expected)
+
+
 def test_a_gradient_of_another_table_is_refused():
     model, copied = table_model(), copy.deepcopy(table_model())
     [one, *_], [other, *_] = gradient_of(model, KEYS), gradient_of(copied, KEYS)
