@@ -81,7 +81,7 @@ class LookupSession:
         check_batch(batch)
         if weights is not None:
             self._check_count("weights", weights)
-        return LookupResult(*self._pooled.lookup(batch, weights))
+        return LookupResult(*self._pooled.lookup_pooled(batch, weights))
 
     def lookup(self, keys: Sequence[Keys]) -> LookupResult:
         """Look up single keys and return the row of each key, as HPS's ``LookupSession.lookup`` does.
@@ -96,7 +96,7 @@ class LookupSession:
             UnknownModelError: the model has been unloaded, or another load has taken its name.
         """
         self._check_keys(keys)
-        return LookupResult(*self._pooled.rows(keys))
+        return LookupResult(*self._pooled.lookup(keys))
 
     @property
     def never_waits(self) -> bool:

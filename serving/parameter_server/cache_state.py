@@ -15,7 +15,7 @@
     state      lookups  writes  promotions   what holds
     LOADING    no       no      no           no writer knows the table yet
     SERVING    yes      yes     yes          the cache took every acknowledged write
-    INVALID    no       no      no           the cache is to be refilled
+    INVALID    no       no      no           rows may be old: the cache is to be refilled
     REFILLING  no       yes     no           one refill runs, and the cache took every write since it began
     DROPPED    no       no      no           final
 

@@ -215,7 +215,7 @@ def _fill_lasting_cache(cache: CacheTable, lasting: LastingTable, unreachable: s
 
 
 def _open_kept_cache(cache: CacheTable, lasting: LastingTable) -> None:
-    """Open a cache that keeps what it has: nothing fills it, so it must not have missed a change."""
+    """Open a cache that keeps what it has: nothing fills it, so it must not have missed a write."""
     reason, truth = "", cache.table.truth
     lasting.serve_as_cache(truth, keeps_rows=True)
     try:
@@ -223,7 +223,7 @@ def _open_kept_cache(cache: CacheTable, lasting: LastingTable) -> None:
     except StoreUnreachableError as err:
         reason = err.reason
     if not truth.marker().is_current(lasting.store.identity):
-        reason = "it may have missed a change; set initialize_after_startup to true to refill it"
+        reason = "it may have missed a write; set initialize_after_startup to true to refill it"
     cache.begin_service(is_current=not reason)
     if reason:
         logger.warning("tier %s is bypassed, table %r: %s", cache.tier.name, cache.table.name, reason)

@@ -1,7 +1,8 @@
 """How a lookup goes through the tiers: each tier is asked for the keys that the faster tiers did not find.
 
-``look_up`` looks up rows, and ``look_up_pooled`` bags. ``PooledTables`` looks up the bags of all tables of a model. The
-callers count the keys of requests: they know whether the whole request was answered.
+``look_up`` looks up the rows of one table, ``look_up_tables`` those of several, and ``look_up_pooled`` the bags of one
+table. ``PooledTables`` looks up all tables of a model: the lookup of a request begins there. The callers count the keys
+of requests: they know whether the whole request was answered.
 
 The last tier is the source of truth: updates go there first, so it is never behind. A key that the truth does not hold
 is unknown, even if a faster tier did not answer.
@@ -128,7 +129,7 @@ def look_up_pooled(
     if isinstance(answer, tuple):
         out, found = answer
         if np.count_nonzero(found) < keys.size:
-            found = complete_pooled(table, keys, row_ptrs, combiner, weights, out, found)
+            found = _complete_pooled(table, keys, row_ptrs, combiner, weights, out, found)
             return out, found, _missed(found)
         table.counting.all_hit(0, keys.size)
         return out, found, 0
@@ -141,7 +142,7 @@ def look_up_pooled(
     return out, search.found, _missed(search.found)
 
 
-def complete_pooled(
+def _complete_pooled(
     table: Table,
     keys: Keys,
     row_ptrs: RowPtrs,
@@ -248,11 +249,11 @@ def _missed(found: Mask) -> int:
 
 
 class PooledTables:
-    """The tables of one loaded model, for pooled lookups. May be used from any thread.
+    """The tables of one loaded model, looked up together. May be used from any thread.
 
-    One native call asks the fastest tier for all tables. It finishes each table whose keys the tier all holds, and
-    counts its keys. Every other table is then looked up on its own. If one of these fails, the counted keys are taken
-    back.
+    For bags, one native call asks the fastest tier for all tables. It finishes each table whose keys the tier all
+    holds, and counts its keys. Every other table is then looked up on its own. If one of these fails, the counted keys
+    are taken back.
     """
 
     def __init__(self, config: ModelConfig, tables: Sequence[Table]) -> None:
@@ -268,7 +269,7 @@ class PooledTables:
         counts = [table.counting.pooled for table in tables]
         self._native = PooledLookup(dims, slots, self._combiners, counts, _BOUNDS_NS)
 
-    def lookup(
+    def lookup_pooled(
         self, batch: Batch, weights: Sequence[Weights | None] | None = None
     ) -> tuple[tuple[NDArray[np.float32], ...], int, Sequence[tuple[int, Mask]]]:
         """Look up and pool all keys of ``batch``.
@@ -313,11 +314,14 @@ class PooledTables:
             embeddings = self._of_samples(embeddings, batch.bags, batch.samples)
         return tuple(embeddings), self._count(incomplete), incomplete
 
-    def rows(self, keys: Sequence[Keys]) -> tuple[tuple[Vectors, ...], int, Sequence[tuple[int, Mask]]]:
-        """Look up single keys, int64[N] of each table; returns float32[N, D] of each, and the same as ``lookup``.
+    def lookup(self, keys: Sequence[Keys]) -> tuple[tuple[Vectors, ...], int, Sequence[tuple[int, Mask]]]:
+        """Look up single keys, int64[N] of each table.
+
+        Returns:
+            float32[N, D] of each table, and the same as ``lookup_pooled``.
 
         Raises:
-            UnknownModelError, StoreError: see ``lookup``.
+            UnknownModelError, StoreError: see ``lookup_pooled``.
         """
         self._tables[0].check_loaded()
         rows, all_found = look_up_tables(self._tables, keys)
@@ -341,7 +345,7 @@ class PooledTables:
                 pooled, found, _ = look_up_pooled(table, *asked)
                 embeddings[place] = pooled.reshape(embedding.shape)
             else:
-                found = complete_pooled(table, *asked, embedding.reshape(-1, table.dim), found)
+                found = _complete_pooled(table, *asked, embedding.reshape(-1, table.dim), found)
             incomplete.append((place, found))
 
     def _count(self, answered: Sequence[tuple[int, Mask]]) -> int:

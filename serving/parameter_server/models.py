@@ -1,4 +1,4 @@
-"""The models that a parameter server serves: how they come into its tiers, and how they go."""
+"""The loaded models of a parameter server: how they come into its tiers, and how they go."""
 
 import logging
 import threading
@@ -30,7 +30,7 @@ END_S = 5.0  # for the end of one write of updates; a write that takes longer fi
 WATCH_INTERVAL_S, INTERVALS_OF_A_BEAT = 1.0, 5
 
 
-class ServedModels:
+class LoadedModels:
     """The loaded models and their tables. Every method may be called from any thread.
 
     See ``ParameterServer`` for the errors of its methods.

@@ -14,7 +14,7 @@ from serving.parameter_server.copies import Copies, OnChange
 from serving.parameter_server.counters import TableCounters
 from serving.parameter_server.health import ModelHealth
 from serving.parameter_server.lookup import PooledTables, look_up, look_up_pooled
-from serving.parameter_server.models import ServedModels
+from serving.parameter_server.models import LoadedModels
 from serving.parameter_server.opening import asked_tiers, open_stores, open_updates, tier_settings
 from serving.parameter_server.preflight import check_hot_keys
 from serving.parameter_server.promotion import Promoter
@@ -75,7 +75,7 @@ class ParameterServer:
         self.hot_keys = next((folder for folder in hot_keys if folder is not None), None)
         self._tiers = [Tier(store, depth, by_tier[depth]) for depth, store in enumerate(stores)]
         self._promoter = Promoter() if promote else None
-        self._served = ServedModels(self._tiers, self._promoter, updates)
+        self._loaded = LoadedModels(self._tiers, self._promoter, updates)
 
     def __repr__(self) -> str:
         """Return the tiers and the models."""
@@ -128,7 +128,7 @@ class ParameterServer:
             StoreError: the system does not have the memory; no table got a share.
             ModelFileError: a file is missing or damaged; no table got a share.
         """
-        self._served.share_bounds(configs, leaving)
+        self._loaded.share_bounds(configs, leaving)
 
     def load_model(self, config: ModelConfig, progress: Progress | None = None) -> ModelConfig:
         """Load every table of a model, or none if a table fails.
@@ -151,7 +151,7 @@ class ParameterServer:
             StoreError: a store cannot take the rows, or the truth cannot be reached.
             ModelFileError: a file is missing or damaged.
         """
-        return self._served.load(config.of_tables, progress)
+        return self._loaded.load(config.of_tables, progress)
 
     def unload_model(self, name: str, version: int | None = None, held: ModelConfig | None = None) -> None:
         """Forget a model; stores that outlive the process keep its rows for the next load.
@@ -168,7 +168,7 @@ class ParameterServer:
             UnknownModelError: it is not loaded.
             StoreError: a store does not answer; the model is forgotten anyway.
         """
-        self._served.forget(name, version, erase=False, held=held)
+        self._loaded.forget(name, version, erase=False, held=held)
 
     def erase_model(self, name: str, version: int | None = None, held: ModelConfig | None = None) -> None:
         """Forget a model and remove its rows from every tier: HPS's ``erase_model_from_hps``.
@@ -178,7 +178,7 @@ class ParameterServer:
         these rows, unless the model was loaded again. A RocksDB database that is open read-only keeps its rows: erase
         them in the process that writes.
         """
-        self._served.forget(name, version, erase=True, held=held)
+        self._loaded.forget(name, version, erase=True, held=held)
 
     def erase_other_versions(self, name: str) -> None:
         """Remove rows of versions of a repository's model that are not loaded from the database on this machine.
@@ -189,11 +189,11 @@ class ParameterServer:
         Raises:
             StoreError: the database does not answer.
         """
-        self._served.erase_other_versions(name)
+        self._loaded.erase_other_versions(name)
 
     def models(self) -> tuple[ModelConfig, ...]:
         """The loaded models, in the order in which they were loaded."""
-        return self._served.models()
+        return self._loaded.models()
 
     def model(self, name: str, version: int | None = None) -> ModelConfig:
         """The loaded model of this name: a copy, made at each load, of the record that ``load_model`` took.
@@ -205,7 +205,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: it is not loaded.
         """
-        return self._served.model(name, version)
+        return self._loaded.model(name, version)
 
     def lookup(self, table: str, keys: Keys) -> tuple[Vectors, Mask]:
         """Look up rows.
@@ -222,7 +222,7 @@ class ParameterServer:
             RequestError: a key is one of the four reserved int64 values.
             StoreError: a key was not found, and the truth did not answer.
         """
-        of_table = self._served.table(table)
+        of_table = self._loaded.table(table)
         check_keys(table, keys)
         rows, found = look_up(of_table, np.ascontiguousarray(keys))
         of_table.check_loaded()
@@ -242,7 +242,7 @@ class ParameterServer:
         Raises:
             UnknownModelError, StoreError: see ``lookup``.
         """
-        of_table = self._served.table(table)
+        of_table = self._loaded.table(table)
         _, found = look_up(of_table, np.ascontiguousarray(keys), is_request=False)
         of_table.check_loaded()
         return found
@@ -275,7 +275,7 @@ class ParameterServer:
             ValueError: ``row_ptrs`` do not go from 0 to N without falling, or there is no such combiner.
             StoreError: a key was not found, and the truth did not answer.
         """
-        of_table = self._served.table(table)
+        of_table = self._loaded.table(table)
         check_row_ptrs(table, row_ptrs)
         if weights is not None:
             check_weights(table, keys, weights)
@@ -294,7 +294,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: it is not loaded.
         """
-        return PooledTables(config, [self._served.table(config.full_name(table)) for table in config.tables])
+        return PooledTables(config, [self._loaded.table(config.full_name(table)) for table in config.tables])
 
     def write(self, changes: Sequence[Change[str] | tuple[str, Keys, Vectors | None]]) -> None:
         """Make changes of several tables; see ``insert`` and ``evict``, which make one.
@@ -309,7 +309,7 @@ class ParameterServer:
             UnknownModelError, RequestError, StoreError: see ``insert`` and ``evict``; changes before the one that
                 failed may have been made.
         """
-        write([Change(self._served.table(table), *change) for table, *change in changes])
+        write([Change(self._loaded.table(table), *change) for table, *change in changes])
 
     def insert(self, table: str, keys: Keys, rows: Vectors) -> None:
         """Insert or overwrite rows in every tier, the truth first; the last of duplicate keys wins.
@@ -376,7 +376,7 @@ class ParameterServer:
         Raises:
             UnknownModelError: no loaded model has this table.
         """
-        return Copies([self._served.table(table)], on_change)
+        return Copies([self._loaded.table(table)], on_change)
 
     def health(self, name: str, version: int | None = None) -> ModelHealth:
         """The outages of a loaded model, and how its requests ended. A thread asks a store that does not answer again.
@@ -385,7 +385,7 @@ class ParameterServer:
             UnknownModelError: it is not loaded.
         """
         model = self.model(name, version)
-        return self._served.table(model.full_name(model.tables[0])).health
+        return self._loaded.table(model.full_name(model.tables[0])).health
 
     def wait_for_promotions(self, timeout_s: float | None = None) -> bool:
         """Wait for the promotions of all lookups so far; returns whether they ended within ``timeout_s``."""
@@ -393,11 +393,11 @@ class ParameterServer:
 
     def counters(self) -> dict[str, TableCounters]:
         """Counts of every loaded table, by full name."""
-        return {table.name: table.read_counters() for table in self._served.tables()}
+        return {table.name: table.read_counters() for table in self._loaded.tables()}
 
     def updates(self, config: ModelConfig) -> ModelUpdates | None:
         """The reader of a loaded model's updates; None if this process reads none for it."""
-        return self._served.updates(config)
+        return self._loaded.updates(config)
 
     def close(self) -> None:
         """Forget the models and close the stores. Closing twice is allowed.
@@ -406,7 +406,7 @@ class ParameterServer:
         """
         if self._promoter is not None:
             self._promoter.close()
-        self._served.close()
+        self._loaded.close()
         for tier in self._tiers:
             tier.close()
 

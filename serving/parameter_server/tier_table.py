@@ -211,7 +211,7 @@ class TierTable:
 
     def _answer(self, keys: Keys, fetch: Callable[[], tuple[Vectors, Mask]]) -> tuple[Vectors, Mask] | StoreError:
         if not self.is_asked:
-            reason = "missed a change, or was not filled yet: it is bypassed"
+            reason = "missed a write, or was not filled yet: it is bypassed"
             return StoreError(self.tier.name, self.table.name, reason)
         started = now_s()
         try:
@@ -359,12 +359,13 @@ class CacheTable(TierTable):
         with lock:
             was_invalid = self.state is CacheState.INVALID  # else it is loaded, or fills its invalid parts itself
             if was_invalid:
-                self.become(CacheState.REFILLING)  # it takes changes again
+                self.become(CacheState.REFILLING)  # it takes writes again
         try:
             if self.lasting is not None:
                 was_written = self.lasting.fill(truth, starting=was_invalid or not self.is_filled)
             else:
-                truth.refill(self.stored, settings.first_rows if settings.fills_at_start else FirstRows(cache_rate=0.0))
+                first_rows = settings.first_rows if settings.fills_at_start else FirstRows(cache_rate=0.0)
+                truth.copy_to(self.stored, first_rows)
         except BaseException:
             with lock:
                 if self.state is CacheState.REFILLING:
@@ -372,7 +373,7 @@ class CacheTable(TierTable):
             raise
         was_filled = self.is_filled
         with lock:
-            if self.state in (CacheState.LOADING, CacheState.REFILLING):  # it missed no change meanwhile
+            if self.state in (CacheState.LOADING, CacheState.REFILLING):  # it missed no write
                 self.become(CacheState.SERVING)
             self.is_filled, self.removed_keys = True, None
         if self.is_asked:

@@ -89,8 +89,8 @@ class TruthTable(TierTable):
                 raise self._error("the table was unloaded")
             yield batch
 
-    def take(self, keys: Keys, rows: Vectors) -> int:
-        """See ``Truth.take``."""
+    def insert_absent(self, keys: Keys, rows: Vectors) -> int:
+        """See ``Truth.insert_absent``."""
         clock = self.table.clock
         with clock.lock:
             removed_keys = set[int]().union(*(cache.removed_keys or () for cache in self.table.caches))
@@ -105,8 +105,8 @@ class TruthTable(TierTable):
                     clock.note(keys[is_new])  # copies may remember that no tier holds these keys
         return int(np.count_nonzero(is_new))
 
-    def refill(self, cache: StoreTable, first_rows: FirstRows = ALL_ROWS) -> None:
-        """See ``Truth.refill``. Under the table's lock, each row that is copied is the newest."""
+    def copy_to(self, cache: StoreTable, first_rows: FirstRows = ALL_ROWS) -> None:
+        """See ``Truth.copy_to``. Under the table's lock, each row that is copied is the newest."""
         try:
             hottest = first_rows.hottest(self.table.name)
         except ConfigError as err:  # the file has changed since the start

@@ -46,7 +46,7 @@ class TableSpec:
 
 
 class Truth(Protocol):
-    """The source of truth of one table, as its caches see it."""
+    """The source of truth of one table, as its caches see it: ``parameter_server.truth.TruthTable``."""
 
     @property
     def writes(self) -> bool:
@@ -58,10 +58,10 @@ class Truth(Protocol):
     def batches(self) -> Batches:
         """All rows now."""
 
-    def take(self, keys: Keys, rows: Vectors) -> int:
+    def insert_absent(self, keys: Keys, rows: Vectors) -> int:
         """Insert those of int64[N] ``keys`` that the truth does not have; returns how many."""
 
-    def refill(self, cache: "StoreTable") -> None:
+    def copy_to(self, cache: "StoreTable") -> None:
         """Drop the rows of an open cache and copy all rows to it, in place, while both take changes."""
 
 
@@ -261,7 +261,7 @@ class LastingTable(StoreTable):
             is_current = not starting or wanted.is_current(self.store.identity)
             if not is_current:
                 self.write_flags(changed=wanted.changed or None)
-                truth.refill(self)
+                truth.copy_to(self)
             return not is_current
         rows = sum(keys.size for keys, _ in truth.batches()) if wanted.changed else wanted.rows
         marker = replace(wanted, rows=rows, row_dtype=row_dtype, current_caches=None)

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+from serving.model.strict_json import log_newer
 from serving.stream.message import UpdateMessage
 from serving.stream.source import Record, check_sum
 
 # Publishers whose last sequence number is remembered, for each partition.
 MOST_PUBLISHERS = 256
+_MEMBERS = frozenset(("position", "sequences", "last"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class LogState:
     def read(cls, text: str) -> Self:
         """Read what ``write`` returned."""
         document = json.loads(text)
+        log_newer("the position of a table in an update log", frozenset(document.keys() - _MEMBERS))
         return cls(document["position"], document["sequences"], document.get("last"))
 
 

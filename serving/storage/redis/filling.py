@@ -73,7 +73,7 @@ class Filling:
         self._run_ids: dict[int, str] = {}  # by partition, of the node that gave the lease
         self._lost: set[int] = set()  # partitions whose lease or node was lost
         self._gathered = [0] * len(self._partitions)  # by partition that is swapped, rows that will take its place
-        self._known: Mapping[int, PartitionState] = {}  # when the filling began: a change that is missed later counts
+        self._known: Mapping[int, PartitionState] = {}  # when the filling began: a write that is missed later counts
 
     def load(self, batches: Batches, marker: Marker, *, keep: bool) -> None:
         """Fill the table as the source of truth: see ``LastingTable.load``.
@@ -149,7 +149,7 @@ class Filling:
                 plan.absent.add(number)
                 # A start fills it with the new files, so the advice in the state's reason does not apply.
                 reason = state.status.value if state.status is Status.FOREIGN else state.reason
-                plan.reason = plan.reason or reason or "it may have missed a change"
+                plan.reason = plan.reason or reason or "it may have missed a write"
                 if marker is not None and marker.changed:
                     plan.changed.add(number)
         if unmarked:
@@ -171,7 +171,7 @@ class Filling:
         taken, line = 0, kept_rows(STORE_NAME, self._table.spec.name)
         for number in sorted(plan.over):
             for keys, rows in self._table.partition_items(number, SCAN_ROWS):
-                taken += truth.take(keys, rows)
+                taken += truth.insert_absent(keys, rows)
         logger.warning("%s; the source of truth took %s of them", line, taken)
         plan.changed |= plan.over
         plan.absent |= plan.over

@@ -58,7 +58,7 @@ class Logs:
         found = [scripts.reached_in(value_of(reply)) for reply in replies]
         logs = {log for of_partition in found for log in of_partition}
         self._kept = {log: [_Kept.read(of_partition.get(log, "")) for of_partition in found] for log in logs}
-        last = {log: min(kept, key=lambda one: one.order) for log, kept in self._kept.items()}
+        last = {log: min(kept, key=lambda state: state.order) for log, kept in self._kept.items()}
         return {log: kept.text for log, kept in last.items() if kept.text}
 
     def write(self, change: Change[StoreTable], reached: Reached) -> None:

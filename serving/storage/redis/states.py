@@ -25,7 +25,7 @@ class Status(enum.Enum):
     UNKNOWN = "its marker must be read"
     INVALID = "its rows may be old or missing"
     FILLING = "it is being filled; changes are written to it"
-    MISSED = "it missed a change; it takes no changes until it is refilled"
+    MISSED = "it missed a write; it takes no writes until it is refilled"
     FOREIGN = "it was loaded from other files"
 
 
@@ -99,7 +99,7 @@ class PartitionStates:
         """Whether a partition is valid."""
         return self._states[number].status is Status.VALID
 
-    def takes_changes(self, number: int) -> bool:
+    def takes_writes(self, number: int) -> bool:
         """Whether rows of a partition may be changed."""
         return self._states[number].status not in (Status.MISSED, Status.FOREIGN)
 
@@ -165,13 +165,13 @@ class PartitionStates:
             return {number: self._states[number] for number in run_ids}
 
     def settle(self, numbers: Sequence[int], replies: Sequence[Reply]) -> None:
-        """Note which partitions missed a change; raise the first error."""
+        """Note which partitions missed a write; raise the first error."""
         errors = []
         for number, reply in zip(numbers, replies, strict=True):
             if isinstance(reply.value, RedisNodeError):
                 errors.append(reply.value)
                 if self.truth is not None:
-                    self.mark([number], Status.MISSED, f"{self._name(number)} missed a change: {reply.value}")
+                    self.mark([number], Status.MISSED, f"{self._name(number)} missed a write: {reply.value}")
             elif self.truth is not None:  # a source of truth is read with the marker of its node
                 self._settle_node(number, "" if reply.is_passed_on else reply.run_id)
         if errors:

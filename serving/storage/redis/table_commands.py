@@ -139,7 +139,7 @@ class TableCommands:
         """Note in every marker that rows change; a partition that cannot be reached has missed the change."""
         if self.states.truth is not None:
             self.states.note_written()
-        written = [number for number in range(len(self.partitions)) if self.states.takes_changes(number)]
+        written = [number for number in range(len(self.partitions)) if self.states.takes_writes(number)]
         commands = [scripts.set_changed(self.partitions[at]) for at in written]
         self.states.settle(written, self._nodes.run_identified(commands))
 
@@ -227,7 +227,7 @@ class TableCommands:
         """Insert or remove rows."""
         if self.states.truth is None:
             return self._change_truth(groups, name, words_per_row)
-        groups = [(number, words) for number, words in groups if self.states.takes_changes(number)]
+        groups = [(number, words) for number, words in groups if self.states.takes_writes(number)]
         commands, notes = [], []
         for number, words in groups:
             partition = self.partitions[number]

@@ -95,7 +95,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.server.insert("m.t", np.array([KEYS[0]]), np.full((1, 3), 5, np.float32))
             self.cache.refuses = False
 
-        [cache] = self.server._served.table("m.t").caches
+        [cache] = self.server._loaded.table("m.t").caches
         if self.state != "invalid":
             return
         self.truth.before_walk = write_meanwhile
@@ -128,7 +128,7 @@ def test_a_serving_cache_took_every_write(tmp_path, monkeypatch, config):
 def test_a_table_whose_model_is_unloaded_is_dropped(config):
     with ParameterServer([RefusingMemory(), DictStore("slow")]) as server:
         server.load_model(config)
-        [cache] = server._served.table("m.t").caches
+        [cache] = server._loaded.table("m.t").caches
         server.unload_model("m")
 
         assert cache.state is CacheState.DROPPED

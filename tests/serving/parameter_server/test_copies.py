@@ -238,7 +238,7 @@ def test_starting_and_ending_to_keep_copies_does_not_wait_for_a_writer(server):
         Copies(server).table.close()
 
     keeper = threading.Thread(target=begin_and_end, daemon=True)
-    with server._served.table("m.t").clock.lock:
+    with server._loaded.table("m.t").clock.lock:
         keeper.start()
         keeper.join(60)
 

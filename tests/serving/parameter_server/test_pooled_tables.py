@@ -120,7 +120,7 @@ def test_answers_and_counts_are_those_of_single_lookups(two_servers, config, see
     ]
     weights = weights if any(weighted) else None
 
-    answer = together.pooled_tables(config).lookup(batch, weights)
+    answer = together.pooled_tables(config).lookup_pooled(batch, weights)
 
     assert_same(answer, one_by_one(single, config, batch, weights))
     assert counted(together) == counted(single)
@@ -130,7 +130,7 @@ def test_single_keys_are_answered_and_counted_as_by_single_lookups(two_servers, 
     together, single = two_servers
     keys = [np.arange(-5, 200)[place::2] for place in range(len(config.tables))]  # parts of other arrays
 
-    rows, defaulted_keys, incomplete = together.pooled_tables(config).rows(keys)
+    rows, defaulted_keys, incomplete = together.pooled_tables(config).lookup(keys)
     expected = [single.lookup(name, of_table) for name, of_table in zip(names(config), keys, strict=True)]
 
     assert [of_table.tobytes() for of_table in rows] == [of_table.tobytes() for of_table, _ in expected]
@@ -147,7 +147,7 @@ def test_missing_rows_are_promoted(config):
         server.stores[0].tables[name].evict(keys)
     batch = request(config, np.random.default_rng(1), unknown_ratio=0.0, hottest=20)
 
-    server.pooled_tables(config).lookup(batch)
+    server.pooled_tables(config).lookup_pooled(batch)
     server.wait_for_promotions()
 
     for name, table in zip(names(config), batch.tables, strict=True):
@@ -161,14 +161,14 @@ def test_a_lookup_after_a_change_sees_it(config, tmp_path, store):
     server = serve(config, MemoryStore() if store is MemoryStore else SnapshotStore(tmp_path))
     tables = server.pooled_tables(config)
     batch = request(config, np.random.default_rng(2), unknown_ratio=0.0)
-    before = tables.lookup(batch)
+    before = tables.lookup_pooled(batch)
 
     server.insert(
         "m.t0", np.unique(batch.tables[0].keys), np.ones((np.unique(batch.tables[0].keys).size, 4), np.float32)
     )
     server.evict("m.t3", batch.tables[3].keys)
 
-    after = tables.lookup(batch)
+    after = tables.lookup_pooled(batch)
     sizes = np.diff(batch.tables[0].row_ptrs)
     np.testing.assert_array_equal(after[0][0].reshape(-1, 4), np.repeat(sizes[:, None], 4, axis=1))
     assert after[1] == batch.tables[3].keys.size
@@ -185,11 +185,11 @@ def test_a_cache_that_missed_a_change_is_not_asked(config):
     server = serve(config, Refusing(), DictStore("slow"))
     tables = server.pooled_tables(config)
     batch = request(config, np.random.default_rng(3), unknown_ratio=0.0)
-    tables.lookup(batch)
+    tables.lookup_pooled(batch)
 
     server.evict("m.t0", batch.tables[0].keys)
 
-    answer = tables.lookup(batch)
+    answer = tables.lookup_pooled(batch)
     assert answer[1] == batch.tables[0].keys.size
     assert not answer[0][0].any()
     assert_same(answer, one_by_one(server, config, batch))
@@ -200,13 +200,13 @@ def test_a_snapshot_that_cannot_be_read_is_bypassed_for_its_table_alone(config, 
     server = serve(config, SnapshotStore(tmp_path))
     batch = request(config, np.random.default_rng(4), unknown_ratio=0.0)
     tables = server.pooled_tables(config)
-    tables.lookup(batch)
+    tables.lookup_pooled(batch)
     (file,) = (one for one in (tmp_path / "m.t1").iterdir() if one.stat().st_size > 8192)
     with file.open("r+b") as opened:
         opened.truncate(8192)
 
     with pytest.raises(StoreError, match=r"m\.t1") as raised:
-        tables.lookup(batch)
+        tables.lookup_pooled(batch)
 
     assert raised.value.table == "m.t1"
     assert [one.tiers[0].errors for one in server.counters().values()] == [0, 1, 0, 0]
@@ -219,7 +219,7 @@ def test_lookups_of_many_threads_are_all_counted(config):
     batch = request(config, np.random.default_rng(5), unknown_ratio=0.0)
 
     with ThreadPoolExecutor(4) as pool:
-        for future in [pool.submit(lambda: [tables.lookup(batch) for _ in range(250)]) for _ in range(4)]:
+        for future in [pool.submit(lambda: [tables.lookup_pooled(batch) for _ in range(250)]) for _ in range(4)]:
             future.result()
 
     for one, table in zip(server.counters().values(), batch.tables, strict=True):
@@ -233,7 +233,7 @@ def test_an_unloaded_model_is_refused_and_its_memory_is_free(config):
     server = serve(config, MemoryStore())
     tables = server.pooled_tables(config)
     batch = request(config, np.random.default_rng(6), unknown_ratio=0.0)
-    expected = tables.lookup(batch)
+    expected = tables.lookup_pooled(batch)
     memory = [weakref.ref(server.stores[0].tables[name].native) for name in names(config)]
 
     server.unload_model("m")
@@ -241,11 +241,11 @@ def test_an_unloaded_model_is_refused_and_its_memory_is_free(config):
     gc.collect()
     assert [one() for one in memory] == [None] * 4
     with pytest.raises(UnknownModelError, match=r"'m\.t0' was unloaded with its model"):
-        tables.lookup(batch)
+        tables.lookup_pooled(batch)
     server.load_model(config)
     with pytest.raises(UnknownModelError, match=r"'m\.t0' was unloaded with its model"):
-        tables.lookup(batch)
-    assert_same(server.pooled_tables(config).lookup(batch), expected)
+        tables.lookup_pooled(batch)
+    assert_same(server.pooled_tables(config).lookup_pooled(batch), expected)
     assert server.counters()["m.t0"].keys == batch.tables[0].keys.size
 
 
@@ -274,11 +274,11 @@ def test_a_lookup_that_meets_the_unloading_fails_and_calls_no_key_unknown(config
     server = serve(config, Unloading())
     tables = server.pooled_tables(config)
     batch = request(config, np.random.default_rng(7))
-    tables.lookup(batch)
+    tables.lookup_pooled(batch)
     server.stores[0].is_armed = True
 
     with pytest.raises(UnknownModelError, match=r"'m\.t0' was unloaded with its model"):
-        tables.lookup(batch)
+        tables.lookup_pooled(batch)
 
 
 def test_another_model_may_be_loaded_and_unloaded_meanwhile(config, tmp_path):
@@ -286,7 +286,7 @@ def test_another_model_may_be_loaded_and_unloaded_meanwhile(config, tmp_path):
     server = serve(config, MemoryStore())
     tables = server.pooled_tables(config)
     batch = request(config, np.random.default_rng(8), unknown_ratio=0.0)
-    expected = tables.lookup(batch)
+    expected = tables.lookup_pooled(batch)
     stop = threading.Event()
 
     def load_and_unload():
@@ -298,7 +298,7 @@ def test_another_model_may_be_loaded_and_unloaded_meanwhile(config, tmp_path):
     thread.start()
     try:
         for _ in range(200):
-            assert_same(tables.lookup(batch), expected)
+            assert_same(tables.lookup_pooled(batch), expected)
     finally:
         stop.set()
         thread.join()
@@ -313,11 +313,11 @@ def test_a_closed_server_is_refused(config):
     server = serve(config, MemoryStore())
     tables = server.pooled_tables(config)
     batch = request(config, np.random.default_rng(9))
-    tables.lookup(batch)
+    tables.lookup_pooled(batch)
     server.close()
 
     with pytest.raises(UnknownModelError):
-        tables.lookup(batch)
+        tables.lookup_pooled(batch)
 
 
 def test_weights_that_are_not_one_float32_per_key_are_refused_by_table(config):
@@ -326,7 +326,7 @@ def test_weights_that_are_not_one_float32_per_key_are_refused_by_table(config):
     weights = [None, np.ones(batch.tables[1].keys.size + 1, np.float32), None, None]
 
     with pytest.raises(RequestError, match=r"table 'm\.t1': expected weights of float32"):
-        server.pooled_tables(config).lookup(batch, weights)
+        server.pooled_tables(config).lookup_pooled(batch, weights)
 
 
 def test_neighbours_of_the_same_size_and_of_another_get_memory_of_their_own(tmp_path):
@@ -334,7 +334,7 @@ def test_neighbours_of_the_same_size_and_of_another_get_memory_of_their_own(tmp_
     server = serve(config, MemoryStore())
     batch = request(config, np.random.default_rng(11), samples=7, unknown_ratio=0.0)
 
-    answer = server.pooled_tables(config).lookup(batch)
+    answer = server.pooled_tables(config).lookup_pooled(batch)
 
     assert_same(answer, one_by_one(server, config, batch))
     for place, part in enumerate(answer[0]):
@@ -347,7 +347,8 @@ def test_an_empty_bag_is_zeros(config):
     server = serve(config, MemoryStore())
     empty = [TableKeys(np.empty(0, np.int64), np.zeros(table.slots + 1, np.int32)) for table in config.tables]
 
-    embeddings, defaulted_keys, _ = server.pooled_tables(config).lookup(Batch(np.zeros((1, 0), np.float32), empty))
+    batch = Batch(np.zeros((1, 0), np.float32), empty)
+    embeddings, defaulted_keys, _ = server.pooled_tables(config).lookup_pooled(batch)
 
     assert defaulted_keys == 0
     assert not any(one.any() for one in embeddings)

@@ -169,7 +169,7 @@ def test_rows_of_a_table_that_is_being_written_hold_nothing_up_for_long(config, 
     monkeypatch.setattr(promotion, "LONGEST_WAIT_S", 0.001)
     with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
         keep(server.stores[0], [])
-        with server._served.table("m.t").clock.lock:
+        with server._loaded.table("m.t").clock.lock:
             server.lookup("m.t", np.array([1, 1]))
             assert server.wait_for_promotions(WAIT_S)
 
@@ -182,7 +182,7 @@ def test_rows_of_a_table_that_is_being_written_hold_nothing_up_for_long(config, 
 
 def test_rows_of_a_model_are_not_promoted_into_the_model_that_replaced_it(config):
     with serve(config, DictStore("fast"), DictStore("slow"), promote=True) as server:
-        held = server._served.table("m.t")
+        held = server._loaded.table("m.t")
         server.unload_model("m")
         server.load_model(config)
         keep(server.stores[0], KEYS[1:])

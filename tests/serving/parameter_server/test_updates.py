@@ -273,7 +273,7 @@ def test_a_refill_that_ends_with_its_model_is_no_outage(config, caplog):
 
     fast = Away()
     with serve(config, fast, Walked("slow")) as server:
-        clock = server._served.table("m.t").clock
+        clock = server._loaded.table("m.t").clock
         fast.is_away = True
         server.insert("m.t", np.array([1]), NEW)
         fast.is_away = False
@@ -391,14 +391,14 @@ def test_the_last_tier_takes_rows_of_a_cache_except_keys_that_were_removed_since
 
     memory, slow = RefusingMemory(), DurableDictStore("slow")
     with serve(config, memory, Late("fast"), slow) as server:
-        truth = server._served.table("m.t").truth
+        truth = server._loaded.table("m.t").truth
         server.evict("m.t", np.array([1]))
         memory.refuses = True
         server.insert("m.t", np.array([2]), ROWS[1:2])
         memory.refuses = False
         wait_for_refill(server)  # of RAM: the other cache still waits
 
-        assert truth.take(np.array([1, 2, 777]), NEW.repeat(3, axis=0)) == 1
+        assert truth.insert_absent(np.array([1, 2, 777]), NEW.repeat(3, axis=0)) == 1
 
         expected = dict(zip(KEYS, ROWS.tolist(), strict=True)) | {777: NEW[0].tolist()}
         del expected[1]
@@ -618,10 +618,10 @@ def test_an_update_during_the_unloading_fails(config):
 
     with serve(config, Unloading()) as server:
         unloading = threading.Thread(target=server.unload_model, args=("m",))
-        held = server._served.table("m.t")
+        held = server._loaded.table("m.t")
         server.evict("m.t", np.array([1]))
         unloading.join()
-        server._served.table = lambda name: held  # taken just before the unloading
+        server._loaded.table = lambda name: held  # taken just before the unloading
 
         with pytest.raises(UnknownModelError, match=r"'m\.t' was unloaded"):
             server.insert("m.t", np.array([1]), NEW)

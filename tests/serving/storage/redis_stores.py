@@ -32,7 +32,7 @@ class Truth:
         self._act()
         yield self._keys[half:], self._rows[half:]
 
-    def take(self, keys, rows):
+    def insert_absent(self, keys, rows):
         raise AssertionError("Redis has no rows of its own")
 
 

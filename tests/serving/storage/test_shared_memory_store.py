@@ -51,7 +51,7 @@ class DictTruth:
     def batches(self):
         return batches(self._rows)
 
-    def refill(self, cache):
+    def copy_to(self, cache):
         for keys, _ in cache.items():
             cache.evict(keys)
         for keys, rows in self.batches():

@@ -13,6 +13,7 @@ import serving
 from serving.config.model_directory import read_model_directory
 from serving.parameter_server import ParameterServer
 from serving.storage import Marker, open_snapshot
+from serving.stream.log_state import LogState
 from tests.serving.storage.earlier.write import NEW_KEY, ps_document
 from tests.tools.tiny_model import TinyModel, flatten
 
@@ -79,6 +80,15 @@ def test_a_marker_of_a_later_release_is_read_and_what_it_has_more_is_logged_once
 
     assert [Marker.read(with_members(marker.write(), position=[7])) for _ in range(2)] == [marker] * 2
     assert caplog.messages == ["the marker of a table: ignored position, which a later release of Hotrow may use"]
+
+
+def test_a_position_in_an_update_log_of_a_later_release_is_read(caplog):
+    state = LogState("7", {"run/0": 3}, 5)
+
+    assert LogState.read(with_members(state.write(), time_ms=1)) == state
+    assert caplog.messages == [
+        "the position of a table in an update log: ignored time_ms, which a later release of Hotrow may use"
+    ]
 
 
 def test_a_marker_of_an_earlier_release_may_have_less():
