@@ -4,7 +4,8 @@
 //
 // REQUEST_FILE holds the raw bytes of one request, head and body. A connection whose request was refused (429) waits for
 // PAUSE_MS, 0 by default, times a random number from 0.5 to 1.5, so that refused connections do not return together.
-// So does every connection before its first request: hundreds of requests at the same moment are no steady load.
+// So does every connection before its first request, because hundreds of requests at the same moment are no steady load.
+// The seconds begin when every connection has asked.
 // One line of JSON comes out: answered and refused requests, seconds, p50_us and p99_us of both, and failures (answers
 // other than 200 and 429). One thread; connections are multiplexed by epoll.
 #include <arpa/inet.h>
@@ -97,7 +98,8 @@ int main(int argc, char** argv) {
 
   std::vector<double> answered_us, refused_us;
   size_t failures = 0;
-  const auto begin = Clock::now();
+  const std::chrono::duration<double, std::milli> longest_pause(1.5 * pause_ms);
+  const auto begin = Clock::now() + std::chrono::duration_cast<Clock::duration>(longest_pause);
   const auto end = begin + std::chrono::duration<double>(std::atof(argv[3]));
   for (auto& connection : connections) {
     if (pause_ms > 0) rest(connection);
@@ -122,8 +124,9 @@ int main(int argc, char** argv) {
       connection.answer.append(buffer.data(), static_cast<size_t>(received));
       if (!is_whole(connection.answer)) continue;
       const bool is_refused = connection.answer.compare(0, 13, "HTTP/1.1 429 ") == 0;
-      (is_refused ? refused_us : answered_us)
-          .push_back(std::chrono::duration<double, std::micro>(Clock::now() - connection.sent).count());
+      if (connection.sent >= begin)
+        (is_refused ? refused_us : answered_us)
+            .push_back(std::chrono::duration<double, std::micro>(Clock::now() - connection.sent).count());
       failures += !is_refused && connection.answer.compare(0, 13, "HTTP/1.1 200 ") != 0;
       if (is_refused && pause_ms > 0) rest(connection);
       else send_request(connection, request);
