@@ -557,6 +557,7 @@ def _serve(
                 tls,
                 shares_listener=is_shared,
                 limits=limits,
+                refusal=app.refusal,
             )
     return 0
 

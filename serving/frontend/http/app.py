@@ -15,7 +15,6 @@ from fastapi.responses import Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp
 
 from serving.frontend.access import Access
 from serving.frontend.front_end import FrontEnd
@@ -87,7 +86,7 @@ class _Shared:
         self._running = None
 
 
-def create_app(front: FrontEnd, access: Access | None = None) -> ASGIApp:
+def create_app(front: FrontEnd, access: Access | None = None) -> InferPath:
     """Make the HTTP application; ``access`` says who may do what. Without it, the listener is this machine's only."""
     access = access or Access()
     an_error = {"default": {"content": {"application/json": {"schema": _ERROR_SCHEMA}}, "description": "An error."}}

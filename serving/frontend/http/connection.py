@@ -5,12 +5,12 @@ import fcntl
 import logging
 import struct
 import termios
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import unquote
 
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Message, Scope
 
 # uvicorn documents neither module, so pyproject.toml allows only the versions of uvicorn that were tested.
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
@@ -41,6 +41,11 @@ _LINGER_S = 1.0  # how long a refused connection stays open
 _LONGEST_CHECK_INTERVAL_S = 1.0
 _CONNECTION = "hotrow.connection"  # key of the ASGI scope
 _log = logging.getLogger("hotrow.http")
+
+
+#: Returns ASGI's two messages of the answer to a request that is refused at once; None: the application answers. Under
+#: overload most requests are refused, so a refusal has no task and waits for no turn of the event loop.
+Refusal = Callable[[Scope], tuple[Message, Message] | None]
 
 
 class OpenConnections:
@@ -144,12 +149,18 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(
-        self, app: ASGIApp, server: ServerState, app_state: dict[str, Any], open_connections: OpenConnections
+        self,
+        app: ASGIApp,
+        server: ServerState,
+        app_state: dict[str, Any],
+        open_connections: OpenConnections,
+        refusal: Refusal | None = None,
     ) -> None:
-        """Let ``app`` answer, with uvicorn's ``server`` and the application's state."""
+        """Let ``app`` answer, with uvicorn's ``server`` and the application's state; ``refusal`` is asked first."""
         self.is_writable = True
         self.open_connections = open_connections
         self._app = app
+        self._refusal = refusal
         self._server = server
         self._app_state = app_state
         self._limits = open_connections.limits
@@ -243,6 +254,11 @@ class Connection(asyncio.Protocol):
         }
         keeps_alive = head.keeps_alive and not self._is_stopping and not self.open_connections.is_draining
         self._request = request = Request(self, scope, keeps_alive, head.expects_continue)
+        refusal = None if self._refusal is None else self._refusal(scope)
+        if refusal is not None:
+            request.answer(*refusal)
+            self._since = self._loop.time()
+            return
         task = self._loop.create_task(request.run(self._app))
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)
@@ -258,9 +274,7 @@ class Connection(asyncio.Protocol):
         if request is None:
             return
         request.complete()
-        if request.is_answered:
-            self._finish(request)
-        elif not request.has_begun:
+        if not request.is_answered and not request.has_begun:
             self.open_connections.backlog += 1
 
     # What a request calls
@@ -377,6 +391,9 @@ class Connection(asyncio.Protocol):
                     self._rest(1)
                     break
                 self._parsed_bytes = self._parser.feed(self._unparsed, self._parsed_bytes)
+                request = self._request
+                if request is not None and request.is_answered and request.is_whole:
+                    self._finish(request)
         except RefusedBytesError as err:
             self._refuse(err.code, err.message)
             return
@@ -415,7 +432,7 @@ class Connection(asyncio.Protocol):
         """Go on to the next request, once the current request is whole and answered."""
         self._request = None
         if request.keeps_alive:
-            if self._unparsed or self._client_has_ended or not self._is_reading:
+            if self._parsed_bytes < len(self._unparsed) or self._client_has_ended or not self._is_reading:
                 self._rest(_REST_TURNS)
         else:
             self.cut()

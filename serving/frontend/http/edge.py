@@ -133,7 +133,7 @@ class Edge:
         refusal, counted = ("", 0), 0
         try:
             if self._access is not None:
-                scope[TOKEN] = _admitted(self._access, scope, self._need)
+                scope[TOKEN] = admitted(self._access, scope, self._need)
             await self._app(scope, receive, send)
         except ClientDisconnectedError as err:
             refusal = str(err), 400  # the client may have closed only its sending side
@@ -149,11 +149,12 @@ class Edge:
                 raise  # the answer has begun; the server can only cut the connection
             refusal = "internal error; see the server's log", 500
         if refusal[1]:  # sent here, because the client may be slow, and the error holds the request
-            await _send_error(send, *refusal)
+            for message in error_messages(*refusal):
+                await send(message)
             send.code = counted or send.code
 
 
-def _admitted(access: Access, scope: Scope, need: str) -> str:
+def admitted(access: Access, scope: Scope, need: str) -> str:
     """Check that a client may make a request, and return the name of its token."""
     headers = headers_of(scope)
     if not need or b"%" in scope["raw_path"]:
@@ -163,18 +164,20 @@ def _admitted(access: Access, scope: Scope, need: str) -> str:
     return access.check(need, None if authorization is None else authorization.decode("latin-1"))
 
 
-async def _send_error(send: Send, message: str, code: int) -> None:
-    """Send what ``error_response`` returns, but fast: under overload most answers are refusals."""
+def error_messages(message: str, code: int, repeated: Headers | None = None) -> tuple[Message, Message]:
+    """Return what ``error_response`` sends, but fast: under overload most answers are refusals."""
     body = orjson.dumps({"error": message})
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *(repeated or ())]
     if code in (429, 503):
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
     elif code == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     elif code == 408:
         headers.append((b"connection", b"close"))  # the rest of the body may still arrive
-    await send({"type": "http.response.start", "status": code, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return (
+        {"type": "http.response.start", "status": code, "headers": headers},
+        {"type": "http.response.body", "body": body},
+    )
 
 
 class _WatchedSend:

@@ -7,12 +7,14 @@ from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.errors import RequestError
+from serving.errors import OverloadedError, RequestError
 from serving.frontend.access import Access
-from serving.frontend.access_log import Headers, repeated_headers
+from serving.frontend.access_log import Headers, repeated_headers, sampled_trace_of
 from serving.frontend.batcher import Batcher
+from serving.frontend.client_texts import message_of
+from serving.frontend.codes import ANSWERED
 from serving.frontend.decoders import Decoders
 from serving.frontend.endpoint import PredictEndpoint
 from serving.frontend.exchange import Exchange
@@ -27,7 +29,7 @@ from serving.frontend.http.body import (
     read_body,
 )
 from serving.frontend.http.connection import Connection, connection_of
-from serving.frontend.http.edge import ID, MODEL, TOKEN, TRACE, Edge, wrong_method
+from serving.frontend.http.edge import ID, MODEL, TOKEN, TRACE, Edge, admitted, error_messages, wrong_method
 from serving.frontend.http.headers import headers_of
 from serving.frontend.tokens import INFER
 from serving.metrics import RequestMetrics
@@ -218,6 +220,26 @@ class HttpEndpoint:
             raise
         return exchange.written
 
+    def refusal(self, scope: Scope, name: str, version: str, access: Access) -> str:
+        """Return why the server has no time for a request, and count the refusal; "": ``answer`` answers it.
+
+        Raises:
+            HotrowError: the request cannot be answered, or ``access`` refuses it. It is not counted.
+        """
+        began_ns = perf_counter_ns()
+        batcher = self._endpoint.find(name, version)
+        try:
+            self._check_load(connection_of(scope), headers_of(scope), batcher, "")
+        except OverloadedError as err:
+            admitted(access, scope, INFER)
+            took_ns = perf_counter_ns() - began_ns
+            batcher.model.statistics.failed(took_ns)
+            self._metrics.started()
+            trace_id = sampled_trace_of(repeated_headers(scope["headers"]))
+            self._metrics.finished(batcher.model.name, 429, took_ns / 1e9, trace_id)
+            return message_of(err)
+        return ""
+
     def _check_load(
         self, connection: Connection | None, headers: dict[bytes, bytes], batcher: Batcher, token: str
     ) -> None:
@@ -251,6 +273,8 @@ class InferPath:
         """Answer infer requests through ``endpoint``, and pass all others to ``app``."""
         self._app = app
         self._endpoint = endpoint
+        self._access = access
+        self._is_followed = front.tracing is not None or front.has_ids
         self._infer = Edge(self._answer, front.metrics, front.has_access_log, access, need=INFER, has_ids=front.has_ids)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -261,6 +285,20 @@ class InferPath:
         else:
             scope["path_params"] = match.groupdict("")
             await self._infer(scope, receive, send)
+
+    def refusal(self, scope: Scope) -> tuple[Message, Message] | None:
+        """Return the answer to an infer request for which the server has no time; see ``Refusal``.
+
+        Requests with a trace or a line in a log are refused as they are answered.
+        """
+        match = self._PATH.fullmatch(scope["path"])
+        if match is None or scope["method"] != "POST" or self._is_followed:
+            return None
+        try:
+            message = self._endpoint.refusal(scope, match["model"], match["version"] or "", self._access)
+        except ANSWERED:  # such as an unknown model or token: ``__call__`` has the answer
+            return None
+        return error_messages(message, 429, repeated_headers(scope["headers"])) if message else None
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":

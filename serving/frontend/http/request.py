@@ -129,6 +129,11 @@ class Request:
             self._connection.taken()
         return {"type": "http.request", "body": body, "more_body": not self._is_taken}
 
+    def answer(self, start: Message, body: Message) -> None:
+        """Send a small answer at once, with ASGI's two messages; the application is not asked."""
+        self._connection.write(b"".join(self._parts(start, body["body"], is_last=True)))
+        self.is_answered = True
+
     async def send(self, message: Message) -> None:
         """See ASGI's send. The head is sent with the first piece of the body."""
         if not self._connection.is_writable:

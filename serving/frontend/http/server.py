@@ -17,7 +17,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from serving.frontend.http.acceptor import Acceptor
-from serving.frontend.http.connection import Connection, OpenConnections
+from serving.frontend.http.connection import Connection, OpenConnections, Refusal
 from serving.frontend.limits import Limits
 from serving.frontend.tls import Tls
 
@@ -58,8 +58,10 @@ class Server(uvicorn.Server):
         tls: Tls | None = None,
         shares_listener: bool = False,
         limits: Limits | None = None,
+        refusal: Refusal | None = None,
     ) -> None:
         """Serve ``app``; see ``run``."""
+        self._refusal = refusal
         self._open_connections = OpenConnections(limits or Limits())
         self._stop = stop
         self._signals = 0
@@ -76,7 +78,7 @@ class Server(uvicorn.Server):
         app, state, open_connections = self.config.loaded_app, self.lifespan.state, self._open_connections
 
         def connection() -> Connection:
-            return Connection(app, self.server_state, state, open_connections)
+            return Connection(app, self.server_state, state, open_connections, self._refusal)
 
         acceptors = [Acceptor(listener, connection, open_connections, self._tls) for listener in sockets or ()]
         self.servers = acceptors  # type: ignore[assignment]  # uvicorn only closes them
@@ -141,6 +143,7 @@ def run(
     *,
     shares_listener: bool = False,
     limits: Limits | None = None,
+    refusal: Refusal | None = None,
 ) -> None:
     """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, then answer accepted requests and return.
 
@@ -155,11 +158,12 @@ def run(
         tls: the certificates; None: no TLS.
         shares_listener: other processes accept connections on ``listener`` too.
         limits: the limits of connections; None: the defaults.
+        refusal: asked before ``app``.
 
     Raises:
         ConfigError: a neighbour cannot be started.
     """
-    server = Server(app, ready, stop, tls, shares_listener, limits)
+    server = Server(app, ready, stop, tls, shares_listener, limits, refusal)
 
     def end(number: int, _frame: FrameType | None) -> None:
         server.should_exit = True

@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from serving.frontend.http.acceptor import Acceptor
 from serving.frontend.http.body import Arriving, read_body
 from serving.frontend.http.connection import Connection, OpenConnections
-from serving.frontend.http.edge import Edge
+from serving.frontend.http.edge import Edge, error_messages
 from serving.frontend.http.listening import listen
 from serving.frontend.http.request_parser import MAX_HEAD_BYTES, MAX_HEADERS
 from serving.frontend.limits import Limits
@@ -46,13 +46,17 @@ async def echo(scope, receive, send):
     await send({"type": "http.response.body", "body": body})
 
 
-def served(client, app=echo, limits=LIMITS, tls=None):
+def served(client, app=echo, limits=LIMITS, tls=None, refusal=None):
     """Serve ``app`` with uvloop as in production, run ``client(address)``, and return its result."""
 
     async def run():
         edge, state, open_connections = Edge(app, RequestMetrics()), ServerState(), OpenConnections(limits)
+
+        def connection():
+            return Connection(edge, state, {}, open_connections, refusal)
+
         with listen("127.0.0.1", 0) as listener:
-            acceptor = Acceptor(listener, lambda: Connection(edge, state, {}, open_connections), open_connections, tls)
+            acceptor = Acceptor(listener, connection, open_connections, tls)
             async with asyncio.timeout(60):
                 result = await client(listener.getsockname())
                 while len(open_connections):  # the server's end of the connection closes by itself
@@ -184,6 +188,43 @@ def test_a_request_that_is_answered_before_its_body_arrives_leaves_the_backlog()
         writer.close()
 
     served(client, refuse_early)  # which checks the backlog
+
+
+def refuse_busy(scope):
+    return error_messages("busy", 429) if scope["path"] == "/busy" else None
+
+
+def test_a_request_is_refused_before_its_body_arrives_and_the_next_request_is_answered():
+    busy = b"POST /busy HTTP/1.1\r\nContent-Length: 3\r\n\r\n"
+
+    async def client(address):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(busy)
+        first = await reader.readuntil(b'"busy"}')
+        writer.write(b"abc" + busy + b"abc" + FIRST)
+        writer.write_eof()
+        rest = await reader.read()
+        writer.close()
+        return first, rest
+
+    first, rest = served(client, refusal=refuse_busy)
+
+    second, _, last = rest.partition(b'"busy"}')
+    assert first.startswith(b"HTTP/1.1 429 ")
+    assert second.startswith(b"HTTP/1.1 429 ")
+    assert last.startswith(b"HTTP/1.1 200 ")
+    assert last.endswith(b"/first 3")
+
+
+def test_a_refused_request_whose_client_wants_no_other_closes_the_connection():
+    async def client(address):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET /busy HTTP/1.1\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    assert b"connection: close" in served(client, refusal=refuse_busy)
 
 
 def test_a_client_that_closes_its_side_gets_its_answer():

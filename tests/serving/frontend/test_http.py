@@ -16,6 +16,7 @@ import pytest
 from kernels.errors import HotrowError, ReservedKeyError
 from serving import errors
 from serving.frontend.access import Access
+from serving.frontend.batcher import Batcher
 from serving.frontend.codes import CODES, codes_of
 from serving.frontend.front_end import FrontEnd, Settings
 from serving.frontend.http.app import create_app
@@ -146,6 +147,51 @@ def test_a_compressed_body_never_runs_on_the_event_loop(repository, ask, monkeyp
         ask("POST", path, content=content, headers={"Content-Encoding": encoding})
 
     assert (threading.get_ident() in threads) == is_inline
+
+
+@pytest.fixture
+def overloaded(repository, monkeypatch):
+    """A front end whose threads have no time."""
+
+    def refuse(_self):
+        raise errors.OverloadedError("too many")
+
+    monkeypatch.setattr(Batcher, "check_wait", refuse)
+    with closing(FrontEnd(repository)) as front:
+        yield front
+
+
+def infer_scope(method="POST", path="/v2/models/tiny/infer", headers=()):
+    return {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": list(headers)}
+
+
+def test_an_infer_request_is_refused_at_once_and_counted(overloaded):
+    start, body = create_app(overloaded).refusal(infer_scope(headers=[(b"x-request-id", b"a1")]))
+
+    assert (start["status"], json.loads(body["body"])) == (429, {"error": "too many"})
+    assert {(b"retry-after", b"1"), (b"x-request-id", b"a1")} <= set(start["headers"])
+    counts = {(sample.name, *dict(sample.labels).values()): sample.value for sample in overloaded.metrics.samples()}
+    assert counts["hotrow_requests", "tiny", "429"] == 1
+    assert counts["hotrow_requests_in_flight",] == 0
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        pytest.param(infer_scope(method="GET"), id="another method"),
+        pytest.param(infer_scope(path="/predict/tiny"), id="another route"),
+        pytest.param(infer_scope(path="/v2/models/other/infer"), id="an unknown model"),
+        pytest.param(infer_scope(headers=[(b"host", b"evil.com")]), id="a forbidden host"),
+    ],
+)
+def test_only_infer_requests_that_could_be_answered_are_refused_at_once(overloaded, scope):
+    assert create_app(overloaded, Access(None, "127.0.0.1")).refusal(scope) is None
+    assert not [sample for sample in overloaded.metrics.samples() if sample.name == "hotrow_requests"]
+
+
+def test_a_request_with_a_line_in_the_log_is_refused_as_it_is_answered(overloaded, repository):
+    with closing(FrontEnd(repository, Settings(access_log=True))) as front:
+        assert create_app(front).refusal(infer_scope()) is None
 
 
 def test_a_request_beyond_max_inflight_gets_429(repository, monkeypatch):
