@@ -159,7 +159,9 @@ def _path(text: str) -> Path:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="hotrow", description="Serve CTR models whose embedding tables outgrow the GPU.")
+    parser = _Parser(
+        prog="hotrow", description="Serve recommendation models whose embedding tables outgrow the GPU, and train them."
+    )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     words = sys.argv[1:] if arguments is None else arguments

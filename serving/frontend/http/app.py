@@ -39,7 +39,7 @@ _GROUPS = {
     "Server": "",
 }
 _DESCRIPTION = """\
-CTR model serving. KServe v2 inference is at `/v2/models/{model}/infer`.
+Recommendation models. KServe v2 inference is at `/v2/models/{model}/infer`.
 
 A model with raw features, or with names of its inputs, takes a tensor for each of them. Every model takes keys.
 
