@@ -55,8 +55,8 @@ def mean_absolute_error(labels: Floats, predictions: Floats, weights: Floats | N
 
 
 def variance(labels: Floats, weights: Floats | None = None) -> float:
-    """Compute the mean squared error of an answer that is always the mean of labels [B]."""
-    values = labels.astype(np.float64)
+    """Compute the mean squared error of an answer that is always the mean of labels [B]; 0 if all labels are equal."""
+    values = labels.astype(np.float64) - labels[0]  # else the mean of equal labels may be rounded to another number
     return float(np.average(np.square(values - np.average(values, weights=weights)), weights=weights))
 
 

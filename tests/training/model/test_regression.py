@@ -141,7 +141,10 @@ def test_figures_equal_those_in_the_documentation_of_scikit_learn():
     assert mean_squared_error(labels, predictions) == 0.375
     assert mean_absolute_error(labels, predictions) == 0.5
     assert r_squared(labels, predictions) == pytest.approx(0.9486081370449679)
-    assert math.isnan(r_squared(np.ones(2), np.zeros(2)))
+    equal = np.full(10, 4.3)  # whose sum is rounded
+    assert math.isnan(r_squared(equal, equal + 1))
+    assert SquaredError().statistics([equal], None)["std"] == [1.0]
+    assert not SquaredError().is_worthless(SquaredError().figures(equal, equal + 1))
     figures = SquaredError(2.0, 4.0).figures(labels, (predictions - 2) / 4)
     assert figures["rmse"] == pytest.approx(math.sqrt(0.375))
     assert figures["base_rmse"] == pytest.approx(labels.std())
