@@ -39,6 +39,7 @@ class SampleWriter(ABC, Generic[Entry]):
         self._lock = threading.Lock()  # guards the fields below
         self._waiting: list[Entry] = []
         self._waiting_bytes = self._written = self._dropped = 0
+        self._unwritten = 0  # requests that wait or are being written
         self._writing = threading.Lock()  # held by the thread that writes, and guards the field below
         self._lost = 0  # requests dropped since the last successful write
         self._worker = PeriodicWorker(f"hotrow-requests-{written}", self._run, _INTERVAL_S, first_after_s=0.0)
@@ -74,19 +75,21 @@ class SampleWriter(ABC, Generic[Entry]):
                 return
             self._waiting_bytes += size_bytes
             self._waiting.append(entry)
+            self._unwritten += 1
 
-    def drop(self, requests: int = 1) -> None:
-        """Count requests that cannot be written."""
+    def drop(self) -> None:
+        """Count a request that cannot be written."""
         with self._lock:
-            self._dropped += requests
+            self._dropped += 1
 
     def close(self) -> None:
-        """Write the waiting requests, and log how many were written."""
+        """Write the waiting requests, and log how many were written. Those that a hanging disk has kept are dropped."""
         self._worker.close(_CLOSE_TIMEOUT_S)
         ending = threading.Thread(target=self._run, args=(True,), daemon=True)  # a disk may hang
         ending.start()
         ending.join(_CLOSE_TIMEOUT_S)
-        written, dropped = self.counts
+        with self._lock:
+            written, dropped = self._written, self._dropped + self._unwritten
         left_out = f"; {dropped:,} were dropped because the disk was too slow or full" if dropped else ""
         self._log.info("%s requests were %s in %s%s", f"{written:,}", self._verb, self._place, left_out)
 
@@ -111,11 +114,14 @@ class SampleWriter(ABC, Generic[Entry]):
                 "%s cannot be written, so requests are not %s: %s", self._place, self._verb, reason, exc_info=unexpected
             )
         self._lost += requests
-        self.drop(requests)
+        with self._lock:
+            self._dropped += requests
+            self._unwritten -= requests
 
     def _succeed(self, requests: int) -> None:
         with self._lock:
             self._written += requests
+            self._unwritten -= requests
         if self._lost:
             self._log.warning("%s is written again; %s requests were dropped", self._place, f"{self._lost:,}")
             self._lost = 0

@@ -167,6 +167,22 @@ def test_requests_are_dropped_if_too_many_bytes_wait_for_the_disk(tmp_path, conf
     assert "1 were dropped because the disk was too slow" in caplog.text
 
 
+def test_requests_that_wait_for_a_hanging_disk_at_the_end_are_counted(tmp_path, config, caplog, monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr("serving.request_log.writer._CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("serving.frontend.recorder._is_at", lambda path, file: answers.wait())
+    caplog.set_level("INFO")
+    recorder = Recorder(tmp_path / "trace.jsonl", share=1.0)
+    recorder.record(config, keys_of([1]))
+    recorder.record(config, keys_of([2]))
+
+    recorder.close()
+    answers.set()
+
+    assert "0 requests were recorded" in caplog.text
+    assert "2 were dropped because the disk was too slow" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
