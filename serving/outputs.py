@@ -192,13 +192,16 @@ def refuse_not_finite(
         what = "the network's answer" if output.begin == 0 and output.width == values.shape[1] else repr(output.name)
         reason = f"sample {sample}: {what} is {_shown(answers[sample])}, not a finite number: "
         names = [slot.name for slot in slots_of(config)] if features is None else features.of_slots
-        if empty := dict.fromkeys(names[slot] for slot in _empty_slots(batch, config, sample)):
-            reason += f"the sample has no key in {', '.join(map(repr, empty))}, and the network may divide by zero; or "
+        has_key = dict.fromkeys(names, False)  # a list may have several slots
+        for name, keys in zip(names, _keys_of_slots(batch, config, sample), strict=True):
+            has_key[name] |= keys > 0
+        if empty := [repr(name) for name, is_given in has_key.items() if not is_given]:
+            reason += f"the sample has no key in {', '.join(empty)}, and the network may divide by zero; or "
         raise RequestError(f"{reason}its dense features are too large, or a row or a weight of the model is not finite")
 
 
-def _empty_slots(batch: Batch, config: ModelConfig, sample: int) -> list[int]:
-    """Return the numbers of the slots of a sample that have no key."""
+def _keys_of_slots(batch: Batch, config: ModelConfig, sample: int) -> list[int]:
+    """Return how many keys each slot of a sample has."""
     counts: list[int] = []
     bags = batch.bags or [None] * len(config.tables)
     for table, (_, row_ptrs), of_table in zip(config.tables, batch.tables, bags, strict=True):
@@ -207,7 +210,7 @@ def _empty_slots(batch: Batch, config: ModelConfig, sample: int) -> list[int]:
         places = np.arange(begin, begin + sum(widths)) if of_table is None else of_table[begin : begin + sum(widths)]
         begins = np.cumsum([0, *widths[:-1]])
         counts += np.add.reduceat(np.diff(row_ptrs)[places], begins).tolist()
-    return [slot for slot, count in enumerate(counts) if not count]
+    return counts
 
 
 def _shown(answer: Floats) -> str:

@@ -92,7 +92,7 @@ class ModelConfig(Record):
         label_dim: L; 0 if the model is only looked up.
         dense_names: the graph's names of the dense features; empty if it has none.
         label_names: the graph's names of the columns of answers; empty if it has none.
-        label_kinds: the kinds of the columns of answers; empty if all are probabilities.
+        label_kinds: the kinds of the columns of answers; empty if an ONNX file is the network, or there is none.
         stated_outputs: the outputs that the graph states; empty if it states none.
         gpu_cache: the settings of its embedding caches on GPUs.
         gpu_network: the settings of its dense network on GPUs.

@@ -17,6 +17,7 @@ from serving.errors import RequestError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
 from serving.opening import Runtime
+from serving.outputs import refuse_not_finite
 from serving.protocol.ctr import batch_of, signature_of
 from serving.protocol.infer import InferDecoder
 from serving.protocol.messages import MessageDecoder, read_message
@@ -125,6 +126,17 @@ def requests(draw, values):
     if not has_counts and all(len(column) < samples for column in shared.values()):
         shared["price"] = expanded["price"]
     return counts if has_counts else None, shared, expanded
+
+
+def test_an_answer_that_is_not_finite_names_a_list_over_several_slots_only_if_it_has_no_key(sessions):
+    session = sessions["raw", "numpy"]
+    given = {"user": USERS[:1], "country": ["de"], "clicked": [[1]], "tags": [["a"]], "brand": ["x"], "hour": [3]}
+    batch = session.read({**given, "item": [2, 3], "price": [1.0, 1.0], "steps": [[5], []]})
+    for sample, why in ((0, "its dense"), (1, "the sample has no key in 'steps', and")):
+        values = np.zeros((2, 1), np.float32)
+        values[sample] = np.nan
+        with pytest.raises(RequestError, match=rf"sample {sample}: .* not a finite number: {why}"):
+            refuse_not_finite(values, session.outputs, batch, session.config, session.features)
 
 
 @pytest.mark.parametrize("engine", ["numpy", "onnx"])
