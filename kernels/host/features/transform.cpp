@@ -117,6 +117,8 @@ class FeatureValues {
     return values_of(row);
   }
 
+  bool has_fill() const { return column_.fill != nullptr; }
+
   void require(bool is_right, size_t row, size_t at, const char* why) const {
     if (!is_right) throw TransformFault{number_, row, at, why};
   }
@@ -303,8 +305,9 @@ class TransformRun {
   }
 
  private:
-  // In each sample, the weights are as many as the keys that they weigh.
+  // In each sample, the weights are as many as the keys that they weigh; they may be missing if nobody reads them.
   void require_weights(size_t weights, size_t keys) const {
+    if (values_[weights].has_fill()) return;
     size_t last_row = SIZE_MAX, last_bag = SIZE_MAX;
     for (size_t sample = 0; sample < of_.samples_.count; ++sample) {
       const size_t row = of_.samples_.row(sample, of_.rows_[weights]), bag = of_.samples_.row(sample, of_.rows_[keys]);

@@ -16,7 +16,7 @@ def reader_of(tmp_path):
         definition = read_definition(path)
         names = slots or [feature.slot_name for feature in definition.slots]
         of_slots = [SlotOfTable(name, (tables or {}).get(name, name)) for name in names]
-        return FeatureReader(definition, of_slots, len(definition.dense), str(path))
+        return FeatureReader(definition, of_slots, len(definition.dense_names), str(path))
 
     return make
 

@@ -310,3 +310,17 @@ def test_the_sample_of_a_wrong_crossed_value_is_named(reader_of):
     )
     assert len(bags(reader({"a": [0.5, 3], "b": ["x", "y"]}, 2))[2]) == 1
     assert bags(reader({"a": [0.5], "b": [None]}, 1))[1:] == [[], []]
+
+
+def test_weights_may_be_missing_if_nobody_reads_their_numbers(reader_of):
+    reader = reader_of(
+        {"name": "x", "kind": "hash", "list": {"most": 2}},
+        {"name": "w", "kind": "dense", "list": {"most": 2}, "weighs": "x"},
+        {"name": "price", "kind": "dense"},
+    )
+    values = {"x": [["a"], ["b", "c"]], "price": [0.5, 2.0]}
+    for given_weights in ({}, {"w": [[1.0], [2.0, 3.0]]}, {"w": [[1.0], []]}):
+        assert reader.without({0, 1})(values | given_weights, 2).dense[:, 2].tolist() == [0.5, 2.0]
+    for number in (0, 1):  # the other one is read
+        with pytest.raises(FeatureValueError, match="w of sample 0: expected a weight for each key of 'x'"):
+            reader.without({number})(values, 2)
