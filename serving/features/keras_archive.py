@@ -45,10 +45,14 @@ class _Layer(NamedTuple):
     folder: str
 
 
-def definition_of_archive(path: Path) -> FeatureDefinition:
+def definition_of_archive(path: Path, source: str = "") -> FeatureDefinition:
     """Return the features of a Keras model: its inputs, with the layers that turn them into keys and numbers.
 
     An input that no preprocessing layer reads is a dense feature, or of integers the keys themselves.
+
+    Args:
+        path: the archive.
+        source: what messages call it; empty: its path.
 
     Raises:
         ModelFileError: it is not a ``.keras`` archive.
@@ -58,7 +62,7 @@ def definition_of_archive(path: Path) -> FeatureDefinition:
     try:
         check_regular(path, _MOST_ARCHIVE_BYTES)
         with zipfile.ZipFile(path) as archive:
-            return _definition(_Archive(path, archive))
+            return _definition(_Archive(source or str(path), archive))
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
     except _FAULTS as err:
@@ -76,8 +80,8 @@ def read_features(path: str | Path) -> FeatureDefinition:
 
 
 class _Archive:
-    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
-        self.source = str(path)
+    def __init__(self, source: str, archive: zipfile.ZipFile) -> None:
+        self.source = source
         self._archive = archive
         model = json.loads(self.read(_CONFIG))
         self.config: dict[str, Any] = model["config"]
@@ -206,12 +210,14 @@ def _lookup(archive: _Archive, layer: _Layer, of_input: _Layer) -> dict[str, Any
         values = text.split("\n") if is_text else [int(line) for line in text.split("\n")]
     if values[: len(special)] == special:
         values = values[len(special) :]
+    if "" in values:
+        raise archive.error(layer, "an empty text is in its vocabulary; expected mask_token=''")
     feature = {"kind": "vocabulary", "values": values, "unknown_buckets": unknown}
     if _type_of(archive, of_input) != "string":
         feature["type"] = "integer"
     if mask is not None:  # the empty text, which has no key
         feature["offset"] = 1
-    elif is_text and unknown == 1 and token not in values and not _values_of(archive, of_input, "vocabulary"):
+    elif is_text and unknown == 1 and token not in values and of_input.options["batch_shape"][1:] != [None]:
         feature["missing"] = token  # Keras treats the empty text as an unknown value
     return feature
 

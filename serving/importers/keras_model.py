@@ -7,6 +7,7 @@
 """
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -23,13 +24,13 @@ from serving.features import FeatureDefinition
 from serving.features.keras_archive import definition_of_archive
 from serving.importers.matching import Matching
 from serving.importers.network import check_network
-from serving.importers.outputs import ONE_ANSWER, strange_answers
+from serving.importers.outputs import ADVICE, Kinds, kinds_of_answer, strange_answers
 from serving.importers.plan import ImportPlan, SlotsOfRequest, plan_matched, with_features
 from serving.importers.pytorch import ImportedModule
 from serving.importers.verifying import Comparison, ExpectedAnswers
 from serving.importers.writing import write_model
 from serving.model.names import DENSE, KEYS, ROW_PTRS, TABLE_NAME, names_of_positions
-from serving.model.records import Combiner
+from serving.model.records import Combiner, OutputKind
 from serving.model.sequences import Padding, SequenceSlots
 from serving.model.version_writer import check_target
 from serving.sources.rows import TableRows, rows_of_array
@@ -68,6 +69,7 @@ def from_keras(
     logits: bool = False,
     tolerance: float = 1e-5,
     max_batchsize: int = 1024,
+    outputs: Mapping[str, OutputKind] | None = None,
 ) -> ImportedModule:
     """Write a Keras model into a model repository, and compare the version's answers with the model's.
 
@@ -78,17 +80,20 @@ def from_keras(
     Keras exports.
 
     Args:
-        model: a functional or a sequential model of Keras 3 with one output [B, L]. It may contain such models.
+        model: a functional or a sequential model of Keras 3 with outputs [B, L]. It may contain such models.
         example: an input of the model, with any B. It shows at which side the sequences of an ``Embedding`` with
             ``mask_zero`` are padded.
         repository: the model repository, which is created if it does not exist.
         name: the model's name: letters, digits, ``_`` and ``-``.
-        logits: the model answers with logits, so a Sigmoid is appended.
-        tolerance: the largest absolute difference between the probabilities of the model and of the version.
+        logits: the model answers with logits, so a Sigmoid is appended to each output that is a probability.
+        tolerance: the largest difference between the answers of the model and of the version; relative to the answer if
+            a score or a number of a vector is above 1.
         max_batchsize: maximum samples per request.
+        outputs: the names and kinds of the outputs; see ``from_torch``. The model's outputs are in a dictionary by
+            these names, or in a list in this order.
 
     Raises:
-        ConfigError: the model cannot be imported. The message names the layer.
+        ConfigError: the model or the example cannot be imported. The message names the layer.
         ModelFileError: an answer differs by more than ``tolerance``. No version is written.
         MissingExtraError: Keras, onnx, ONNX Runtime or the exporter of Keras's backend is not installed.
         OutputError: the name cannot be used, or the file system refuses.
@@ -107,40 +112,69 @@ def from_keras(
     check_target(Path(repository), name)
     if not isinstance(model, keras.Model):
         raise ConfigError("from_keras", "model", f"expected a keras.Model, got {type(model).__name__}")
-    answers = keras.tree.flatten(model(example))
-    if not getattr(model, "inputs", None) or len(model.outputs) != 1:
-        raise ConfigError(str(model.name), "", "expected a functional or a sequential model with one output")
+    try:
+        answers = keras.tree.flatten(model(example))
+    except Exception as err:  # of any layer or backend
+        raise ConfigError("from_keras", "example", f"the model does not take it: {_said(err)}") from err
+    if not getattr(model, "inputs", None):
+        came = f"{type(model).__name__}, whose inputs Keras does not know"
+        raise ConfigError(str(model.name), "", f"expected a functional or a sequential model, got {came}")
     flat = _without_inner(keras, model)
-    answer, found = map(keras.ops.convert_to_numpy, [*answers, *keras.tree.flatten(flat(example))])
-    if not np.allclose(answer, found, atol=tolerance, equal_nan=True):
-        raise ConfigError(str(model.name), "", "a model overrides call; expected models that are only their layers")
-    return _Conversion(flat, example, logits, max_batchsize).write(Path(repository), name, tolerance)
+    for answer, found in zip(answers, keras.tree.flatten(flat(example)), strict=True):
+        expected, own = map(keras.ops.convert_to_numpy, (answer, found))
+        if not np.allclose(expected, own, atol=tolerance, equal_nan=True):
+            raise ConfigError(str(model.name), "", "a model overrides call; expected models that are only their layers")
+    return _Conversion(flat, example, logits, max_batchsize, outputs).write(Path(repository), name, tolerance)
+
+
+def _said(err: Exception) -> str:
+    """Return the message of an error of Keras in one line, without its colours and its list of arguments."""
+    message = re.sub(r"\x1b\[\d*m", "", str(err)).partition("\n\nArguments received by ")[0]
+    return " ".join(line for line in message.splitlines() if line and not line.startswith("Exception encountered"))
 
 
 def _without_inner(keras: Any, model: Any) -> Any:
-    """Return a model of the same layers, where the layers of inner models are the model's own."""
+    """Return a model of the same layers, where the layers of inner models are the model's own.
+
+    Inputs that only embeddings read are integers, also where Keras has made them floats, its default.
+    """
+    readers: dict[str, set[str]] = {}
 
     def run(layer: Any, *arguments: Any, **named: Any) -> Any:
         functional = getattr(layer, "_functional", None) or layer  # of a sequential model
         if hasattr(functional, "_run_through_graph"):
             return functional._run_through_graph(arguments[0], call_fn=run)
+        for tensor in keras.tree.flatten((arguments, named)):
+            readers.setdefault(str(getattr(tensor, "name", "")), set()).add(type(layer).__name__)
         return layer(*arguments, **named)
 
     def placeholder(tensor: Any) -> Any:
-        return keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype, name=tensor.name)
+        kinds = readers.get(str(tensor.name), set())
+        is_ids = "Embedding" in kinds and kinds <= {"Embedding", "NotEqual"}  # NotEqual makes a mask
+        dtype = "int64" if is_ids and _is_float(tensor) else tensor.dtype
+        return keras.Input(batch_shape=tensor.shape, dtype=dtype, name=tensor.name)
 
     given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    inputs = keras.tree.map_structure(placeholder, given)
-    return keras.Model(inputs, run(model, inputs), name=model.name)
+    for _ in range(2):  # the first run finds the readers
+        inputs = keras.tree.map_structure(placeholder, given)
+        answer = run(model, inputs)
+    return keras.Model(inputs, answer, name=model.name)
 
 
 class _Conversion:
-    def __init__(self, model: Any, example: Any, logits: bool, max_batchsize: int) -> None:
+    def __init__(self, model: Any, example: Any, logits: bool, max_batchsize: int, kinds: Kinds | None) -> None:
         import keras
 
         self._keras, self._model, self._logits, self._max_batchsize = keras, model, logits, max_batchsize
         self._example, self._source = example, str(model.name)
-        graph = keras.Model(model.inputs, model.outputs[0])
+        answer = model.outputs[0] if len(model.outputs) == 1 and not isinstance(model.output, dict) else model.output
+        self._kinds = kinds_of_answer(self._source, answer, kinds)
+        named = [answer[one] for one in self._kinds] if isinstance(answer, dict) else keras.tree.flatten(answer)
+        self._outputs = [keras.layers.Identity()(one) for one in named]  # a model cannot be cut at its output
+        if len(self._outputs) != len(self._kinds):
+            reason = f"has {len(self._outputs)} outputs, expected one for each of {', '.join(self._kinds)}"
+            raise ConfigError(self._source, "outputs", reason)
+        graph = keras.Model(model.inputs, self._outputs)
         self._nodes = [node for nodes in graph._nodes_by_depth.values() for node in nodes]
         self._maker = {id(tensor): node.operation for node in self._nodes for tensor in node.output_tensors}
         order = {id(operation): place for place, operation in enumerate(graph.operations)}
@@ -163,6 +197,8 @@ class _Conversion:
         )
         slots = tuple((table.name, slot) for table in plan.tables for slot in table.of_requests.names)
         names = dict.fromkeys([*plan.dense_names, *(slot for _, slot in slots)])
+        if plan.features is not None:
+            names = dict.fromkeys(one.name for one in plan.features.features)
         return ImportedModule(path, found[0], tuple(self._dense_inputs), slots, tuple(names))
 
     def _refuse(self, layer: Any, reason: str) -> ConfigError:
@@ -210,6 +246,9 @@ class _Conversion:
 
     def _refuse_other_readers(self) -> None:
         """Refuse layers that read keys or texts, because the network gets vectors and numbers only."""
+        for tensor in self._model.inputs:
+            if not self._readers(tensor):
+                raise self._refuse(self._maker[id(tensor)], "no layer reads it; make the model without it")
         masks = {id(mask) for _, mask in self._masks()}
         for node in self._nodes:
             kind = type(node.operation).__name__
@@ -217,7 +256,8 @@ class _Conversion:
                 continue
             for tensor in node.input_tensors:
                 maker = self._maker[id(tensor)]
-                if not _is_float(tensor) and type(maker).__name__ in ("InputLayer", *_PREPROCESSING):
+                is_input = type(maker).__name__ == "InputLayer" and not _is_float(tensor)
+                if is_input or type(maker).__name__ in _PREPROCESSING:
                     reason = f"it reads {maker.name!r}, which only {', '.join(_EMBEDDINGS)} may read"
                     raise self._refuse(node.operation, reason)
 
@@ -285,7 +325,7 @@ class _Conversion:
             masks.append(mask)
             parts.append(keras.ops.reshape(own, (-1, *lookup.vectors.shape[1:])))
             cuts.append(lookup.vectors)
-        network = keras.Model([*cuts, *self._dense], self._model.outputs[0], name="network")
+        network = keras.Model([*cuts, *self._dense], self._outputs, name="network")
         if self._dense:
             numbers = inputs[self._dense_name] = keras.Input((sum(self._widths),), name=self._dense_name)
             begin = 0
@@ -343,7 +383,8 @@ class _Conversion:
 
     def _plan(self) -> ImportPlan:
         with TemporaryDirectory() as folder:
-            network = check_network(self._source, self._network(Path(folder)), ONE_ANSWER, self._logits)
+            definition = self._definition(Path(folder))
+            network = check_network(self._source, self._network(Path(folder)), self._kinds, self._logits)
             layers = {lookup.layer.name: lookup.layer for lookup in self._lookups}
             rows = {one.name: self._rows(layers[one.name]) for one in network.inputs if one.name in layers}
             dense = next((one for one in network.inputs if one.name == self._dense_name), None)
@@ -356,11 +397,20 @@ class _Conversion:
             plan = replace(
                 plan, dense_names=tuple(one for name, width in widths for one in names_of_positions(name, width))
             )
-            if any(type(node.operation).__name__ in (*_PREPROCESSING, "Normalization") for node in self._nodes):
-                archive = Path(folder) / f"{self._source}.keras"
-                self._model.save(archive)
-                plan = with_features(plan, self._sized(definition_of_archive(archive), rows), str(archive))
-        return plan
+        return plan if definition is None else with_features(plan, self._sized(definition, rows), self._source)
+
+    def _definition(self, folder: Path) -> FeatureDefinition | None:
+        """Return the inputs as features; None: no layer reads raw features, and an input is none.
+
+        Keras may fail to save a model after others were made of its layers, so this comes first.
+        """
+        is_plain = all(len(one.shape) <= 2 for one in self._model.inputs) and set(self._widths) <= {1}
+        kinds = {type(node.operation).__name__ for node in self._nodes}
+        if not is_plain and kinds.isdisjoint((*_PREPROCESSING, "Normalization")):
+            return None
+        archive = folder / "model.keras"
+        self._model.save(archive)
+        return definition_of_archive(archive, self._source)
 
     def _sized(self, definition: FeatureDefinition, rows: Mapping[str, TableRows]) -> FeatureDefinition:
         """Return the features with their slots. Ids that are the rows of a table end with it, and inputs share them."""
@@ -402,9 +452,9 @@ class _Conversion:
         numbers = [rng.normal(size=(_SAMPLES, width)).astype(np.float32) for width in self._widths]
         given: list[NDArray[Any]] = [keys[one].reshape(_SAMPLES, *tensor.shape[1:]) for one, tensor in tensors.items()]
         given += [one.reshape(_SAMPLES, *cut.shape[1:]) for one, cut in zip(numbers, self._dense, strict=True)]
-        behind = self._keras.Model([*tensors.values(), *self._dense], self._model.outputs[0])
-        answers = convert(behind(given, training=False)).astype(np.float64)
-        [output] = plan.network.outputs
+        behind = self._keras.Model([*tensors.values(), *self._dense], self._outputs)
+        parts = [convert(one).reshape(_SAMPLES, -1) for one in self._keras.tree.flatten(behind(given, training=False))]
+        answers = np.concatenate(parts, axis=1).astype(np.float64)
         in_order = [one for table in plan.tables for one in self._lookups if one.layer.name == table.name]
         own = [keys[id(one.keys)] for one in in_order]
         is_key = [(part != 0) | (one.padding is None) for one, part in zip(in_order, own, strict=True)]
@@ -419,12 +469,15 @@ class _Conversion:
         arrays: dict[str, NDArray[Any]] = {
             KEYS: flat[np.concatenate(is_key, axis=1)[asked]],
             ROW_PTRS: np.cumsum([0, *np.concatenate(counts, axis=1)[asked].reshape(-1)]),
-            output.name: (1 / (1 + np.exp(-answers)) if self._logits else answers)[asked],
         }
         if numbers:
             arrays[DENSE] = np.concatenate(numbers, axis=1)[asked]
-        if fault := strange_answers(arrays[output.name], plan.network.outputs):
-            raise ConfigError(self._source, "", f"{fault}; if they are logits, use logits=True")
+        for output in plan.network.outputs:
+            if self._logits and output.kind == "probability":
+                answers[:, output.columns] = 1 / (1 + np.exp(-answers[:, output.columns]))
+            arrays[output.name] = answers[asked][:, output.columns]
+        if fault := strange_answers(answers[asked], plan.network.outputs):
+            raise ConfigError(self._source, "", f"{fault}; {ADVICE}")
         return ExpectedAnswers(f"random requests to {self._source}", arrays)
 
     def _random_keys(self, rng: np.random.Generator, lookup: _Lookup, plan: ImportPlan) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from serving.dense.network import DenseNetwork, Floats
 from serving.dense.onnx import OnnxNetwork
 from serving.dense.onnx_file import input_names, refuse_unread_inputs, refuse_weights_elsewhere, serialized
 from serving.errors import MissingExtraError, ModelFileError, RequestError
-from serving.importers.outputs import ONE_ANSWER, Kinds, kinds_of, outputs_of_widths, strange_answers
+from serving.importers.outputs import ADVICE, ONE_ANSWER, Kinds, kinds_of, outputs_of_widths, strange_answers
 from serving.model.records import Graph, Output
 from serving.model.regular_file import MOST_ONNX_BYTES, check_regular, wrong_kind
 from serving.model.sparse_rows import Vectors
@@ -142,9 +142,7 @@ def try_network(graph: Graph, network: ImportedNetwork, tables: Sequence[TableRo
     ]
     answer = answer_to(graph, opened, first_rows, network.source)
     if fault := strange_answers(answer, network.outputs):
-        advice = "if they are logits, use --logits (logits=True), which adds a Sigmoid"
-        other = "if they are scores or vectors, use --output NAME=score or NAME=vector (outputs={...})"
-        raise ModelFileError(network.source, f"{fault}; {advice}; {other}")
+        raise ModelFileError(network.source, f"{fault}; {ADVICE}")
 
 
 def rows_tried(slots: int) -> int:

@@ -16,6 +16,12 @@ Kinds = Mapping[str, OutputKind]
 #: The outputs of a network with one output, if nobody names it.
 ONE_ANSWER: Kinds = {ANSWER: "probability"}
 
+#: What to do about answers that are no probabilities.
+ADVICE = (
+    "if they are logits, use --logits (logits=True), which adds a Sigmoid; "
+    "if they are scores or vectors, use --output NAME=score or NAME=vector (outputs={...})"
+)
+
 
 def check_kinds(source: str, kinds: Any) -> None:
     """Raise ConfigError if these are not kinds by the names of outputs."""
@@ -51,6 +57,28 @@ def kinds_of(source: str, names: Sequence[str], kinds: Kinds | None) -> Kinds:
             reason = f"it has no output {name!r}{did_you_mean(name, names)}; it has {', '.join(map(repr, names))}"
             raise ConfigError(source, "outputs", reason)
     return chosen
+
+
+def kinds_of_answer(source: str, answer: Any, kinds: Kinds | None) -> Kinds:
+    """Return the kinds of the outputs of a module or a Keras model.
+
+    Args:
+        source: the model in messages.
+        answer: its outputs: a dictionary by name, a list, or one tensor.
+        kinds: those to keep; None: all, as probabilities. An only tensor is then called ``OUTPUT0``.
+
+    Raises:
+        ConfigError: there are other outputs, or several outputs need names.
+    """
+    if kinds is not None:
+        check_kinds(source, kinds)
+    if isinstance(answer, Mapping):
+        return kinds_of(source, list(answer), kinds)
+    if kinds is None and isinstance(answer, Sequence) and not isinstance(answer, str | bytes):
+        example = {f"name{number}": "probability" for number in range(1, len(answer) + 1)}
+        reason = f"returns {len(answer)} values without names; name them in order: outputs={example}"
+        raise ConfigError(source, "", reason)
+    return ONE_ANSWER if kinds is None else kinds
 
 
 def outputs_of_widths(kinds: Kinds, widths: Sequence[int]) -> tuple[Output, ...]:

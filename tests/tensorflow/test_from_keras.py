@@ -55,7 +55,7 @@ def test_a_version_answers_raw_features_as_the_model_does(tmp_path):
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         np.testing.assert_allclose(session.predict(columns), expected, atol=1e-6)
     assert (imported.comparison.samples, imported.comparison.defaulted_keys) == (64, 0)
-    assert set(imported.names) == {"user", "genre", "price", "hour", "film", "seen[0]", "seen[1]"}
+    assert set(imported.names) == {"user", "genre", "price", "hour", "film", "seen"}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -70,9 +70,8 @@ def test_the_rows_of_our_layer_are_served(started, tmp_path):
 
     imported = from_keras(model, keys, tmp_path, "items")
 
-    columns = {"items[0]": keys[:, 0], "items[1]": keys[:, 1]}
     with hotrow.load_model(imported.path.parent) as session:
-        np.testing.assert_allclose(session.predict(columns), model.predict(keys, verbose=0), atol=1e-6)
+        np.testing.assert_allclose(session.predict({"items": keys.tolist()}), model.predict(keys, verbose=0), atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -154,6 +153,41 @@ def test_the_layers_of_inner_models_are_found(tmp_path):
         np.testing.assert_allclose(session.predict({"user": [1, 8], "film": [2, 6]}), model(given), atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_sequential_model_whose_inputs_keras_made_floats_has_ids(tmp_path):
+    layers = [keras.layers.Embedding(9, 4, mask_zero=True), keras.layers.GlobalAveragePooling1D()]
+    model = keras.Sequential([*layers, keras.layers.Dense(1, activation="sigmoid")])
+    ids = np.array([[1, 8, 0], [3, 0, 0]])
+    model.compile("adam", "binary_crossentropy")
+    model.fit(ids, np.ones((2, 1)), verbose=0)
+
+    imported = from_keras(model, ids, tmp_path, "ids")
+
+    [name] = imported.names
+    with hotrow.load_model(imported.path.parent) as session:
+        np.testing.assert_allclose(session.predict({name: [[1, 8], [3]]}), model(ids), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_outputs_have_names_and_kinds(tmp_path):
+    film = keras.Input((), dtype="int64", name="film")
+    rows = keras.layers.Embedding(9, 4)(film)
+    rating = keras.layers.Dense(1, bias_initializer=keras.initializers.Constant(3.5))(rows)
+    outputs = {"vector": rows, "click": keras.layers.Dense(1)(rows), "rating": rating, "other": rating}
+    kinds = {"rating": "score", "click": "probability", "vector": "vector"}
+    model, ids = keras.Model(film, outputs), np.array([1, 8])
+
+    imported = from_keras(model, ids, tmp_path, "several", logits=True, outputs=kinds)
+
+    answers = model(ids)
+    answers["click"] = tf.sigmoid(answers["click"])
+    with hotrow.load_model(imported.path.parent) as session:
+        found = session.predict({"film": ids})
+    assert list(found) == list(kinds)
+    for name in kinds:
+        np.testing.assert_allclose(found[name], answers[name], atol=1e-6)
+
+
 def behind(vectors):
     return keras.layers.Dense(1, activation="sigmoid")(keras.layers.Flatten()(vectors))
 
@@ -210,6 +244,26 @@ def model_of(make, shape=(2,), dtype="int64"):
             id="another reader of keys",
         ),
         pytest.param(
+            lambda: model_of(
+                lambda x: keras.layers.Concatenate()(
+                    [
+                        behind(keras.layers.Embedding(9, 2)(x)),
+                        keras.layers.IntegerLookup(vocabulary=[1], output_mode="multi_hot", name="m")(x),
+                    ]
+                )
+            ),
+            r"layer 'concatenate' \(Concatenate\): it reads 'm', which only Embedding",
+            id="a multi-hot encoding",
+        ),
+        pytest.param(
+            lambda: keras.Model(
+                [keras.Input((2,), name="unread"), items := keras.Input((2,), dtype="int64")],
+                behind(keras.layers.Embedding(9, 2)(items)),
+            ),
+            r"layer 'unread' \(InputLayer\): no layer reads it",
+            id="an input without readers",
+        ),
+        pytest.param(
             lambda: model_of(lambda x: behind(keras.layers.Dense(2)(x)), dtype="float32"),
             "expected a layer of the kinds Embedding, All2AllDenseEmbedding, found none",
             id="no embedding",
@@ -229,7 +283,14 @@ def test_a_model_that_cannot_be_imported_is_refused(started, tmp_path, make, exp
     example[0, 1] = 0
 
     with pytest.raises(ConfigError, match=expected):
-        from_keras(model, example, tmp_path, "model")
+        from_keras(model, [example] * len(model.inputs), tmp_path, "model")
+
+
+def test_an_example_that_the_model_does_not_take_is_refused(tmp_path):
+    model = model_of(lambda x: behind(keras.layers.Embedding(9, 2)(x)))
+
+    with pytest.raises(ConfigError, match=r"example: the model does not take it: .*expected shape"):
+        from_keras(model, np.zeros((2, 3)), tmp_path, "model")
 
 
 def test_other_models_are_refused(tmp_path):
@@ -244,8 +305,8 @@ def test_other_models_are_refused(tmp_path):
     one = keras.Input((2,), dtype="int64")
     for model, expected in (
         (Twice(one, behind(keras.layers.Embedding(9, 2)(one))), "a model overrides call"),
-        (Own(), "expected a functional or a sequential model"),
-        (keras.Model(one, [one, one + 1]), "expected a functional or a sequential model with one output"),
+        (Own(), "expected a functional or a sequential model, got Own"),
+        (keras.Model(one, [one, one + 1]), "returns 2 values without names; name them in order: outputs="),
         (keras.layers.Dense(1), r"expected a keras\.Model, got Dense"),
     ):
         with pytest.raises(ConfigError, match=expected):

@@ -70,7 +70,8 @@ def by_name(call: str, variables: Any, kinds: tuple[type[Any], ...]) -> dict[str
     named: dict[str, Any] = {}
     for number, variable in enumerate(given):
         if not isinstance(variable, kinds):
-            raise TypeError(f"{call}: expected variables of sok, got {type(variable).__name__}")
+            came = f"{type(variable).__name__}{' of Keras' * type(variable).__module__.startswith('keras.')}"
+            raise TypeError(f"{call}: expected variables of sok, got {came}")
         name = variable.stored_name or f"variable_{number}"
         if name in named:
             raise ValueError(f"{call}: expected variables of different names, got two called {name!r}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from serving.errors import ConfigError
-from serving.importers.outputs import ONE_ANSWER, Kinds, check_kinds, kinds_of, outputs_of_widths
+from serving.importers.outputs import ONE_ANSWER, Kinds, kinds_of_answer, outputs_of_widths
 from serving.model.records import Output
 
 
@@ -31,16 +31,8 @@ class Answers:
             ConfigError: the answer has other outputs, or its outputs need names.
         """
         self._source = source
-        if kinds is not None:
-            check_kinds(source, kinds)
         named = _named(answer)
-        if named is not None:
-            self.kinds = kinds_of(source, list(named), kinds)
-        elif kinds is None and _is_list(answer):
-            example = {f"name{number}": "probability" for number in range(1, len(answer) + 1)}
-            raise self._error(f"returns {len(answer)} values without names; name them in order: outputs={example}")
-        else:
-            self.kinds = ONE_ANSWER if kinds is None else kinds
+        self.kinds = kinds_of_answer(source, answer if named is None else named, kinds)
 
     def tensors(self, answer: Any, samples: int) -> list[Tensor]:
         """Return the tensor of each output, float32[B] or float32[B, L].

@@ -103,6 +103,10 @@ def archive(tmp_path):
         ({"countries": {"mask_token": "x"}}, "mask_token='x': expected none or an empty text"),
         ({"countries": {"encoding": "latin1"}}, "encoding='latin1': expected 'utf-8'"),
         ({"countries": {"vocabulary": None}}, "its vocabulary is not in the archive; call adapt, and save it again"),
+        (
+            {"countries": {"vocabulary": ["[UNK]", "", "de"]}},
+            "an empty text is in its vocabulary; expected mask_token=''",
+        ),
         ({"integer_lookup": {"num_oov_indices": 2}}, "num_oov_indices=2: expected 0 or 1"),
         ({"integer_lookup": {"mask_token": 0}}, "mask_token=0: expected none"),
         ({"hashing": {"mask_value": ""}}, "layer 'hashing' (Hashing): mask_value='': expected None"),

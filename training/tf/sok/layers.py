@@ -178,7 +178,16 @@ class All2AllDenseEmbedding(_Layer):
             IndexError: there is no hash table, and a key is out of range.
             ReservedKeyError: a new key is one of the four reserved values.
         """
-        vectors = self._look_up(one_each(self._place, inputs), "sum", training)
+        ids = one_each(self._place, inputs)
+
+        def read(keys: Any) -> IdRows:
+            of_sample = self.slot_num * self.nnz_per_slot
+            if keys.size % of_sample and not self.dynamic_input:
+                expected = f"{self.slot_num} slots of {self.nnz_per_slot} keys for each sample"
+                raise ValueError(f"{self._place}: expected {expected}, got {keys.size} keys")
+            return ids.read(keys)
+
+        vectors = self._look_up(ids._replace(read=read), "sum", training)
         if self.dynamic_input:
             return tf.reshape(vectors, tf.concat([tf.shape(inputs), [self.embedding_vec_size]], 0))
         return tf.reshape(vectors, (-1, self.slot_num, self.nnz_per_slot, self.embedding_vec_size))
