@@ -15,6 +15,7 @@ from training.embedding.eager import eager
 from training.embedding.exchange import OwnedTable, Sharding, SharedLookups
 from training.embedding.gradients import PooledBags
 from training.embedding.inputs import NO_BAGS, FeatureBags, by_feature, read_feature
+from training.embedding.joining import join_shares, shares_of
 from training.embedding.lookups import LocalLookups, LookedUpRows, Lookups
 from training.embedding.parameter import TableParameter, sinks_of, which_make_rows
 from training.embedding.table_folders import write_tables
@@ -234,23 +235,30 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         return SharedLookups(self.processes, owned, bags, trains, divisor=self.processes.size)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return all rows with their states, for ``state_dict``."""
-        return {
-            "shard": [self.processes.rank, self.processes.size, self._sharding],
+        """Return all rows of this process with their states, for ``state_dict``."""
+        rank, size = self.processes.rank, self.processes.size
+        share = {
+            "shard": [rank, size, self._sharding],
             "tables": {name: _as_tensors(table.state()) for name, table in self.tables.items()},
         }
+        return share if size == 1 else {f"process {rank} of {size}": share}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Undo ``get_extra_state``. Rows that are not in ``state`` are removed.
 
         Any number of processes can load the state of one process; each takes its own rows. As many processes can load
-        the states of several processes. ``join_state_dicts`` makes them the state of one process.
+        the states of several processes. ``join_state_dicts`` makes them the state of one process, and so does
+        ``dcp_to_torch`` of PyTorch from a folder of ``torch.distributed.checkpoint``.
 
         Raises:
             ValueError: the state has other tables or rows of another shape, is another process's share, or has the
                 states of another optimizer.
         """
-        tables, shard = state["tables"], [self.processes.rank, self.processes.size, self._sharding]
+        shard = [self.processes.rank, self.processes.size, self._sharding]
+        shares = shares_of(state)
+        own = [share for share in shares if share["shard"] == shard]
+        [state] = own or (shares if len(shares) == 1 else [join_shares("this collection", shares)])
+        tables = state["tables"]
         if set(tables) != set(self.tables):
             raise ValueError(f"expected the rows of {', '.join(self.tables)}, got those of {', '.join(tables)}")
         if state["shard"] != shard and state["shard"][1] != 1:

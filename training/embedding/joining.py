@@ -26,13 +26,26 @@ def join_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"join_state_dicts: expected {names[0]!r} in every state, got a state without it")
     joined = dict(states[0])
     for name, value in joined.items():
-        if isinstance(value, dict) and _SHARD in value:
-            joined[name] = _join(name, [state[name] for state in states])
+        if isinstance(value, dict) and _is_of_collection(value):
+            joined[name] = join_shares(name, [share for state in states for share in shares_of(state[name])])
     return joined
 
 
-def _join(name: str, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the state of a collection."""
+def shares_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the state of each process in the state of a collection.
+
+    ``torch.distributed.checkpoint`` keeps one value of each name. So several processes have several names in it.
+    """
+    return [dict(state)] if _SHARD in state else list(state.values())
+
+
+def _is_of_collection(value: Mapping[str, Any]) -> bool:
+    shares = shares_of(value)
+    return bool(shares) and all(isinstance(share, dict) and _SHARD in share for share in shares)
+
+
+def join_shares(name: str, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of a collection from those of all processes; ``name`` is for errors."""
     shards = [tuple(state[_SHARD]) for state in states]
     _, size, sharding = shards[0]
     if sorted(shards) != [(rank, size, sharding) for rank in range(size)]:

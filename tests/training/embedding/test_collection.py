@@ -626,6 +626,17 @@ def test_the_states_of_all_processes_are_joined_into_one():
     assert torch.equal(resumed[1].weight, saved[1].weight)
 
 
+def test_the_union_of_all_processes_states_is_loaded():
+    """``torch.distributed.checkpoint`` saves this; ``dcp_to_torch`` makes one file of it."""
+    saved = trained(AdaGrad)
+    whole = saved.get_extra_state()
+    resumed = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
+
+    resumed.load_state_dict({"_extra_state": {f"{rank}": part_of(whole, rank, 3) for rank in (2, 0, 1)}})
+
+    assert vectors_of(resumed.tables["t"]) == vectors_of(saved.tables["t"])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

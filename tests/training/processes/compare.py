@@ -142,7 +142,8 @@ def check_states(shared, alone, rank, size, sharding):
     for name, table in alone.tables.items():
         np.testing.assert_array_equal(*(np.sort(one.rows()[0]) for one in (joined.tables[name], table)))
         assert len(joined.tables[name].native.sightings()[0]) == len(table.native.sightings()[0])
-    state = shared.get_extra_state() | {"shard": [(rank + 1) % size, size, sharding]}
+    [[name, share]] = shared.get_extra_state().items()
+    state = {name: share | {"shard": [(rank + 1) % size, size, sharding]}}
     with pytest.raises(ValueError, match="expected the rows of process"):
         other.set_extra_state(state)
 
