@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 # other threads wait for that lock.
 _SHORTEST_PAUSE_S = 0.01
 LEAST_PRIORITY = 19
-#: How long work waits at most until no call is in flight: there may always be one. And how often it looks.
+#: The longest wait until no call is in flight, because there may always be a call; and how often it looks.
 LONGEST_WAIT_S, LOOK_S = 0.005, 0.0003
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def giving_way(work: Callable[[], T]) -> T:
     machine. Work that gives way has a thread of its own, because a thread may not raise its priority again. The system
     gives the threads and processes that ``work`` starts the same low priority.
 
-    ``work`` must be long and hardly hold Python's lock: while other processes keep a thread of low priority from a
+    ``work`` must be long and seldom hold Python's lock: while other processes keep a thread of low priority from a
     processor, every request waits for the lock that the thread holds.
     """
     if not _caller.is_next_to_requests:

@@ -193,7 +193,7 @@ def _fitted(
 ) -> tuple[TrainingDocument, FeatureDefinition]:
     """Return a built-in network sized to the features, and the features with their slots and offsets."""
     if weights := next((one for one in definition.dense if one.weighs is not None), None):
-        reason = f"no built-in network has weights of keys, such as {weights.name!r}; use a graph of your own"
+        reason = f"no built-in network takes weights of keys, such as {weights.name!r}; use a graph of your own"
         raise ConfigError(source, f"features[{definition.features.index(weights)}].weighs", reason)
     sequences = sequences_of(definition, document.name, source) if document.name in NETWORKS else None
     pooled = [one for one in definition.slots if sequences is None or one.name in sequences.others]

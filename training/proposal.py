@@ -49,7 +49,7 @@ _TIMES = [(631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 1000, 10**6
 _MOST_SHOWN = 8
 _LEADING_ZERO = r"^-?0\d"
 _SEPARATORS, _CUT_RATIO, _CUT_SAMPLE = ("|", ";"), 0.05, 10_000
-#: A label is a number if at least so many labels are neither 0 nor 1. Fewer may be mistakes.
+#: A label is a number if at least this many of its values are neither 0 nor 1. Fewer may be mistakes.
 _OTHER_LABELS = 0.1
 _UNIQUE = "left out: each row has a value of its own, from which nothing can be learned"
 _NO_TIME = "left out: training times do not recur; derive a feature, such as the hour"
@@ -85,7 +85,7 @@ def propose(
     losses: Sequence[str] | None = None,
     holds_out: bool,
 ) -> list[Proposal]:
-    """Look at the columns of Parquet or CSV data, and propose a loss for each label and features.
+    """Look at the columns of Parquet or CSV data, and propose features, and a loss for each label.
 
     Args:
         path: the file or the folder.

@@ -136,7 +136,7 @@ class Samples:
     """B labeled samples.
 
     Attributes:
-        labels: float32[B, L], such as 0.0 and 1.0; the loss of each label decides.
+        labels: float32[B, L], such as 0.0 and 1.0; the loss of each label says which values it takes.
         dense: float32[B, F].
         bags: the keys of all slots of all sparse inputs, in the order of the graph. These are also a request's keys and
             its one CSR.

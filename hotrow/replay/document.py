@@ -82,13 +82,13 @@ def replay_document(
 def _losses(
     labels: Labels, source: str, kinds: Collection[OutputKind], others: Sequence[Loss], session: InferenceSession
 ) -> list[Loss]:
-    """Return what compares each label with a version's answers.
+    """Return the losses that compare each label with a version's answers.
 
     Args:
         labels: the labels as a file has them.
         source: the file.
-        kinds: of the version's columns that labels are compared with.
-        others: what compared the labels with the answers of the versions before; empty: this is the first one.
+        kinds: the kinds of the version's columns that the labels are compared with.
+        others: the losses of the versions before; empty for the first version.
         session: the version.
 
     Raises:

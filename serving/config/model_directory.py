@@ -185,7 +185,7 @@ def entries_without_version(directory: Path) -> dict[int, str]:
 
 
 def has_numbered_entries(directory: Path) -> bool:
-    """Return whether a directory has an entry that is called like a version."""
+    """Return whether a directory has an entry whose name is that of a version."""
     return any(map(_number, _names(directory)))
 
 

@@ -103,7 +103,7 @@ class FeatureConfig(Clause):
         log1p: the logarithm of 1 + the number is taken, after ``clip``.
         mean: is subtracted, after ``log1p``.
         std: the difference is divided by it.
-        weighs: a list of numbers has one for each key of this feature, a list too.
+        weighs: the feature whose keys this list of numbers weighs, with a number for each key.
     """
 
     name: Text
@@ -237,7 +237,7 @@ class FeatureDefinition(Clause):
 
     @property
     def dense_names(self) -> tuple[str, ...]:
-        """The name of each dense number. Weights have as many as the feature that they weigh has keys at most."""
+        """The name of each dense number. A list of weights has a number for each position of the keys."""
         of_features = (names_of_positions(feature.name, feature.width) for feature in self.dense)
         return tuple(chain.from_iterable(of_features))
 
@@ -295,7 +295,7 @@ def _why_not_weighed(feature: FeatureConfig, other: FeatureConfig) -> str:
     """Say why the numbers of a feature cannot weigh the keys of another; empty if they can."""
     own, keys = feature.list, other.list
     if keys is None or other.kind == "dense":
-        return "is no list of keys"
+        return "is not a list of keys"
     if keys.most is None:
         return "has no most, and a network takes a fixed number of weights"
     if own is None or (keys.most, keys.keep) != (own.most, own.keep):

@@ -216,7 +216,7 @@ class Graph:
 
     @property
     def units(self) -> tuple[float, ...]:
-        """What a difference of 1 is, for each column of ``output``: the deviation of a regression's label, or 1."""
+        """The unit of differences in each column of ``output``: the deviation of a regression's label, or 1."""
         return tuple(head.std for head in self.heads) or (1.0,) * self.label_dim
 
     @property

@@ -135,7 +135,7 @@ class Checkpoints:
                 raise found.error(f"the checkpoint was made with {was}, and now it is {now}", name)
         _check_content(found, self._settings["content"], self._settings)
         if found.value("graph") != self._settings["graph"]:  # its losses know the mean of the labels, so it comes last
-            raise found.error("the checkpoint was made with another value, and now it is this graph", "graph")
+            raise found.error("the checkpoint was made with another graph", "graph")
         self._read_model(path)
         position = fields.object("position", tuple(field.name for field in dataclasses.fields(Position)))
         return Position(**{name: position.value(name) for name in position}), fields.value("results")

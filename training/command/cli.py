@@ -57,8 +57,9 @@ def add_parser(commands: Any) -> None:
         "--loss",
         action="append",
         choices=tuple(LOSS_OF_OPTION),
-        help="log: learn the probability of a label that is 0 or 1 (default); mse: a regression, so learn a label that "
-        "is any number. Once for all labels, or once for each. Without --features, the default follows each label",
+        help="log: learn the probability of a label that is 0 or 1; mse: a regression, so learn a label that is any "
+        "number. Once for all labels, or once for each. Default: the graph's loss, which is log in built-in networks; "
+        "with --label and without --features, the loss that fits each label's values",
     )
     parser.add_argument(
         "--weight",

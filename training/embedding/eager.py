@@ -12,7 +12,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def eager(function: Function) -> Function:
     """Keep a function out of what ``torch.compile`` compiles. Refuse to trace, export or transform it.
 
-    ``torch.compiler.disable`` does the first too, and takes more than a second to import.
+    ``torch.compiler.disable`` also does the first, but its import takes more than a second.
     """
 
     @wraps(function)

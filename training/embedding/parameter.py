@@ -34,7 +34,7 @@ _ALIASES = {
 # Functions that would read or write elements, and do not return a tensor. Their own names do not say so.
 _OF_ELEMENTS = {"__setitem__", "__array__", "allclose", "equal", "numpy", "tolist", "type"}
 
-# What to do instead, by the function that somebody's code begins with.
+# What to do instead, by the PyTorch function that a program reaches first.
 _ADVICE = {
     "chunk": "ignored_params for fully_shard",
     "flatten": "ignored_states for FullyShardedDataParallel",

@@ -40,11 +40,11 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
     An operation by element aligns gradients of different rows: rows without a gradient have zeros, as in the gradient
     of a parameter. Every other operation refuses gradients of different rows.
 
-    If processes share the rows, each process would see another norm. Clipped by it, the other parameters would differ
-    between the processes. And a collective would mix the rows of other keys.
+    If processes share the rows, norms are refused: each process would see another norm, and clipping would make the
+    other parameters differ. Collectives are refused, because they would mix the rows of different keys.
 
     Attributes:
-        rows: those that the elements belong to, one ``GradientRows`` per table.
+        rows: the rows that the elements belong to, one ``GradientRows`` per table.
         is_by_row: the first dimension has the rows of one table.
         is_alias: another tensor has the same elements.
         is_joined: other parameters have some of the elements.
@@ -245,7 +245,7 @@ def _rows_of(
 
 
 def _union(name: str, parts: Sequence[GradientRows]) -> tuple[GradientRows, dict[GradientRows, Places]]:
-    """Return the rows of all parts, and the place in each part, -1 if it has not got a row. {}: no part differs."""
+    """Return the rows of all parts, and the place in each part, or -1 where it has none. {}: no part differs."""
     lookups = [part.lookup for part in parts if part.lookup is not None]
     if len(lookups) < len(parts) or any(part.count >= _MOST_PLACES for part in parts):
         _refuse(name, parts, "they have different rows, which only all processes together could align")
@@ -289,7 +289,7 @@ def _refuse_lost_rows(name: str, target: Any, values: Sequence[Any], gradients: 
         if isinstance(to, TableGradient) or to is None or to.numel() < 2 or not isinstance(one, TableGradient):
             continue
         if not one.is_joined and len(one.rows) == 1 and one.numel() == one.rows[0].count * one.rows[0].table.dim:
-            expected = "expected a copy of a gradient, as of grad.clone() or torch.zeros_like(grad)"
+            expected = "expected a copy of a gradient, such as grad.clone() or torch.zeros_like(grad)"
             _refuse(name, one.rows, f"the tensor that it writes does not know the rows; {expected}")
 
 

@@ -222,7 +222,7 @@ class Session:
         return metrics
 
     def evaluation(self, export_predictions_out_file: str = "", export_labels_out_file: str = "") -> Metrics:
-        """Evaluate the model of now on ``max_eval_batches`` batches, or fewer if the data ends before.
+        """Evaluate the current model on ``max_eval_batches`` batches, or fewer if the data ends before.
 
         In epoch mode the evaluation begins at the start of the data, and so does what comes next.
 

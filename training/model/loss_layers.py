@@ -43,7 +43,7 @@ def with_losses(document: TrainingDocument, options: Sequence[str]) -> TrainingD
 def with_label_statistics(document: TrainingDocument, samples: SampleSource) -> TrainingDocument:
     """Return a document whose regressions know the mean and the standard deviation of their labels.
 
-    A loss layer keeps those that it has. The first million samples are looked at.
+    A loss layer that has them keeps them. Only the first million samples are read.
     """
     layers = [layer for layer in document.document["layers"] if layer["type"] in LOSS_OF_LAYER]
     if all(layer.keys() >= set(LOSS_OF_LAYER[layer["type"]].members) for layer in layers):

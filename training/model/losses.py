@@ -1,4 +1,4 @@
-"""How a label is learned: each loss knows which labels it takes, how good predictions are, and what to say of them.
+"""The losses. Each loss knows which labels it takes, how good predictions are, and which notes help the user.
 
 The loss layers of a training graph, ``--loss`` of ``hotrow train`` and the kinds of a version's outputs choose one.
 """
@@ -37,7 +37,7 @@ _NEAR_ONE = 1 - 1e-9
 
 
 class Loss(ABC):
-    """What one column of the labels is learned with.
+    """The loss of one column of the labels.
 
     Attributes:
         option: its name for ``--loss``.
@@ -47,7 +47,7 @@ class Loss(ABC):
         expected: which labels it takes, for people.
         advice: what to do about another label.
         measured: what the loss is, for people.
-        shown: the figures for people, with their names: first the most important one.
+        shown: the figures for people, with their names; the most important figure is first.
         members: of its layer, which ``statistics`` makes.
         error, base: the names of the figure that is small for good predictions, and of the same figure of a constant.
         quality: the name of the figure that is at most 1.
@@ -119,7 +119,7 @@ class Loss(ABC):
         if quality is not None and quality > _TOO_GOOD:
             yield (
                 f"note: an {names[self.quality]} of {quality:.4f} for {name} is rare: a column may say what happened "
-                "after the request, and a server does not know that yet"
+                "after the request, which a server does not know yet"
             )
         error_of = f"the {names[self.error]} of {name} is"
         constant = f"a constant prediction has {figure_text(base)}"
@@ -207,7 +207,7 @@ class LogLoss(Loss):
 class SquaredError(Loss):
     """The squared error of a label that is any number, as a multiple of the variance of the training labels.
 
-    The network learns the label's distance to the mean in standard deviations, which is of the size that networks make.
+    The network learns the label's distance to the mean in standard deviations, because it learns such sizes best.
 
     Attributes:
         label_mean: of the training labels.

@@ -76,13 +76,13 @@ def calibration(
     """Compare predictions with what happened, in groups of samples of about the same size.
 
     Args:
-        labels: [B], the probabilities or numbers that were predicted as they turned out.
+        labels: [B], what happened.
         predictions: [B], at least one.
         weights: [B], how much each sample counts in the means of its group; None: all count the same.
         groups: the number of groups, in the order of the predictions.
 
     Returns:
-        for each group the mean prediction and the mean label. A good model's are equal.
+        for each group the mean prediction and the mean label. In a good model, they are equal.
     """
     order = np.argsort(predictions, kind="stable")
     parts = [part for part in np.array_split(order, groups) if part.size]

@@ -119,7 +119,7 @@ class RuleOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Load a state; see ``torch.optim.Optimizer.load_state_dict``. The rows of tables are not in it.
 
         Raises:
-            ValueError: the state is that of another optimizer, or a table has loaded rows with other first states.
+            ValueError: the state is that of another optimizer, or a table has loaded rows that began with other states.
         """
         own = {"lr", *(field.name for field in fields(self.rule_type))}
         for group in state_dict["param_groups"]:

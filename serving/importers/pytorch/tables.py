@@ -257,7 +257,7 @@ class Tables:
         """Return a lookup of bags whose rows the network pools.
 
         Raises:
-            ConfigError: nobody has said how many keys a bag has at most, or a bag has more.
+            ConfigError: ``most_keys`` does not have the table, or a bag has more keys.
         """
         name, most = lookup.table, self._most.get(lookup.table)
         if most is None:

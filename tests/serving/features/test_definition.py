@@ -73,7 +73,7 @@ WEIGHTS = {"name": "w", "kind": "dense", "list": {"most": 2}, "weighs": "x"}
         ([LIST, {**WEIGHTS, "missing": 1}], "features[1].missing: each key has a weight"),
         ([LIST, {**WEIGHTS, "list": {"most": 3}}], "features[1].weighs: 'x' has another most or keep"),
         ([LIST, {**WEIGHTS, "weighs": "xx"}], "features[1].weighs: 'xx' is not a feature; did you mean 'x'?"),
-        ([HASH, WEIGHTS], "features[1].weighs: 'x' is no list of keys"),
+        ([HASH, WEIGHTS], "features[1].weighs: 'x' is not a list of keys"),
         ([{**LIST, "missing": "?"}, WEIGHTS], "features[1].weighs: 'x' has a key for a missing value"),
         ([{**LIST, "list": {}}, WEIGHTS], "features[1].weighs: 'x' has no most"),
         (

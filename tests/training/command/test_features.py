@@ -459,7 +459,7 @@ def test_a_built_in_network_refuses_weights_of_keys(tmp_path):
     weights = {"name": "tags.weights", "kind": "dense", "list": {"most": 2}, "weighs": "tags"}
     path = tmp_path / "features.json"
     path.write_text(json.dumps({"format": 1, "features": [keys, weights]}))
-    with pytest.raises(ConfigError, match=re.escape("features[1].weighs: no built-in network has weights of keys")):
+    with pytest.raises(ConfigError, match=re.escape("features[1].weighs: no built-in network takes weights of keys")):
         FeatureFile(path, open_document("dcn"), ["clicked"])
     table = pa.table({"tags": [["a", "b"], ["c"], []], "tags.weights": [[0.5, 1.0], [2.0], []]})
     assert RawFeatures(path)(table).dense.tolist() == [[0.5, 1.0], [2.0, 0.0], [0.0, 0.0]]
