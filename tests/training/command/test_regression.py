@@ -52,6 +52,17 @@ def folder(trained, monkeypatch):
     return trained
 
 
+@pytest.fixture(scope="module")
+def liked(trained):
+    """A version of the same features that predicts a probability."""
+    pq.write_table(pa.table(ratings() | {"liked": np.arange(ROWS) % 2}), trained / "liked.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(trained)
+        options = ["--label", "liked", "--features", "ratings.features.json", "--name", "liked"]
+        assert train(trained, *options, data="liked.parquet") == 0
+    return trained / "models" / "liked"
+
+
 def held_out():
     return {name: list(values)[-HELD_OUT:] for name, values in ratings().items()}
 
@@ -148,17 +159,13 @@ def test_a_resumed_regression_is_the_uninterrupted_one_and_changed_labels_are_re
     pq.write_table(pa.table(ratings()), "ratings.parquet")
 
 
-def test_clients_are_told_that_an_answer_is_no_probability(folder, capsys):
-    pq.write_table(pa.table(ratings() | {"liked": np.arange(ROWS) % 2}), "liked.parquet")
-    options = ["--label", "liked", "--features", "ratings.features.json", "--name", "liked"]
-    assert train(folder, *options, data="liked.parquet") == 0
-    capsys.readouterr()
-    assert main(["check", "models/stars", "--against", "models/liked"]) == 0
+def test_clients_are_told_that_an_answer_is_no_probability(folder, liked, capsys):
+    assert main(["check", "models/stars", "--against", str(liked)]) == 0
     line = "read the outputs OUTPUT0 (score); the old version has OUTPUT0 (probability)"
     assert line in capsys.readouterr().out
 
 
-def test_replay_compares_ratings_with_answers(folder):
+def test_replay_compares_ratings_with_answers(folder, liked):
     rows = held_out()
     stars = np.array(rows["rating"])
     with hotrow.load_model("models/stars") as session:
@@ -183,7 +190,7 @@ def test_replay_compares_ratings_with_answers(folder):
     pq.write_table(log.set_column(2, "rating", pa.array(np.arange(HELD_OUT) % 2)), "log.parquet")
     reason = "stars version 1 answers with score, and the version before with probability; replay them one after"
     with pytest.raises(TraceError, match=reason):
-        replay_document(folder / "log.parquet", [folder / "models" / name for name in ("liked", "stars")], ["rating"])
+        replay_document(folder / "log.parquet", [liked, folder / "models" / "stars"], ["rating"])
 
 
 @pytest.mark.parametrize(
