@@ -231,6 +231,13 @@ TABLE = np.ones((3, 2), np.float32)
             "an initializer of ones, zeros",
         ),
         (lambda: deeprec.input_layer({}, []), ValueError, "at least one column"),
+        (
+            lambda: deeprec.input_layer(
+                {}, deeprec.embedding_column(deeprec.categorical_column_with_embedding("a"), 3)
+            ),
+            TypeError,
+            "expected a list of columns, got one column",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(call, error, expected):

@@ -77,6 +77,10 @@ class Ids(NamedTuple):
     read: Callable[..., IdRows]
     weights: tf.Tensor | None = None
 
+    def then(self, function: Callable[[IdRows], IdRows]) -> "Ids":
+        """Return these rows after a function, which checks or changes them."""
+        return self._replace(read=lambda *arrays: function(self.read(*arrays)))
+
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def pool(

@@ -12,10 +12,9 @@ from serving.errors import OutputError
 from serving.model.sparse_writer import write_table_folders
 from training.arguments import one_of, shown, whole
 from training.calls.deeprec import require_norm
-from training.calls.ids import IdRows
 from training.tables.config import Combiner, Constant, EmbeddingBagConfig, Initializer, Normal, Uniform
 from training.tables.table import EmbeddingTable
-from training.tf.engine import Ids, pool
+from training.tf.engine import pool
 from training.tf.ids import read_ids
 from training.tf.processes import require_one
 
@@ -36,7 +35,7 @@ class CategoricalColumn:
 class EmbeddingColumn:
     """A feature and its table. The table makes a row when training first sees an id.
 
-    Train it with ``FtrlOptimizer``, or with an optimizer of ``training.tf.sok.optimizers``.
+    Only ``FtrlOptimizer`` trains it. Other optimizers raise TensorFlow's errors.
 
     Attributes:
         key: the feature's name.
@@ -155,7 +154,10 @@ def input_layer(
         ReservedKeyError: an id is one of the two largest int64.
     """
     columns = _in_order(feature_columns, features)
-    ids = [_valid(read_ids(f"feature {column.key!r}", features[column.key])) for column in columns]
+    ids = [
+        read_ids(f"feature {column.key!r}", features[column.key]).then(lambda rows: rows.select(rows.ids >= 0))
+        for column in columns
+    ]
     return tf.concat(pool(columns, ids, [column.table.config.combiner for column in columns], trainable), axis=1)
 
 
@@ -177,7 +179,7 @@ def write_tables(columns: Iterable[EmbeddingColumn], folder: str | Path) -> None
         OutputError: two columns have one name, ``folder`` has other files, or the file system refuses.
     """
     by_name = {}
-    for column in columns:
+    for column in _listed(columns):
         if column.name in by_name:
             raise OutputError(f"{folder}: expected columns of different names, got two called {column.name!r}")
         by_name[column.name] = column.table
@@ -185,19 +187,15 @@ def write_tables(columns: Iterable[EmbeddingColumn], folder: str | Path) -> None
     write_table_folders(folder, rows, {name: table.config.pooling for name, table in by_name.items()})
 
 
-def _valid(ids: Ids) -> Ids:
-    """Drop ids below 0."""
-
-    def read(*arrays: Any) -> IdRows:
-        rows = ids.read(*arrays)
-        return rows.select(rows.ids >= 0)
-
-    return ids._replace(read=read)
+def _listed(columns: Iterable[EmbeddingColumn]) -> list[EmbeddingColumn]:
+    if isinstance(columns, EmbeddingColumn):
+        raise TypeError("feature_columns: expected a list of columns, got one column")
+    return list(columns)
 
 
 def _in_order(feature_columns: Iterable[EmbeddingColumn], features: Mapping[str, Any]) -> list[EmbeddingColumn]:
     """Return the columns sorted by name, or raise an error if they cannot be looked up together."""
-    columns = list(feature_columns)
+    columns = _listed(feature_columns)
     for column in columns:
         if not isinstance(column, EmbeddingColumn):
             raise TypeError(f"feature_columns: expected columns of embedding_column, got {type(column).__name__}")

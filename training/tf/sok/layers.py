@@ -178,16 +178,14 @@ class All2AllDenseEmbedding(_Layer):
             IndexError: there is no hash table, and a key is out of range.
             ReservedKeyError: a new key is one of the four reserved values.
         """
-        ids = one_each(self._place, inputs)
 
-        def read(keys: Any) -> IdRows:
-            of_sample = self.slot_num * self.nnz_per_slot
-            if keys.size % of_sample and not self.dynamic_input:
+        def check(rows: IdRows) -> IdRows:
+            if len(rows.ids) % (self.slot_num * self.nnz_per_slot) and not self.dynamic_input:
                 expected = f"{self.slot_num} slots of {self.nnz_per_slot} keys for each sample"
-                raise ValueError(f"{self._place}: expected {expected}, got {keys.size} keys")
-            return ids.read(keys)
+                raise ValueError(f"{self._place}: expected {expected}, got {len(rows.ids)} keys")
+            return rows
 
-        vectors = self._look_up(ids._replace(read=read), "sum", training)
+        vectors = self._look_up(one_each(self._place, inputs).then(check), "sum", training)
         if self.dynamic_input:
             return tf.reshape(vectors, tf.concat([tf.shape(inputs), [self.embedding_vec_size]], 0))
         return tf.reshape(vectors, (-1, self.slot_num, self.nnz_per_slot, self.embedding_vec_size))
@@ -271,12 +269,10 @@ class DistributedEmbedding(_Layer):
             IndexError: there is no hash table, and a key is out of range.
             ReservedKeyError: a new key is one of the four reserved values.
         """
-        ids = read_ids(self._place, inputs)
 
-        def read(*arrays: Any) -> IdRows:
-            rows = ids.read(*arrays)
+        def check(rows: IdRows) -> IdRows:
             require_slots(self._place, rows.row_ptrs, self.slot_num, self.max_nnz, self.max_feature_num)
             return rows
 
-        vectors = self._look_up(ids._replace(read=read), self.combiner, training)
+        vectors = self._look_up(read_ids(self._place, inputs).then(check), self.combiner, training)
         return tf.reshape(vectors, (-1, self.slot_num, self.embedding_vec_size))

@@ -65,9 +65,8 @@ def lookup_sparse(
 
 
 def _with_hotness(ids: Ids, most: Any) -> Ids:
-    def read(*arrays: Any) -> IdRows:
-        rows = ids.read(*arrays)
+    def check(rows: IdRows) -> IdRows:
         require_hotness(ids.place, rows.row_ptrs, "hotness", most)
         return rows
 
-    return ids if most is None else ids._replace(read=read)
+    return ids if most is None else ids.then(check)
