@@ -247,8 +247,10 @@ def _rows_of(
 def _union(name: str, parts: Sequence[GradientRows]) -> tuple[GradientRows, dict[GradientRows, Places]]:
     """Return the rows of all parts, and the place in each part, or -1 where it has none. {}: no part differs."""
     lookups = [part.lookup for part in parts if part.lookup is not None]
-    if len(lookups) < len(parts) or any(part.count >= _MOST_PLACES for part in parts):
+    if len(lookups) < len(parts):
         _refuse(name, parts, "they have different rows, which only all processes together could align")
+    if (most := max(part.count for part in parts)) >= _MOST_PLACES:
+        _refuse(name, parts, f"they have different rows; expected fewer than {_MOST_PLACES:,} to align, got {most:,}")
     places: dict[GradientRows, Places] = {}
     for part in parts:
         numbers = [np.zeros((one.count, part.table.dim), np.float32) for one in parts]

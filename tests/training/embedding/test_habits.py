@@ -885,6 +885,15 @@ def test_a_gradient_whose_rows_would_be_unknown_is_refused(act, reason):
         table_of(model).grad = act(one, other)
 
 
+def test_gradients_of_too_many_rows_are_not_aligned(monkeypatch):
+    model = table_model()
+    [one, *_], [other, *_] = gradient_of(model, KEYS), gradient_of(model, OTHER_KEYS)
+    monkeypatch.setattr("training.embedding.table_gradient._MOST_PLACES", 3)
+
+    with pytest.raises(ValueError, match=r"table 't': PyTorch's 'add' .* expected fewer than 3 to align, got 3"):
+        one + other
+
+
 def test_a_part_of_a_joined_vector_moves_a_parameter_of_the_size_of_the_gradient():
     model = table_model()
     model(torch.tensor([1, 1]), torch.tensor([0, 1, 2])).sum().backward()
