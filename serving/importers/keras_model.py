@@ -400,13 +400,16 @@ class _Conversion:
         return plan if definition is None else with_features(plan, self._sized(definition, rows), self._source)
 
     def _definition(self, folder: Path) -> FeatureDefinition | None:
-        """Return the inputs as features; None: no layer reads raw features, and an input is none.
+        """Return the inputs as features, if a layer reads raw features, or if requests may have lists of ids.
 
         Keras may fail to save a model after others were made of its layers, so this comes first.
         """
-        is_plain = all(len(one.shape) <= 2 for one in self._model.inputs) and set(self._widths) <= {1}
+        lists = [one.input for one in self._lookups if one.size > 1 and one.padding is None]
+        has_lists = bool(lists) and len(set(lists)) == len(lists) and set(self._widths) <= {1}
         kinds = {type(node.operation).__name__ for node in self._nodes}
-        if not is_plain and kinds.isdisjoint((*_PREPROCESSING, "Normalization")):
+        if kinds.isdisjoint((*_PREPROCESSING, "Normalization")) and not (
+            has_lists and all(len(one.shape) <= 2 for one in self._model.inputs)
+        ):
             return None
         archive = folder / "model.keras"
         self._model.save(archive)

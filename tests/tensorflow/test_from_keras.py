@@ -169,6 +169,19 @@ def test_a_sequential_model_whose_inputs_keras_made_floats_has_ids(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_two_tables_may_read_one_list_of_ids(tmp_path):
+    ids = keras.Input((2,), dtype="int64", name="ids")
+    model = keras.Model(ids, behind(keras.layers.Embedding(9, 1)(ids) * keras.layers.Embedding(9, 4)(ids)))
+    given = np.array([[1, 2], [8, 0]])
+
+    imported = from_keras(model, given, tmp_path, "two")
+
+    with hotrow.load_model(imported.path.parent) as session:
+        answers = session.predict({"ids[0]": given[:, 0], "ids[1]": given[:, 1]})
+    np.testing.assert_allclose(answers, model(given), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_outputs_have_names_and_kinds(tmp_path):
     film = keras.Input((), dtype="int64", name="film")
     rows = keras.layers.Embedding(9, 4)(film)
