@@ -107,11 +107,10 @@ class RequestLog(SampleWriter[Entry]):
         return self._folder
 
     def _writes(self, entries: Sequence[Entry]) -> Iterable[tuple[Callable[[], None], int]]:
-        of_forms: dict[RecordForm, list[Entry]] = {}
+        groups: dict[tuple[InferenceSession, bool], list[Entry]] = {}
         for entry in entries:
-            form = self._forms_of(entry.session)[isinstance(entry.batch.sent, JoinedKeys)]
-            of_forms.setdefault(form, []).append(entry)
-        return [(partial(self._write, form, of_form), len(of_form)) for form, of_form in of_forms.items()]
+            groups.setdefault((entry.session, isinstance(entry.batch.sent, JoinedKeys)), []).append(entry)
+        return [(partial(self._write, *group, of_group), len(of_group)) for group, of_group in groups.items()]
 
     def _tidy(self, is_end: bool) -> None:
         """Convert streams to Parquet if they are large or old, and all at the end."""
@@ -144,7 +143,8 @@ class RequestLog(SampleWriter[Entry]):
         else:
             self._cannot_tidy, self._tidy_due_s = False, math.inf
 
-    def _write(self, form: RecordForm, entries: list[Entry]) -> None:
+    def _write(self, session: InferenceSession, has_keys: bool, entries: list[Entry]) -> None:
+        form = self._forms_of(session)[has_keys]
         message = form.record_batch(entries).serialize()
         key = form.folder, form.schema
         if key in self._streams and not self._streams[key].is_there:

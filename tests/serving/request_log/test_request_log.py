@@ -24,6 +24,7 @@ from serving.model.manifest import write_manifest
 from serving.reading import read_batch
 from serving.request_log import RequestLog
 from serving.request_log.files import LogStream, finish_streams
+from serving.request_log.records import RecordForm
 from tests.tools.raw_model import FEATURES, LOGGED, VALUES, write_raw_model
 from tests.tools.tiny_model import TinyModel, flatten
 from training.data.checks import ColumnMap
@@ -448,6 +449,27 @@ def test_a_stream_of_an_earlier_server_with_a_larger_bound_makes_room(raw, tmp_p
 
     assert f"{stream} does not fit into the 8,000 bytes of the log and is removed" in caplog.text
     assert [row["request_id"] for row in rows(tmp_path / "killed")] == ["new"] * 3
+
+
+def test_requests_without_a_form_are_dropped_and_those_of_other_models_logged(
+    raw, keyed, tmp_path, caplog, monkeypatch
+):
+    def form_of(session, *arguments):
+        if session is keyed:
+            raise ValueError("a fault of Hotrow")
+        return RecordForm(session, *arguments)
+
+    monkeypatch.setattr("serving.request_log.log.RecordForm", form_of)
+    caplog.set_level("INFO")
+    dense, bags = TinyModel().sample_requests(1)
+    with opened(tmp_path) as log:
+        batch = read_batch(keyed.config, dense, *flatten(bags))
+        log.log(keyed, batch, keyed.predict_batch(batch), "lost")
+        ask(log, raw)
+
+    assert len(rows(tmp_path)) == 3
+    assert "requests are not logged: a fault of Hotrow" in caplog.text
+    assert f"1 requests were logged in {tmp_path}; 1 were dropped" in caplog.text
 
 
 def test_requests_are_dropped_if_too_many_bytes_wait_for_the_disk(raw, tmp_path, caplog, monkeypatch):
