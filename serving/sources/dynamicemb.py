@@ -26,7 +26,7 @@ from serving.errors import ModelFileError
 from serving.model.sparse_rows import Keys
 from serving.sources.checkpoint import without_hidden
 from serving.sources.numpy_files import bare_numbers, bare_rows
-from serving.sources.rows import BareRows
+from serving.sources.rows import BareRows, bare_rows_of_parts
 
 _KEY_FILE = re.compile(r"(?P<table>.+)_emb_keys\.rank_(?P<rank>\d+)\.world_size_(?P<size>\d+)")
 _MOST_RANKS_SHOWN = 5
@@ -57,13 +57,7 @@ class DynamicEmbDump:
         """See ``Checkpoint.rows``."""
         source = f"{self.path}#{name}"
         parts = [part for file in self._rank_files(source, name) if (part := _open_part(file)) is not None]
-        if not parts:
-            raise ModelFileError(source, "expected at least one row, found none on any rank")
-        widths = {vectors.shape[1] for _, vectors in parts}
-        if len(widths) > 1:
-            found = f"rows of {' and '.join(map(str, sorted(widths)))} bytes"
-            raise ModelFileError(source, f"expected vectors of one dimension on all ranks, found {found}")
-        return BareRows(source, np.concatenate([keys for keys, _ in parts]), [vectors for _, vectors in parts])
+        return bare_rows_of_parts(source, parts)
 
     def _rank_files(self, source: str, name: str) -> list[Path]:
         """Return the key file of every rank, in order."""

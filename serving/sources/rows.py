@@ -96,6 +96,19 @@ class BareRows:
         return rows_of_parts(self.source, parts, self.keys, self.keys_source)
 
 
+def bare_rows_of_parts(source: str, parts: Sequence[tuple[Keys, NDArray[np.uint8]]]) -> BareRows:
+    """Return the keys and vectors of parts that follow each other; see ``BareRows``.
+
+    Raise ModelFileError if there are no parts, or their rows have different sizes.
+    """
+    if not parts:
+        raise ModelFileError(source, "expected at least one row, found none")
+    if len(sizes := sorted({vectors.shape[1] for _, vectors in parts})) > 1:
+        found = f"rows of {' and '.join(map(str, sizes))} bytes"
+        raise ModelFileError(source, f"expected rows of one dimension in all files, found {found}")
+    return BareRows(source, np.concatenate([keys for keys, _ in parts]), [vectors for _, vectors in parts])
+
+
 def check_matrix(source: str, dtype: str, is_float: bool, shape: tuple[int, ...]) -> None:
     """Raise ModelFileError unless a tensor of this type and shape can be a table's vectors."""
     if not is_float or len(shape) != 2 or 0 in shape:

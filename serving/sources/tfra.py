@@ -17,12 +17,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from serving.errors import ModelFileError
 from serving.sources.checkpoint import check_parts, without_hidden
 from serving.sources.numpy_files import bare_numbers, bare_rows
-from serving.sources.rows import BareRows
+from serving.sources.rows import BareRows, bare_rows_of_parts
 
 _KEYS, _VALUES = "-keys", "-values"
 _SHARD = re.compile(r"(?P<table>.+)_mht_(?P<number>\d+)of(?P<count>\d+)-keys")
@@ -54,13 +51,8 @@ class TfraTables:
         check_parts(source, shards, max(count for count, _ in shards.values()), first=1)
         keys = {file: bare_numbers(file, "<i8") for _, (_, file) in sorted(shards.items())}
         parts = [
-            bare_rows(file.with_name(file.name.removesuffix(_KEYS) + _VALUES), file, of_shard.size)
+            (of_shard, bare_rows(file.with_name(file.name.removesuffix(_KEYS) + _VALUES), file, of_shard.size))
             for file, of_shard in keys.items()
             if of_shard.size
         ]
-        if not parts:
-            raise ModelFileError(source, "expected at least one row, found none in any shard")
-        if len(widths := {part.shape[1] for part in parts}) > 1:
-            found = f"rows of {' and '.join(map(str, sorted(widths)))} bytes"
-            raise ModelFileError(source, f"expected rows of one dimension in all shards, found {found}")
-        return BareRows(source, np.concatenate(list(keys.values())), parts)
+        return bare_rows_of_parts(source, parts)
