@@ -1,7 +1,8 @@
 """Serve recommendation models whose embedding tables outgrow the GPU, and train them.
 
 ``load_model`` opens a model that answers in this process; ``hotrow serve`` answers over HTTP and gRPC. ``from_torch``
-makes a model from a PyTorch module. ``EmbeddingBagCollection`` trains embedding tables in any PyTorch model.
+makes a model from a PyTorch module, and ``from_keras`` from a Keras model. ``EmbeddingBagCollection`` trains embedding
+tables in any PyTorch model.
 
 A name is imported when it is first used, so ``import hotrow`` loads neither NumPy nor PyTorch.
 """
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         open_snapshot,
     )
     from serving.config import ModelConfig, TableConfig
-    from serving.importers import from_torch, plan_import, write_model
+    from serving.importers import from_keras, from_torch, plan_import, write_model
     from serving.reading import read_batch
     from training import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, optimizers
 
@@ -47,6 +48,7 @@ __all__ = [
     "__version__",
     "dump_table",
     "errors",
+    "from_keras",
     "from_torch",
     "load_model",
     "load_table",
@@ -64,6 +66,7 @@ _HOMES = {
     "EmbeddingCollection": "training",
     "ModelConfig": "serving.config",
     "TableConfig": "serving.config",
+    "from_keras": "serving.importers",
     "from_torch": "serving.importers",
     "plan_import": "serving.importers",
     "read_batch": "serving.reading",

@@ -28,6 +28,7 @@ PUBLIC = [
     "__version__",
     "dump_table",
     "errors",
+    "from_keras",
     "from_torch",
     "load_model",
     "load_table",

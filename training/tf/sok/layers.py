@@ -102,7 +102,7 @@ class _Layer(keras.layers.Layer):  # type: ignore[misc]
     def _trackable_children(self, save_type: str = "checkpoint", **named: Any) -> Any:
         """Refuse a SavedModel, whose functions would call the native code of this process."""
         if save_type == "savedmodel":
-            advice = "save model.save(...keras), or make a version for the server with serving.importers.from_keras"
+            advice = "save model.save(...keras), or make a version for the server with hotrow.from_keras"
             raise NotImplementedError(f"{self._place}: a SavedModel cannot hold its rows for another process; {advice}")
         return super()._trackable_children(save_type, **named)
 
