@@ -339,7 +339,11 @@ class _Conversion:
         with warnings.catch_warnings():  # of the exporters, about their own code
             warnings.simplefilter("ignore")
             cut_model.export(str(file), format="onnx", verbose=False)
-        return onnx.load(str(file))
+        exported = onnx.load(str(file))
+        for entry, tensor in zip(exported.graph.output, self._outputs, strict=True):
+            for dim, size in zip(entry.type.tensor_type.shape.dim[1:], tensor.shape[1:], strict=False):
+                dim.dim_value = size or 0  # exporters do not know the sizes behind some layers
+        return exported
 
     @property
     def _dense_name(self) -> str:

@@ -22,18 +22,20 @@ def model():
     seen, price = keras.Input((4,), dtype="int64", name="seen"), keras.Input((1,), name="price")
     rows = keras.layers.GRU(3)(keras.layers.Embedding(9, 3, mask_zero=True, name="films")(seen))
     joined = keras.layers.Concatenate()([rows, keras.layers.Normalization(mean=3.0, variance=4.0)(price)])
-    return keras.Model({"seen": seen, "price": price}, keras.layers.Dense(1, activation="sigmoid")(joined))
+    outputs = {"rows": rows, "click": keras.layers.Dense(1, activation="sigmoid")(joined)}
+    return keras.Model({"seen": seen, "price": price}, outputs)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporter, about its own code
 def test_a_model_of_the_backend_torch_is_served(model, tmp_path):
     example = {"seen": np.array([[1, 2, 0, 0], [3, 0, 0, 0]]), "price": np.array([[1.0], [5.0]], np.float32)}
 
-    imported = from_keras(model, example, tmp_path, "films")
+    imported = from_keras(model, example, tmp_path, "films", outputs={"click": "probability", "rows": "vector"})
 
     with hotrow.load_model(imported.path.parent) as session:
         answers = session.predict({"seen": [[1, 2], [3]], "price": [1.0, 5.0]})
-    np.testing.assert_allclose(answers, model(example).detach().numpy(), atol=1e-6)
+    for name, expected in model(example).items():
+        np.testing.assert_allclose(answers[name], expected.detach().numpy(), atol=1e-6)
 
 
 def test_a_model_of_the_backend_jax_needs_its_exporter(model, tmp_path, monkeypatch):
