@@ -110,6 +110,9 @@ def test_predict_says_that_there_is_no_dense_network(served_tables):
 
 
 def test_the_metrics_count_its_lookups(served_tables):
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{served_tables.port}") as client:
+        rows_of(client, [3, 8, 9], [1, 2])
+
     page = served_tables.ask("/metrics")[2].decode()
 
     assert 'hotrow_lookup_keys_total{model="hps_wdl",table="embedding_table1",version="1"}' in page
