@@ -15,7 +15,7 @@ from training.embedding.eager import eager
 from training.embedding.exchange import OwnedTable, Sharding, SharedLookups
 from training.embedding.gradients import PooledBags
 from training.embedding.inputs import NO_BAGS, FeatureBags, by_feature, read_feature
-from training.embedding.joining import join_shares, shares_of
+from training.embedding.joining import is_of_collection, join_shares, shares_of
 from training.embedding.lookups import LocalLookups, LookedUpRows, Lookups
 from training.embedding.parameter import TableParameter, sinks_of, which_make_rows
 from training.embedding.table_folders import write_tables
@@ -255,6 +255,8 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
                 states of another optimizer.
         """
         shard = [self.processes.rank, self.processes.size, self._sharding]
+        if not is_of_collection(state):
+            raise ValueError(f"expected the state of an EmbeddingBagCollection, got {type(state).__name__}")
         shares = shares_of(state)
         own = [share for share in shares if share["shard"] == shard]
         [state] = own or (shares if len(shares) == 1 else [join_shares("this collection", shares)])

@@ -26,7 +26,7 @@ def join_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"join_state_dicts: expected {names[0]!r} in every state, got a state without it")
     joined = dict(states[0])
     for name, value in joined.items():
-        if isinstance(value, dict) and _is_of_collection(value):
+        if is_of_collection(value):
             joined[name] = join_shares(name, [share for state in states for share in shares_of(state[name])])
     return joined
 
@@ -39,7 +39,10 @@ def shares_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(state)] if _SHARD in state else list(state.values())
 
 
-def _is_of_collection(value: Mapping[str, Any]) -> bool:
+def is_of_collection(value: Any) -> bool:
+    """Whether a value of a ``state_dict`` is the state of a collection."""
+    if not isinstance(value, Mapping):
+        return False
     shares = shares_of(value)
     return bool(shares) and all(isinstance(share, dict) and _SHARD in share for share in shares)
 

@@ -256,11 +256,15 @@ OLDER = [
     layer("BinaryCrossEntropyLoss", ["logit", "label"], "loss"),
 ]
 
+SCORE = [*OLDER[:-1], layer("MeanSquaredErrorLoss", ["logit", "label"], "loss", mean=[3.5], std=[1.1])]
+
 GRAPHS = {"several tasks": MULTI_TASK, "sequences": SEQUENCE, "rows of a batch": ROWS, "older layers": OLDER}
+GRAPHS |= {"a score": SCORE}
 
 
 def test_every_layer_type_is_part_of_a_graph_that_every_engine_runs():
-    types = {layer["type"] for layers in GRAPHS.values() for layer in layers}
+    documents = [inference_document({"layers": layers}) for layers in GRAPHS.values()]
+    types = {layer["type"] for document in documents for layer in document["layers"]}
 
     assert LAYER_TYPES.keys() <= types
 
@@ -281,6 +285,7 @@ def test_a_graph_reports_whether_it_mixes_samples(layers, scaled_weights, draw_i
     ("layers", "sizes"),
     [
         pytest.param(OLDER, (1, 3, 16), id="older layers"),
+        pytest.param(SCORE, (1, 3, 16), id="a score"),
         pytest.param(MULTI_TASK, (1, 3, 16), id="several tasks"),
         pytest.param(SEQUENCE, (1, 3, 16), id="sequences"),
         pytest.param(ROWS, (3, 4, 16), id="rows of a batch"),

@@ -626,6 +626,12 @@ def test_the_states_of_all_processes_are_joined_into_one():
     assert torch.equal(resumed[1].weight, saved[1].weight)
 
 
+@pytest.mark.parametrize("state", [{}, {"0": 1}, [1], torch.ones(2)], ids=str)
+def test_a_state_of_something_else_is_refused(state):
+    with pytest.raises(ValueError, match="expected the state of an EmbeddingBagCollection, got "):
+        EmbeddingBagCollection({"t": EmbeddingBagConfig(2)}).set_extra_state(state)
+
+
 def test_the_union_of_all_processes_states_is_loaded():
     """``torch.distributed.checkpoint`` saves this; ``dcp_to_torch`` makes one file of it."""
     saved = trained(AdaGrad)
