@@ -7,6 +7,7 @@ class, in the order of the layers.
 
 import io
 import json
+import math
 import re
 import zipfile
 import zlib
@@ -21,6 +22,7 @@ import numpy as np
 from serving.config.clause import read_clause
 from serving.errors import ConfigError, MissingExtraError, ModelFileError
 from serving.features.definition import FeatureDefinition, read_definition
+from serving.model.names import names_of_positions
 from serving.model.regular_file import check_regular
 
 ARCHIVE_SUFFIX = ".keras"
@@ -48,7 +50,8 @@ class _Layer(NamedTuple):
 def definition_of_archive(path: Path, source: str = "") -> FeatureDefinition:
     """Return the features of a Keras model: its inputs, with the layers that turn them into keys and numbers.
 
-    An input that no preprocessing layer reads is a dense feature, or of integers the keys themselves.
+    An input that no preprocessing layer reads is a dense feature, or of integers the keys themselves. A vector of n
+    numbers is n features, ``name[0]`` to ``name[n - 1]``.
 
     Args:
         path: the archive.
@@ -134,7 +137,12 @@ def _definition(archive: _Archive) -> FeatureDefinition:
             if made["kind"] != "dense":
                 shares = {"shares": shares.get("shares", maker)}
     in_order = [*_names_in(archive.config.get("input_layers", [])), *inputs]
-    features = [found.get(name) or _plain(archive, inputs[name]) for name in dict.fromkeys(in_order) if name in inputs]
+    features = [
+        feature
+        for name in dict.fromkeys(in_order)
+        if name in inputs
+        for feature in _of_numbers(archive, inputs[name], found.get(name) or _plain(archive, inputs[name]))
+    ]
     return read_clause(FeatureDefinition, {"format": 1, "features": features}, Path(archive.source))
 
 
@@ -166,11 +174,28 @@ def _values_of(archive: _Archive, layer: _Layer, kind: str) -> dict[str, Any]:
     sizes = shape[1:]
     if layer.options.get("sparse") or len(sizes) > 1:
         raise archive.error(layer, f"expected the shape [B], [B, 1] or [B, n], got {shape}")
-    if sizes in ([], [1]):
+    if kind == "dense" and sizes == [None]:
+        raise archive.error(layer, f"expected a fixed number of numbers, got the shape {shape}")
+    if kind == "dense" or sizes in ([], [1]):
         return {}
-    if kind == "dense":
-        raise archive.error(layer, f"expected one number, got the shape {shape}; give each number its own input")
     return {"list": {} if sizes == [None] else {"most": sizes[0]}}
+
+
+def _of_numbers(archive: _Archive, layer: _Layer, feature: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the feature of an input, or one for each number of a vector."""
+    if feature["kind"] != "dense":
+        yield feature
+        return
+    count = _count(layer)
+    statistics = {key: np.broadcast_to(feature[key], count).tolist() for key in ("mean", "std") if key in feature}
+    for place, name in enumerate(names_of_positions(feature["name"], count)):
+        yield {**feature, "name": name, **{key: values[place] for key, values in statistics.items()}}
+
+
+def _count(layer: _Layer) -> int:
+    """Return how many values an input has; 0 if the number is not fixed."""
+    sizes = layer.options.get("batch_shape", [None])[1:]
+    return 0 if None in sizes else math.prod(sizes)
 
 
 def _plain(archive: _Archive, layer: _Layer) -> dict[str, Any]:
@@ -242,11 +267,11 @@ def _normalization(archive: _Archive, layer: _Layer, of_input: _Layer) -> dict[s
     given = [layer.options.get("mean"), layer.options.get("variance")]
     if None in given:
         given = _statistics(archive, layer)
-    arrays = [np.asarray(value, np.float32).reshape(-1) for value in given]
-    if any(array.size != 1 for array in arrays):
-        raise archive.error(layer, f"expected one mean, got {arrays[0].size}; give each number its own input")
-    mean, variance = (array[0] for array in arrays)
-    return {"kind": "dense", "mean": float(mean), "std": float(max(np.sqrt(variance), _EPSILON))}
+    mean, variance = (np.asarray(value, np.float32).reshape(-1) for value in given)
+    count = _count(of_input)
+    if mean.size not in (1, count):
+        raise archive.error(layer, f"expected one mean or {count}, got {mean.size}")
+    return {"kind": "dense", "mean": mean, "std": np.maximum(np.sqrt(variance), _EPSILON)}
 
 
 def _statistics(archive: _Archive, layer: _Layer) -> list[Any]:

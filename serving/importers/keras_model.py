@@ -199,7 +199,7 @@ class _Conversion:
         names = dict.fromkeys([*plan.dense_names, *(slot for _, slot in slots)])
         if plan.features is not None:
             names = dict.fromkeys(one.name for one in plan.features.features)
-        return ImportedModule(path, found[0], tuple(self._dense_inputs), slots, tuple(names))
+        return ImportedModule(path, found[0], tuple(str(tensor.name) for tensor in self._numbers), slots, tuple(names))
 
     def _refuse(self, layer: Any, reason: str) -> ConfigError:
         return ConfigError(self._source, f"layer {layer.name!r} ({type(layer).__name__})", reason)
@@ -293,8 +293,10 @@ class _Conversion:
         return math.prod(sizes)
 
     @property
-    def _dense_inputs(self) -> list[str]:
-        return [str(tensor.name) for tensor in self._numbers]
+    def _dense_names(self) -> tuple[str, ...]:
+        """The name of each number, in the order of the network's."""
+        widths = zip(self._numbers, self._widths, strict=True)
+        return tuple(one for tensor, width in widths for one in names_of_positions(str(tensor.name), width))
 
     def _network(self, folder: Path) -> Any:
         """Return the ONNX model of everything behind the embeddings."""
@@ -397,10 +399,7 @@ class _Conversion:
             }
             combiners: dict[str, Combiner] = dict.fromkeys(rows, "sum")
             plan = plan_matched(network, Matching(rows, dense, ()), combiners, self._max_batchsize, of_tables)
-            widths = zip(self._dense_inputs, self._widths, strict=True)
-            plan = replace(
-                plan, dense_names=tuple(one for name, width in widths for one in names_of_positions(name, width))
-            )
+            plan = replace(plan, dense_names=self._dense_names)
         return plan if definition is None else with_features(plan, self._sized(definition, rows), self._source)
 
     def _definition(self, folder: Path) -> FeatureDefinition | None:
@@ -409,7 +408,7 @@ class _Conversion:
         Keras may fail to save a model after others were made of its layers, so this comes first.
         """
         lists = [one.input for one in self._lookups if one.size > 1 and one.padding is None]
-        has_lists = bool(lists) and len(set(lists)) == len(lists) and set(self._widths) <= {1}
+        has_lists = bool(lists) and len(set(lists)) == len(lists)
         kinds = {type(node.operation).__name__ for node in self._nodes}
         if kinds.isdisjoint((*_PREPROCESSING, "Normalization")) and not (
             has_lists and all(len(one.shape) <= 2 for one in self._model.inputs)

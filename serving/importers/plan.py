@@ -220,6 +220,7 @@ def with_features(plan: ImportPlan, features: FeatureDefinition, source: str) ->
     Raises:
         ConfigError: the definition does not fit the plan.
     """
+    features = _in_order(features, plan.dense_names)
     graph = plan.graph()
     slots = slots_of_graph(graph)
     reader = FeatureReader(features, slots, graph.dense_dim, source)
@@ -231,6 +232,16 @@ def with_features(plan: ImportPlan, features: FeatureDefinition, source: str) ->
             reason = f"the keys of {name!r} are {keys.begin} to {keys.end - 1}, but the table {slot.table!r} has only"
             raise ConfigError(source, f"features[{number[name]}]", f"{reason} the keys 0 to {of_table.rows - 1}")
     return replace(plan, features=features)
+
+
+def _in_order(features: FeatureDefinition, names: Sequence[str]) -> FeatureDefinition:
+    """Return the features with the dense numbers in the network's order, if their names are the network's."""
+    places = {name: place for place, name in enumerate(names)}
+    if set(features.dense_names) != places.keys():
+        return features
+    firsts = {one.name: places[names_of_positions(one.name, one.width)[0]] for one in features.dense}
+    in_order = tuple(sorted(features.features, key=lambda one: firsts.get(one.name, -1)))
+    return features.model_copy(update={"features": in_order})
 
 
 def plan_matched(

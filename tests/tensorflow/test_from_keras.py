@@ -10,6 +10,9 @@ from serving.errors import ConfigError
 from serving.importers import from_keras
 from training.tf import sok
 
+LEFT = {"counts": [0.5, 2.0, -1.0], "place": [52.1, 4.9]}
+RIGHT = {"counts": [7.0, 0.0, 3.5], "place": [-33.9, 18.4]}
+
 
 def films():
     """A model of raw features: strings, a hash, a number and ids."""
@@ -26,16 +29,22 @@ def films():
         of_films(film),
         of_films(seen),
     ]
-    numbers = keras.layers.Normalization(mean=3.0, variance=4.0)(price)
-    joined = keras.layers.Concatenate()([keras.layers.Flatten()(one) for one in vectors] + [numbers])
+    counts, place = keras.Input((3,), name="counts"), keras.Input((2,), name="place")
+    numbers = [
+        keras.layers.Normalization(mean=3.0, variance=4.0)(price),
+        keras.layers.Normalization(mean=[1.0, 2.0, 3.0], variance=[4.0, 1.0, 0.25])(counts),
+        place,
+    ]
+    joined = keras.layers.Concatenate()([keras.layers.Flatten()(one) for one in vectors] + numbers)
     hidden = keras.layers.Dense(16, activation="relu")(joined)
     inputs = {"user": user, "genre": genre, "price": price, "hour": hour, "film": film, "seen": seen}
+    inputs |= {"counts": counts, "place": place}
     return keras.Model(inputs, keras.layers.Dense(1)(hidden), name="films_model")
 
 
 def example(rows):
     one = {name: tf.constant([[row[name]] for row in rows]) for name in ("user", "genre", "price", "hour", "film")}
-    return {**one, "seen": tf.constant([row["seen"] for row in rows])}
+    return {**one, **{name: tf.constant([row[name] for row in rows]) for name in ("seen", "counts", "place")}}
 
 
 @pytest.mark.filterwarnings("ignore")  # of tf2onnx, about its own code
@@ -43,9 +52,9 @@ def test_a_version_answers_raw_features_as_the_model_does(tmp_path):
     keras.utils.set_random_seed(1)
     model = films()
     rows = [
-        {"user": "ann", "genre": "drama", "price": 1.5, "hour": 8.0, "film": 7, "seen": [1, 2]},
-        {"user": "unknown", "genre": "comedy", "price": -2.0, "hour": 3.5, "film": 49, "seen": [3, 3]},
-        {"user": "eve", "genre": "日本", "price": 0.0, "hour": 23.0, "film": 0, "seen": [0, 9]},
+        {"user": "ann", "genre": "drama", "price": 1.5, "hour": 8.0, "film": 7, "seen": [1, 2]} | LEFT,
+        {"user": "unknown", "genre": "comedy", "price": -2.0, "hour": 3.5, "film": 49, "seen": [3, 3]} | LEFT,
+        {"user": "eve", "genre": "日本", "price": 0.0, "hour": 23.0, "film": 0, "seen": [0, 9]} | RIGHT,
     ]
 
     imported = from_keras(model, example(rows), tmp_path, "films", logits=True)
@@ -53,9 +62,12 @@ def test_a_version_answers_raw_features_as_the_model_does(tmp_path):
     expected = tf.sigmoid(model(example(rows))).numpy()
     with hotrow.load_model(imported.path.parent) as session:
         columns = {name: [row[name] for row in rows] for name in rows[0]}
+        for name, count in (("counts", 3), ("place", 2)):  # each number is a feature
+            numbers = zip(*columns.pop(name), strict=True)
+            columns |= dict(zip([f"{name}[{place}]" for place in range(count)], map(list, numbers), strict=True))
         np.testing.assert_allclose(session.predict(columns), expected, atol=1e-6)
     assert (imported.comparison.samples, imported.comparison.defaulted_keys) == (64, 0)
-    assert set(imported.names) == {"user", "genre", "price", "hour", "film", "seen"}
+    assert set(imported.names) == set(columns)
 
 
 @pytest.mark.filterwarnings("ignore")

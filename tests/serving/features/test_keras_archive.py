@@ -113,11 +113,11 @@ def archive(tmp_path):
         ({"discretization": {"bin_boundaries": None}}, "it has no boundaries; call adapt, and save it again"),
         (
             {"normalization": {"mean": [1, 2], "variance": [1, 2]}},
-            "expected one mean, got 2; give each number its own input",
+            "layer 'normalization' (Normalization): expected one mean or 1, got 2",
         ),
         ({"plain": {"dtype": "string"}}, "layer 'plain' (InputLayer): no StringLookup or Hashing reads its strings"),
         ({"plain": {"dtype": "complex64"}}, "expected strings, integers, floats or booleans, got 'complex64'"),
-        ({"plain": {"batch_shape": [None, 3]}}, "expected one number, got the shape [None, 3]"),
+        ({"plain": {"batch_shape": [None, None]}}, "expected a fixed number of numbers, got the shape [None, None]"),
         ({"key": {"batch_shape": [None, 3, 2]}}, "expected the shape [B], [B, 1] or [B, n], got [None, 3, 2]"),
         ({"discretization": {"bin_boundaries": [3, 1]}}, "boundaries: expected ascending numbers"),
     ],

@@ -154,6 +154,13 @@ class TwoTables(nn.Module):
         return price + wide[:, 0] + (self.deep(user) * self.deep(item)).sum(1)
 
 
+class WithDiscount(TwoTables):
+    """Two dense inputs, which a definition may have in another order."""
+
+    def forward(self, price, discount, user, item):
+        return super().forward(price - 2 * discount, user, item)
+
+
 FINGERPRINTS = {"a": 12917804110809363939, "日本": 5676833963740711883}  # of TensorFlow
 DEFINITION = [
     {"name": "person", "slot": "user", "kind": "vocabulary", "values": ["a", "b"], "unknown_buckets": 1},
@@ -168,17 +175,19 @@ def write_definition(path, features):
 
 
 def test_features_of_a_module_are_transformed_and_feed_every_table_of_a_key(tmp_path):
-    module = TwoTables()
-    example = (torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
-    definition = write_definition(tmp_path / "features.json", DEFINITION)
+    module = WithDiscount()
+    example = (torch.zeros(2), torch.ones(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+    numbers = [{"name": "discount", "kind": "dense"}, {"name": "price", "kind": "dense", "log1p": True}]
+    definition = write_definition(tmp_path / "features.json", [*DEFINITION[:2], *numbers])
 
     imported = from_torch(module, example, tmp_path / "models", "ctr", logits=True, features=definition)
 
-    assert imported.names == ("price", "user", "item")
+    assert imported.names == ("price", "discount", "user", "item")
     keys = torch.tensor([2, 0]), torch.tensor([3 + fingerprint % 5 for fingerprint in FINGERPRINTS.values()])
-    logits = expected(module, torch.tensor(np.log1p([4.0, 0.5]), dtype=torch.float32), *keys)
+    prices = torch.tensor(np.log1p([4.0, 0.5]), dtype=torch.float32)
+    logits = expected(module, prices, torch.tensor([1.5, -0.5]), *keys)
     with load_model(imported.path) as session:
-        raw = {"person": ["b", "zz"], "item": list(FINGERPRINTS), "cost": [4, 0.5]}
+        raw = {"person": ["b", "zz"], "item": list(FINGERPRINTS), "price": [4, 0.5], "discount": [1.5, -0.5]}
         np.testing.assert_allclose(session.predict(raw)[:, 0], 1 / (1 + np.exp(-logits)), atol=1e-6)
 
 
