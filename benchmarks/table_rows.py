@@ -158,7 +158,7 @@ FRONT = [
     ("requests accepted under ten times the load, {samples} samples", "batching.overload_requests_per_s", {},
      "requests/s", "without load", ""),
     ("p99 of accepted requests under ten times the load", "batching.overload_p99", {},
-     "ms", "without load, time", "<= 2"),
+     "ms", "without load, time", "<= 3"),
     ("p99 of refusals under ten times the load", "batching.overload_refused_p99", {},
      "ms", "answers without load, time", ""),
     *(("`predict` of " + family + f", {arithmetic}, {{samples}} samples", f"predict.{family.lower()}",

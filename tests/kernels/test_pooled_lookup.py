@@ -1,5 +1,6 @@
 """PooledLookup: several tables in one call, against NumPy and a dict of each table's rows."""
 
+import itertools
 import os
 import threading
 from dataclasses import dataclass, replace
@@ -181,17 +182,20 @@ def test_rows_are_whole_while_other_threads_insert(count):
     lookup = PooledLookup([dim] * 4, [1] * 4, ["sum"] * 4, [np.zeros(3, np.int64) for _ in tables], [])
     for table in tables:
         table.insert(keys, np.zeros((count, dim), np.float32))
-    stop = threading.Event()
+    stop, begun = threading.Event(), threading.Barrier(5)
 
     def write(table):
-        version = 0
-        while not stop.is_set():
-            version += 1
+        for version in itertools.count(1):
             table.insert(keys, np.full((count, dim), version, np.float32))
+            if version == 1:
+                begun.wait()
+            if stop.is_set():
+                return
 
     writers = [threading.Thread(target=write, args=(table,)) for table in tables]
     for writer in writers:
         writer.start()
+    begun.wait()
     row_ptrs = np.tile(np.arange(count + 1), 4)
     last = np.zeros(4)
     try:
