@@ -86,9 +86,10 @@ class LogStream:
 
 
 class _LogFile(NamedTuple):
-    """A file of the log. Its name without the folder comes first, so files sort by time."""
+    """A file of the log. Files sort by the time of their begin, which the name has, and then of their end."""
 
-    name: str
+    begin_s: str
+    end_ns: int
     path: Path
     size_bytes: int
 
@@ -103,7 +104,8 @@ def _files(root: Path, suffix: str = "") -> list[_LogFile]:
                     with suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(status.st_mode):
-                            found.append(_LogFile(entry.name, Path(entry.path), status.st_size))
+                            begin_s, _, _ = entry.name.rpartition("-")
+                            found.append(_LogFile(begin_s, status.st_mtime_ns, Path(entry.path), status.st_size))
     return sorted(found)
 
 
