@@ -90,7 +90,7 @@ def from_keras(
             a score or a number of a vector is above 1.
         max_batchsize: maximum samples per request.
         outputs: the names and kinds of the outputs; see ``from_torch``. The model's outputs are in a dictionary by
-            these names, or in a list in this order.
+            these names, or in a list: made by layers of these names, or in this order.
 
     Raises:
         ConfigError: the model or the example cannot be imported. The message names the layer.
@@ -119,12 +119,22 @@ def from_keras(
     if not getattr(model, "inputs", None):
         came = f"{type(model).__name__}, whose inputs Keras does not know"
         raise ConfigError(str(model.name), "", f"expected a functional or a sequential model, got {came}")
+    _check_names(model)
     flat = _without_inner(keras, model)
     for answer, found in zip(answers, keras.tree.flatten(flat(example)), strict=True):
         expected, own = map(keras.ops.convert_to_numpy, (answer, found))
         if not np.allclose(expected, own, atol=tolerance, equal_nan=True):
             raise ConfigError(str(model.name), "", "a model overrides call; expected models that are only their layers")
     return _Conversion(flat, example, logits, max_batchsize, outputs).write(Path(repository), name, tolerance)
+
+
+def _check_names(model: Any) -> None:
+    """Refuse a dictionary of inputs that calls an input by another name than its own, which requests have."""
+    inputs = getattr(model, "input", None)  # absent before a call of some sequential models
+    for key, tensor in inputs.items() if isinstance(inputs, dict) else ():
+        if key != tensor.name:
+            reason = f"its dictionary calls the input {tensor.name!r} {key!r}; give both one name, which requests have"
+            raise ConfigError(str(model.name), "", reason)
 
 
 def _said(err: Exception) -> str:
@@ -168,6 +178,8 @@ class _Conversion:
         self._keras, self._model, self._logits, self._max_batchsize = keras, model, logits, max_batchsize
         self._example, self._source = example, str(model.name)
         answer = model.outputs[0] if len(model.outputs) == 1 and not isinstance(model.output, dict) else model.output
+        if kinds is not None and isinstance(answer, list) and {*kinds} == {*model.output_names}:
+            answer = dict(zip(model.output_names, answer, strict=True))  # not in another order
         self._kinds = kinds_of_answer(self._source, answer, kinds)
         named = [answer[one] for one in self._kinds] if isinstance(answer, dict) else keras.tree.flatten(answer)
         self._outputs = [keras.layers.Identity()(one) for one in named]  # a model cannot be cut at its output

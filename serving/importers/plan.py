@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from serving.errors import ConfigError
+from serving.errors import ConfigError, did_you_mean
 from serving.features import (
     FeatureDefinition,
     FeatureReader,
@@ -220,7 +220,7 @@ def with_features(plan: ImportPlan, features: FeatureDefinition, source: str) ->
     Raises:
         ConfigError: the definition does not fit the plan.
     """
-    features = _in_order(features, plan.dense_names)
+    features = _in_order(features, plan.dense_names, source)
     graph = plan.graph()
     slots = slots_of_graph(graph)
     reader = FeatureReader(features, slots, graph.dense_dim, source)
@@ -234,10 +234,18 @@ def with_features(plan: ImportPlan, features: FeatureDefinition, source: str) ->
     return replace(plan, features=features)
 
 
-def _in_order(features: FeatureDefinition, names: Sequence[str]) -> FeatureDefinition:
-    """Return the features with the dense numbers in the network's order, if their names are the network's."""
+def _in_order(features: FeatureDefinition, names: Sequence[str], source: str) -> FeatureDefinition:
+    """Return the features with the dense numbers in the network's order, if their names are the network's.
+
+    Raises:
+        ConfigError: only some of the names are the network's.
+    """
     places = {name: place for place, name in enumerate(names)}
-    if set(features.dense_names) != places.keys():
+    others = [name for name in features.dense_names if name not in places]
+    if others and len(others) < len(features.dense_names):
+        reason = f"the network has the dense numbers {', '.join(names)}, but no {others[0]!r}"
+        raise ConfigError(source, "", f"{reason}{did_you_mean(others[0], places)}")
+    if others or len(places) != len(features.dense_names):
         return features
     firsts = {one.name: places[names_of_positions(one.name, one.width)[0]] for one in features.dense}
     in_order = tuple(sorted(features.features, key=lambda one: firsts.get(one.name, -1)))

@@ -213,6 +213,31 @@ def test_outputs_have_names_and_kinds(tmp_path):
         np.testing.assert_allclose(found[name], answers[name], atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_outputs_in_a_list_have_the_names_of_their_layers_in_any_order(tmp_path):
+    film = keras.Input((), dtype="int64", name="film")
+    rows = keras.layers.Embedding(9, 4)(film)
+    model = keras.Model(film, [keras.layers.Dense(1, name=name)(rows) for name in ("rating", "price")])
+
+    imported = from_keras(model, np.array([1, 8]), tmp_path, "list", outputs={"price": "score", "rating": "score"})
+
+    rating, price = model(np.array([1, 8]))
+    with hotrow.load_model(imported.path.parent) as session:
+        found = session.predict({"film": [1, 8]})
+    np.testing.assert_allclose(found["rating"], rating, atol=1e-6)
+    np.testing.assert_allclose(found["price"], price, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # of Keras, about the names
+def test_a_dictionary_of_inputs_with_other_names_is_refused(tmp_path):
+    left, right = (keras.Input((), dtype="int64", name=name) for name in ("left", "right"))
+    rows = [keras.layers.Embedding(9, 2)(one) for one in (left, right)]
+    model = keras.Model({"right": left, "left": right}, keras.layers.Dense(1)(keras.layers.Concatenate()(rows)))
+
+    with pytest.raises(ConfigError, match=r"its dictionary calls the input '(left|right)' '(left|right)'; give both"):
+        from_keras(model, {"left": np.array([1]), "right": np.array([2])}, tmp_path, "model")
+
+
 def behind(vectors):
     return keras.layers.Dense(1, activation="sigmoid")(keras.layers.Flatten()(vectors))
 

@@ -191,6 +191,15 @@ def test_features_of_a_module_are_transformed_and_feed_every_table_of_a_key(tmp_
         np.testing.assert_allclose(session.predict(raw)[:, 0], 1 / (1 + np.exp(-logits)), atol=1e-6)
 
 
+def test_dense_features_of_which_only_some_have_the_modules_names_are_refused(tmp_path):
+    example = (torch.zeros(2), torch.ones(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+    numbers = [{"name": "discount", "kind": "dense"}, {"name": "prise", "kind": "dense"}]
+    definition = write_definition(tmp_path / "features.json", [*DEFINITION[:2], *numbers])
+
+    with pytest.raises(ConfigError, match="dense numbers price, discount, but no 'prise'; did you mean 'price'"):
+        from_torch(WithDiscount(), example, tmp_path / "models", "ctr", logits=True, features=definition)
+
+
 def test_features_with_more_keys_than_a_table_has_rows_are_refused(tmp_path):
     example = (torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
     features = [DEFINITION[0], {**DEFINITION[1], "buckets": 500}, DEFINITION[2]]
