@@ -7,10 +7,12 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.errors import ConfigError
 from serving.features import PANDAS_INDEX, is_list_type
@@ -18,9 +20,9 @@ from serving.model.atomic import atomic_write
 from serving.model.names import is_taken
 from serving.model.strict_json import LARGEST_FLOAT32
 from training.data.columns import column_batches, has_csv, import_pyarrow, missing_from
-from training.data.csv_faults import NULL, NULLS
+from training.data.csv_faults import NULL, NULLS, with_line
 from training.errors import DataError
-from training.model.losses import LOSS_OF_OPTION, LogLoss, Loss, SquaredError
+from training.model.losses import LOSS_OF_OPTION, NO_LABEL, LogLoss, Loss, SquaredError
 
 _MOST_ROWS = 1_000_000
 #: A column with more values is hashed; a column with fewer values has a vocabulary.
@@ -100,7 +102,8 @@ def propose(
     """
     pa = import_pyarrow()
     batches = list(_batches(path))
-    table = pa.Table.from_batches(batches) if batches else pa.table({})
+    whole = pa.Table.from_batches(batches) if batches else pa.table({})
+    table = whole
     if holds_out and table.num_rows <= _MOST_ROWS:
         table = table.slice(0, table.num_rows - max(1, table.num_rows // 10))
     if not table.num_rows:
@@ -111,7 +114,7 @@ def propose(
             raise DataError(path, missing_from(table.column_names, name), column=name)
     given = [None] if losses is None else [LOSS_OF_OPTION[loss] for loss in losses]
     pairs = zip(labels, given * (len(labels) // len(given)), strict=True)
-    of_labels = [_proposed_label(pa, path, label, table.column(label), loss) for label, loss in pairs]
+    of_labels = [_proposed_label(pa, path, label, whole.column(label), table.num_rows, loss) for label, loss in pairs]
     read = _typed if has_csv(path) else _as_it_is
     found = [
         _proposed(pa, name, read(pa, table.column(name).combine_chunks()))
@@ -125,7 +128,7 @@ def propose(
     return of_labels + found
 
 
-def shown(proposals: Sequence[Proposal], path: Path) -> Iterator[str]:
+def shown(proposals: Sequence[Proposal]) -> Iterator[str]:
     """Return the lines of a table for people."""
     rows = [("column", "type", "values", "missing", "feature")]
     for one in proposals:
@@ -134,29 +137,39 @@ def shown(proposals: Sequence[Proposal], path: Path) -> Iterator[str]:
     for column, kind, distinct, missing, text in rows:
         cells = (column.ljust(widths[0]), kind.ljust(widths[1]), distinct.rjust(widths[2]), missing.rjust(widths[3]))
         yield "  ".join((*cells, text))
-    losses = [one.loss for one in proposals if one.loss]
-    options = "".join(f" --loss {loss}" for loss in losses) if {*losses} != {LogLoss.option} else ""
-    yield f"features written to {path}: change the file if you like, and train with --features {path}{options}"
 
 
-def write_proposal(proposals: Sequence[Proposal], path: Path) -> None:
-    """Write the proposed features, unless the file exists and has others.
+def write_proposal(proposals: Sequence[Proposal], stem: str) -> tuple[Path, str]:
+    """Write the proposed features into a new file, unless a file has them. Other files are kept.
+
+    Args:
+        proposals: the features.
+        stem: how the file's name begins.
+
+    Returns:
+        the file, and a line for the user.
 
     Raises:
-        ConfigError: the file exists with other features, or cannot be written.
+        ConfigError: the file cannot be written.
     """
     features = [one.feature for one in proposals if one.feature is not None]
     lines = ",\n".join(f"    {json.dumps(feature, ensure_ascii=False)}" for feature in features)
     text = f'{{\n  "format": 1,\n  "features": [\n{lines}\n  ]\n}}\n'
+    first = Path(f"{stem}.features.json")
+    path, others = first, count(2)
     try:
-        if path.exists():
-            if path.read_text(encoding="utf-8") != text:
-                raise ConfigError(str(path), "", "exists already; give it with --features, or remove it")
-            return
-        with atomic_write(path) as file:
-            file.write(text.encode())
+        while path.exists() and path.read_bytes() != text.encode():
+            path = Path(f"{stem}-{next(others)}.features.json")
+        if not path.exists():
+            with atomic_write(path) as file:
+                file.write(text.encode())
     except OSError as err:
         raise ConfigError(str(path), "", f"cannot be written: {(err.strerror or str(err)).lower()}") from err
+    because = "" if path == first else f", because {first} has others"
+    losses = [one.loss for one in proposals if one.loss]
+    options = "".join(f" --loss {loss}" for loss in losses) if {*losses} != {LogLoss.option} else ""
+    how = f"change the file if you like, and train with --features {path}{options}"
+    return path, f"features written to {path}{because}: {how}"
 
 
 def _batches(path: Path) -> Iterator[Any]:
@@ -180,35 +193,61 @@ def _described(feature: dict[str, Any], why: str) -> str:
     return f"{feature['kind']}{''.join(f', {option}' for option in options)}{f': {why}' if why else ''}"
 
 
-def _proposed_label(pa: Any, path: Path, label: str, values: Any, given: Loss | None) -> Proposal:
+def _proposed_label(pa: Any, path: Path, label: str, values: Any, learned: int, given: Loss | None) -> Proposal:
     """Return what is learned of a label. Refuse wrong labels before features are written.
 
     Reading the samples checks each label.
+
+    Args:
+        pa: pyarrow.
+        path: the data.
+        label: the column.
+        values: those of all rows, of which the first ``learned`` are trained on.
+        learned: how many.
+        given: the loss; None: the labels decide.
     """
     compute, loss = pa.compute, given or LogLoss()
+
+    def refuse(reason: str, row: int | None = None) -> NoReturn:
+        err = DataError(path, reason, column=label, record=None if path.is_dir() else row)
+        raise err if err.record is None or not has_csv(path) else with_line(pa, err)
+
     if _is_text(pa.types, values.type):
         values = _typed(pa, compute.utf8_trim_whitespace(values))
         if _is_text(pa.types, values.type):
-            known = ", ".join(map(repr, values.unique().to_pylist()[:3]))
+            known = [*map(repr, values.unique().to_pylist()[:3])]
             expected = f"{loss.expected}, true or false" if loss.kind == "probability" else loss.expected
-            raise DataError(path, f"expected {expected}, found the texts {known}", column=label)
+            advice = f"; turn the label into 0 and 1, such as {label} == {known[0]}"
+            refuse(f"expected {expected}, found the texts {', '.join(known)}{advice}")
     if values.null_count:
-        reason = f"expected {loss.expected}, found {NULL} in {values.null_count:,} rows; leave out rows without a label"
-        raise DataError(path, reason, column=label)
+        row = compute.index(values.is_null(), value=True).as_py()
+        refuse(f"expected {loss.expected}, found {NULL}; {NO_LABEL}", row)
     kind = str(values.type)
     try:
-        numbers = values.cast(pa.float32(), safe=False).to_numpy()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as err:
-        raise DataError(path, f"expected numbers, found {kind}", column=label) from err
-    distinct = len(np.unique(numbers))
-    wrong = loss.is_wrong(numbers)
-    if given is None and distinct > 2 and wrong.mean() >= _OTHER_LABELS:
+        numbers = values.cast(pa.float64(), safe=False).to_numpy()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        refuse(f"expected numbers, found {kind}")
+    distinct = len(np.unique(numbers[:learned]))
+    others = loss.is_wrong(numbers[:learned])
+    if given is None and distinct > 2 and others.mean() >= _OTHER_LABELS:
         loss = SquaredError()
-        wrong = loss.is_wrong(numbers)
+    wrong = loss.is_wrong(numbers)
     if wrong.any():
-        found = numbers[np.argmax(wrong)]
-        raise DataError(path, f"expected {loss.expected}, found {found:g}{loss.advice}", column=label)
-    return Proposal(label, kind, distinct, 0.0, None, f"label: {loss.meaning}", loss.option)
+        row = int(np.argmax(wrong))
+        refuse(loss.fault(numbers[row]), row)
+    return Proposal(label, kind, distinct, 0.0, None, f"label: {_meaning(loss, numbers[:learned])}", loss.option)
+
+
+def _meaning(loss: Loss, numbers: NDArray[np.float64]) -> str:
+    """Say what is learned of labels, and of few whole numbers, which may be classes, how a class is learned."""
+    if not isinstance(loss, SquaredError):
+        return loss.meaning
+    lowest, highest = numbers.min(), numbers.max()
+    is_whole = bool((numbers == np.floor(numbers)).all())
+    shown = " to ".join(f"{number:,.10g}" if is_whole else f"{number:,g}" for number in (lowest, highest))
+    may_be_classes = is_whole and highest - lowest < _FEW_INTEGERS
+    advice = "; for the probability of a class, turn the label into 0 and 1" * bool(may_be_classes)
+    return f"{loss.meaning} of numbers from {shown}{advice}"
 
 
 def _as_it_is(pa: Any, array: Any) -> Any:

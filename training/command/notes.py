@@ -1,5 +1,6 @@
 """Warnings of ``hotrow train`` about data and results that are likely mistakes."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,10 +9,14 @@ import numpy as np
 from training.data.checks import ColumnMap
 from training.data.source import SampleSource
 from training.model.document import TrainingDocument
+from training.model.losses import Floats, figure_text
+from training.model.metrics import variance
 from training.model.trainer import EpochResult
 from training.samples import Samples
 
 _LOOKED_AT = 16_384  # rows
+_LARGE_SHIFT = 0.5  # of a mean, in standard deviations: rarely seen from one day to the next
+_STANDARD_ERRORS = 4.0  # of the mean of few rows: more is no chance
 _LARGE = 100.0  # a dense network learns little from numbers of this size, and may diverge
 #: Layers that read the slots of a table as the positions of a sequence, which share their keys on purpose.
 _OF_SEQUENCES = ("FusedReshapeConcat", "FusedReshapeConcatGeneral")
@@ -33,11 +38,47 @@ def of_samples(document: TrainingDocument, names: ColumnMap, samples: SampleSour
         yield from _equal_keys(document, names.slots, some)
 
 
-def of_epoch(document: TrainingDocument, result: EpochResult, rows: int) -> Iterator[str]:
-    """Warn of labels whose figures are mostly chance."""
-    for name, loss, figures in zip(document.label_columns, document.losses, result.figures, strict=True):
+class LearnedLabels:
+    """What is known of the labels that are learned.
+
+    Attributes:
+        rows: how many rows were looked at.
+        means, stds: of each label.
+    """
+
+    def __init__(self, labels: Floats, weights: Floats | None) -> None:
+        """Take the labels [B, L] and the weights [B] of the first training rows."""
+        self.rows = len(labels)
+        self.means = [float(np.average(column.astype(np.float64), weights=weights)) for column in labels.T]
+        self.stds = [math.sqrt(variance(column, weights)) for column in labels.T]
+
+
+def of_labels(document: TrainingDocument, learned: LearnedLabels, rows: int) -> Iterator[str]:
+    """Warn of a label that is the same in all training rows."""
+    of_rows = f"all {rows:,}" if learned.rows == rows else f"the first {learned.rows:,}"
+    for name, mean, std in zip(document.label_columns, learned.means, learned.stds, strict=True):
+        if not std:
+            yield (
+                f"note: in {of_rows} training rows {name} is {mean:g}, so the model learns a constant. If the data is "
+                f"sorted by {name}, shuffle its rows"
+            )
+
+
+def of_epoch(document: TrainingDocument, result: EpochResult, rows: int, learned: LearnedLabels) -> Iterator[str]:
+    """Warn of labels whose figures are mostly chance, and of evaluation labels that differ from those of the training.
+
+    Data that is sorted by its label has other labels in its last tenth.
+    """
+    columns = zip(document.label_columns, document.losses, result.figures, learned.means, learned.stds, strict=True)
+    for name, loss, figures, mean, std in columns:
         if note := loss.few(name, figures, rows):
             yield note
+        evaluated = np.mean([label for _, label in figures["calibration"]])  # groups of about the same size
+        if abs(evaluated - mean) > std * max(_LARGE_SHIFT, _STANDARD_ERRORS / math.sqrt(rows)) > 0:
+            yield (
+                f"note: the mean of {name} is {figure_text(mean)} in the training rows and {figure_text(evaluated)} in "
+                f"the evaluation rows. If the data is sorted by {name}, shuffle its rows"
+            )
 
 
 def of_result(document: TrainingDocument, epoch: Mapping[str, Any]) -> Iterator[str]:

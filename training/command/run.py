@@ -31,7 +31,7 @@ from training.features import FeatureFile, automatic_dim
 from training.model.ctr_model import CtrModel
 from training.model.document import TrainingDocument, open_document
 from training.model.export import export_model
-from training.model.loss_layers import with_label_statistics, with_losses
+from training.model.loss_layers import first_labels, with_label_statistics, with_losses
 from training.model.losses import Loss, figure_text
 from training.model.sample_check import check_samples_fit
 from training.model.trainer import EpochResult, Position, train
@@ -77,18 +77,21 @@ def _lines(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     torch.set_num_threads(options.threads)
     set_lookup_threads(options.threads)
     samples, evaluation, best_known = _read(options, document, features, processes)
-    document = with_label_statistics(document, samples)
+    labels, weights = first_labels(samples)
+    document = with_label_statistics(document, labels, weights)
+    learned = notes.LearnedLabels(labels, weights)
     data = _described_data(options, samples, evaluation) if processes.is_first else {}
     if best_known:
         yield best_known
     if "solver" in document.document:
         yield f"note: {document.graph.source}: solver: no effect: the options of `hotrow train` take its place"
+    yield from notes.of_labels(document, learned, len(samples))
     yield from notes.of_samples(document, _names(options, document, features), samples, is_raw=features is not None)
     model = _model(document, options, processes)
     if start is not None:
         start.load(model)
     with ExitStack() as stack:
-        training = _Run(options, document, features, model, samples, evaluation, stack)
+        training = _Run(options, document, features, model, samples, evaluation, learned, stack)
         if options.publish is not None:
             training.publish(name)
         yield from training.lines()
@@ -138,16 +141,16 @@ def _prepared(
 
 def _propose(options: argparse.Namespace, processes: Processes) -> Iterator[str]:
     """Propose features and losses from the columns of the data, write the features, and have the training use them."""
-    options.features = Path(f"{options.data.name.split('.')[0]}.features.json")
-    losses = list[str]()
+    losses, path = list[str](), Path()
     if processes.is_first:
         proposals = propose(
             options.data, options.label, options.weight, losses=options.loss, holds_out=options.eval_data is None
         )
-        write_proposal(proposals, options.features)
-        yield from shown(proposals, options.features)
+        yield from shown(proposals)
+        path, written = write_proposal(proposals, options.data.name.split(".")[0])
+        yield written
         losses = [one.loss for one in proposals if one.loss]
-    options.loss = processes.from_first("the proposed features", losses)
+    options.features, options.loss = processes.from_first("the proposed features", (path, losses))
 
 
 def _model(document: TrainingDocument, options: argparse.Namespace, processes: Processes) -> CtrModel:
@@ -272,6 +275,7 @@ class _Run:
         model: CtrModel,
         samples: Samples | FileSource,
         evaluation: Samples | FileSource,
+        learned: notes.LearnedLabels,
         stack: ExitStack,
     ) -> None:
         """Take what is trained. Check everything that can fail, and continue from a checkpoint if asked to."""
@@ -281,6 +285,7 @@ class _Run:
         self._model = model
         self._samples = samples
         self._evaluation = evaluation
+        self._learned = learned
         self._position = Position()
         self._epochs: list[dict[str, Any]] = []
         self._checkpoints: Checkpoints | None = None
@@ -356,7 +361,7 @@ class _Run:
         while not self._is_enough() and (result := next(results, None)) is not None:
             self._epochs.append(_described(document, result))
             self._report()
-            yield from _epoch_lines(document, result, options.epochs, len(self._samples), len(self._evaluation))
+            yield from self._epoch_lines(result)
         if self._is_enough():
             yield f"stopped: {options.patience} epochs without a better {self._errors()}"
         best = self._best_epoch()
@@ -365,6 +370,22 @@ class _Run:
             self._checkpoints.load_model(self._last_step(best), best)
             self._model.processes.wait("the best epoch")  # the folder may be temporary
             yield f"the model of epoch {best} is written, because its {self._errors()} is the best"
+
+    def _epoch_lines(self, result: EpochResult) -> Iterator[str]:
+        document, rows, evaluation_rows = self._document, len(self._samples), len(self._evaluation)
+        pace = f"epoch {result.epoch} of {self._options.epochs}: {rows:,} rows in {result.seconds:.1f} s"
+        yield f"loss {figure_text(result.loss)}  ({pace})"
+        if result.epoch == 1:
+            yield from notes.of_epoch(document, result, evaluation_rows, self._learned)
+        by_loss: dict[type[Loss], dict[int, Loss]] = {}
+        for label, loss in enumerate(document.losses):
+            by_loss.setdefault(type(loss), {})[label] = loss
+        for loss_type, labels in by_loss.items():
+            first, *others = (
+                f"{shown} {_per_label(document, {label: result.figures[label][figure] for label in labels})}"
+                for shown, figure in loss_type.shown
+            )
+            yield f"{first}  (evaluation: {evaluation_rows:,} rows, {', '.join(others)})"
 
     def record(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return the content of ``training.json``."""
@@ -436,21 +457,3 @@ def _temporary(output: Path, stack: ExitStack, processes: Processes) -> Path:
         return Path(processes.from_first("a temporary folder", folder))
     except OSError as err:
         raise OutputError(f"{output}: cannot be written: {(err.strerror or str(err)).lower()}") from err
-
-
-def _epoch_lines(
-    document: TrainingDocument, result: EpochResult, epochs: int, rows: int, evaluation_rows: int
-) -> Iterator[str]:
-    pace = f"epoch {result.epoch} of {epochs}: {rows:,} rows in {result.seconds:.1f} s"
-    yield f"loss {result.loss:.4f}  ({pace})"
-    if result.epoch == 1:
-        yield from notes.of_epoch(document, result, evaluation_rows)
-    by_loss: dict[type[Loss], dict[int, Loss]] = {}
-    for label, loss in enumerate(document.losses):
-        by_loss.setdefault(type(loss), {})[label] = loss
-    for loss_type, labels in by_loss.items():
-        first, *others = (
-            f"{shown} {_per_label(document, {label: result.figures[label][figure] for label in labels})}"
-            for shown, figure in loss_type.shown
-        )
-        yield f"{first}  (evaluation: {evaluation_rows:,} rows, {', '.join(others)})"

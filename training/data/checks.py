@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,22 +56,21 @@ def checked(
     """
     labels, dense, bags = samples.labels, samples.dense, samples.bags
 
-    def refuse(kind: str, column: int, record: int, expected: str, found: Any) -> None:
+    def refuse(kind: str, column: int, record: int, reason: str) -> None:
         names = (
             () if columns is None else {"label": columns.labels, "dense": columns.dense, "slot": columns.slots}[kind]
         )
         name = names[column] if names else f"{kind}[{column}]"
-        raise DataError(source, f"expected {expected}, found {found}", column=name, record=first_record + record)
+        raise DataError(source, reason, column=name, record=first_record + record)
 
     for column, (loss, values) in enumerate(zip(losses or [LogLoss()] * labels.shape[1], labels.T, strict=False)):
         if (wrong := loss.is_wrong(values)).any():
             record = int(np.argmax(wrong))
-            found = np.format_float_positional(values[record], trim="-")
-            refuse("label", column, record, loss.expected, found + loss.advice)
+            refuse("label", column, record, loss.fault(values[record]))
     if (wrong := ~np.isfinite(dense)).any():
         record, column = np.argwhere(wrong)[0].tolist()
         found = np.format_float_positional(dense[record, column], trim="-")
-        refuse("dense", column, record, "a finite number", found)
+        refuse("dense", column, record, f"expected a finite number, found {found}")
     weights = np.ones(0, np.float32) if samples.weights is None else samples.weights
     wrong_weights = ~np.isfinite(weights) | (weights < 0)
     if wrong_weights.any():
@@ -85,7 +83,7 @@ def checked(
         at = int(np.argmax(wrong_keys))
         record, slot = divmod(at if bags.has_one_key_each else _bag_of(bags, at), bags.slots)
         lowest, highest = (SMALLEST_KEY, LARGEST_KEY) if sizes is None else (0, sizes[slot] - 1)
-        refuse("slot", slot, record, f"a key from {lowest} to {highest}", bags.keys[at])
+        refuse("slot", slot, record, f"expected a key from {lowest} to {highest}, found {bags.keys[at]}")
     if keys is bags.keys:
         return samples
     bags = Bags(keys, None if bags.has_one_key_each else bags.row_ptrs, bags.slots)

@@ -28,7 +28,7 @@ from serving.features import is_list_type
 from serving.model.atomic import atomic_write
 from serving.model.data_files import list_data_files
 from serving.model.regular_file import check_regular, wrong_kind
-from serving.model.strict_json import Fields, read_json
+from serving.model.strict_json import LARGEST_FLOAT32, Fields, read_json
 from training.data.checks import ColumnMap, checked
 from training.data.csv_faults import (
     NULL,
@@ -44,7 +44,7 @@ from training.data.file_list import read_file_list
 from training.data.raw_columns import RawColumns
 from training.data.streams import read_ahead
 from training.errors import DataError
-from training.model.losses import Loss
+from training.model.losses import NO_LABEL, Loss
 from training.samples import Bags, Samples
 
 _READ_ROWS = 65_536  # pyarrow is slow with small batches
@@ -569,11 +569,18 @@ class _Converter:
                 raise DataError(self._path, f"expected numbers, found {values.type}", column=name)
             if values.null_count:
                 row = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
-                reason = f"expected a number, found {NULL}"
+                advice = f"; {NO_LABEL}" if name in self._columns.labels else ""
+                reason = f"expected a number, found {NULL}{advice}"
                 raise DataError(self._path, reason, column=name, record=self._first_row + row)
             columns.append(values.to_numpy(zero_copy_only=False))
         with np.errstate(over="ignore"):
-            return _side_by_side(columns, batch.num_rows, np.float32)
+            numbers = _side_by_side(columns, batch.num_rows, np.float32)
+        for name, values, of_float32 in zip(names, columns, numbers.T, strict=True):
+            if (is_larger := np.isinf(of_float32) & np.isfinite(values)).any():
+                row = int(np.argmax(is_larger))
+                reason = f"expected a number of at most {LARGEST_FLOAT32:.2g}, found {values[row]:g}"
+                raise DataError(self._path, reason, column=name, record=self._first_row + row)
+        return numbers
 
     def _numbers_of_texts(self, name: str, values: Any) -> Any:
         """Return the numbers or booleans that texts stand for."""
@@ -583,7 +590,9 @@ class _Converter:
         for word, digit in (("true", "1"), ("false", "0")):
             texts = compute.if_else(compute.equal(texts, word), digit, texts)
         try:
-            return texts.cast(pa.float32())
+            found = texts.cast(pa.float32())
+            is_finite = compute.all(compute.is_finite(found)).as_py()
+            return found if is_finite is not False else texts.cast(pa.float64())  # a number may be too large
         except pa.ArrowInvalid:
             pass
         for row, text in enumerate(texts.to_pylist()):

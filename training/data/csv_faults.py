@@ -21,6 +21,7 @@ OPEN_QUOTE = "a quoted field has no closing quote"
 _FIRST_BYTES = 1 << 20
 _ENDING = re.compile(r"\.(csv|dat|tsv|txt)(\.\w+)?$")
 _END, _TOO_LONG = "\0end of file", "\0too long"
+_READ_AS = re.compile(rf"\bfound ({NULL}|-?inf)(?=;|$)")
 _USUAL_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]*)?")
 
 
@@ -121,14 +122,16 @@ def _is_utf8(content: bytes) -> bool:
 def with_line(pa: Any, err: DataError) -> DataError:
     """Return an error that names a record as one that names the record's line; without a record, the header's.
 
-    pyarrow reads some words as null, such as ``nan``. The error then says which word the file has.
+    pyarrow reads some words as null, such as ``nan``, and large numbers as infinite. The error then says what the file
+    has.
     """
     path, place = Path(err.source), 0 if err.record is None else err.record + 1
     records = _records(pa, path)
     _, names = header = next(records)
     line, fields = next(islice(chain([header], records), place, None), (None, names))
-    found = _shown(fields[names.index(err.column)]) if err.column in names else ""
-    reason = err.reason.removesuffix(NULL) + found if err.reason.endswith(NULL) else err.reason
+    reason, read_as = err.reason, _READ_AS.search(err.reason)
+    if read_as is not None and err.column in names and (field := fields[names.index(err.column)]) != read_as[1]:
+        reason = reason.replace(read_as[0], f"found {_shown(field)}")
     return DataError(path, reason, line=line, column=err.column)
 
 

@@ -1,14 +1,16 @@
 """The loss layers of a training document: which losses there are, and what they know of the labels."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from serving.errors import ConfigError
 from training.data.source import SampleSource
+from training.errors import DataError
 from training.model.document import Label, TrainingDocument, parse_document
-from training.model.losses import LOSS_OF_LAYER, LOSS_OF_OPTION, LOSSES
-from training.samples import Samples
+from training.model.losses import LOSS_OF_LAYER, LOSS_OF_OPTION, LOSSES, Floats
 
 _MOST_LOOKED_AT = 1_000_000
 _MEMBERS = {member for loss in LOSSES for member in loss.members}
@@ -40,31 +42,46 @@ def with_losses(document: TrainingDocument, options: Sequence[str]) -> TrainingD
     return _with_changed_losses(document, changed)
 
 
-def with_label_statistics(document: TrainingDocument, samples: SampleSource) -> TrainingDocument:
+def first_labels(samples: SampleSource) -> tuple[Floats, Floats | None]:
+    """Return the labels of the first million samples, float32[B, L], and their weights; None: all count the same."""
+    labels, weights, rows = [], [], 0
+    for part in samples.parts():
+        part = part[: _MOST_LOOKED_AT - rows]
+        rows += len(part)
+        labels.append(part.labels)
+        weights += [] if part.weights is None else [part.weights]
+        if rows == _MOST_LOOKED_AT:
+            break
+    together = np.concatenate(weights) if weights else None
+    return np.concatenate(labels), together if together is not None and together.any() else None
+
+
+def with_label_statistics(document: TrainingDocument, labels: Floats, weights: Floats | None) -> TrainingDocument:
     """Return a document whose regressions know the mean and the standard deviation of their labels.
 
-    A loss layer that has them keeps them. Only the first million samples are read.
+    A loss layer that has them keeps them.
+
+    Args:
+        document: the document.
+        labels: of the training, see ``first_labels``.
+        weights: how much each sample counts; None: all count the same.
+
+    Raises:
+        DataError: nothing can be learned from a label.
     """
     layers = [layer for layer in document.document["layers"] if layer["type"] in LOSS_OF_LAYER]
     if all(layer.keys() >= set(LOSS_OF_LAYER[layer["type"]].members) for layer in layers):
         return document
-    some = Samples.joined(list(_first(samples, _MOST_LOOKED_AT)))
-    weights = some.weights if some.weights is not None and some.weights.any() else None
-    columns = iter(some.labels.T)
+    for name, loss, of_label in zip(document.label_columns, document.losses, labels.T, strict=True):
+        if reason := loss.unlearnable(of_label):
+            raise DataError("training samples", reason, column=name)
+    columns = iter(labels.T)
 
     def changed(layer: Layer, label: Label) -> Layer:
         of_label = [next(columns) for _ in label.weights]
         return {**LOSS_OF_LAYER[layer["type"]].statistics(of_label, weights), **layer}
 
     return _with_changed_losses(document, changed)
-
-
-def _first(samples: SampleSource, most: int) -> Iterator[Samples]:
-    for part in samples.parts():
-        yield part[:most]
-        most -= len(part)
-        if most <= 0:
-            return
 
 
 def _with_changed_losses(document: TrainingDocument, change: Callable[[Layer, Label], Layer]) -> TrainingDocument:

@@ -34,6 +34,12 @@ _FEW = 30  # with fewer rows of a class, the standard error of an AUC is about 0
 _NO_ORDER = 0.05  # an AUC so close to 0.5 is mostly chance
 _TOO_GOOD = 0.99  # an AUC or R2 that clicks and ratings do not reach
 _NEAR_ONE = 1 - 1e-9
+_SMALL, _LARGE = 0.001, 1000  # numbers in between are shown with four decimals
+_LONG = 1e16  # numbers of this size are shown with an exponent
+_LEAST_STEPS = 30  # of float32 in a standard deviation; the rounding is then at most 1 % of the differences
+_EXACT_INTEGERS = 2**24  # all integers up to this one are numbers of float32
+#: What to do about a row whose label is null or NaN.
+NO_LABEL = "leave out rows without a label"
 
 
 class Loss(ABC):
@@ -73,6 +79,16 @@ class Loss(ABC):
     @abstractmethod
     def is_wrong(self, labels: Floats) -> NDArray[np.bool_]:
         """Return which labels it does not take."""
+
+    def fault(self, label: float) -> str:
+        """Say what is wrong with a label that it does not take, and what to do."""
+        text = np.format_float_positional(label, trim="-") if abs(label) < _LONG else f"{label:g}"
+        advice = f"; {NO_LABEL}" if math.isnan(label) else self.advice if math.isfinite(label) else ""
+        return f"expected {self.expected}, found {text}{advice}"
+
+    def unlearnable(self, labels: Floats) -> str:
+        """Say why nothing can be learned from labels [B] of the training; empty if something can."""
+        return ""
 
     @abstractmethod
     def of_samples(self, logits: Any, labels: Any) -> Any:
@@ -239,6 +255,17 @@ class SquaredError(Loss):
         is_wrong: NDArray[np.bool_] = ~np.isfinite(labels)
         return is_wrong
 
+    def unlearnable(self, labels: Floats) -> str:
+        """See ``Loss``. Answers are float32, too, so other labels would not help."""
+        largest = labels[np.argmax(np.abs(labels))]
+        step, spread = float(np.abs(np.spacing(np.float32(largest)))), math.sqrt(variance(labels))
+        if spread >= _LEAST_STEPS * step or (spread == 0 and abs(largest) <= _EXACT_INTEGERS):
+            return ""
+        return (
+            f"expected labels that float32 tells apart, found numbers of about {largest:,.10g}, where float32 has a "
+            f"number every {step:g}; subtract a constant from the labels, and add it to the answers"
+        )
+
     def of_samples(self, logits: Any, labels: Any) -> Any:
         """See ``Loss``."""
         return (logits - (labels - self.label_mean) / self.label_std).square()
@@ -291,4 +318,6 @@ def figure_text(value: float | None) -> str:
     """Return a figure for people."""
     if value is None:
         return ""
-    return f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.1f}"
+    if value and abs(value) < _SMALL:  # such as an RMSE of small labels
+        return f"{value:.3g}"
+    return f"{value:,.4f}" if abs(value) < _LARGE else f"{value:,.1f}"

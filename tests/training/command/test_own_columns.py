@@ -90,9 +90,8 @@ def test_two_classes_that_are_not_0_and_1_are_refused_before_features_are_writte
     write_csv("a.csv", rows)
     pq.write_table(pa.table(rows), "a.parquet")
     assert train(f"a.{kind}", label="class") == 1
-    text = (
-        f"a.{kind} column class: expected 0 or 1, found 5. To predict an amount or a rating, train a regression: --loss"
-    )
+    place = "line 2 column class" if kind == "csv" else "column class record 0"
+    text = f"a.{kind} {place}: expected 0 or 1, found 5. To predict an amount or a rating, train a regression: --loss"
     assert text in capsys.readouterr().err
     assert not list(folder.glob("*.features.json"))
 

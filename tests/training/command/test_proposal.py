@@ -175,10 +175,14 @@ def test_a_file_of_features_is_kept(data, capsys):
     path = data / "clicks.features.json"
     path.write_text(path.read_text().replace('"most": 3', '"most": 2'))
     changed = path.read_text()
-    assert train() == 1
-    assert "clicks.features.json: exists already; give it with --features, or remove it" in capsys.readouterr().err
     assert train("--features", "clicks.features.json") == 0
+    capsys.readouterr()
+    for _ in range(2):
+        assert train() == 0
+        written = "features written to clicks-2.features.json, because clicks.features.json has others: change"
+        assert written in capsys.readouterr().out
     assert path.read_text() == changed
+    assert sorted(file.name for file in data.glob("*.json")) == ["clicks-2.features.json", "clicks.features.json"]
 
 
 @pytest.mark.parametrize(
@@ -199,12 +203,13 @@ def test_a_file_of_features_is_kept(data, capsys):
         (
             "null.parquet",
             "clicked",
-            "column clicked: expected 0 or 1, found null in 4 rows; leave out rows without a label",
+            "column clicked record 1: expected 0 or 1, found null; leave out rows without a label",
         ),
-        ("null.csv", "clicked", "column clicked: expected 0 or 1, found null in 1 rows"),
+        ("null.csv", "clicked", "line 3 column clicked: expected 0 or 1, found ''; leave out rows without a label"),
+        ("late.csv", "clicked", "line 12 column clicked: expected 0 or 1, found 'NA'; leave out rows without a label"),
         ("empty.parquet", "clicked", "empty.parquet: no samples"),
         ("wrong.parquet", "clicked", "wrong.parquet: "),
-        ("answers.csv", "clicked", "column clicked: expected 0 or 1, true or false, found the texts 'yes'"),
+        ("answers.csv", "clicked", "column clicked: expected 0 or 1, true or false, found the texts 'yes', 'no'; turn"),
     ],
 )
 def test_data_without_features_is_refused(data, capsys, file, label, text):
@@ -212,6 +217,7 @@ def test_data_without_features_is_refused(data, capsys, file, label, text):
     pq.write_table(pa.table({"clicked": pa.array([], pa.int64())}), "empty.parquet")
     pq.write_table(pa.table({"clicked": [True, None, None, False] * 2, "a": ["x", "y"] * 4}), "null.parquet")
     (data / "null.csv").write_text("clicked,a\n1,x\n,y\n0,z\n1,x\n")
+    (data / "late.csv").write_text("clicked,a\n" + "1,x\n0,y\n" * 5 + "NA,x\n")  # a row that is held out
     (data / "wrong.parquet").write_bytes(b"PAR1 no file")
     (data / "short.csv").write_text("clicked,a,b\n1,x,1\n0,y\n")
     (data / "latin.csv").write_bytes(b"clicked,a,b\n1,Z\xfcrich,1\n0,y,2\n")

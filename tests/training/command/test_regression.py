@@ -13,10 +13,11 @@ from serving.cli.main import main
 from serving.errors import TraceError
 from serving.model.records import Output
 from tests.training.command.running import hotrow_train
-from training.command.notes import of_epoch, of_result
+from training.command.notes import LearnedLabels, of_epoch, of_result
 from training.errors import TrainingError
 from training.model.document import open_document
 from training.model.loss_layers import with_losses
+from training.model.losses import figure_text
 from training.model.trainer import EpochResult
 
 ROWS, HELD_OUT = 400, 40
@@ -107,7 +108,7 @@ def test_the_proposal_says_what_is_learned_of_each_label(folder, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] + line[line.index("label:") :] for line in lines[1:3]] == [
         "clickedlabel: the probability of 1",
-        "pricelabel: a regression (mean squared error)",
+        "pricelabel: a regression (mean squared error) of numbers from 50,000 to 500,000",
     ]
     assert any(line.endswith("several.features.json --loss log --loss mse") for line in lines)
     assert any(line.startswith("AUC clicked 0.") for line in lines)
@@ -196,12 +197,27 @@ def test_replay_compares_ratings_with_answers(folder, liked):
 @pytest.mark.parametrize(
     ("values", "options", "text"),
     [
-        ([-1] * 10 + [0, 1] * 195, [], "column y: expected 0 or 1, found -1. To predict an amount"),  # few others
-        ([1, 2, 3, 4], ["--loss", "log"], "column y: expected 0 or 1, found 2. To predict an amount"),
-        ([1.5, np.inf, 2, 3], ["--loss", "mse"], "column y: expected a finite number, found inf"),
-        ([1.5, None, 2, 3], ["--loss", "mse"], "column y: expected a finite number, found null in 90 rows"),
+        (
+            [-1] * 10 + [0, 1] * 195,
+            [],
+            "column y record 0: expected 0 or 1, found -1. To predict an amount",
+        ),  # few others
+        ([1, 2, 3, 4], ["--loss", "log"], "column y record 1: expected 0 or 1, found 2. To predict an amount"),
+        ([1.5, np.inf, 2, 3], ["--loss", "mse"], "column y record 1: expected a finite number, found inf"),
+        (
+            [1.5, None, 2, 3],
+            ["--loss", "mse"],
+            "column y record 1: expected a finite number, found null; leave out rows without a label",
+        ),
         (["good", "bad"], ["--loss", "mse"], "column y: expected a finite number, found the texts 'good', 'bad'"),
         (["good", "bad"], [], "column y: expected 0 or 1, true or false, found the texts 'good', 'bad'"),
+        ([-1, 1], [], "column y record 0: expected 0 or 1, found -1. To predict an amount"),
+        ([1e39, 1, 2, 3], [], "column y record 0: expected a number of at most 3.4e+38, found 1e+39"),
+        (
+            [10**9 + one for one in range(1, 6)],
+            [],
+            "column y: expected labels that float32 tells apart, found numbers of about 1,000,000,000, where",
+        ),
         ([[1], [2]], [], "column y: expected numbers, found list<element: int64>"),
         ([1, 2, 3, 4], ["--features", "ratings.features.json", "--loss", "log"], "column y record 1: expected 0 or 1"),
     ],
@@ -213,7 +229,7 @@ def test_labels_that_a_loss_does_not_take_are_refused(folder, values, options, t
     )
     assert train(folder, "--label", "y", *options, data="y.parquet") == 1
     assert text in capsys.readouterr().err
-    assert not (folder / "y.features.json").exists()
+    (folder / "y.features.json").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -256,6 +272,47 @@ def test_a_regression_that_is_likely_a_mistake_is_named():
         TrainingError, match="no model is written: the RMSE of label is 100,000, and a constant predict"
     ):
         notes(rmse=1e5)
-    result = EpochResult(1, 0.5, (0.5,), (figures,), 1.0)
-    assert list(of_epoch(document, result, 29)) == ["note: 29 evaluation rows are too few for a reliable RMSE of label"]
-    assert not list(of_epoch(document, result, 30))
+    learned = LearnedLabels(np.array([[1.0], [3.0]]), None)  # a mean of 2 and a standard deviation of 1
+
+    def of_rows(rows, mean):
+        result = EpochResult(1, 0.5, (0.5,), ({**figures, "calibration": ((2.0, mean - 0.5), (2.5, mean + 0.5))},), 1.0)
+        return list(of_epoch(document, result, rows, learned))
+
+    assert of_rows(29, 2.0) == ["note: 29 evaluation rows are too few for a reliable RMSE of label"]
+    assert not of_rows(30, 2.6)  # by chance
+    assert not of_rows(1000, 2.4)
+    [note] = of_rows(1000, 2.6)
+    assert note.startswith("note: the mean of label is 2.0000 in the training rows and 2.6000 in the evaluation rows")
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        ([1] * ROWS, "note: in all 360 training rows y is 1, so the model learns a constant. If the data is sorted"),
+        ([1] * 360 + [0, 1] * 20, "note: in all 360 training rows y is 1"),
+        ([1] * 200 + [0] * 200, "the mean of y is 0.5556 in the training rows and 0.0000 in the evaluation rows. If"),
+    ],
+)
+def test_constant_and_sorted_labels_are_named(folder, labels, text, capsys):
+    rows = ratings()
+    pq.write_table(pa.table({"user": rows["user"], "item": rows["item"], "y": labels}), "y.parquet")
+    assert train(folder, "--label", "y", "--name", "sorted", data="y.parquet") == 0
+    assert text in capsys.readouterr().out
+
+
+def test_classes_of_whole_numbers_are_called_a_regression(folder, capsys):
+    rows = ratings()
+    pq.write_table(pa.table({"user": rows["user"], "item": rows["item"], "y": [0, 1, 2, 1] * 100}), "y.parquet")
+    assert train(folder, "--label", "y", "--name", "classes", data="y.parquet") == 0
+    line = "label: a regression (mean squared error) of numbers from 0 to 2; for the probability of a class, turn"
+    assert line in capsys.readouterr().out
+
+
+def test_figures_of_small_labels_have_digits():
+    assert [figure_text(value) for value in (0.0, 2.7e-6, 0.0123456, -0.5, 1234.56)] == [
+        "0.0000",
+        "2.7e-06",
+        "0.0123",
+        "-0.5000",
+        "1,234.6",
+    ]

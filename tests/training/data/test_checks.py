@@ -64,7 +64,7 @@ WRONG = [
     (EVERY, {"labels": (0, 1, 0.5)}, 0, "expected 0 or 1, found 0.5"),
     (EVERY, {"labels": (0, 1, 0.9999999)}, 0, "expected 0 or 1, found 0.9999999"),
     (EVERY, {"labels": (0, 1, -1)}, 0, "expected 0 or 1, found -1"),
-    (NAN, {"labels": (0, 1, np.nan)}, 0, "expected 0 or 1, found nan"),
+    (NAN, {"labels": (0, 1, np.nan)}, 0, "expected 0 or 1, found nan; leave out rows without a label"),
     (NAN, {"dense": (0, 1, np.nan)}, 1, "expected a finite number, found nan"),
     (EVERY, {"dense": (0, 1, -np.inf)}, 1, "expected a finite number, found -inf"),
     (SIGNED, {"keys": (0, 1, BIG)}, 2, f"{KEYS}, found {BIG}"),

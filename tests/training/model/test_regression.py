@@ -14,7 +14,7 @@ from serving.opening import load_model
 from training.model.ctr_model import CtrModel
 from training.model.document import parse_document
 from training.model.export import export_model
-from training.model.loss_layers import with_label_statistics, with_losses
+from training.model.loss_layers import first_labels, with_label_statistics, with_losses
 from training.model.losses import LogLoss, SquaredError, losses_of
 from training.model.metrics import mean_absolute_error, mean_squared_error, r_squared, variance
 from training.samples import Bags, Samples
@@ -163,20 +163,20 @@ def test_a_weight_counts_as_repeats_of_the_sample():
 
 def test_the_mean_and_the_deviation_of_the_training_labels_are_those_of_numpy():
     samples, document = ratings(), parse_document(graph_of(squared()), "g.json")
-    found = with_label_statistics(document, samples).document["layers"][-1]
+    found = with_label_statistics(document, *first_labels(samples)).document["layers"][-1]
     assert (found["mean"], found["std"]) == (
         pytest.approx([samples.labels.mean()]),
         pytest.approx([samples.labels.std()]),
     )
 
     weighted = ratings(weights=np.arange(64, dtype=np.float32))
-    found = with_label_statistics(document, weighted).document["layers"][-1]
+    found = with_label_statistics(document, *first_labels(weighted)).document["layers"][-1]
     assert found["mean"] == pytest.approx([np.average(samples.labels[:, 0], weights=np.arange(64))])
 
     given = parse_document(graph_of(squared(mean=[1.0], std=[2.0])), "g.json")
-    assert with_label_statistics(given, samples) is given
+    assert with_label_statistics(given, *first_labels(samples)) is given
     equal = Samples(np.full((64, 1), 7, np.float32), samples.dense, samples.bags, np.zeros(64, np.float32))
-    found = with_label_statistics(document, equal).document["layers"][-1]
+    found = with_label_statistics(document, *first_labels(equal)).document["layers"][-1]
     assert (found["mean"], found["std"]) == ([7.0], [1.0])
 
 
