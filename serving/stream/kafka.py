@@ -136,6 +136,7 @@ class KafkaSource(UpdateSource):
         self._lock = threading.Lock()  # held by whoever uses the client, so ``close`` frees no client in use
         self._positions: dict[str, int] = {}
         self._assigned: set[str] = set()
+        self._ends: dict[str, tuple[int, int]] = {}  # the first and the next offset when a partition was assigned
         self._last: dict[str, int] = {}  # checksums of the records before the positions, until compared
         self._made_again: set[str] = set()
         self._refresh_at_s = 0.0
@@ -182,8 +183,9 @@ class KafkaSource(UpdateSource):
         with self._lock:
             for name in () if self._closed.is_set() else self._assigned:
                 low, high = self._client.get_watermark_offsets(_partition(name), cached=True)
-                if high >= 0:
-                    lags[name] = max(high - self._positions.get(name, low), 0)
+                if high < 0:  # nothing was fetched yet
+                    low, high = self._ends[name]
+                lags[name] = max(high - self._positions.get(name, low), 0)
         return lags
 
     def commit(self, positions: Mapping[str, str]) -> None:
@@ -277,6 +279,7 @@ class KafkaSource(UpdateSource):
             with self._translated():
                 self._client.incremental_assign([_partition(name, position - (name in self._last))])
             self._assigned.add(name)
+            self._ends[name] = low, high
 
     def _found_partitions(self) -> set[str]:
         with self._translated():

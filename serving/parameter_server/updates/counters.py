@@ -26,7 +26,6 @@ class UpdateCounters:
         """Start at zero; see ``UpdateStream``."""
         self.fault = ""
         self._max_staleness_s = max_staleness_s
-        self._whole_s = time.monotonic()  # when nothing was waiting the last time
         self._was_asked = False  # whether the log has said how many records wait
         self._lock = threading.Lock()  # guards the fields below
         self._rows = Counter[tuple[str, str]]()
@@ -37,7 +36,10 @@ class UpdateCounters:
         self._steps: dict[str, int] = {}
         self._times_ms: dict[str, int] = {}
         self._lags: Mapping[str, int] = {}  # by partition
-        self._reached_ms = 0
+        # Everything that was published until then is applied: by partition, and of all partitions. These are times of
+        # this machine's monotonic clock, so a clock that is wrong or jumps later does not hide old rows.
+        self._fresh_s: dict[str, float] = {}
+        self._whole_s = time.monotonic()
 
     def applied(self, record: Record, message: UpdateMessage) -> None:
         """Count a message whose rows every lookup finds now."""
@@ -63,17 +65,22 @@ class UpdateCounters:
             self._rejected[reason] += 1
             return self._rejected[reason]
 
-    def reached(self, time_ms: int) -> None:
-        """Note when the last record that was read was published."""
+    def reached(self, record: Record) -> None:
+        """Note that everything up to a record of its partition is applied."""
+        if not record.time_ms:  # unknown
+            return
+        fresh_s = time.monotonic() - max(time.time() - record.time_ms / 1000, 0.0)
         with self._lock:
-            self._reached_ms = time_ms
+            self._fresh_s[record.partition] = max(fresh_s, self._fresh_s.get(record.partition, fresh_s))
 
     def lag(self, records: Mapping[str, int]) -> None:
         """Note how many records have not been read, by partition."""
+        now_s = time.monotonic()
         with self._lock:
             self._lags, self._was_asked = records, True
+            self._fresh_s |= {partition: now_s for partition, count in records.items() if not count}
             if not self._lag:
-                self._whole_s = time.monotonic()
+                self._whole_s = now_s
 
     @property
     def _lag(self) -> int:
@@ -83,8 +90,10 @@ class UpdateCounters:
     def staleness_s(self) -> float:
         """How old the model's rows may be: messages have been waiting since then, or nothing is known of the log."""
         with self._lock:
-            age_s = time.time() - self._reached_ms / 1000 if self._lag and self._reached_ms else 0.0
-            return max(age_s, time.monotonic() - self._whole_s if self._lag or self.fault else 0.0)
+            fault, now_s = self.fault, time.monotonic()
+            waiting = [partition for partition, count in self._lags.items() if count or fault]
+            whole_s = self._whole_s if fault and not waiting else now_s
+            return now_s - min((self._fresh_s.get(partition, self._whole_s) for partition in waiting), default=whole_s)
 
     def freshness(self) -> dict[str, int]:
         """How new the model's rows are, for an answer's parameters. Nothing is known of tables without an update."""

@@ -110,6 +110,7 @@ class ModelUpdates:
         self._closing = threading.Event()
         self._logged_s: dict[str, float] = {}
         self._logged_faults: set[type[Exception]] = set()
+        self._failed: dict[str, str] = {}  # the position of the record that failed last, by partition
         self._nearly_full: set[str] = set()
         self._answered_keys: list[int] = []  # of each table, when the last message was applied
         self._rotated: Mapping[str, LogState] = {}  # where the log was when the old shown changes ended
@@ -170,18 +171,18 @@ class ModelUpdates:
                 for number, record in enumerate(records, 1):
                     try:
                         self._take(record)
-                    except HotrowError:
+                    except Exception:
+                        self._failed = {record.partition: record.position}
                         self._count_waiting(source, records[number - 1 :])
                         raise
                     if self._closing.is_set():
                         return
-                    if time.monotonic() >= looked_s + SYNC_INTERVAL_S:  # small messages of one read may take long
+                    if self._must_look(looked_s):  # small messages of one read may take long
                         self._look(source, records[number:])
                         looked_s = time.monotonic()
-                self._resumed()
                 if not records:
                     self._count_waiting(source, records)
-                    if time.monotonic() >= looked_s + SYNC_INTERVAL_S:
+                    if self._must_look(looked_s):
                         self._look(source, records)
                         looked_s = time.monotonic()
 
@@ -203,13 +204,21 @@ class ModelUpdates:
             for partition, log in self._logs.items():
                 self._logs[partition] = min(log, self._reached[name].get(partition, LogState()), key=_order)
 
+    def _must_look(self, looked_s: float) -> bool:
+        return time.monotonic() >= looked_s + SYNC_INTERVAL_S or (bool(self.counters.fault) and self._is_past_failure)
+
+    @property
+    def _is_past_failure(self) -> bool:
+        """Whether the record that failed is applied now: records before it may be read again and succeed."""
+        return not behind(self.positions, self._failed)
+
     def _look(self, source: UpdateSource, waiting: Sequence[Record]) -> None:
         """Count what waits, and bring everything that was applied to the disk."""
-        self._resumed()
         self._count_waiting(source, waiting)
         self._warn_of_room()
         self._sync()
         source.commit(self.positions)
+        self._resumed()
 
     def _count_waiting(self, source: UpdateSource, waiting: Sequence[Record]) -> None:
         """Count the records in the log and those that were read and not applied."""
@@ -231,7 +240,7 @@ class ModelUpdates:
         except BadMessageError as err:
             self._reject(record, err.reason, str(err))
         self._logs[record.partition] = log.after(record, message)
-        self.counters.reached(record.time_ms)
+        self.counters.reached(record)
 
     def _message(self, record: Record) -> UpdateMessage | None:
         """Decode a record; None if it changes nothing.
@@ -403,10 +412,11 @@ class ModelUpdates:
         self.counters.fault = text
 
     def _resumed(self) -> None:
-        if self.counters.fault:
+        if self.counters.fault and self._is_past_failure:
             logger.warning("model %r gets updates again", self._config.name)
             self.counters.fault = ""
             self._logged_faults.clear()
+            self._failed = {}
 
 
 def _order(state: LogState) -> tuple[int, ...]:

@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 
 from serving.config import RedisConfig
 from serving.errors import RequestError, StoreError
+from serving.parameter_server import ParameterServer
+from serving.parameter_server.updates import UpdateStream
+from serving.parameter_server.updates import reader as updates
 from serving.storage import MemoryStore, RedisStore
 from serving.storage.marker import Marker
 from serving.storage.store import Change, Reached, TableSpec
-from serving.stream.folder import FolderSink
+from serving.stream.folder import FolderSink, FolderSource
 from serving.stream.log_state import LogState
 from serving.stream.message import Kind
 from tests.serving.parameter_server.stream import (
@@ -85,6 +88,39 @@ def test_several_processes_apply_each_message_once(tmp_path_factory, redis, clie
             assert until(lambda server=server: server.updates(model).positions == last)
         assert [rows_of(server) for server in servers] == [expected] * 3
         assert held_by(servers[0].stores[-1]) == expected
+
+
+def test_a_full_redis_is_one_fault_although_the_records_before_it_are_read_again(
+    tmp_path, client, redis, monkeypatch, caplog
+):
+    """The other table gets no rows, so it is still before those records."""
+    for name, value_s in {"FIRST_PAUSE_S": 0.01, "LONGEST_PAUSE_S": 0.02, "SYNC_INTERVAL_S": 60.0}.items():
+        monkeypatch.setattr(updates, name, value_s)
+    model, log, opened = write_streamed_model(tmp_path), FolderSink(tmp_path / "log"), []
+    [table] = model.tables
+    model = model.model_copy(update={"tables": (table, table.model_copy(update={"name": "u"}))})
+
+    def source(_):
+        opened.append(True)
+        return FolderSource(tmp_path / "log")
+
+    with ParameterServer([store_of(redis)], updates=UpdateStream(source, poll_s=0.02)) as server:
+        server.load_model(model)
+        send(log, message(Kind.DELETE, [1]), *[message(Kind.UPSERT, [77], [[1, 1, 1]])] * 2)
+        assert until(lambda: server.updates(model).positions == {"folder": "3"})
+        client.config_set("maxmemory", 1)
+        try:
+            send(log, message(Kind.UPSERT, [78], [[2, 2, 2]]))
+            assert until(lambda: len(opened) > 5)
+            assert server.health("m").readiness().state == "degraded"
+        finally:
+            client.config_set("maxmemory", 0)
+        assert until(lambda: server.updates(model).positions == {"folder": "4"})
+        assert until(lambda: server.health("m").readiness().state == "ready")
+        wanted = STARTED | {77: [1, 1, 1], 78: [2, 2, 2]}
+        assert rows_of(server) == {key: row for key, row in wanted.items() if key != 1}
+    assert caplog.text.count("gets no updates") == 1
+    assert caplog.text.count("gets updates again") == 1
 
 
 @pytest.fixture
