@@ -16,7 +16,7 @@ from serving.candidates import read_document, read_shared
 from serving.config import ModelConfig, read_inference_config, read_model_directory
 from serving.defaults_watch import DefaultsWatch
 from serving.errors import ConfigError, RequestError
-from serving.features import FEATURES_FILE, FeatureReader, columns_of_frame, is_frame, open_features
+from serving.features import FEATURES_FILE, FeatureReader, columns_of_frame, is_frame, open_features, slots_of
 from serving.lookup import LookupResult, LookupSession
 from serving.metrics import MetricSample
 from serving.model.names import CANDIDATES
@@ -24,6 +24,7 @@ from serving.model.records import Output, default_outputs
 from serving.option_values import DEFAULT_TOLERANCE, MAX_CANDIDATES, Engine, refuse_idle_calibration
 from serving.outputs import Asked, Ranking, answers_of, asking, ranking, refuse_not_finite, wanted_outputs
 from serving.reading import read_batch, read_columns
+from serving.required_keys import RequiredKeys
 from serving.routes import LeastBusy, Prediction, open_routes
 from serving.storage.store import Keys
 
@@ -205,6 +206,7 @@ class InferenceSession(ModelSession):
         self.engine = network.engine
         self._routes = LeastBusy(routes, lambda route: route.is_answering)
         self._defaults = DefaultsWatch(self.embedding_cache.server, config)
+        self._required_keys = RequiredKeys(self.graph, [slot.name for slot in slots_of(config)], self.features)
 
     def predict(
         self,
@@ -307,10 +309,10 @@ class InferenceSession(ModelSession):
 
         Numbers that none of these outputs depends on may be missing.
         """
-        needs = self.graph.dense_needs
+        needs = self.graph.needs
         if self.features is None or wanted is None or any(output.name not in needs for output in wanted):
             return self.features
-        needed = frozenset[int]().union(*(needs[output.name] for output in wanted))
+        needed = frozenset[int]().union(*(needs[output.name].dense for output in wanted))
         if len(needed) == self.config.dense_dim:
             return self.features
         reader = self._readers.get(needed)
@@ -345,14 +347,15 @@ class InferenceSession(ModelSession):
             the answer. It has the columns of all outputs. Only those that the batch asks for are checked.
 
         Raises:
-            RequestError: ``batch`` is no Batch, it has fewer samples than the graph can work on, or the answer to a
-                sample is not a finite number.
+            RequestError: ``batch`` is no Batch, it has fewer samples than the graph can work on, a sample has no key
+                where the network needs one, or the answer to a sample is not a finite number.
             StoreError: a tier did not answer, and no other tier holds one of the keys.
             DeviceFaultError: work on the GPU failed, now or earlier, and there is no other GPU.
         """
         check_batch(batch)
         if too_few := self.graph.too_few(batch.samples):
             raise RequestError(too_few)
+        self._required_keys.check(batch, batch.wanted)
         with self._routes.one() as route:
             prediction = route.predict(batch)
         if batch.bags is not None and self.embedding_cache.device is not None:
@@ -376,6 +379,8 @@ class InferenceSession(ModelSession):
             RequestError, StoreError, DeviceFaultError: see ``predict_batch``; no batch has an answer.
         """
         joined = join_batches(batches)
+        for batch in batches:
+            self._required_keys.check(batch, batch.wanted)
         wanted = batches[0].wanted if len({batch.wanted for batch in batches}) == 1 else None
         together = self.predict_batch(replace(joined, wanted=wanted or ()))
         parts = np.split(together.values, list(accumulate(batch.samples for batch in batches))[:-1])

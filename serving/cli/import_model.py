@@ -11,14 +11,14 @@ from kernels.errors import HotrowError
 from serving.cli.numbers import ratio, whole_number
 from serving.config import read_repository
 from serving.errors import ConfigError, told
-from serving.model.records import Combiner, OutputKind
+from serving.importers.outputs import KINDS, Kind
+from serving.model.records import Combiner
 from serving.model.version_writer import check_target
 from serving.parameter_server.preflight import check_tiers
 
 T = TypeVar("T")
 _TOLERANCE = 1e-5
 COMBINERS: tuple[Combiner, ...] = get_args(Combiner)
-KINDS: tuple[OutputKind, ...] = get_args(OutputKind)
 
 _DESCRIPTION = """\
 Write a model version from a dense network (ONNX) and the embedding tables that feed it.
@@ -89,7 +89,7 @@ def add_parser(commands: Any) -> None:
         type=_output,
         default=[],
         metavar="NAME=KIND",
-        help="an output to keep: probability, score or vector (default: all, as probabilities)",
+        help="the kind of an output: probability (default), score or vector; omit leaves it out",
     )
     parser.add_argument(
         "--sequence",
@@ -207,11 +207,12 @@ def _pair(text: str) -> tuple[str, str]:
     return name, source
 
 
-def _output(text: str) -> tuple[str, OutputKind]:
+def _output(text: str) -> tuple[str, Kind]:
     name, _, named = text.rpartition("=")
     kind = next((kind for kind in KINDS if kind == named), None)
     if kind is None or not name:
-        raise argparse.ArgumentTypeError(f"expected NAME=probability, NAME=score or NAME=vector, got {text[:64]!r}")
+        expected = "NAME=probability, NAME=score, NAME=vector or NAME=omit"
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text[:64]!r}")
     return name, kind
 
 

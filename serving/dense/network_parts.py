@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from serving.dense.dense_needs import tensors_of_outputs
+from serving.dense.needs import tensors_of_outputs
 from serving.dense.onnx_file import has_weights_elsewhere, names_read_by
 from serving.model.records import Graph, Output
 

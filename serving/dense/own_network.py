@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.dense.dense_needs import dense_needs
+from serving.dense.needs import output_needs
 from serving.dense.network import Floats
 from serving.dense.network_parts import parts_of_outputs
 from serving.dense.onnx import OnnxNetwork
@@ -29,8 +29,8 @@ def open_own_network(graph: Graph, file: Path, threads: int = 1) -> tuple[OnnxNe
     """Open a user's ONNX network and try it on a few samples; its inputs match the inputs of ``graph`` by name.
 
     Returns:
-        the network, and the graph, which knows what the network depends on: each output on dense features, and the
-        answer to a sample on the others of its batch.
+        the network, and the graph, which knows what the network depends on: each output on dense features and rows, and
+        the answer to a sample on the others of its batch.
 
     Raises:
         ModelFileError: the file is missing or does not match the graph, or no node reads one of its inputs.
@@ -50,7 +50,7 @@ def open_own_network(graph: Graph, file: Path, threads: int = 1) -> tuple[OnnxNe
         output.name: OnnxNetwork(replace(graph, label_dim=output.width), serialized(part), threads, str(file))
         for output, part in parts_of_outputs(structure, graph)
     }
-    return network, replace(graph, mixes_samples=mixes_samples, dense_needs=dense_needs(structure, graph))
+    return network, replace(graph, mixes_samples=mixes_samples, needs=output_needs(structure, graph))
 
 
 def _structure_of(file: Path) -> Any:

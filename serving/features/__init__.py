@@ -32,7 +32,7 @@ from serving.features.frames import (
 from serving.features.keras_archive import read_features
 from serving.features.opening import definition_of_names, open_features, slots_of, slots_of_graph
 from serving.features.reader import FeatureReader, Transformed
-from serving.features.slots import SlotOfTable
+from serving.features.slots import SlotOfTable, is_spread
 from serving.features.vocabulary import key_count, vocabulary_values
 from serving.features.writing import triton_inputs, triton_tensors, write_definition
 
@@ -58,6 +58,7 @@ __all__ = [
     "definition_of_names",
     "is_frame",
     "is_list_type",
+    "is_spread",
     "joined_texts",
     "key_count",
     "missing_column",

@@ -24,13 +24,13 @@ from serving.features import FeatureDefinition
 from serving.features.keras_archive import definition_of_archive
 from serving.importers.matching import Matching
 from serving.importers.network import check_network
-from serving.importers.outputs import ADVICE, Kinds, kinds_of_answer, strange_answers
+from serving.importers.outputs import ADVICE, Kind, check_kinds, kinds_of_answer, named_in_order, strange_answers
 from serving.importers.plan import ImportPlan, SlotsOfRequest, plan_matched, with_features
 from serving.importers.pytorch import ImportedModule
 from serving.importers.verifying import Comparison, ExpectedAnswers
 from serving.importers.writing import write_model
 from serving.model.names import DENSE, KEYS, ROW_PTRS, TABLE_NAME, names_of_positions
-from serving.model.records import Combiner, OutputKind
+from serving.model.records import Combiner
 from serving.model.sequences import Padding, SequenceSlots
 from serving.model.version_writer import check_target
 from serving.sources.rows import TableRows, rows_of_array
@@ -69,7 +69,7 @@ def from_keras(
     logits: bool = False,
     tolerance: float = 1e-5,
     max_batchsize: int = 1024,
-    outputs: Mapping[str, OutputKind] | None = None,
+    outputs: Mapping[str, Kind] | None = None,
 ) -> ImportedModule:
     """Write a Keras model into a model repository, and compare the version's answers with the model's.
 
@@ -90,7 +90,7 @@ def from_keras(
             a score or a number of a vector is above 1.
         max_batchsize: maximum samples per request.
         outputs: the names and kinds of the outputs; see ``from_torch``. The model's outputs are in a dictionary by
-            these names, or in a list: made by layers of these names, or in this order.
+            these names, or in a list: made by layers of these names, or in this order if no layer has such a name.
 
     Raises:
         ConfigError: the model or the example cannot be imported. The message names the layer.
@@ -172,20 +172,22 @@ def _without_inner(keras: Any, model: Any) -> Any:
 
 
 class _Conversion:
-    def __init__(self, model: Any, example: Any, logits: bool, max_batchsize: int, kinds: Kinds | None) -> None:
+    def __init__(
+        self, model: Any, example: Any, logits: bool, max_batchsize: int, kinds: Mapping[str, Kind] | None
+    ) -> None:
         import keras
 
         self._keras, self._model, self._logits, self._max_batchsize = keras, model, logits, max_batchsize
         self._example, self._source = example, str(model.name)
         answer = model.outputs[0] if len(model.outputs) == 1 and not isinstance(model.output, dict) else model.output
-        if kinds is not None and isinstance(answer, list) and {*kinds} == {*model.output_names}:
-            answer = dict(zip(model.output_names, answer, strict=True))  # not in another order
+        if kinds is not None:
+            check_kinds(self._source, kinds)
+        if isinstance(answer, list | tuple):
+            of_layers, stated = list(model.output_names), list(kinds or ())
+            answer = named_in_order(self._source, answer, stated if set(stated).isdisjoint(of_layers) else of_layers)
         self._kinds = kinds_of_answer(self._source, answer, kinds)
-        named = [answer[one] for one in self._kinds] if isinstance(answer, dict) else keras.tree.flatten(answer)
+        named = [answer[one] for one in self._kinds] if isinstance(answer, dict) else [answer]
         self._outputs = [keras.layers.Identity()(one) for one in named]  # a model cannot be cut at its output
-        if len(self._outputs) != len(self._kinds):
-            reason = f"has {len(self._outputs)} outputs, expected one for each of {', '.join(self._kinds)}"
-            raise ConfigError(self._source, "outputs", reason)
         graph = keras.Model(model.inputs, self._outputs)
         self._nodes = [node for nodes in graph._nodes_by_depth.values() for node in nodes]
         self._maker = {id(tensor): node.operation for node in self._nodes for tensor in node.output_tensors}

@@ -1,7 +1,7 @@
 """A user's dense network is an ONNX file. Its inputs and outputs determine the model around it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from serving.dense.network import DenseNetwork, Floats
 from serving.dense.onnx import OnnxNetwork
 from serving.dense.onnx_file import input_names, refuse_unread_inputs, refuse_weights_elsewhere, serialized
 from serving.errors import MissingExtraError, ModelFileError, RequestError
-from serving.importers.outputs import ADVICE, ONE_ANSWER, Kinds, kinds_of, outputs_of_widths, strange_answers
+from serving.importers.outputs import ADVICE, ONE_ANSWER, Kind, Kinds, kinds_of, outputs_of_widths, strange_answers
 from serving.model.records import Graph, Output
 from serving.model.regular_file import MOST_ONNX_BYTES, check_regular, wrong_kind
 from serving.model.sparse_rows import Vectors
@@ -68,13 +68,13 @@ class ImportedNetwork:
             raise ModelFileError(self.source, str(err)) from err
 
 
-def read_network(path: Path, logits: bool = False, kinds: Kinds | None = None) -> ImportedNetwork:
+def read_network(path: Path, logits: bool = False, kinds: Mapping[str, Kind] | None = None) -> ImportedNetwork:
     """Read an ONNX file and the weight files that it names.
 
     Args:
         path: the file.
         logits: append a Sigmoid to each output that is a probability.
-        kinds: the outputs to keep; None: all, as probabilities. An only output is then called ``OUTPUT0``.
+        kinds: see ``kinds_of``. An only output without a kind is called ``OUTPUT0``.
 
     Raises:
         MissingExtraError: onnx is not installed.

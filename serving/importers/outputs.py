@@ -1,7 +1,7 @@
 """The outputs of an imported network: their names and their kinds."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from serving.model.inputs import output_fault
 from serving.model.names import ANSWER
 from serving.model.records import Output, OutputKind
 
+#: The kind of an output, or ``"omit"`` for an output that is left out.
+Kind: TypeAlias = OutputKind | Literal["omit"]
+KINDS: tuple[Kind, ...] = (*get_args(OutputKind), "omit")
 #: Kinds by the names of outputs.
 Kinds = Mapping[str, OutputKind]
 
@@ -19,7 +22,8 @@ ONE_ANSWER: Kinds = {ANSWER: "probability"}
 #: What to do about answers that are no probabilities.
 ADVICE = (
     "if they are logits, use --logits (logits=True), which adds a Sigmoid; "
-    "if they are scores or vectors, use --output NAME=score or NAME=vector (outputs={...})"
+    "if they are scores or vectors, use --output NAME=score or NAME=vector (outputs={...}); "
+    "to leave an output out, use NAME=omit"
 )
 
 
@@ -33,52 +37,70 @@ def check_kinds(source: str, kinds: Any) -> None:
             raise ConfigError(source, "outputs", f"expected a name, got {name!r}")
         if fault := output_fault(names[: at + 1]):
             raise ConfigError(source, "outputs", fault)
-        if kind not in get_args(OutputKind):
-            expected = ", ".join(get_args(OutputKind))
-            close = did_you_mean(kind, get_args(OutputKind))
-            raise ConfigError(source, "outputs", f"{name!r}: expected one of {expected}, got {kind!r}{close}")
+        if kind not in KINDS:
+            close = did_you_mean(kind, KINDS)
+            raise ConfigError(source, "outputs", f"{name!r}: expected one of {', '.join(KINDS)}, got {kind!r}{close}")
 
 
-def kinds_of(source: str, names: Sequence[str], kinds: Kinds | None) -> Kinds:
-    """Return the kinds of the outputs to keep, in order.
+def kinds_of(source: str, names: Sequence[str], kinds: Mapping[str, Kind] | None) -> Kinds:
+    """Return the kinds of the outputs to keep: first those that have a kind, then the others as probabilities.
 
     Args:
         source: the network in messages.
         names: of all its outputs.
-        kinds: those to keep; None: all, as probabilities.
+        kinds: of some of them.
 
     Raises:
-        ConfigError: the network has no such output, or a name cannot be used.
+        ConfigError: the network has no such output, no output is kept, or a name cannot be used.
     """
-    chosen: Kinds = dict.fromkeys(names, "probability") if kinds is None else kinds
-    check_kinds(source, chosen)
-    for name in chosen:
+    if kinds is not None:
+        check_kinds(source, kinds)
+    stated = kinds or {}
+    for name in stated:
         if name not in names:
             reason = f"it has no output {name!r}{did_you_mean(name, names)}; it has {', '.join(map(repr, names))}"
             raise ConfigError(source, "outputs", reason)
-    return chosen
+    chosen: dict[str, Kind] = {**stated, **{name: "probability" for name in names if name not in stated}}
+    check_kinds(source, chosen)
+    kept: Kinds = {name: kind for name, kind in chosen.items() if kind != "omit"}
+    if not kept:
+        raise ConfigError(source, "outputs", "expected an output that is not left out")
+    return kept
 
 
-def kinds_of_answer(source: str, answer: Any, kinds: Kinds | None) -> Kinds:
+def kinds_of_answer(source: str, answer: Any, kinds: Mapping[str, Kind] | None) -> Kinds:
     """Return the kinds of the outputs of a module or a Keras model.
 
     Args:
         source: the model in messages.
-        answer: its outputs: a dictionary by name, a list, or one tensor.
-        kinds: those to keep; None: all, as probabilities. An only tensor is then called ``OUTPUT0``.
+        answer: its outputs: a dictionary by name, see ``named_in_order``, or one tensor.
+        kinds: see ``kinds_of``. An only tensor without a kind is called ``OUTPUT0``.
 
     Raises:
-        ConfigError: there are other outputs, or several outputs need names.
+        ConfigError: there are other outputs.
     """
-    if kinds is not None:
-        check_kinds(source, kinds)
     if isinstance(answer, Mapping):
         return kinds_of(source, list(answer), kinds)
-    if kinds is None and isinstance(answer, Sequence) and not isinstance(answer, str | bytes):
+    if kinds is None:
+        return ONE_ANSWER
+    if len(kinds) > 1:
+        raise ConfigError(source, "outputs", f"returns one value, expected one for each of {', '.join(kinds)}")
+    return kinds_of(source, list(kinds), kinds)
+
+
+def named_in_order(source: str, answer: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return a list of outputs by the names that they get in order.
+
+    Raises:
+        ConfigError: there is no name for each.
+    """
+    if not names:
         example = {f"name{number}": "probability" for number in range(1, len(answer) + 1)}
         reason = f"returns {len(answer)} values without names; name them in order: outputs={example}"
         raise ConfigError(source, "", reason)
-    return ONE_ANSWER if kinds is None else kinds
+    if len(answer) != len(names):
+        raise ConfigError(source, "", f"returns {len(answer)} values, expected one for each of {', '.join(names)}")
+    return dict(zip(names, answer, strict=True))
 
 
 def outputs_of_widths(kinds: Kinds, widths: Sequence[int]) -> tuple[Output, ...]:

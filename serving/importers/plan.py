@@ -14,7 +14,7 @@ from serving.features import (
 )
 from serving.importers.matching import Matching, hint, match_tables
 from serving.importers.network import ImportedNetwork, NetworkInput, read_network, try_network
-from serving.importers.outputs import Kinds
+from serving.importers.outputs import Kind
 from serving.model.graph import name_inputs, parse_graph
 from serving.model.names import ANSWER, TABLE_NAME, names_of_positions
 from serving.model.records import Combiner, Graph, Output
@@ -34,7 +34,7 @@ class SlotsOfRequest:
     Attributes:
         names: what requests call them.
         sequences: which are sequences; None: all are pooled.
-        has_one_key: a sample has at most one key in each slot, and at each position of a sequence.
+        has_one_key: a sample has exactly one key in each slot that is not a sequence.
     """
 
     names: tuple[str, ...]
@@ -47,6 +47,11 @@ class SlotsOfRequest:
         if self.sequences is None:
             return slots
         return f"{slots} (sequences of at most {', '.join(str(most) for most in self.sequences.most if most)} keys)"
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether a slot has exactly one key."""
+        return self.has_one_key and (self.sequences is None or 0 in self.sequences.most)
 
     @property
     def most_keys(self) -> int:
@@ -117,6 +122,7 @@ class ImportPlan:
                     "slot_num": table.slots,
                     "max_feature_num_per_sample": table.of_requests.most_keys,
                     **_sequence(table.of_requests.sequences),
+                    **({"one_key": True} if table.of_requests.needs_keys else {}),
                 }
                 for table in self.tables
             ],
@@ -166,7 +172,7 @@ def plan_import(
     dense: str | None = None,
     row_dtype: BareDtype | None = None,
     features: str | Path | None = None,
-    outputs: Kinds | None = None,
+    outputs: Mapping[str, Kind] | None = None,
     sequences: Mapping[str, Sequence[int | str]] | None = None,
 ) -> ImportPlan:
     """Open the network and its tables, and check that they fit.
@@ -185,8 +191,8 @@ def plan_import(
         row_dtype: the type of vectors in files without a header. None: float32, unless half precision fits the input
             too, which is an error.
         features: a ``features.json``, so that requests may have raw features.
-        outputs: the network's outputs to keep, and the kind of each: ``"probability"``, ``"score"`` or ``"vector"``.
-            None: all, as probabilities. An only output is then called ``OUTPUT0``.
+        outputs: the kinds of outputs: ``"probability"``, ``"score"``, ``"vector"``, or ``"omit"`` to leave it out.
+            Other outputs are probabilities. An only output without a kind is called ``OUTPUT0``.
         sequences: by the name of a table's input, [B, P, D], the most keys of each slot: the input has the row of each
             key. 0 stands for a slot that is pooled. ``"start"`` at the end of the list: positions without a key come
             before those with a key. The input ``<name>_mask``, [B, P], if there is one, is 1 where a position has a

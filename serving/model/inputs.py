@@ -31,6 +31,7 @@ _SPARSE_KEYS = (
     "top", "slot_num", "type", "max_feature_num_per_sample", "max_nnz", "nnz_per_slot", "is_fixed_length", "names",
 )  # fmt: skip
 _LONGEST_SEQUENCE = 65_536
+_SWITCH: Mapping[bool, bool] = {True: True, False: False}
 _PADDINGS: Mapping[str, Padding] = {"end": "end", "start": "start"}
 _LARGEST_DIM = 65_536  # the most floats in a row of a host table
 _COMBINERS: Mapping[int | str, Combiner] = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean", "sqrtn": "sqrtn"}
@@ -164,27 +165,28 @@ def _read_labels(fields: Fields) -> tuple[Label, ...]:
 def _read_sparse(fields: Fields) -> SparseInput:
     """Read one sparse input. v3.0 counts keys per sample, v3.1 and later per slot."""
     fields.allow(
-        (*_SPARSE_KEYS, "sequence")  # names and sequence are Hotrow's own
+        (*_SPARSE_KEYS, "sequence", "one_key")  # these two and names are Hotrow's own
     )
     top, slots = fields.text("top"), fields.integer("slot_num")
     names, sequences = _read_names(fields, slots), _read_sequences(fields, slots)
+    one_key = "one_key" in fields and fields.choice("one_key", _SWITCH)
     if "type" in fields:
         fields.choice("type", _SPARSE_TYPES)
     if "is_fixed_length" in fields:
-        fields.choice("is_fixed_length", {True: True, False: False})
+        fields.choice("is_fixed_length", _SWITCH)
     if "max_nnz" in fields:
         fields.integer("max_nnz")
     if ("nnz_per_slot" in fields) == ("max_feature_num_per_sample" in fields):
         raise fields.error("expected either max_feature_num_per_sample or nnz_per_slot")
     if "nnz_per_slot" not in fields:
-        return SparseInput(top, slots, fields.integer("max_feature_num_per_sample"), names, sequences)
+        return SparseInput(top, slots, fields.integer("max_feature_num_per_sample"), names, sequences, one_key)
     per_slot = fields.value("nnz_per_slot")
     if not isinstance(per_slot, list):
-        return SparseInput(top, slots, fields.integer("nnz_per_slot") * slots, names, sequences)
+        return SparseInput(top, slots, fields.integer("nnz_per_slot") * slots, names, sequences, one_key)
     if len(per_slot) != slots:
         raise fields.error(f"expected {slots} numbers, one per slot, got {len(per_slot)}", "nnz_per_slot")
     keys = sum(fields.check_integer(nnz, f"nnz_per_slot[{slot}]", 1) for slot, nnz in enumerate(per_slot))
-    return SparseInput(top, slots, keys, names, sequences)
+    return SparseInput(top, slots, keys, names, sequences, one_key)
 
 
 def _read_sequences(fields: Fields, slots: int) -> SequenceSlots | None:

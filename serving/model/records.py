@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from serving.model.names import ANSWER, NAMES_OF_ANSWERS
 from serving.model.sequences import SequenceSlots
@@ -43,6 +43,7 @@ class SparseInput:
         max_keys_per_sample: over all slots.
         names: what requests call each slot. Slots with the same name have the same keys. Empty: slots have no names.
         sequences: which slots are sequences; None: all are pooled.
+        one_key: each slot that is not a sequence has exactly one key.
     """
 
     top: str
@@ -50,6 +51,7 @@ class SparseInput:
     max_keys_per_sample: int
     names: tuple[str, ...] = ()
     sequences: SequenceSlots | None = None
+    one_key: bool = False
 
     @property
     def positions(self) -> int:
@@ -102,6 +104,18 @@ class Output:
     def columns(self) -> slice:
         """Its columns."""
         return slice(self.begin, self.begin + self.width)
+
+
+class Needs(NamedTuple):
+    """What an output depends on.
+
+    Attributes:
+        dense: the numbers of dense features.
+        rows: the rows: the number of the table, and the row's position in a sample.
+    """
+
+    dense: frozenset[int]
+    rows: frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +193,7 @@ class Graph:
         label_names: L names; empty: the labels have no names.
         stated_outputs: what the document calls the columns of ``output``; empty: it says nothing of them.
         heads: how each column of ``output`` is made; empty if an ONNX file is the network.
-        dense_needs: by the names of outputs, the numbers of the dense features that they depend on. An output that is
-            not in it may depend on all.
+        needs: what outputs depend on, by name. An output that is not in it may depend on all inputs.
     """
 
     dense_top: str
@@ -202,7 +215,7 @@ class Graph:
     label_names: tuple[str, ...] = ()
     stated_outputs: tuple[Output, ...] = ()
     heads: tuple[Head, ...] = ()
-    dense_needs: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    needs: Mapping[str, Needs] = field(default_factory=dict)
 
     @property
     def outputs(self) -> tuple[Output, ...]:

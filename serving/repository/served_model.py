@@ -5,6 +5,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -198,7 +199,8 @@ class ServedNetwork(ServedModel):
         slots = sum(table.slots for table in self.config.tables)
         dense, keys = np.zeros((1, self.config.dense_dim), np.float32), np.empty(0, np.int64)
         with suppress(RequestError):  # a network may refuse so few samples, or have no finite answer to zeros
-            self.session.predict_batch(read_batch(self.config, dense, keys, np.zeros(slots + 1, np.int32)))
+            batch = read_batch(self.config, dense, keys, np.zeros(slots + 1, np.int32))
+            self.session.predict_batch(replace(batch, wanted=()))  # nobody reads its outputs
 
     def read(self, inputs: Mapping[str, Any], asked: Asked = NOTHING) -> Batch:
         """See ``ServedModel.read``."""

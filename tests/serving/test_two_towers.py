@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import hotrow
-from serving.dense.dense_needs import dense_needs
+from serving.dense.needs import output_needs
 from serving.errors import RequestError
 from serving.frontend.front_end import FrontEnd
 from serving.frontend.http.app import create_app
@@ -162,7 +162,7 @@ def needs_of(nodes, outputs, constants, widths=None):
         "sparse_embedding_hparam": {"embedding_vec_size": 2, "combiner": "sum"},
     }
     document = parse_graph({"layers": [data, table]}, "graph.json", inputs_only=True)
-    return {name: sorted(columns) for name, columns in dense_needs(onnx.helper.make_model(graph), document).items()}
+    return {name: sorted(needs.dense) for name, needs in output_needs(onnx.helper.make_model(graph), document).items()}
 
 
 def node(kind, *inputs, top, **attributes):

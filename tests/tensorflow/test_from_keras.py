@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import hotrow
-from serving.errors import ConfigError
+from serving.errors import ConfigError, RequestError
 from serving.importers import from_keras
 from training.tf import sok
 
@@ -68,6 +68,23 @@ def test_a_version_answers_raw_features_as_the_model_does(tmp_path):
         np.testing.assert_allclose(session.predict(columns), expected, atol=1e-6)
     assert (imported.comparison.samples, imported.comparison.defaulted_keys) == (64, 0)
     assert set(imported.names) == set(columns)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_embedding_without_a_mask_needs_all_its_keys(tmp_path):
+    words = keras.Input((3,), dtype="string", name="words")
+    keys = keras.layers.StringLookup(vocabulary=["a", "b"])(words)
+    model = keras.Model(words, behind(keras.layers.Embedding(3, 2)(keys)))
+    given = tf.constant([["a", "b", "other"], ["a", "", "a"]])
+
+    version = from_keras(model, given, tmp_path, "words").path
+
+    with hotrow.load_model(version) as session:
+        answers = session.predict({"words": [["a", "b", "other"], ["a", "", "a"]]})
+        for few, came in ((["a", "b"], "2 keys"), ([], "1 key")):  # a list without values has that of a missing value
+            with pytest.raises(RequestError, match=f"sample 1 has {came} in 'words', but the network needs exactly 3"):
+                session.predict({"words": [["a", "b", "a"], few]})
+    np.testing.assert_allclose(answers, model(given), atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -199,10 +216,11 @@ def test_outputs_have_names_and_kinds(tmp_path):
     rows = keras.layers.Embedding(9, 4)(film)
     rating = keras.layers.Dense(1, bias_initializer=keras.initializers.Constant(3.5))(rows)
     outputs = {"vector": rows, "click": keras.layers.Dense(1)(rows), "rating": rating, "other": rating}
-    kinds = {"rating": "score", "click": "probability", "vector": "vector"}
+    kinds = {"rating": "score", "vector": "vector", "click": "probability"}  # without a kind, an output is one
     model, ids = keras.Model(film, outputs), np.array([1, 8])
 
-    imported = from_keras(model, ids, tmp_path, "several", logits=True, outputs=kinds)
+    stated = {"rating": "score", "vector": "vector", "other": "omit"}
+    imported = from_keras(model, ids, tmp_path, "several", logits=True, outputs=stated)
 
     answers = model(ids)
     answers["click"] = tf.sigmoid(answers["click"])
@@ -219,7 +237,10 @@ def test_outputs_in_a_list_have_the_names_of_their_layers_in_any_order(tmp_path)
     rows = keras.layers.Embedding(9, 4)(film)
     model = keras.Model(film, [keras.layers.Dense(1, name=name)(rows) for name in ("rating", "price")])
 
-    imported = from_keras(model, np.array([1, 8]), tmp_path, "list", outputs={"price": "score", "rating": "score"})
+    kinds = {"price": "score", "rating": "score"}
+    imported = from_keras(model, np.array([1, 8]), tmp_path, "list", outputs=kinds)
+    with pytest.raises(ConfigError, match="it has no output 'prices'; did you mean 'price'"):
+        from_keras(model, np.array([1, 8]), tmp_path, "other", outputs={"prices": "score", "rating": "score"})
 
     rating, price = model(np.array([1, 8]))
     with hotrow.load_model(imported.path.parent) as session:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.errors import MissingExtraError
+from serving.importers.outputs import Kind
 from serving.importers.verifying import Comparison
-from serving.model.records import OutputKind
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +46,7 @@ def from_torch(
     positions: Mapping[str, str] | None = None,
     sequences: Mapping[str, int] | None = None,
     most_keys: Mapping[str, int] | None = None,
-    outputs: Mapping[str, OutputKind] | None = None,
+    outputs: Mapping[str, Kind] | None = None,
 ) -> ImportedModule:
     """Write a PyTorch module into a model repository, and compare the version's answers with the module's.
 
@@ -84,9 +84,9 @@ def from_torch(
         most_keys: for each table with keys and offsets that has ``mode="max"`` or gets weights, the most keys of a bag.
             The network gets the row of each key. Requests have a list of weights next to the list of keys.
         outputs: what clients call the outputs, and the kind of each: ``"probability"`` from 0 to 1, ``"score"`` for any
-            number, or ``"vector"``. ``forward`` returns a tensor for each, float32[B] or float32[B, L], in a dictionary
-            by these names, or in a tuple in this order. Other entries of a dictionary are left out. None: all, as
-            probabilities. An only tensor is then called ``OUTPUT0``.
+            number, ``"vector"``, or ``"omit"`` to leave it out. ``forward`` returns a tensor for each, float32[B] or
+            float32[B, L], in a dictionary by these names, or in a tuple in this order. Other entries of a dictionary
+            are probabilities. An only tensor without a name is called ``OUTPUT0``.
 
     Raises:
         ConfigError: the module or the example cannot be imported, or the features are not those of its slots. The

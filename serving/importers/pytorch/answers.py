@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from serving.errors import ConfigError
-from serving.importers.outputs import ONE_ANSWER, Kinds, kinds_of_answer, outputs_of_widths
+from serving.importers.outputs import ONE_ANSWER, Kind, check_kinds, kinds_of_answer, named_in_order, outputs_of_widths
 from serving.model.records import Output
 
 
@@ -19,19 +19,21 @@ class Answers:
         kinds: the kind of each output, in order.
     """
 
-    def __init__(self, source: str, answer: Any, kinds: Kinds | None) -> None:
+    def __init__(self, source: str, answer: Any, kinds: Mapping[str, Kind] | None) -> None:
         """Learn the names of the outputs from one answer.
 
         Args:
             source: names the module in messages.
             answer: what ``forward`` returned.
-            kinds: the outputs to keep; None: all, as probabilities.
+            kinds: see ``kinds_of``.
 
         Raises:
             ConfigError: the answer has other outputs, or its outputs need names.
         """
-        self._source = source
-        named = _named(answer)
+        if kinds is not None:
+            check_kinds(source, kinds)
+        self._source, self._names = source, list(kinds or ())
+        named = self._named(answer)
         self.kinds = kinds_of_answer(source, answer if named is None else named, kinds)
 
     def tensors(self, answer: Any, samples: int) -> list[Tensor]:
@@ -40,11 +42,8 @@ class Answers:
         Raises:
             ConfigError: the answer has another form.
         """
-        named = _named(answer)
-        values = [named.get(name) for name in self.kinds] if named is not None else answer
-        values = list(values) if _is_list(values) else [values]
-        if len(values) != len(self.kinds):
-            raise self._error(f"returns {len(values)} values, expected one for each of {', '.join(self.kinds)}")
+        named = self._named(answer)
+        values = [answer] if named is None else [named.get(name) for name in self.kinds]
         for name, value in zip(self.kinds, values, strict=True):
             if isinstance(value, Tensor):
                 if value.dtype == torch.float32 and value.ndim in (1, 2) and value.shape[0] == samples:
@@ -54,13 +53,21 @@ class Answers:
                 came = type(value).__name__
             what = "one tensor" if self.kinds is ONE_ANSWER else f"{name!r}"
             expected = f"expected forward to return {what}, float32 [B] or [B, L] with B = {samples}"
-            raise self._error(f"{expected}, got {came}")
+            omit = "" if named is None else f"; to leave it out, use outputs={{{name!r}: 'omit'}}"
+            raise self._error(f"{expected}, got {came}{omit}")
         return values
 
     def joined(self, answer: Any, samples: int) -> tuple[Tensor, tuple[Output, ...]]:
         """Return float32[B, W], the columns of all outputs, and the outputs; see ``tensors``."""
         parts = [tensor.reshape(samples, -1) for tensor in self.tensors(answer, samples)]
         return torch.cat(parts, dim=1), outputs_of_widths(self.kinds, [part.shape[1] for part in parts])
+
+    def _named(self, answer: Any) -> Mapping[str, Any] | None:
+        """Return the values of an answer by name; None: it is one tensor."""
+        named = _named(answer)
+        if named is None and isinstance(answer, Sequence) and not isinstance(answer, str | bytes):
+            return named_in_order(self._source, answer, self._names)
+        return named
 
     def _error(self, reason: str) -> ConfigError:
         return ConfigError(self._source, "", reason)
@@ -76,7 +83,3 @@ def _named(answer: Any) -> Mapping[str, Any] | None:
         named: Mapping[str, Any] = answer._asdict()
         return named
     return None
-
-
-def _is_list(answer: Any) -> bool:
-    return isinstance(answer, Sequence) and not isinstance(answer, str | bytes)

@@ -26,7 +26,7 @@ from serving.errors import ConfigError
 from serving.features import FeatureReader, SlotOfTable, read_features
 from serving.importers.matching import Matching
 from serving.importers.network import check_network
-from serving.importers.outputs import Kinds, strange_answers
+from serving.importers.outputs import Kind, strange_answers
 from serving.importers.plan import ImportPlan, SlotsOfRequest, plan_matched, with_features
 from serving.importers.pytorch import ImportedModule
 from serving.importers.pytorch.answers import Answers
@@ -58,7 +58,7 @@ def convert(
     positions: Mapping[str, str] | None,
     sequences: Mapping[str, int],
     most_keys: Mapping[str, int],
-    outputs: Kinds | None,
+    outputs: Mapping[str, Kind] | None,
 ) -> ImportedModule:
     """See ``from_torch``."""
     if not isinstance(module, nn.Module):

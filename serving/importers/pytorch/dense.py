@@ -47,19 +47,22 @@ class _DenseNetwork(nn.Module):  # type: ignore[misc]
         first, samples = tensors[0], tensors[0].shape[0]
         rest = iter(tensors)
         dense = next(rest) if self._inputs.width else first.new_zeros(samples, 0)
-        vectors = {table: next(rest) for table in self._sources}
+        vectors = {table: [next(rest)] for table in self._sources}
         masks = {table: next(rest) > 0.5 for table in self._masks}
         keys = first.new_zeros(samples, dtype=torch.int64)  # nothing reads their values
         features = [FeatureKeys(_fillers(one, keys), torch.ones_like(keys)) for one in self._inputs.features]
         for table in self._masks:
-            vectors[table] = self._with_padding(table, vectors[table], masks[table], features)
+            vectors[table] = self._with_padding(table, vectors[table][0], masks[table], features)
         arguments = self._inputs.arguments(dense, features)
         with self._tables.watched(vectors):
             answer = self.module(*arguments.args, **arguments.kwargs)
         return tuple(self._answers.tensors(answer, samples))
 
-    def _with_padding(self, table: str, vectors: Tensor, mask: Tensor, features: list[FeatureKeys]) -> Tensor:
-        """Make the keys of the sequences in ``features``, and return the rows with those of the padding."""
+    def _with_padding(self, table: str, vectors: Tensor, mask: Tensor, features: list[FeatureKeys]) -> list[Tensor]:
+        """Make the keys of the sequences in ``features``, and return the rows with those of the padding, by slot.
+
+        An output that reads one slot does not depend on the others: the parts are not joined.
+        """
         parts, begin = [], 0
         for source in self._sources[table]:
             end = begin + (1 if source.padding is None else source.padding.most)
@@ -75,7 +78,7 @@ class _DenseNetwork(nn.Module):  # type: ignore[misc]
                 features[place] = FeatureKeys(of_feature, is_key.sum(1))
             parts.append(rows)
             begin = end
-        return torch.cat(parts, dim=1)
+        return parts
 
 
 def _fillers(feature: Feature, keys: Tensor) -> Tensor:

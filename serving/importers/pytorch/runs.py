@@ -131,9 +131,11 @@ class Runner:
             most_keys=max([_MOST_KEYS, *(one.padding.most for one in self.inputs.features if one.padding)]),
         )
         vectors = {
-            table: torch.from_numpy(
-                self._random.standard_normal((_TRACED_SAMPLES, count, self.tables.size(table)[1]), np.float32)
-            )
+            table: [
+                torch.from_numpy(
+                    self._random.standard_normal((_TRACED_SAMPLES, count, self.tables.size(table)[1]), np.float32)
+                )
+            ]
             for table, count in self.slots.items()
         }
         of_zeros = self._run(_TRACED_SAMPLES, self._filler, None, vectors)
@@ -199,7 +201,7 @@ class Runner:
         samples: int,
         keys_of: _KeysOf,
         dense: NDArray[np.float32] | None = None,
-        vectors: Mapping[str, Tensor] | None = None,
+        vectors: Mapping[str, Sequence[Tensor]] | None = None,
         lengths: dict[str | None, NDArray[np.int64]] | None = None,
     ) -> Run:
         """Run the module once. No ``dense``: random features. For ``vectors`` see ``Tables.watched``.

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, count
+from itertools import accumulate, chain, count
 from math import prod
 from typing import Any, NamedTuple
 
@@ -179,11 +179,11 @@ class Tables:
         return "mean" if getattr(self._modules[table], "mode", "sum") == "mean" else "sum"
 
     @contextmanager
-    def watched(self, vectors: Mapping[str, Tensor] | None = None) -> Iterator[list[Lookup]]:
+    def watched(self, vectors: Mapping[str, Sequence[Tensor]] | None = None) -> Iterator[list[Lookup]]:
         """Record the lookups of a run of the module into the list that this returns.
 
         Args:
-            vectors: [B, S, D] by table: the answers to the table's next S slots. None: the tables answer themselves.
+            vectors: by table, parts [B, S, D] with the answers to its next slots. None: the tables answer themselves.
         """
         lookups: list[Lookup] = []
         replaced: list[nn.Module] = []
@@ -379,7 +379,7 @@ class Tables:
 class _Answers:
     """Vectors for the lookups of one run."""
 
-    def __init__(self, source: str, vectors: Mapping[str, Tensor]) -> None:
+    def __init__(self, source: str, vectors: Mapping[str, Sequence[Tensor]]) -> None:
         self._source = source
         self._vectors = vectors
         self._used = dict.fromkeys(vectors, 0)
@@ -390,12 +390,18 @@ class _Answers:
             reason = f"is called, but was not called with the example{at_line(line_of_call())}"
             raise ConfigError(self._source, table, reason)
         vectors, first = self._vectors[table], self._used[table]
-        self._used[table] += 1 if sizes is None else prod(sizes)
-        if self._used[table] > vectors.shape[1]:
-            reason = f"looks up more slots than the {vectors.shape[1]} of the example{at_line(line_of_call())}"
+        end = self._used[table] = first + (1 if sizes is None else prod(sizes))
+        if end > (slots := sum(part.shape[1] for part in vectors)):
+            reason = f"looks up more slots than the {slots} of the example{at_line(line_of_call())}"
             raise ConfigError(self._source, table, reason)
-        taken = vectors[:, first : self._used[table]]
-        return taken[:, 0] if sizes is None else taken.reshape(-1, *sizes, vectors.shape[2])
+        begins = accumulate((part.shape[1] for part in vectors), initial=0)
+        parts = [
+            part[:, max(first - begin, 0) : end - begin]
+            for part, begin in zip(vectors, begins, strict=False)
+            if begin < end and first < begin + part.shape[1]
+        ]
+        taken = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return taken[:, 0] if sizes is None else taken.reshape(-1, *sizes, vectors[0].shape[2])
 
     def pool(self, lookup: Lookup) -> Tensor:
         """Return the rows of the next bags, pooled as their table does it, float32[B, D]."""

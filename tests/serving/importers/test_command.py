@@ -75,15 +75,19 @@ def test_outputs_get_their_kinds_and_are_verified_by_name(run, sketch, network, 
     np.savez(tmp_path / "wrong.npz", DES=dense, CATCOLUMN=keys, logits=answers["logits"] + 1, answer=answers["answer"])
     assert run("--output=logits=score", "--output=answer=probability", f"--verify={tmp_path / 'wrong.npz'}") == 1
     assert "a difference of" in capsys.readouterr().err
-    assert run("--output=logits=score", f"--verify={tmp_path / 'right.npz'}") == 1
+    assert run("--output=logits=score", "--output=answer=omit", f"--verify={tmp_path / 'right.npz'}") == 1
     assert "expected the arrays DES, CATCOLUMN, ROWINDEX and logits, found" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "code", "reason"),
     [
-        (["--output=answer=click"], 2, "expected NAME=probability, NAME=score or NAME=vector, got 'answer=click'"),
-        (["--output=score"], 2, "expected NAME=probability, NAME=score or NAME=vector, got 'score'"),
+        (
+            ["--output=answer=click"],
+            2,
+            "expected NAME=probability, NAME=score, NAME=vector or NAME=omit, got 'answer=click'",
+        ),
+        (["--output=score"], 2, "expected NAME=probability, NAME=score, NAME=vector or NAME=omit, got 'score'"),
         (["--output=answer=score", "--output=answer=score"], 1, "--output: answer: given twice"),
         (["--output=answers=score"], 1, "it has no output 'answers'; did you mean 'answer'?"),
         (["--output=answer=score", "--logits"], 1, "none of its outputs is a probability; remove --logits"),

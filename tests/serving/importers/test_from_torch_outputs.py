@@ -126,10 +126,13 @@ def test_a_dictionary_of_tasks_scores_and_vectors_is_served_by_its_names(tmp_pat
     assert some["cosine"].tobytes() == answers["cosine"].tobytes()
 
 
-def test_entries_that_are_not_named_are_left_out(tmp_path):
+def test_an_output_without_a_kind_is_a_probability_unless_it_is_omitted(tmp_path):
     module = Tasks(lambda **answers: answers | {"loss": None, "hidden": answers["rating"][None]})
+    kinds = {"distance": "score", "rating": "omit", "loss": "omit"}
+    with pytest.raises(ConfigError, match=r"return 'hidden', float32 \[B\].* to leave it out, use outputs=.*'omit'"):
+        from_torch(module, KEYS, tmp_path, "tasks", outputs=kinds)
 
-    imported = from_torch(module, KEYS, tmp_path, "tasks", outputs={"distance": "score", "click": "probability"})
+    imported = from_torch(module, KEYS, tmp_path, "tasks", outputs=kinds | {"hidden": "omit"})
 
     arguments = keys()
     right, answers = in_float64(module, arguments), served(imported.path, arguments)
@@ -202,7 +205,16 @@ def test_the_same_tensor_may_have_two_names(tmp_path):
 
 REFUSED = {
     "an unknown name": (dict, {"clicks": "probability"}, "outputs: it has no output 'clicks'; did you mean 'click'?"),
-    "an unknown kind": (dict, {"click": "logit"}, "outputs: 'click': expected one of probability, score, vector, got"),
+    "an unknown kind": (
+        dict,
+        {"click": "logit"},
+        "outputs: 'click': expected one of probability, score, vector, omit,",
+    ),
+    "nothing is left": (
+        click_and_rating(Pair),
+        {"click": "omit", "rating": "omit"},
+        "outputs: expected an output that",
+    ),
     "no names": (dict, {}, "outputs: expected a dictionary of names and kinds, got {}"),
     "a list": (dict, ["click"], "outputs: expected a dictionary of names and kinds, got ['click']"),
     "a name that is no text": (dict, {3: "score"}, "outputs: expected a name, got 3"),

@@ -238,12 +238,12 @@ class TestSeveralOutputs:
         assert network.outputs == (Output("answer", "probability", 1, 0), Output("logits", "probability", 1, 1))
         np.testing.assert_allclose(run(network.content(), *TENSORS), np.hstack(self.columns(sketch)), atol=1e-5)
 
-    def test_the_outputs_that_are_named_are_kept_in_the_order_of_the_names(self, path, sketch):
-        network = read_network(path, kinds={"logits": "score", "answer": "probability"})
+    def test_the_outputs_with_a_kind_come_first_and_others_may_be_omitted(self, path, sketch):
+        network = read_network(path, kinds={"logits": "score"})
 
         assert network.outputs == (Output("logits", "score", 1, 0), Output("answer", "probability", 1, 1))
         np.testing.assert_allclose(run(network.content(), *TENSORS), np.hstack(self.columns(sketch)[::-1]), atol=1e-5)
-        alone = read_network(path, kinds={"logits": "score"})
+        alone = read_network(path, kinds={"logits": "score", "answer": "omit"})
         assert alone.outputs == (Output("logits", "score"),)
         np.testing.assert_allclose(run(alone.content(), *TENSORS), self.columns(sketch)[1], atol=1e-5)
 
@@ -261,7 +261,7 @@ class TestSeveralOutputs:
 
     def test_a_kind_that_nobody_can_squash_is_refused_with_logits(self, path):
         with pytest.raises(ModelFileError, match="none of its outputs is a probability; remove --logits"):
-            read_network(path, logits=True, kinds={"logits": "score"})
+            read_network(path, logits=True, kinds={"logits": "score", "answer": "score"})
 
     def test_one_probability_of_several_that_is_none_is_refused_as_logits(self, path):
         with pytest.raises(ModelFileError, match="output 'answer' ends in a Sigmoid, so its answers are not logits"):
@@ -271,7 +271,10 @@ class TestSeveralOutputs:
         ("kinds", "reason"),
         [
             ({"logit": "score"}, "it has no output 'logit'; did you mean 'logits'?; it has 'answer', 'logits'"),
-            ({"logits": "scores"}, "'logits': expected one of probability, score, vector, got 'scores'; did you mean"),
+            (
+                {"logits": "scores"},
+                "'logits': expected one of probability, score, vector, omit, got 'scores'; did you mean",
+            ),
             ({}, "expected a dictionary of names and kinds, got {}"),
             ({"logits": "score", "TOP_SCORE": "score"}, "the name 'TOP_SCORE' is reserved in answers"),
             ({"logits": "score", "OUTPUT0": "score"}, "OUTPUT0 has all columns, so there are no other outputs"),

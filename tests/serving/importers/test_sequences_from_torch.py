@@ -378,3 +378,41 @@ def test_the_network_takes_maxima_and_sums_with_weights(tmp_path):
     expected = in_float64(module, padded(bags), padded(pair, 2), torch.from_numpy(weights))
     request = {"ids": bags, "pair": pair, "pair_weights[0]": weights[:, 0], "pair_weights[1]": weights[:, 1]}
     np.testing.assert_allclose(served(imported.path, request)[:, 0], expected, atol=1e-6)
+
+
+class SharedTowers(nn.Module):
+    """A user with a history, and an item, which share a table; each item has three tags."""
+
+    def __init__(self):
+        super().__init__()
+        self.items, self.users = nn.Embedding(ITEMS, 3, padding_idx=0), nn.Embedding(9, 3)
+        self.tags, self.layer = nn.Embedding(CATEGORIES, 2), nn.Linear(9, 3)
+
+    def forward(self, user, seen, item, tags):
+        of_user = self.users(user) + self.items(seen).sum(1)
+        of_item = self.layer(torch.cat([self.items(item), self.tags(tags).flatten(1)], dim=1))
+        return {"score": (of_user * of_item).sum(1), "of_user": of_user, "of_item": of_item}
+
+
+def test_a_slot_of_an_embedding_needs_a_key_if_an_output_reads_it(tmp_path):
+    user, item = {"user": [3], "seen": [[4, 5]]}, {"item": [7], "tags[0]": [1], "tags[1]": [2], "tags[2]": [3]}
+    module = SharedTowers()
+    given = torch.tensor([3]), torch.tensor([[4, 5, 0]]), torch.tensor([7]), torch.tensor([[1, 2, 3]])
+    kinds = {"score": "score", "of_user": "vector", "of_item": "vector"}
+
+    version = from_torch(module, given, tmp_path, "towers", outputs=kinds, sequences={"seen": 0}).path
+
+    expected = module(*given)
+    with load_model(version) as session:
+        for request, outputs in ((user, ["of_user"]), (item, ["of_item"]), ({**user, **item}, list(kinds))):
+            for name, answer in session.predict(request, outputs=outputs).items():
+                np.testing.assert_allclose(answer.reshape(-1), expected[name].detach().reshape(-1), atol=1e-6)
+        short = {**item, "tags[2]": [None]}
+        for request, outputs, name in (
+            (user, None, "item"),
+            ({"seen": [[4]]}, ["of_user"], "user"),
+            (short, ["of_item"], "tags[2]"),
+        ):
+            message = f"sample 0 has no key in '{name}', but the network needs exactly one; a missing value has no key"
+            with pytest.raises(RequestError, match=re.escape(message)):
+                session.predict(request, outputs=outputs)

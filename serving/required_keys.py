@@ -1,0 +1,80 @@
+"""Slots in which each sample needs exactly one key, because the network would take a row of zeros for a key's row."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.batch import Batch
+from serving.errors import RequestError
+from serving.features import FeatureReader, is_spread
+from serving.model.records import Graph, Output
+
+
+class _Slots(NamedTuple):
+    """Slots of a table that have exactly one key: their numbers, and their positions among the rows of a sample."""
+
+    table: int
+    width: int
+    numbers: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+
+class RequiredKeys:
+    """Refuses samples of one model that have no key, or several, where the network needs one."""
+
+    def __init__(self, graph: Graph, names: Sequence[str], features: FeatureReader | None) -> None:
+        """Find the slots.
+
+        Args:
+            graph: of the model.
+            names: what requests call each slot.
+            features: what reads the raw features or the inputs by name; None: the model has neither.
+        """
+        self._needs = graph.needs
+        self._names = names if features is None else features.of_slots
+        spread = [] if features is None else [one.name for one in features.definition.slots if is_spread(one)]
+        self._lists = frozenset(spread)
+        self._slots: list[_Slots] = []
+        inputs, first = {entry.top: entry for entry in graph.sparse}, 0
+        for table, embedding in enumerate(graph.embeddings):
+            entry = inputs[embedding.bottom]
+            widths = (1,) * entry.slots if entry.sequences is None else entry.sequences.widths
+            most = (0,) * entry.slots if entry.sequences is None else entry.sequences.most
+            is_row = np.array(most) == 0
+            positions = (np.cumsum(widths) - widths)[is_row]
+            if entry.one_key and positions.size:
+                self._slots.append(_Slots(table, sum(widths), first + np.flatnonzero(is_row), positions))
+            first += entry.slots
+
+    def check(self, batch: Batch, wanted: Sequence[Output] | None) -> None:
+        """Raise RequestError if a sample has no key, or several, where it needs one.
+
+        Args:
+            batch: the samples.
+            wanted: the outputs that the request asks for; None: those of a request that names none.
+        """
+        for table, width, numbers, positions in self._slots:
+            row_ptrs, bags = batch.tables[table].row_ptrs, None if batch.bags is None else batch.bags[table]
+            sizes = np.diff(row_ptrs)
+            if not np.count_nonzero(sizes != 1):
+                continue  # most requests
+            counts = (sizes if bags is None else sizes[bags]).reshape(-1, width)[:, positions]
+            is_wrong = counts != 1
+            if wanted is not None and all(output.name in self._needs for output in wanted):
+                rows = {row for output in wanted for row in self._needs[output.name].rows}
+                is_wrong[:, [(table, at) not in rows for at in positions.tolist()]] = False
+            if np.count_nonzero(is_wrong):
+                sample, at = (int(place) for place in np.argwhere(is_wrong)[0])
+                name = self._names[numbers[at]]
+                own = [self._names[number] == name for number in numbers] if name in self._lists else [at]
+                raise _wrong_count(sample, name, counts[sample, own])
+
+
+def _wrong_count(sample: int, name: str, counts: NDArray[np.int32]) -> RequestError:
+    found, needed = int(counts.sum()), counts.size
+    came = f"{found or 'no'} key{'s' * (found > 1)}"
+    reason = "; a missing value has no key" * (found < needed)
+    expected = f"the network needs exactly {needed if needed > 1 else 'one'}"
+    return RequestError(f"sample {sample} has {came} in {name!r}, but {expected}{reason}")
