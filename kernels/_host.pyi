@@ -619,6 +619,17 @@ def merge_gradients(
         TypeError: lookups are of an array, or of several tables.
     """
 
+def merge_lookups(lookups: Sequence[BagLookup]) -> tuple[BagLookup, list[npt.NDArray[np.int64]]]:
+    """Join lookups of rows of one table, as ``merge_gradients`` returned them.
+
+    Returns:
+        a lookup of the U distinct rows, one per bag; and for each lookup int64[U], the bag that has the row, or -1.
+
+    Raises:
+        ValueError: there is no lookup, or one does not come from ``merge_gradients``.
+        TypeError: lookups are of an array, or of several tables.
+    """
+
 def array_gradients(
     lookups: Sequence[BagLookup], gradients: Sequence[npt.NDArray[np.float32]], divisor: float = 1.0
 ) -> list[npt.NDArray[np.float32]]:

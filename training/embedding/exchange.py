@@ -25,10 +25,11 @@ from kernels.host import (
     look_up_bags,
     weight_gradients,
 )
+from training.embedding.gradient_rows import GradientRows
 from training.embedding.gradients import RowGradient, TableSink, backward_pass, to_floats
 from training.embedding.inputs import FeatureBags
 from training.embedding.lookups import Floats, Table, need_rows, weights_of
-from training.embedding.table_gradient import GradientRows, TableGradient
+from training.embedding.table_gradient import TableGradient
 from training.processes import Processes
 
 Ints = NDArray[np.int64]
@@ -249,7 +250,7 @@ class ShardSink(TableSink):
             merged = self._merged(arrived)
             assert isinstance(self._table.table.native, TrainingTable)
             rows = GradientRows(self._table.table.native, len(merged.sums), None)
-            hooked = self._hooked(TableGradient.of(torch.from_numpy(merged.sums), (rows,)))
+            hooked = self._hooked(TableGradient.of(torch.from_numpy(merged.sums), rows))
             arrived = [replace(merged, sums=to_floats(hooked.plain()))]
         self._unsent += arrived
 
@@ -261,14 +262,17 @@ class ShardSink(TableSink):
         if rows is None or self._is_finite or len(rows):
             return rows
         # so that this process's GradScaler skips the step too
-        return TableGradient.of(torch.full((1, rows.shape[1]), torch.nan), rows.rows)
+        notice = replace(rows.rows[0], count=1, is_notice=True)
+        return TableGradient.of(torch.full((1, rows.shape[1]), torch.nan), notice)
 
     def replace(self, gradient: TableGradient) -> None:
         """See ``TableSink``. Every process calls this."""
         self.rows()
-        count, elements = gradient.rows[0].count, gradient.plain()
-        self._unsent, self._is_finite = [], bool(elements[count:].isfinite().all())
-        super().replace(gradient if len(elements) == count else TableGradient.of(elements[:count], gradient.rows))
+        [rows] = gradient.rows
+        self._unsent, self._is_finite = [], not rows.is_notice or bool(gradient.plain().isfinite().all())
+        if rows.is_notice:
+            gradient = TableGradient.of(gradient.plain()[:0], replace(rows, count=0, is_notice=False))
+        super().replace(gradient)
 
     def clear(self) -> None:
         """See ``TableSink``."""

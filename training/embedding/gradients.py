@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from kernels.host import BagLookup, TrainingTable, merge_gradients, sum_row_gradients
 from training.embedding.eager import eager
+from training.embedding.gradient_rows import GradientRows
 from training.embedding.lookups import Floats, Lookups
-from training.embedding.table_gradient import GradientRows, TableGradient, gradient_of
+from training.embedding.table_gradient import TableGradient, gradient_of
 
 #: Bags, and the gradient of their pooled vectors.
 RowGradient = tuple[BagLookup, Floats]
@@ -152,7 +153,7 @@ class TableSink:
         lookup, sums = merge_gradients(lookups, floats)
         assert isinstance(lookup.table, TrainingTable)
         rows = GradientRows(lookup.table, len(sums), lookup, self._is_shard)
-        return TableGradient.of(torch.from_numpy(sums), (rows,))
+        return TableGradient.of(torch.from_numpy(sums), rows)
 
 
 def sparse_gradients(
@@ -180,7 +181,7 @@ def to_floats(tensor: torch.Tensor) -> Floats:
 
 
 def _with_lookup(gradient: TableGradient) -> RowGradient:
-    [rows] = gradient.rows
+    [rows] = gradient_of(gradient, gradient.rows[0].table).rows  # torch.utils.swap_tensors may have changed it
     assert rows.lookup is not None  # only those that hooks get have none
     return rows.lookup, to_floats(gradient.plain())
 

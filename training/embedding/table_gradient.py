@@ -5,71 +5,86 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.host import BagLookup, TrainingTable, merge_gradients
+from kernels.host import TrainingTable
 from training.embedding.eager import eager
+from training.embedding.gradient_rows import GradientRows, Piece, Pieces, Places, cut, joined, piece_of, refuse, union
 
-Places = NDArray[np.int64]
-
-_MOST_PLACES = 2**24  # that a float32 can count
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GradientRows:
-    """The rows of a gradient.
-
-    Attributes:
-        table: has the rows.
-        count: U, the number of rows.
-        lookup: finds the rows; None: they are the rows of several processes.
-        is_shard: other processes have other rows of the gradient.
-    """
-
-    table: TrainingTable
-    count: int
-    lookup: BagLookup | None
-    is_shard: bool = False
+# Operations by element that PyTorch does not tag as such: each element of the result is in the place of the elements
+# that it depends on.
+_BY_ELEMENT = {
+    *("_amp_foreach_non_finite_check_and_unscale_", "_to_copy", "alias", "bernoulli_", "clone", "copy_", "detach"),
+    *("exponential_", "fill_", "masked_fill", "masked_fill_", "normal_", "random_", "uniform_", "zero_"),
+}
+# They combine the elements along some dimensions.
+_STATISTICS = {
+    *("all", "amax", "amin", "any", "linalg_vector_norm", "logsumexp", "max", "mean", "min", "norm", "prod", "std"),
+    *("sum", "var"),
+}
+# The other operations that treat each index of the other dimensions alike.
+_ALONG_DIMENSIONS = {"cat", "expand", "flip", "roll", "select", "slice", "squeeze", "stack", "unsqueeze"}
+# They write only where a mask or indices say.
+_BY_INDEX = {"_index_put_impl_", "index_fill_", "index_put_"}
+_NOTHING = (Piece(None, 0, 0, 0),)  # the pieces of what is no gradient
 
 
 class TableGradient(torch.Tensor):  # type: ignore[misc]
     """The gradient float32[U, D] of the rows of a table, or what was computed from such gradients.
 
-    An operation by element aligns gradients of different rows: rows without a gradient have zeros, as in the gradient
-    of a parameter. Every other operation refuses gradients of different rows.
+    It knows the row of each element through operations by element, views, joined and split vectors, and statistics of
+    each row. An operation by element aligns gradients of different rows: rows without a gradient have zeros, as in the
+    gradient of a parameter. After any other operation, such as ``flip(0)``, the rows are unknown. Such elements can be
+    read, but they cannot become a gradient, and no tensor takes them.
 
     If processes share the rows, norms are refused: each process would see another norm, and clipping would make the
     other parameters differ. Collectives are refused, because they would mix the rows of different keys.
 
     Attributes:
-        rows: the rows that the elements belong to, one ``GradientRows`` per table.
-        is_by_row: the first dimension has the rows of one table.
+        rows: that the elements were computed from, one ``GradientRows`` per table.
+        pieces: the elements.
         is_alias: another tensor has the same elements.
-        is_joined: other parameters have some of the elements.
     """
 
     rows: tuple[GradientRows, ...]
-    is_by_row = False
-    is_alias = False
-    is_joined = False
+    pieces: Pieces
+    is_alias: bool
     __torch_function__ = torch._C._disabled_torch_function_impl  # __torch_dispatch__ sees every operation
 
     @classmethod
-    def of(
-        cls, elements: torch.Tensor, rows: tuple[GradientRows, ...], is_by_row: bool = True, is_alias: bool = False
-    ) -> Self:
-        """Return the elements as a gradient of rows."""
-        gradient: Self = elements.as_subclass(cls)
-        gradient.rows, gradient.is_by_row, gradient.is_alias = rows, is_by_row, is_alias
+    def of(cls, elements: torch.Tensor, rows: GradientRows, is_alias: bool = False) -> Self:
+        """Return the elements [U, ...] of rows."""
+        return cls._of(elements, (rows,), (piece_of(rows, elements.shape),), is_alias)
+
+    @classmethod
+    def _of(cls, elements: torch.Tensor, rows: tuple[GradientRows, ...], pieces: Pieces, is_alias: bool) -> Self:
+        gradient: Self = torch.Tensor._make_subclass(cls, elements)  # no view, so detach_() works
+        gradient.rows, gradient.pieces, gradient.is_alias = rows, pieces, is_alias
         return gradient
+
+    def rows_in_order(self, table: TrainingTable | None = None) -> GradientRows | None:
+        """Return the rows of the first dimension, if it has all rows of a table in their order. None: any table."""
+        for rows, _, start, stop in self.pieces or ():
+            is_all = self.dim() > 0 and rows is not None and (len(self), start, stop) == (rows.count, 0, self.numel())
+            if is_all and table in (None, rows.table):  # type: ignore[union-attr]
+                return rows
+        return None
 
     def plain(self) -> torch.Tensor:
         """Return the elements as a tensor that does not know its rows."""
         with torch._C._DisableTorchDispatch():
             elements: torch.Tensor = self.as_subclass(torch.Tensor)
         return elements
+
+    @property
+    def data(self) -> Self:
+        """See ``torch.Tensor.data``."""
+        return self.detach()  # type: ignore[no-any-return]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        self.become("data", gradient_of(value, self.rows[0].table))
 
     def numpy(self, *, force: bool = False) -> NDArray[Any]:
         """See ``torch.Tensor.numpy``."""
@@ -94,39 +109,47 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute with elements of the same rows, and remember the rows of the result."""
         named, act = kwargs or {}, _act_of(function)
-        given = list(tensors_in([*args, *named.values()]))
-        gradients = [one for one in given if isinstance(one, cls)]
-        is_shard = any(rows.is_shard for one in gradients for rows in one.rows)
-        if is_shard:
-            _refuse_shards(act.name, is_collective="c10d" in function.namespace)
-        targets = [args[place] if place < len(args) else named.get(name) for place, name in act.written]
-        if len(gradients) < len(given):
-            for one in targets:
-                _refuse_lost_rows(act.name, one, [*args, *named.values()], gradients)
-        written = [one for one in tensors_in(targets) if isinstance(one, cls)]
-        rows, places = _rows_of(act, [*written, *gradients])
-        if places:
+        values = [*args, *named.values()]
+        gradients = [one for one in tensors_in(values) if isinstance(one, cls)]
+        written = list(tensors_in(args[place] if place < len(args) else named.get(name) for place, name in act.written))
+        if "c10d" in function.namespace:
+            _refuse_collective(act.name)
+        rows, places = _shared_rows(act, gradients)
+        if rows is not None:
             aligned = {id(one): cls.of(_at(one.plain(), places[one.rows[0]]), rows) for one in gradients}
-            return _aligned(function, args, named, aligned, written)
+            return _aligned(function, args, named, aligned, [one for one in written if isinstance(one, cls)])
+        slots = [*zip(*(one for one in values if isinstance(one, list)), strict=False)] if act.is_of_lists else [values]
+        parts = [[one for one in tensors_in(slot) if isinstance(one, cls)] for slot in slots]
+        _check_writes(act, written, slots, parts)
         with torch._C._DisableTorchDispatch():
             result = function(*args, **named)
-        if is_shard and any(one.dim() == 0 and one.is_floating_point() for one in tensors_in([result])):
-            _refuse_shards(act.name, is_number=True)
-        is_joined = any(one.is_joined for one in gradients)
-        if not act.by_element:
-            is_joined |= any(not isinstance(one, cls) and one.dim() for one in given)
-        shapes = [one.shape for one in gradients if one.is_by_row] if act.keeps_rows and len(rows) == 1 else []
+        if not isinstance(result, list | tuple):
+            return cls._from(result, act, args, named, parts[0])
+        of_results = parts if act.is_of_lists else parts * len(result)
+        return type(result)(
+            cls._from(one, act, args, named, part) for one, part in zip(result, of_results, strict=True)
+        )
 
-        def as_gradient(one: Any) -> Any:
-            if isinstance(one, list | tuple):
-                return type(one)(map(as_gradient, one))
-            if type(one) is not torch.Tensor or one.dim() == 0:
-                return one
-            gradient = cls.of(one, rows, one.shape in shapes, act.is_alias)
-            gradient.is_joined = is_joined
-            return gradient
-
-        return as_gradient(result)
+    @classmethod
+    def _from(cls, result: Any, act: "_Act", args: Sequence[Any], named: dict[str, Any], part: Sequence[Self]) -> Any:
+        """Return what was computed from some gradients as a gradient. A number or a new tensor is none."""
+        if type(result) is not torch.Tensor or not part or act.name.startswith("new_"):
+            return result
+        if result.layout is not torch.strided:
+            _refuse(act.name, part, f"expected a dense result, got {result.layout}")
+        rows = part[0].rows
+        if any(one.rows is not rows for one in part):
+            rows = tuple(dict.fromkeys(of for one in part for of in one.rows))
+        pieces = _pieces_of(act, args, named, part, result) if result.dim() else ()
+        if pieces is not None:
+            own = tuple(dict.fromkeys(piece.rows for piece in pieces if piece.rows is not None))
+            if not own:
+                is_number = (act.is_statistic or not result.dim()) and result.is_floating_point()
+                if is_number and any(one.is_shard for one in rows):
+                    _refuse_norm(act.name)
+                return result
+            rows = rows if own == rows else own
+        return cls._of(result, rows, pieces, act.is_alias)
 
     def become(self, name: str, other: "TableGradient") -> None:
         """Take the elements of another gradient, which may have more rows."""
@@ -134,25 +157,10 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
             if other.shape == self.shape:
                 self.copy_(other)
             elif self.is_alias:
-                _refuse(name, other.rows, "the result has more rows, and another tensor has the elements; use +")
+                refuse(name, other.rows, "the result has more rows, and another tensor has the elements; use +")
             else:
                 self.set_(other)
-        self.rows = other.rows
-
-
-def _aligned(
-    function: Any,
-    args: Sequence[Any],
-    named: dict[str, Any],
-    aligned: dict[int, TableGradient],
-    written: Sequence[TableGradient],
-) -> Any:
-    """Compute by element with gradients that have been aligned, by the id of the argument."""
-    in_order = [aligned.get(id(one), one) for one in args]
-    result = function(*in_order, **{name: aligned.get(id(one), one) for name, one in named.items()})
-    for one in written:
-        one.become(_act_of(function).name, result)
-    return written[0] if written else result
+        self.rows, self.pieces = other.rows, other.pieces
 
 
 def gradient_of(value: torch.Tensor, table: TrainingTable, like: TableGradient | None = None) -> TableGradient:
@@ -161,28 +169,28 @@ def gradient_of(value: torch.Tensor, table: TrainingTable, like: TableGradient |
     Args:
         value: was computed from gradients of the table.
         table: has the rows.
-        like: a value that does not know its rows has those of this gradient; None: such a value is refused.
+        like: a value that was not computed from gradients has the rows of this one; None: such a value is refused.
 
     Raises:
-        TypeError: the value does not know its rows, or has those of other tables.
+        TypeError: the rows of the value are unknown, or those of other tables.
         ValueError: it has another shape or dtype.
     """
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"table {table.name!r}: grad: expected a tensor, got {type(value).__name__}")
     came = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    known: Sequence[GradientRows] = like.rows if like is not None else ()
+    expected = "what was computed from grad of this table"
     if isinstance(value, TableGradient):
-        known = [one for one in value.rows if one.table is table and (like is not None or one.lookup is not None)]
-    if not known:
-        expected = "what was computed from grad of this table, which knows its rows"
+        rows = value.rows_in_order(table)
+        if rows is None:
+            how = "by element, so that its rows are known" if value.pieces is None else "of all its rows in their order"
+            raise TypeError(f"table {table.name!r}: grad: expected {expected} {how}, got {came}")
+    elif like is None:
         raise TypeError(f"table {table.name!r}: grad: expected {expected}, got {type(value).__name__} {came}")
-    [rows] = known
-    if value.dtype != torch.float32 or value.shape not in ((rows.count, table.dim), (max(rows.count, 1), table.dim)):
+    else:
+        rows = like.rows[0]
+    if value.dtype != torch.float32 or value.shape != (rows.count, table.dim):
         raise ValueError(f"table {table.name!r}: grad: expected float32[{rows.count}, {table.dim}], got {came}")
-    if isinstance(value, TableGradient) and value.is_by_row:
-        return value
-    elements = value.plain() if isinstance(value, TableGradient) else value
-    return TableGradient.of(elements, (rows,), is_alias=True)
+    return value if isinstance(value, TableGradient) else TableGradient.of(value, rows, is_alias=True)
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
@@ -201,65 +209,61 @@ class _Act:
     Attributes:
         name: the operation's.
         written: the place and name of each argument that is written.
-        by_element: an element of the result depends on one element of each argument.
-        keeps_rows: a result of the shape of an argument has the argument's rows in their places.
+        by_element: an element of the result depends on elements in its place.
+        is_of_lists: it does the same with each element of its lists.
+        is_statistic: it combines elements.
         is_alias: the result has the elements of an argument.
+        dims: the place, name and default of the argument with the dimensions along which it works; None: it has none.
     """
 
     name: str
     written: tuple[tuple[int, str], ...]
     by_element: bool
-    keeps_rows: bool
+    is_of_lists: bool
+    is_statistic: bool
     is_alias: bool
+    dims: tuple[int, str, Any] | None
 
 
 @cache
 def _act_of(function: Any) -> _Act:
     schema = function._schema
     name = schema.name.split("::")[-1]
-    aliases = [(place, one) for place, one in enumerate(schema.arguments) if one.alias_info is not None]
-    written = tuple((place, one.name) for place, one in aliases if one.alias_info.is_write)
-    by_element = torch.Tag.pointwise in function.tags or name == "copy_"
-    keeps_rows = by_element or name in ("alias", "detach", "_to_copy") or name.endswith("_like")
-    return _Act(name, written, by_element, keeps_rows, any(one.alias_info is not None for one in schema.returns))
+    arguments = list(enumerate(schema.arguments))
+    written = tuple((place, one.name) for place, one in arguments if one.alias_info and one.alias_info.is_write)
+    is_of_lists = "_foreach_" in name
+    is_statistic = name.removeprefix("_foreach_") in _STATISTICS or name == "_foreach_powsum"
+    by_element = torch.Tag.pointwise in function.tags or name in _BY_ELEMENT or name.endswith("_like")
+    by_element |= is_of_lists and not is_statistic
+    is_alias = any(one.alias_info is not None for one in schema.returns) or name == "_unsafe_view"
+    dims = [(place, one.name, one.default_value) for place, one in arguments if one.name in ("dim", "dims")]
+    return _Act(name, written, by_element, is_of_lists, is_statistic, is_alias, dims[0] if dims else None)
 
 
-def _rows_of(
+def _shared_rows(
     act: _Act, gradients: Sequence[TableGradient]
-) -> tuple[tuple[GradientRows, ...], dict[GradientRows, Places]]:
-    """Return the rows of the result; and where the gradients have each row, if they have different ones."""
+) -> tuple[GradientRows | None, dict[GradientRows, Places]]:
+    """Let gradients of equal rows have one ``GradientRows``. If rows differ, return all, and their places in each."""
     if all(one.rows is gradients[0].rows for one in gradients):
-        return gradients[0].rows, {}
+        return None, {}
     of_tables: dict[int, list[GradientRows]] = {}
     for rows in dict.fromkeys(rows for one in gradients for rows in one.rows):
         of_tables.setdefault(id(rows.table), []).append(rows)
-    tables = [{id(rows.table) for rows in one.rows} for one in gradients]
-    if act.by_element and any(tables[0].isdisjoint(others) for others in tables):
-        _refuse(act.name, [one.rows[0] for one in gradients], "they have different rows")
-    unions = [_union(act.name, parts) if len(parts) > 1 else (parts[0], {}) for parts in of_tables.values()]
-    places = {part: one for _, of_table in unions for part, one in of_table.items()}
-    if places and not (act.by_element and all(one.is_by_row for one in gradients)):
-        expected = "expected whole gradients and an operation by element, such as +"
-        _refuse(act.name, list(places), f"they have different rows; {expected}")
-    return tuple(union for union, _ in unions), places
-
-
-def _union(name: str, parts: Sequence[GradientRows]) -> tuple[GradientRows, dict[GradientRows, Places]]:
-    """Return the rows of all parts, and the place in each part, or -1 where it has none. {}: no part differs."""
-    lookups = [part.lookup for part in parts if part.lookup is not None]
-    if len(lookups) < len(parts):
-        _refuse(name, parts, "they have different rows, which only all processes together could align")
-    if (most := max(part.count for part in parts)) >= _MOST_PLACES:
-        _refuse(name, parts, f"they have different rows; expected fewer than {_MOST_PLACES:,} to align, got {most:,}")
-    places: dict[GradientRows, Places] = {}
-    for part in parts:
-        numbers = [np.zeros((one.count, part.table.dim), np.float32) for one in parts]
-        numbers[parts.index(part)] += np.arange(1, part.count + 1)[:, None]
-        lookup, sums = merge_gradients(lookups, numbers)
-        places[part] = sums[:, 0].astype(np.int64) - 1
-    if all(np.array_equal(one, np.arange(part.count)) for part, one in places.items()):
-        return parts[0], {}
-    return GradientRows(parts[0].table, len(sums), lookup, parts[0].is_shard), places
+    equal: dict[GradientRows | None, GradientRows] = {}
+    for parts in of_tables.values():
+        whole, places = union(act.name, parts) if len(parts) > 1 else (parts[0], {})
+        if places:
+            can_align = act.by_element and not act.is_of_lists and len(of_tables) == 1
+            if can_align and all(one.rows_in_order() for one in gradients):
+                return whole, places
+            expected = "expected whole gradients and an operation by element, such as +"
+            refuse(act.name, parts, f"they have different rows; {expected}")
+        equal.update(dict.fromkeys(parts, whole))
+    for one in gradients:
+        one.rows = tuple(equal[rows] for rows in one.rows)
+        if one.pieces is not None:
+            one.pieces = tuple(piece._replace(rows=equal.get(piece.rows)) for piece in one.pieces)
+    return None, {}
 
 
 def _at(elements: torch.Tensor, places: Places) -> torch.Tensor:
@@ -268,34 +272,115 @@ def _at(elements: torch.Tensor, places: Places) -> torch.Tensor:
     return padded[torch.from_numpy(places).to(elements.device)]
 
 
-def _refuse_shards(name: str, is_collective: bool = False, is_number: bool = False) -> None:
-    if is_collective:
-        raise TypeError(
-            f"{name!r} of a gradient whose rows are spread over processes mixes the rows of other keys; "
-            "the step of training.optimizers adds up the gradients of all processes"
-        )
-    if is_number or "norm" in name or name in ("sum", "mean"):
-        raise TypeError(
-            f"{name!r} of a gradient whose rows are spread over processes differs between them: "
-            "use training.clip_grad_norm_, which adds up the norms of all"
-        )
+def _aligned(
+    function: Any,
+    args: Sequence[Any],
+    named: dict[str, Any],
+    aligned: dict[int, TableGradient],
+    written: Sequence[TableGradient],
+) -> Any:
+    """Compute by element with gradients that have been aligned, by the id of the argument."""
+    in_order = [aligned.get(id(one), one) for one in args]
+    result = function(*in_order, **{name: aligned.get(id(one), one) for name, one in named.items()})
+    for one in written:
+        one.become(_act_of(function).name, result)
+    return written[0] if written else result
 
 
-def _refuse_lost_rows(name: str, target: Any, values: Sequence[Any], gradients: Sequence[TableGradient]) -> None:
-    """Refuse to write a whole gradient into a tensor that does not know its rows."""
-    pairs = [(target, one) for one in gradients]
-    if isinstance(target, list | tuple):  # of an operation on each element of the lists
-        lists = [one for one in values if isinstance(one, list | tuple) and one is not target]
-        pairs = [pair for others in lists for pair in zip(target, others, strict=False)]
-    for to, one in pairs:
-        if isinstance(to, TableGradient) or to is None or to.numel() < 2 or not isinstance(one, TableGradient):
-            continue
-        if not one.is_joined and len(one.rows) == 1 and one.numel() == one.rows[0].count * one.rows[0].table.dim:
-            expected = "expected a copy of a gradient, such as grad.clone() or torch.zeros_like(grad)"
-            _refuse(name, one.rows, f"the tensor that it writes does not know the rows; {expected}")
+def _check_writes(
+    act: _Act, written: Sequence[torch.Tensor], slots: Sequence[Sequence[Any]], parts: Sequence[Sequence[TableGradient]]
+) -> None:
+    """Refuse to write elements of some rows to the places of others, or to a tensor that does not know its rows."""
+    numbers = {id(one) for one in written}
+    for slot, part in zip(slots, parts, strict=True) if numbers else ():
+        for target in [one for one in slot if id(one) in numbers] if act.is_of_lists else written:
+            if isinstance(target, TableGradient):
+                if not _are_in_place(act, target, [one for one in part if one is not target]):
+                    expected = "expected an operation by element on whole gradients"
+                    _refuse(act.name, part, f"it writes elements to the places of other or unknown rows; {expected}")
+            elif part:
+                expected = "expected a copy of a gradient, such as grad.clone() or torch.zeros_like(grad)"
+                _refuse(act.name, part, f"the tensor that it writes does not know the rows; {expected}")
 
 
-def _refuse(name: str, rows: Sequence[GradientRows], reason: str) -> NoReturn:
-    tables = " and ".join(dict.fromkeys(repr(one.table.name) for one in rows))
-    # no TypeError, which + would take for "ask the other operand"
-    raise ValueError(f"table {tables}: PyTorch's {name!r} of gradients: {reason}")
+def _are_in_place(act: _Act, target: TableGradient, others: Sequence[TableGradient]) -> bool:
+    if act.name not in _BY_INDEX:
+        known = target.pieces is not None and all(_spread(one, target.shape) == target.pieces for one in others)
+        return act.by_element and (known or not others)
+    rows = target.rows_in_order()
+    of_rows = [rows is not None and one.rows_in_order() is rows for one in others]
+    masks = zip(others, of_rows, strict=True)
+    return all(one.dtype == torch.bool and (of or None is not one.pieces == target.pieces) for one, of in masks)
+
+
+def _spread(one: TableGradient, shape: Sequence[int]) -> Pieces:
+    """Return the places of the elements of a gradient that is broadcast to a shape."""
+    rows = one.rows_in_order()
+    if rows is not None and len(shape) == one.dim() and shape[0] == rows.count:
+        return (piece_of(rows, shape),)
+    return one.pieces if one.shape == shape else None
+
+
+def _pieces_of(
+    act: _Act, args: Sequence[Any], named: dict[str, Any], part: Sequence[TableGradient], result: torch.Tensor
+) -> Pieces:
+    """Return the elements of a result that was computed from gradients."""
+    if act.by_element:
+        places = {_spread(one, result.shape) for one in part}
+        if len(places) > 1:
+            what = "the rows of some elements are unknown" if None in places else "they have different rows"
+            _refuse(act.name, part, f"{what}; expected operations by element on whole gradients")
+        return places.pop()
+    source = part[0]
+    dims = _dims_of(act, args, named, source, result)
+    if act.name in ("cat", "stack") and dims == {0}:
+        of_all = [one.pieces if isinstance(one, TableGradient) else (piece_of(None, one.shape),) for one in args[0]]
+        return None if None in of_all else joined(piece for pieces in of_all for piece in pieces or ())
+    if act.is_alias and source.is_contiguous() and result.is_contiguous() and source.dtype == result.dtype:
+        start = result.storage_offset() - source.storage_offset()
+        return cut(source.pieces, start, start + result.numel())
+    if act.is_statistic and len(dims) == source.dim():
+        return _NOTHING
+    rows = source.rows_in_order()
+    if rows is None and act.is_statistic and dims == {0} and source.numel():
+        size = source.numel() // len(source)
+        parts = {cut(source.pieces, start, start + size) for start in range(0, source.numel(), size)}
+        return parts.pop() if len(parts) == 1 else None
+    if rows is None or any(one.rows_in_order() is not rows for one in part):
+        return None
+    if (act.is_statistic or act.name in _ALONG_DIMENSIONS) and 0 not in dims and len(result) == rows.count:
+        return (piece_of(rows, result.shape),)
+    return _NOTHING if act.is_statistic else None
+
+
+def _dims_of(
+    act: _Act, args: Sequence[Any], named: dict[str, Any], source: torch.Tensor, result: torch.Tensor
+) -> set[int]:
+    """Return the dimensions along which an operation works, {0} if its own rule is unknown."""
+    count = max(source.dim(), result.dim())
+    if act.name == "expand":
+        return set(range(count - source.dim()))
+    if act.dims is None:
+        return set(range(count))
+    place, name, default = act.dims
+    given = args[place] if place < len(args) else named.get(name, default)
+    dims = [given] if isinstance(given, int) else given
+    return {dim % count for dim in dims or range(count)}
+
+
+def _refuse_collective(name: str) -> NoReturn:
+    raise TypeError(
+        f"{name!r} of the gradient of a table mixes the rows of other keys; "
+        "the step of training.optimizers adds up the gradients of all processes"
+    )
+
+
+def _refuse_norm(name: str) -> NoReturn:
+    raise TypeError(
+        f"{name!r} of a gradient whose rows are spread over processes differs between them: "
+        "use training.clip_grad_norm_, which adds up the norms of all"
+    )
+
+
+def _refuse(name: str, gradients: Sequence[TableGradient], reason: str) -> NoReturn:
+    refuse(name, [rows for one in gradients for rows in one.rows], reason)

@@ -27,6 +27,7 @@
 #include "table/host_table.hpp"
 #include "table/table_reads.hpp"
 #include "training/key_owners.hpp"
+#include "training/row_positions.hpp"
 #include "training/training_steps.hpp"
 #include "training/training_table.hpp"
 
@@ -344,6 +345,46 @@ nb::tuple merge_gradients(const nb::sequence& lookups_in, const nb::sequence& gr
   return nb::make_tuple(merged, sums);
 }
 
+// Of lookups of the distinct rows of one table: a lookup of all their rows, and the place of each row in each lookup.
+nb::tuple merge_lookups(const nb::sequence& lookups_in) {
+  std::vector<BagLookup*> lookups;
+  for (size_t i = 0; i < nb::len(lookups_in); ++i) lookups.push_back(nb::cast<BagLookup*>(lookups_in[i]));
+  if (lookups.empty()) throw nb::value_error("lookups: expected at least one lookup");
+  TrainingTable* table = lookups[0]->table();
+  for (const BagLookup* lookup : lookups) {
+    if (!table || lookup->table() != table) throw nb::type_error("lookups: expected lookups of one TrainingTable");
+    if (!lookup->is_of_rows()) throw nb::value_error("lookups: expected lookups from merge_gradients");
+  }
+  std::vector<int64_t> rows, keys;
+  std::vector<std::vector<int64_t>> places(lookups.size());
+  {
+    const GilRelease release;
+    const TableLocks locks(tables_of(lookups));
+    size_t most = 0;
+    for (const BagLookup* lookup : lookups) most += lookup->count();
+    if (most > INT32_MAX) throw nb::value_error("lookups: too many rows for one lookup");
+    RowPositions positions(most);
+    for (size_t i = 0; i < lookups.size(); ++i) {
+      lookups[i]->refresh();
+      const RowBags bags = lookups[i]->bags();
+      for (size_t bag = 0; bag < bags.count; ++bag) {
+        if (bags.rows[bag] < 0) continue;
+        const size_t position = positions.find_or_insert(bags.rows[bag], rows.size());
+        if (position == rows.size()) rows.push_back(bags.rows[bag]);
+        places[i].resize(rows.size(), -1);
+        places[i][position] = static_cast<int64_t>(bag);
+      }
+    }
+    for (const int64_t row : rows) keys.push_back(table->key(row));
+  }
+  nb::list places_out;
+  for (std::vector<int64_t>& one : places) {
+    one.resize(rows.size(), -1);
+    places_out.append(array_of(one));
+  }
+  return nb::make_tuple(nb::cast(BagLookup(lookups[0]->source(), std::move(keys), std::move(rows))), places_out);
+}
+
 // Of lookups of arrays: the gradient of every row, zeros where no key names it, divided by `divisor`.
 nb::list sum_array_gradients(const nb::sequence& lookups_in, const nb::sequence& gradients_in, float divisor) {
   const Gradients gradients(lookups_in, gradients_in);
@@ -440,6 +481,7 @@ void bind_training(nb::module_& module) {
              nb::arg("weights"), nb::arg("slots"), nb::arg("trains"));
   module.def("sum_row_gradients", &sum_row_gradients, nb::arg("lookups"), nb::arg("gradients"));
   module.def("merge_gradients", &merge_gradients, nb::arg("lookups"), nb::arg("gradients"));
+  module.def("merge_lookups", &merge_lookups, nb::arg("lookups"));
   module.def("array_gradients", &sum_array_gradients, nb::arg("lookups"), nb::arg("gradients"), nb::arg("divisor") = 1.0f);
   module.def("keys_by_owner", &owned_keys, nb::arg("keys").none(), nb::arg("processes"), nb::arg("owner") = -1,
              nb::arg("distinct") = true);

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "lookup/core_pool.hpp"
+#include "training/row_positions.hpp"
 
 namespace hotrow {
 namespace {
@@ -204,18 +205,8 @@ RowGradients::RowGradients(const std::vector<BagGradient>& lookups, size_t dim)
   places_.reserve(n);
   rows_.reserve(n);
   last_.reserve(n);
-  // An open hash table: row + 1 and the row's position among the distinct rows. It is at most half full.
-  struct Entry {
-    uint32_t row_after = 0;
-    int32_t position = 0;
-  };
   const bool are_distinct = lookups.size() == 1 && are_of_rows_;  // merge_gradients has merged equal rows
-  size_t size = 16;
-  while (!are_distinct && size < 2 * n) size *= 2;
-  std::vector<Entry> entries(size);
-  const auto home = [&](int64_t row) {
-    return static_cast<size_t>((static_cast<uint64_t>(row) + 1) * 0x9E3779B97F4A7C15u >> 32) & (size - 1);
-  };
+  RowPositions positions(are_distinct ? 0 : n);
   for (const auto& [bags, gradient, is_of_rows] : lookups) {
     const size_t count = bags.size();
     for (size_t bag = 0; bag < bags.count; ++bag) {
@@ -224,12 +215,8 @@ RowGradients::RowGradients(const std::vector<BagGradient>& lookups, size_t dim)
         if (bags.rows[i] < 0) continue;
         size_t position = rows_.size();
         if (!are_distinct) {
-          if (i + kAhead < count) __builtin_prefetch(&entries[home(bags.rows[i + kAhead])], 1);
-          const auto row_after = static_cast<uint32_t>(bags.rows[i] + 1);
-          size_t at = home(bags.rows[i]);
-          while (entries[at].row_after && entries[at].row_after != row_after) at = (at + 1) & (size - 1);
-          if (!entries[at].row_after) entries[at] = {row_after, static_cast<int32_t>(position)};
-          position = static_cast<size_t>(entries[at].position);
+          if (i + kAhead < count) positions.prefetch(bags.rows[i + kAhead]);
+          position = positions.find_or_insert(bags.rows[i], position);
         }
         if (position == rows_.size()) {
           rows_.push_back(bags.rows[i]);

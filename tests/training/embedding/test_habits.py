@@ -4,11 +4,12 @@ A habit is a function of a model and an optimizer. It runs twice: on a model who
 model in float64 whose embedding is an ``nn.EmbeddingBag``. Then all weights are equal, or the table has refused.
 """
 
+import contextlib
 import copy
 import gc
 import io
 import pickle
-from functools import partial
+from functools import partial, reduce
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -267,6 +268,20 @@ def without_conflicts_as_a_vector(model, optimizer):
     optimizer.step()
 
 
+def changed_by_row(model, optimizer):
+    """Centralize and normalize gradients, change some of their elements, and average them."""
+    loss_of(model).backward()
+    for gradient in [parameter.grad for parameter in model.parameters() if parameter.dim() > 1]:
+        gradient.sub_(gradient.mean(dim=1, keepdim=True))
+        gradient.data = nn.functional.normalize(gradient, dim=1).data * 0.9
+        gradient[gradient > 0.1] = 0.2
+        gradient[gradient.norm(dim=1) > 0.8] = 0.5
+        gradient[:, 0].neg_()
+        gradient.mul_(torch.cosine_similarity(gradient.flatten(), gradient.flatten(), dim=0)).detach_()
+        gradient.copy_(torch.stack([gradient, 3 * gradient.square()]).mean(0))
+    optimizer.step()
+
+
 def hooked(model, optimizer):
     table = table_of(model)
     table.register_hook(lambda gradient: gradient / 4)
@@ -473,6 +488,7 @@ FOLLOWED = {
     "grad += a gradient of another batch": added_to_grad,
     "PCGrad": without_conflicts,
     "PCGrad with vectors": without_conflicts_as_a_vector,
+    "gradients changed by row": changed_by_row,
     "register_hook": hooked,
     "register_post_accumulate_grad_hook": hooked_after_accumulation,
     "optimizer in backward": in_the_backward_pass,
@@ -869,9 +885,10 @@ UNKNOWN_ROWS = {
         "'_foreach_add_' .*does not know the rows",
     ),
     "an alias without room": (lambda one, other: one.data.add_(other), "'add_' .*more rows"),
+    "a sparse gradient": (lambda one, other: one.to_sparse(), "'_to_sparse' .*expected a dense result"),
     "grad without rows": (lambda one, other: torch.zeros(3, DIM), r"grad: expected .*got Tensor float32\[3, 3\]"),
     "a number": (lambda one, other: 3, r"grad: expected a tensor, got int"),
-    "grad of another shape": (lambda one, other: one[:2], r"grad: expected float32\[3, 3\], got float32\[2, 3\]"),
+    "grad of another shape": (lambda one, other: one[:, :2], r"grad: expected float32\[3, 3\], got float32\[3, 2\]"),
     "grad of another dtype": (lambda one, other: one.double(), r"grad: expected float32\[3, 3\], got float64\[3, 3\]"),
 }
 
@@ -885,13 +902,94 @@ def test_a_gradient_whose_rows_would_be_unknown_is_refused(act, reason):
         table_of(model).grad = act(one, other)
 
 
-def test_gradients_of_too_many_rows_are_not_aligned(monkeypatch):
-    model = table_model()
-    [one, *_], [other, *_] = gradient_of(model, KEYS), gradient_of(model, OTHER_KEYS)
-    monkeypatch.setattr("training.embedding.table_gradient._MOST_PLACES", 3)
+def filled(gradient, place, value):
+    zeros = torch.zeros_like(gradient)
+    zeros[place] = value
+    return zeros
 
-    with pytest.raises(ValueError, match=r"table 't': PyTorch's 'add' .* expected fewer than 3 to align, got 3"):
-        one + other
+
+IN_ANOTHER_ORDER = {
+    "flip": lambda one: one.flip(0),
+    "roll": lambda one: one.roll(1, 0),
+    "sort": lambda one: one.sort(0).values,
+    "index": lambda one: one[[2, 1, 0]],
+    "transpose": lambda one: one.T.contiguous(),
+    "a product": lambda one: torch.eye(3).flip(0) @ one,
+    "cat": lambda one: torch.cat([one[1:], one[:1]]),
+    "stack": lambda one: torch.stack(one.unbind()[::-1]),
+    "a vector": lambda one: torch.cat(one.flatten().split(3)[::-1]).view(3, 3),
+    "rows written by hand": lambda one: filled(one, 0, one[2]),
+    "rows written by index": lambda one: filled(one, [2, 1, 0], one),
+    "written in place": lambda one: one.copy_(one.flip(0)),
+    "a sum with one in another order": lambda one: torch.flip(one, [0]).add_(one),
+    "data": lambda one: setattr(one, "data", one.flip(0)),
+    "a view in place": lambda one: one.t_(),
+    "a product with one in another order": lambda one: one * one.flip(0),
+}
+
+
+@pytest.mark.parametrize("permute", IN_ANOTHER_ORDER.values(), ids=IN_ANOTHER_ORDER.keys())
+def test_a_gradient_whose_rows_are_in_another_order_is_refused(permute):
+    model = table_model()
+    [one, *_] = gradient_of(model, KEYS)
+    before = one.tolist()
+
+    with pytest.raises((TypeError, ValueError), match=r"table 't': .*expected"):
+        table_of(model).grad = permute(one)
+
+    assert one.tolist() == before
+    table_of(model).register_hook(permute)
+    with pytest.raises((TypeError, ValueError), match=r"table 't': .*expected"):
+        loss_of(model).backward()
+
+
+MOVES = (
+    lambda one: one.flip(0),
+    lambda one: one.roll(1, -1),
+    lambda one: one.flatten(),
+    lambda one: one.reshape(3, -1),
+    lambda one: one.reshape(-1, 2),
+    lambda one: one.mT if one.dim() > 1 else one,
+    lambda one: one.contiguous(),
+    lambda one: torch.cat([one[1:], one[:1]]),
+    lambda one: torch.cat([one[:1], one[1:]]),
+    lambda one: torch.stack([one, one])[1],
+    lambda one: torch.stack([one, one], 1).sum(1) / 2,
+    lambda one: torch.stack([one, one, one]).mean(0),
+    lambda one: torch.cat([one.flatten(), torch.ones(3)])[: one.numel()].view(one.shape),
+    lambda one: torch.cat([one.flatten()[-2:], one.flatten()])[2:],
+    lambda one: one[torch.arange(len(one))],
+    lambda one: torch.cat(one.split(2)[::-1]),
+    lambda one: torch.cat(one.chunk(2, -1), -1),
+    lambda one: one.unsqueeze(0).expand(2, *one.shape)[1],
+    lambda one: torch.zeros_like(one).add_(one),
+    lambda one: one * torch.ones(one.shape[-1:]),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sampled_from(MOVES), max_size=6))
+def test_a_moved_gradient_is_refused_or_its_elements_are_in_their_places(moves):
+    tables = EmbeddingBagCollection({"t": EmbeddingBagConfig(2)})
+    tables({"t": torch.arange(6)})["t"].mul(torch.arange(12.0).view(6, 2)).sum().backward()
+    gradient, expected = tables.table_0.grad, tables.table_0.grad.tolist()
+
+    with contextlib.suppress(TypeError, ValueError):
+        moved = reduce(lambda one, move: move(one), moves, gradient)
+        tables.table_0.grad = moved.reshape(6, 2) if moved.numel() == 12 else moved
+
+    assert [sorted(row) for row in tables.table_0.grad.tolist()] == expected  # columns may be in another order
+
+
+def test_a_gradient_that_was_swapped_for_one_of_unknown_rows_is_refused():
+    model = table_model()
+    loss_of(model).backward()
+    gradient = table_of(model).grad
+
+    torch.utils.swap_tensors(gradient, gradient.flip(0))
+
+    with pytest.raises(TypeError, match="table 't': grad: expected what was computed from grad of this table"):
+        optimizers.SGD(model.parameters()).step()
 
 
 def test_a_part_of_a_joined_vector_moves_a_parameter_of_the_size_of_the_gradient():

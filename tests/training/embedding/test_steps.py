@@ -16,6 +16,7 @@ from kernels.host import (
     look_up_bags,
     lookup_threads,
     merge_gradients,
+    merge_lookups,
     set_lookup_threads,
     sum_row_gradients,
     update_tables,
@@ -366,6 +367,13 @@ def update(lookup=None, gradient=None, rule="sgd", update_type="Local", step=1):
             TypeError,
             lambda: merge_gradients([look_up(TrainingTable("t", 2), [[1]])[0] for _ in "ab"], [NONE] * 2),
             "lookups: expected lookups of one TrainingTable",
+        ),
+        (ValueError, lambda: merge_lookups([]), "lookups: expected at least one lookup"),
+        (TypeError, lambda: merge_lookups([call()[0][0]]), "lookups: expected lookups of one TrainingTable"),
+        (
+            ValueError,
+            lambda: merge_lookups([look_up(TrainingTable("t", 2), [[1]])[0]]),
+            "lookups: expected lookups from merge_gradients",
         ),
         (ValueError, lambda: mixed(merge_gradients), "expected a table's lookups all from merge_gradients, or none"),
         (
