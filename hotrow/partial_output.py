@@ -25,6 +25,8 @@ from serving.request_log import stream_batches
 
 #: In the metadata of files that ``hotrow predict --data`` wrote: what the rows were made from, as JSON.
 MARK = b"hotrow.predictions"
+#: In the same metadata: the names of the file's columns, as JSON.
+COLUMNS = b"hotrow.columns"
 
 
 class PartialOutput:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrow.partial_output import MARK, PartialOutput, open_partial_output
+from hotrow.partial_output import COLUMNS, MARK, PartialOutput, open_partial_output
 from kernels.system_cores import usable_cores
 from serving.errors import ConfigError, OutputError, RequestError, did_you_mean
 from serving.model.atomic import atomic_write, remove_killed_writes
@@ -98,7 +98,10 @@ def _check_output(pa: Any, output: Path, data: Path, *, may_overwrite: bool) -> 
     if not output.exists():
         return
     try:
-        is_ours = MARK in (pa.parquet.read_schema(output).metadata or {})
+        schema = pa.parquet.read_schema(output)
+        known = schema.metadata or {}
+        columns = json.dumps(schema.names).encode()  # to which other programs may have added some
+        is_ours = MARK in known and known.get(COLUMNS, columns) == columns
     except (pa.ArrowException, OSError):
         is_ours = False
     if not is_ours and not may_overwrite:
@@ -253,7 +256,8 @@ class _KeptColumns:
 def _write(pa: Any, file: Any, partial: PartialOutput, kept: _KeptColumns, schema: Any, made_by: str) -> None:
     """Write the kept columns and the predictions as one Parquet file."""
     fields = [*kept.schema, *schema]
-    whole = pa.schema(fields, {MARK: made_by.encode()})
+    columns = json.dumps([field.name for field in fields])
+    whole = pa.schema(fields, {MARK: made_by.encode(), COLUMNS: columns.encode()})
     with pa.parquet.ParquetWriter(file, whole, use_dictionary=kept.schema.names) as writer:
         for batch in partial.batches():
             writer.write_table(pa.table([*kept.take(batch.num_rows), *batch.columns], schema=whole))

@@ -328,6 +328,9 @@ class InferenceSession(ModelSession):
             raise RequestError(f"model {self.config.name!r} has no {FEATURES_FILE}, so it takes keys, not raw features")
         if not isinstance(features, Mapping):
             columns, samples = columns_of_frame(reader, features)
+            if samples > self.config.max_batchsize:
+                limit = f"{samples:,} rows, but the model takes at most {self.config.max_batchsize:,} in one call"
+                raise RequestError(f"{limit}: slice the frame, or score a file with `hotrow predict --data`")
             return read_columns(self.config, reader, columns, samples)
         given = dict(features)
         if isinstance(given.get("context"), Mapping):

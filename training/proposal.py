@@ -51,9 +51,12 @@ _TIMES = [(631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 1000, 10**6
 _MOST_SHOWN = 8
 _LEADING_ZERO = r"^-?0\d"
 _SEPARATORS, _CUT_RATIO, _CUT_SAMPLE = ("|", ";"), 0.05, 10_000
+#: How Python and JSON write lists and objects as text, such as ``['a', 'b']``.
+_LIST_TEXT, _LISTS = r"(?s)^\s*(\[.*\]|\(.*\)|\{.*\})\s*$", 0.9
 #: A label is a number if at least this many of its values are neither 0 nor 1. Fewer may be mistakes.
 _OTHER_LABELS = 0.1
 _UNIQUE = "left out: each row has a value of its own, from which nothing can be learned"
+_LIST_TEXTS = "left out: its texts are written lists; save the data as Parquet, or join the values of a list with |"
 _NO_TIME = "left out: training times do not recur; derive a feature, such as the hour"
 
 
@@ -328,12 +331,7 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
     if types.is_boolean(values.type):
         return {"kind": "identity", "type": "boolean", "size": 2}, ""
     if _is_text(types, values.type):
-        parts = None if is_list else _parts_of(compute, values)
-        if parts is not None:
-            separator, cut, most = parts
-            category = _category(compute, cut, int(compute.count_distinct(cut).as_py()), "string")
-            return {**category, "list": {"separator": separator, "most": most, "keep": "first"}}, ""
-        return _category(compute, values, distinct, "string"), ""
+        return _feature_of_texts(compute, values, distinct, is_list=is_list)
     lowest, highest = compute.min(values).as_py(), compute.max(values).as_py()
     is_integer = types.is_integer(values.type)
     is_exact = is_integer or -(2**53) <= lowest <= highest <= 2**53
@@ -351,6 +349,19 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
     if not -LARGEST_FLOAT32 <= lowest <= highest <= LARGEST_FLOAT32 or np.float32(lowest) == np.float32(highest):
         return None, "left out: float32 does not tell its numbers apart"
     return _number(compute, values.cast(pa.float64(), safe=False)), ""
+
+
+def _feature_of_texts(compute: Any, values: Any, distinct: int, *, is_list: bool) -> tuple[dict[str, Any] | None, str]:
+    """See ``_feature_of``."""
+    is_written = compute.match_substring_regex(values.slice(0, _CUT_SAMPLE), _LIST_TEXT)
+    if compute.mean(is_written).as_py() > _LISTS:
+        return None, _LIST_TEXTS
+    parts = None if is_list else _parts_of(compute, values)
+    if parts is None:
+        return _category(compute, values, distinct, "string"), ""
+    separator, cut, most = parts
+    category = _category(compute, cut, int(compute.count_distinct(cut).as_py()), "string")
+    return {**category, "list": {"separator": separator, "most": most, "keep": "first"}}, ""
 
 
 def _words_of(name: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotrow.replay.figures import describe, mean_of, quality
+from hotrow.replay.figures import describe, has_other_kind, mean_of, quality
 from hotrow.replay.tables import RequestRows, RowFiles, import_arrow, match
 from hotrow.replay.version import logged_predictions, open_version, replay
 from serving.errors import TraceError, did_you_mean
@@ -73,6 +73,7 @@ def replay_document(
                 losses = _losses(given, theirs.source, kinds.values(), losses, session)
             replayed = replay(session, rows, logged, document["log"]["requests"])
         document["models"].append(describe(replayed, rows, logged))
+        document["models"][-1]["other_kind"] = has_other_kind(kinds, replayed.predictions, logged)
         if found:
             document["models"][-1]["quality"] = quality(found, replayed.predictions[:, list(kinds)], losses)
             document["quality"] = quality(found, logged[:, list(kinds)], losses)

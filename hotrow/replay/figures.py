@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hotrow.replay.tables import RequestRows, drawn_rows
 from hotrow.replay.version import Replayed
 from serving.model.names import REQUEST_ID, REQUEST_SAMPLE
+from serving.model.records import OutputKind
 from training.model.losses import Loss
 
 _LARGEST = 10  # differences that are listed
@@ -111,6 +112,21 @@ def _plain(value: Any) -> Any:
     """Return a value as JSON can have it."""
     is_plain = isinstance(value, str | int | None) or (isinstance(value, float) and math.isfinite(value))
     return value if is_plain else str(value)
+
+
+def has_other_kind(kinds: Mapping[int, OutputKind], predictions: Floats, logged: Floats) -> bool:
+    """Return whether the answers in a log, [N, L], are likely of another kind than those of a version.
+
+    Args:
+        kinds: of some columns of the version's answers.
+        predictions: the version's answers, [N, L].
+        logged: those in the log.
+    """
+    for column, kind in kinds.items():
+        ours, theirs = (np.mean(np.abs(answers[:, column] - 0.5) > 0.5) for answers in (predictions, logged))
+        if theirs > 0 if kind == "probability" else (theirs == 0 and ours > 0.5):
+            return True
+    return False
 
 
 def mean_of(predictions: Floats) -> float | None:

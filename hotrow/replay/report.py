@@ -70,6 +70,11 @@ def _notes(model: Document) -> Iterator[str]:
     refused = model["refused"]
     if refused["requests"]:
         yield f"{model['model']} refused {refused['requests']:,} requests; the first is {refused['first']}"
+    if model["other_kind"]:
+        yield (
+            f"note: {model['model']} and the log answer with different kinds of numbers, such as prices and "
+            "probabilities, so their differences mean nothing"
+        )
     if model["absent_features"]:
         yield f"{model['model']}: the log has no {', '.join(model['absent_features'])}, so replay treats it as missing"
 

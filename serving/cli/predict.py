@@ -98,7 +98,8 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                 parser.error(f"--{name} needs --data and --output")
         return predict(options)
     score: Callable[[argparse.Namespace], int] = import_module("hotrow.scoring").score  # reads data as training does
-    print(f"{score(options):,} predictions written to {options.output}")
+    replaced = ", in place of an earlier file" * options.output.exists()
+    print(f"{score(options):,} predictions written to {options.output}{replaced}")
     return 0
 
 

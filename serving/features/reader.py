@@ -223,7 +223,9 @@ class FeatureReader:
         """
         unknown = [name for name in names if name not in self._names]
         if unknown and self.definition.unknown_features == "error":
-            raise FeatureValueError(unknown[0], None, f"is not a feature{did_you_mean(unknown[0], self.names)}")
+            close = did_you_mean(unknown[0], self.names)
+            advice = f"{close} If not, leave it out" if close else "; leave it out"
+            raise FeatureValueError(unknown[0], None, f"is not a feature{advice}")
         if unknown:
             with self._counted.lock:
                 self._counted.ignored += len(unknown)

@@ -62,6 +62,12 @@ def test_the_predictions_are_those_of_a_session_in_the_order_of_the_rows(folder,
     assert found.column_names == ["prediction"]
     assert found["prediction"].to_numpy().tolist() == pytest.approx(expected[:, 0].tolist(), abs=1e-6)
     assert predict(folder, data, "scores.parquet") == 0  # its own output is replaced
+    written = f"300 predictions written to {folder}/scores.parquet, in place of an earlier file\n"
+    assert capsys.readouterr().out == written
+    pq.write_table(found.append_column("rank", pa.array(range(ROWS))), folder / "scores.parquet")
+    assert predict(folder, data, "scores.parquet") == 1
+    assert "scores.parquet: exists, and `hotrow predict` did not write it" in capsys.readouterr().err
+    (folder / "scores.parquet").unlink()
 
 
 def test_a_model_of_keys_reads_columns_by_the_names_of_its_inputs(folder):

@@ -337,11 +337,11 @@ def test_an_absent_number_of_the_user_is_an_error(sessions):
         ),
         (
             {"context": {**CONTEXT, "usr": 3}, "candidates": ITEMS_OF_USER},
-            "context.usr: is not a feature; did you mean 'user'?",
+            "context.usr: is not a feature; did you mean 'user'? If not, leave it out",
         ),
         (
             {"context": CONTEXT, "candidates": [*ITEMS_OF_USER, {"itm": 3, "price": 1}]},
-            "candidates[5].itm: is not a feature; did you mean 'item'?",
+            "candidates[5].itm: is not a feature; did you mean 'item'? If not, leave it out",
         ),
         (
             {"context": {**CONTEXT, "age": "old"}, "candidates": ITEMS_OF_USER},

@@ -10,6 +10,7 @@ from typing import IO
 from serving.model.regular_file import open_regular
 from training.data.checks import ColumnMap, checked
 from training.data.criteo import CATEGORY_NAMES, COLUMNS, COUNT_NAMES, SLOTS, parse_lines
+from training.data.csv_faults import separator_advice
 from training.errors import DataError
 from training.samples import Samples
 
@@ -90,6 +91,10 @@ class _Layout:
     def read(cls, path: Path, first_line: bytes) -> "_Layout":
         separator = b"\t" if b"\t" in first_line else b","
         names = _names(first_line)
+        if not set(names) & set(COLUMNS) and len(names) != len(COLUMNS):
+            criteo = f"the {len(COLUMNS)} columns of Criteo's data, found {len(names)}"
+            how = "To train on other columns, name the label: --label COLUMN"
+            raise DataError(path, f"expected {criteo}{separator_advice(path)}. {how}", line=1)
         if not set(names) & set(COLUMNS):
             return cls(separator, tuple(range(len(COLUMNS))), has_header=False)
         if sorted(names) != sorted(COLUMNS):

@@ -173,7 +173,10 @@ def test_a_users_arrays_become_a_model(tmp_path, capsys):
             "other.json: layers[0]: cannot generate samples for 1 labels, 0 dense features and slots user 2, item 1; ",
         ),
         (["--data", "absent.txt", "--output", "out"], "absent.txt: no such file"),
-        (["--data", "bad.txt", "--output", "out"], "bad.txt line 1: 1 columns, expected 40"),
+        (
+            ["--data", "bad.txt", "--output", "out"],
+            "bad.txt line 1: expected the 40 columns of Criteo's data, found 1. To train on other columns, name",
+        ),
         (["--data", "one.txt", "--output", "out"], "one.txt: 1 sample, expected at least 2"),
         (["--synthetic", "10", "--output", "bad.txt"], "bad.txt: cannot be created"),
         (

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import hotrow
+from serving.errors import FeatureValueError
 from tests.training.command.running import hotrow_train
 
 ROWS = 400
@@ -40,6 +41,8 @@ def columns():
         "__index_level_0__": rng.permutation(ROWS),
         "": rng.permutation(ROWS),
         "keys": rng.random(ROWS),
+        "written": [str(["a", "b"][: user % 3]) for user in users],
+        "objects": [f'{{"age": {user}}}' for user in users],
     }
 
 
@@ -86,11 +89,16 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
         "__index_level_0__": "left out: the index of a pandas frame",
         " ": "left out: the index of a pandas frame",
         "keys": "left out: the name is reserved in requests; rename the column",
+        "written": "left out: its texts are written lists; save the data as Parquet, or join the values of a list with",
+        "objects": "left out: its texts are written lists",
     }.items():
         assert any(line.startswith(column) and f"  {reason}" in line for line in printed.splitlines(keepends=True))
     with hotrow.load_model(data / "models" / "dcn") as session:
         table = pq.read_table("clicks.parquet")
-        table = table.drop_columns(["clicked", "at", "constant", "nothing", "nested", "close", "", "keys"])
+        left_out = ["at", "constant", "nothing", "nested", "close", "", "keys", "written", "objects"]
+        with pytest.raises(FeatureValueError, match="clicked: is not a feature; leave it out"):
+            session.predict(table)
+        table = table.drop_columns(["clicked", *left_out])
         assert session.predict(table.slice(0, 64)).shape == (64, 1)
 
 

@@ -1,6 +1,7 @@
 """``hotrow train`` on labels that are any number, and what other commands make of the version."""
 
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 import hotrow
 from hotrow.replay.document import replay_document
 from serving.cli.main import main
-from serving.errors import TraceError
+from serving.errors import RequestError, TraceError
 from serving.model.records import Output
 from tests.training.command.running import hotrow_train
 from training.command.notes import LearnedLabels, of_epoch, of_result
@@ -114,9 +115,16 @@ def test_the_proposal_says_what_is_learned_of_each_label(folder, capsys):
     assert any(line.startswith("AUC clicked 0.") for line in lines)
     assert any(line.startswith("RMSE price ") and ", R2 price " in line for line in lines)
     picture = (folder / "several.svg").read_text()
-    assert all(words in picture for words in ("AUC", "RMSE", "log loss, squared error / variance", "price"))
+    assert all(words in picture for words in ("AUC", "RMSE", "log loss", "squared error / variance", "price"))
     with hotrow.load_model(folder / "models" / "mmoe") as session:
         assert [output.kind for output in session.outputs] == ["score", "probability", "score"]
+    assert main(["compare", "models/mmoe/1", "models/stars/1", "--plot", "c.svg"]) == 0
+    titles = re.findall(
+        "<!-- (log loss|squared error / variance|AUC|RMSE|calib.*?) -->", (folder / "c.svg").read_text()
+    )
+    calibration = "calibration of the last epoch"
+    expected = ["log loss", "squared error / variance", "AUC", calibration, "RMSE", calibration, "RMSE", calibration]
+    assert titles == expected  # of a click, a price and stars, whose errors differ
 
 
 def test_csv_with_given_features_and_loss(folder, capsys):
@@ -166,12 +174,16 @@ def test_clients_are_told_that_an_answer_is_no_probability(folder, liked, capsys
     assert line in capsys.readouterr().out
 
 
-def test_replay_compares_ratings_with_answers(folder, liked):
+def test_replay_compares_ratings_with_answers(folder, liked, capsys):
     rows = held_out()
     stars = np.array(rows["rating"])
     with hotrow.load_model("models/stars") as session:
         answers = session.predict({name: rows[name] for name in ("user", "item")})[:, 0]
         (unit,) = session.graph.units
+        with pytest.raises(
+            RequestError, match=r"1,025 rows, but .* at most 1,024 in one call: slice the frame, or score"
+        ):
+            session.predict(pa.table({"user": ["u1"] * 1025}))
     more = 0.09 * unit
     assert more > 0.1
     about = {"request_id": [f"r{n}" for n in range(HELD_OUT)], "request_sample": np.zeros(HELD_OUT, np.int32)}
@@ -183,7 +195,15 @@ def test_replay_compares_ratings_with_answers(folder, liked):
         assert quality["rating"]["samples"] == HELD_OUT - 1
         assert quality["rating"]["rmse"] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-5)
     assert found["models"][0]["differences"]["share_above"] == {"0.001": 1.0, "0.01": 1.0, "0.1": 0.0}
+    capsys.readouterr()
     assert main(["replay", "log.parquet", "models/stars", "--label", "rating", "--plot", "replay.svg"]) == 0
+    assert "different kinds" not in capsys.readouterr().out
+    assert main(["replay", "log.parquet", str(liked)]) == 0
+    assert "note: liked version 1 and the log answer with different kinds of numbers, such" in capsys.readouterr().out
+    clicks = log.set_column(log.num_columns - 1, "prediction", pa.array(np.full(HELD_OUT, 0.25, np.float32)))
+    pq.write_table(clicks, "clicks.parquet")
+    assert main(["replay", "clicks.parquet", "models/stars"]) == 0
+    assert "note: stars version 1 and the log answer with different kinds" in capsys.readouterr().out
 
     pq.write_table(log.set_column(2, "rating", pa.array([np.inf, *stars[1:]])), "log.parquet")
     with pytest.raises(TraceError, match="rating: expected a finite number, got inf in row 0"):
