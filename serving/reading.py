@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from kernels.host import Tensors, first_outside, read_keys, split_by_table
 from serving.arrays import flat_offsets, floats, integers
-from serving.batch import INT32_MAX, Batch, Ints, JoinedKeys, Places
-from serving.config import ModelConfig
+from serving.batch import INT32_MAX, Batch, Ints, JoinedKeys, Places, TableKeys
+from serving.config import ModelConfig, TableConfig
 from serving.errors import RequestError
 from serving.features import Column, FeatureReader, slots_of, spread_columns
 from serving.model.names import DENSE, KEYS, ROW_PTRS
@@ -24,6 +24,8 @@ from serving.model.slot_sizes import SlotRange, shift_keys
 from serving.model.sparse_rows import KeyType, key_range
 
 Offsets = NDArray[np.int32] | NDArray[np.int64]
+Flags = NDArray[np.bool_]
+_NO_KEY = np.iinfo(np.int64).min  # no request has this key
 
 
 def read_batch(config: ModelConfig, dense: Any, keys: Any, row_ptrs: Any) -> Batch:
@@ -90,7 +92,9 @@ def _batch_of(config: ModelConfig, dense: NDArray[np.float32], sent: JoinedKeys)
 
 
 def _with_positions(config: ModelConfig, batch: Batch) -> Batch:
-    """Return a batch in which each position of a sequence has a bag, and the masks follow the dense features.
+    """Return a batch without the keys that stand for no key, in which each position of a sequence has a bag.
+
+    The masks of sequences follow the dense features.
 
     Args:
         config: the model.
@@ -99,23 +103,45 @@ def _with_positions(config: ModelConfig, batch: Batch) -> Batch:
     Raises:
         RequestError: a sequence has too many keys.
     """
-    if all(table.sequences is None for table in config.tables):
+    if all(table.sequences is None and not table.paddings for table in config.tables):
         return batch
     bags: list[Places | None] = list(batch.bags or [None] * len(config.tables))
-    offsets, masks = [], []
-    for place, (table, (_, row_ptrs)) in enumerate(zip(config.tables, batch.tables, strict=True)):
-        sequences = table.sequences
+    parts: list[TableKeys] = []
+    masks: list[Flags] = []
+    for place, (table, (keys, row_ptrs)) in enumerate(zip(config.tables, batch.tables, strict=True)):
+        sequences, of_slots = table.sequences, bags[place]
+        is_padding = _is_padding(table, keys, row_ptrs, of_slots)
         if sequences is not None:
-            sizes, of_slots = np.diff(row_ptrs), bags[place]
+            sizes = np.diff(row_ptrs)
             sizes = sizes if of_slots is None else sizes[of_slots]
             if found := sequences.too_long(sizes.reshape(-1, table.slots)):
                 raise _too_long(config, place, found)
-            row_ptrs, bags[place], has_key = sequences.spread(row_ptrs, of_slots)
-            masks += [has_key] if sequences.mask else []
-        offsets.append(row_ptrs)
+            row_ptrs, bags[place] = sequences.spread(row_ptrs, of_slots)
+        if is_padding is not None:
+            keys, row_ptrs = keys[~is_padding], row_ptrs - np.append(0, np.cumsum(is_padding, dtype=np.int32))[row_ptrs]
+        if sequences is not None and sequences.mask:
+            has_key, of_positions = row_ptrs[1:] > row_ptrs[:-1], bags[place]
+            masks.append((has_key if of_positions is None else has_key[of_positions]).reshape(-1, sequences.positions))
+        parts.append(TableKeys(keys, row_ptrs))
     dense = np.concatenate([batch.dense, *masks], axis=1, dtype=np.float32) if masks else batch.dense
-    given = JoinedKeys(batch.joined.keys, np.concatenate(offsets), [of_table.size for of_table in offsets])
-    return Batch(dense, given, batch.sent, None if batch.bags is None else bags, batch.rows, batch.bags)
+    return Batch(dense, parts, batch.sent, None if batch.bags is None else bags, batch.rows, batch.bags)
+
+
+def _is_padding(table: TableConfig, keys: Ints, row_ptrs: Offsets, bags: Places | None) -> Flags | None:
+    """Return which keys of a table stand for no key; None if none does."""
+    if not any(np.count_nonzero(keys == key) for key in {*table.paddings} - {None}):
+        return None
+    of_slots = np.array([_NO_KEY if key is None else key for key in table.paddings], np.int64)
+    found: Flags = keys == np.repeat(of_slots[_slots_of_bags(table, row_ptrs, bags)], np.diff(row_ptrs))
+    return found
+
+
+def _slots_of_bags(table: TableConfig, row_ptrs: Offsets, bags: Places | None) -> Ints:
+    """Return the slot of each bag of a table."""
+    slots = np.arange(row_ptrs.size - 1) % table.slots
+    if bags is not None:
+        slots[bags] = np.arange(bags.size) % table.slots
+    return slots
 
 
 def _too_long(config: ModelConfig, place: int, found: TooLong) -> RequestError:
@@ -265,8 +291,7 @@ def _shifted(config: ModelConfig, joined: JoinedKeys, bags: Sequence[Places | No
     for place, (table, of_table) in enumerate(zip(config.tables, joined.tables, strict=True)):
         of_slots, of_bags = _ranges(table.slot_ranges), None if bags is None else bags[place]
         if of_bags is not None:  # the range of each bag
-            slots = np.zeros(of_table.row_ptrs.size - 1, np.int64)
-            slots[of_bags] = np.arange(of_bags.size) % table.slots
+            slots = _slots_of_bags(table, of_table.row_ptrs, of_bags)
             of_slots = of_slots[0][slots], of_slots[1][slots]
         parts.append(shift_keys(of_table.keys, np.diff(of_table.row_ptrs), of_slots))
     return JoinedKeys(np.concatenate(parts), joined.row_ptrs, joined.lengths)

@@ -121,10 +121,8 @@ _INPUTS = "tables", "key_type", "slot keys", "dense_dim", "max_batchsize", "GPU 
 
 def _inputs(config: ModelConfig) -> tuple[object, ...]:
     """What a version must have in common with the version whose tables it shares; see ``_INPUTS``."""
-    tables = [
-        (table.name, table.dim, table.slots, table.combiner, table.default_value, table.slot_ranges, table.sequences)
-        for table in config.tables
-    ]
+    names = "name", "dim", "slots", "combiner", "default_value", "slot_ranges", "sequences", "paddings"
+    tables = [tuple(getattr(table, name) for name in names) for table in config.tables]
     return tables, config.key_type, config.slot_keys, config.dense_dim, config.max_batchsize, config.gpu_cache
 
 

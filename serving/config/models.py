@@ -50,6 +50,7 @@ class TableConfig(Record):
         slot_ranges: the keys of each slot, if they begin at 0 in the slots of a request; else empty.
         slot_names: the graph's names of the slots; empty if it has none.
         sequences: which slots are sequences; None: all are pooled.
+        paddings: of each slot the key that stands for no key; None: it has none. Empty: no slot has one.
     """
 
     name: str
@@ -64,6 +65,7 @@ class TableConfig(Record):
     slot_ranges: tuple[SlotRange, ...] = ()
     slot_names: tuple[str, ...] = ()
     sequences: SequenceSlots | None = None
+    paddings: tuple[int | None, ...] = ()
 
     @property
     def positions(self) -> int:
@@ -322,6 +324,7 @@ def tables_of(
             slot_ranges=ranges.get(embedding.bottom, ()),
             slot_names=inputs[embedding.bottom].names,
             sequences=inputs[embedding.bottom].sequences,
+            paddings=inputs[embedding.bottom].paddings,
         )
         for embedding, file in zip(graph.embeddings, files, strict=True)
     )

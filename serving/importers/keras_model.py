@@ -390,6 +390,10 @@ class _Conversion:
             raise self._refuse(lookups[0].layer, reason)
         return SequenceSlots(tuple(one.size for one in lookups), self._mask_name(table), padding)
 
+    def _paddings(self, table: str) -> tuple[int, ...]:
+        """Return the key of each slot that stands for no key; empty if the slots are no sequences."""
+        return tuple(0 for one in self._lookups if one.layer.name == table and one.padding is not None)
+
     def _rows(self, layer: Any) -> TableRows:
         source = f"{self._source}#{layer.name}"
         variable = getattr(layer, "embedding_variable", None)
@@ -409,7 +413,8 @@ class _Conversion:
             rows = {one.name: self._rows(layers[one.name]) for one in network.inputs if one.name in layers}
             dense = next((one for one in network.inputs if one.name == self._dense_name), None)
             of_tables = {
-                one: SlotsOfRequest(tuple(self._names(one)), self._sequences(one), has_one_key=True) for one in rows
+                one: SlotsOfRequest(tuple(self._names(one)), self._sequences(one), True, self._paddings(one))
+                for one in rows
             }
             combiners: dict[str, Combiner] = dict.fromkeys(rows, "sum")
             plan = plan_matched(network, Matching(rows, dense, ()), combiners, self._max_batchsize, of_tables)

@@ -35,11 +35,13 @@ class SlotsOfRequest:
         names: what requests call them.
         sequences: which are sequences; None: all are pooled.
         has_one_key: a sample has exactly one key in each slot that is not a sequence.
+        paddings: of each slot the key that stands for no key; None: it has none. Empty: no slot has one.
     """
 
     names: tuple[str, ...]
     sequences: SequenceSlots | None = None
     has_one_key: bool = False
+    paddings: tuple[int | None, ...] = ()
 
     def __str__(self) -> str:
         """Return how many they are, and the lengths of sequences."""
@@ -123,6 +125,7 @@ class ImportPlan:
                     "max_feature_num_per_sample": table.of_requests.most_keys,
                     **_sequence(table.of_requests.sequences),
                     **({"one_key": True} if table.of_requests.needs_keys else {}),
+                    **_paddings(table.of_requests.paddings),
                 }
                 for table in self.tables
             ],
@@ -370,6 +373,10 @@ def _sequence(sequences: SequenceSlots | None) -> dict[str, Any]:
     mask = {"mask": sequences.mask} if sequences.mask else {}
     padding = {} if sequences.padding == "end" else {"padding": sequences.padding}
     return {"sequence": {"most": list(sequences.most), **mask, **padding}}
+
+
+def _paddings(keys: Sequence[int | None]) -> dict[str, Any]:
+    return {} if all(key is None for key in keys) else {"padding_keys": list(keys)}
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -8,7 +8,7 @@ from typing import get_args
 from serving.model.names import ANSWER, NAMES_OF_ANSWERS, TABLE_NAME, is_taken
 from serving.model.records import Combiner, Embedding, Output, OutputKind, SparseInput
 from serving.model.sequences import Padding, SequenceSlots
-from serving.model.sparse_rows import RowLayout
+from serving.model.sparse_rows import LARGEST_KEY, SMALLEST_KEY, RowLayout
 from serving.model.strict_json import Fields
 
 # Keys of HugeCTR v2.0 to v24.06 for reading training data and sizing memory. A prediction does not depend on them.
@@ -165,11 +165,11 @@ def _read_labels(fields: Fields) -> tuple[Label, ...]:
 def _read_sparse(fields: Fields) -> SparseInput:
     """Read one sparse input. v3.0 counts keys per sample, v3.1 and later per slot."""
     fields.allow(
-        (*_SPARSE_KEYS, "sequence", "one_key")  # these two and names are Hotrow's own
+        (*_SPARSE_KEYS, "sequence", "one_key", "padding_keys")  # these three and names are Hotrow's own
     )
     top, slots = fields.text("top"), fields.integer("slot_num")
-    names, sequences = _read_names(fields, slots), _read_sequences(fields, slots)
     one_key = "one_key" in fields and fields.choice("one_key", _SWITCH)
+    own = _read_names(fields, slots), _read_sequences(fields, slots), one_key, _read_paddings(fields, slots)
     if "type" in fields:
         fields.choice("type", _SPARSE_TYPES)
     if "is_fixed_length" in fields:
@@ -179,14 +179,14 @@ def _read_sparse(fields: Fields) -> SparseInput:
     if ("nnz_per_slot" in fields) == ("max_feature_num_per_sample" in fields):
         raise fields.error("expected either max_feature_num_per_sample or nnz_per_slot")
     if "nnz_per_slot" not in fields:
-        return SparseInput(top, slots, fields.integer("max_feature_num_per_sample"), names, sequences, one_key)
+        return SparseInput(top, slots, fields.integer("max_feature_num_per_sample"), *own)
     per_slot = fields.value("nnz_per_slot")
     if not isinstance(per_slot, list):
-        return SparseInput(top, slots, fields.integer("nnz_per_slot") * slots, names, sequences, one_key)
+        return SparseInput(top, slots, fields.integer("nnz_per_slot") * slots, *own)
     if len(per_slot) != slots:
         raise fields.error(f"expected {slots} numbers, one per slot, got {len(per_slot)}", "nnz_per_slot")
     keys = sum(fields.check_integer(nnz, f"nnz_per_slot[{slot}]", 1) for slot, nnz in enumerate(per_slot))
-    return SparseInput(top, slots, keys, names, sequences, one_key)
+    return SparseInput(top, slots, keys, *own)
 
 
 def _read_sequences(fields: Fields, slots: int) -> SequenceSlots | None:
@@ -203,6 +203,19 @@ def _read_sequences(fields: Fields, slots: int) -> SequenceSlots | None:
     mask = own.text("mask") if "mask" in own else ""
     padding: Padding = own.choice("padding", _PADDINGS) if "padding" in own else "end"
     return SequenceSlots(most, mask, padding)
+
+
+def _read_paddings(fields: Fields, slots: int) -> tuple[int | None, ...]:
+    """Read the key of each slot that stands for no key, or null."""
+    if "padding_keys" not in fields:
+        return ()
+    keys = fields.items("padding_keys")
+    if len(keys) != slots:
+        raise fields.error(f"expected {slots} keys or null, one per slot, got {len(keys)}", "padding_keys")
+    return tuple(
+        None if key is None else fields.check_integer(key, f"padding_keys[{slot}]", SMALLEST_KEY, LARGEST_KEY)
+        for slot, key in enumerate(keys)
+    )
 
 
 def read_embedding(fields: Fields, sparse: Mapping[str, SparseInput]) -> Embedding:

@@ -44,6 +44,7 @@ class SparseInput:
         names: what requests call each slot. Slots with the same name have the same keys. Empty: slots have no names.
         sequences: which slots are sequences; None: all are pooled.
         one_key: each slot that is not a sequence has exactly one key.
+        paddings: of each slot the key that stands for no key; None: it has none. Empty: no slot has one.
     """
 
     top: str
@@ -52,6 +53,7 @@ class SparseInput:
     names: tuple[str, ...] = ()
     sequences: SequenceSlots | None = None
     one_key: bool = False
+    paddings: tuple[int | None, ...] = ()
 
     @property
     def positions(self) -> int:

@@ -28,12 +28,10 @@ class Positions(NamedTuple):
     Attributes:
         row_ptrs: CSR offsets of the bags.
         bags: int32[B * P], the bag of each position of each sample; None: each has its own, in order.
-        has_key: bool[B, P], whether the bag of each position has a key.
     """
 
     row_ptrs: Ints
     bags: NDArray[np.int32] | None
-    has_key: NDArray[np.bool_]
 
 
 class SequenceSlots(NamedTuple):
@@ -75,7 +73,7 @@ class SequenceSlots(NamedTuple):
             row_ptrs: CSR offsets of R bags, none of a sequence with too many keys.
             bags: int32[B * S], the bag of each slot of each sample; None: each has its own, in order.
         """
-        slots, positions, layout = len(self.most), self.positions, _layout(self)
+        slots, layout = len(self.most), _layout(self)
         if bags is None:
             begins, ends = (part.reshape(-1, slots)[:, layout.slots] for part in (row_ptrs[:-1], row_ptrs[1:]))
             begins = self._begins(begins, ends, layout.places, layout.slots).reshape(-1)
@@ -88,9 +86,7 @@ class SequenceSlots(NamedTuple):
             places = (np.arange(bag_of.size) - firsts[bag_of]).astype(np.int32)
             begins = self._begins(row_ptrs[bag_of], row_ptrs[bag_of + 1], places, slot_of_bag[bag_of])
             bags = (firsts[bags.reshape(-1, slots)[:, layout.slots]] + layout.places).astype(np.int32).reshape(-1)
-        spread = np.append(begins, row_ptrs[-1:])
-        has_key = spread[1:] > spread[:-1]
-        return Positions(spread, bags, (has_key if bags is None else has_key[bags]).reshape(-1, positions))
+        return Positions(np.append(begins, row_ptrs[-1:]), bags)
 
     def _begins(self, begins: Ints, ends: Ints, places: Ints, slots: Ints) -> Ints:
         """Return where the keys of positions begin; ``places`` are those of the positions in their slots."""

@@ -240,6 +240,7 @@ def _plan(
             tuple(slot.own_name for slot in slots_of_tables if slot.table == name),
             sequences[name]._replace(mask=masks.get(name, "")) if name in sequences else None,
             has_one_key=all(one.has_one_key or one.padding is not None for one in sources.slots[name]),
+            paddings=tuple(one.no_key for one in sources.slots[name]),
         )
         for name in slots
     }

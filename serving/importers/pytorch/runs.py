@@ -61,6 +61,7 @@ class Source(NamedTuple):
         padding: of a sequence; None: the slot is pooled.
         shift: forward adds this to each key.
         has_one_key: a sample has one key.
+        no_key: this key of the table stands for no key; None: no key does.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Source(NamedTuple):
     padding: Padding | None
     shift: int
     has_one_key: bool
+    no_key: int | None
 
     def bag(self, run: Run, table: str, sample: int) -> NDArray[np.int64]:
         """Return the keys of a sample in a run."""
@@ -149,15 +151,7 @@ class Runner:
                     keys[table][(keys[table] >= source.shift) & (end is None or keys[table] < end)] - source.shift
                 )
                 for place in source.places:
-                    padding = self.inputs.features[place].padding
-                    left_out = (
-                        None
-                        if padding is None
-                        else self.tables.padding_key(table)
-                        if padding.key is None
-                        else padding.key
-                    )
-                    own = of_range if left_out is None else of_range[of_range != left_out]
+                    own = of_range if source.padding is None else of_range[of_range != source.no_key]
                     sources.keys[place] = min(own, sources.keys.get(place, own), key=len)
         self._refuse_unused(sources.keys)
         rows = [source for of_table in sources.slots.values() for source in of_table if source.padding is not None]
@@ -286,9 +280,16 @@ class Runner:
             else:
                 padding = None
                 self._check_bags(table, run, at, places, shift)
-            is_row = not run.calls[table][at].is_pooled
+            call = run.calls[table][at]
+            is_row, no_key = padding is None and not call.is_pooled, self.tables.padding_key(call)
+            if is_row and no_key is not None:
+                names = {self.inputs.features[place].input: no_key for place in places}
+                reason = f"the network pools, and a key may be padding_idx={no_key}; use sequences={names}"
+                raise ConfigError(self.source, table, f"{reason}{at_line(call.line)}")
+            if padding is not None and padding.key is not None:
+                no_key = padding.key
             shift = 0 if padding is not None else shift
-            sources.append(Source(self._name(places), places, at, padding, shift, is_row and padding is None))
+            sources.append(Source(self._name(places), places, at, padding, shift, is_row, no_key))
             at += 1 if padding is None else padding.most
         return sources
 
@@ -312,7 +313,8 @@ class Runner:
         paddings = [one.padding.key for one in self.inputs.features if one.padding and one.padding.key is not None]
         for sample, bag in enumerate(bag - shift for bag in run.slots[table][at]):
             expected = np.concatenate([run.features[place][sample] for place in places])
-            if run.calls[table][at].is_pooled and (left_out := self.tables.padding_key(table)) is not None:
+            left_out = self.tables.padding_key(run.calls[table][at])
+            if run.calls[table][at].is_pooled and left_out is not None:
                 expected = expected[expected + shift != left_out]
             if np.array_equal(bag, expected):
                 continue

@@ -136,10 +136,12 @@ class Tables:
             reason = f"{idle!r} needs no number: it has no bags with offsets and mode='max' or weights"
             raise ConfigError(self._source, "most_keys", reason)
 
-    def padding_key(self, table: str) -> int | None:
-        """Return the key that bags of a table leave out."""
-        key: int | None = getattr(self._modules.get(table), "padding_idx", None)
-        return key
+    def padding_key(self, lookup: Lookup) -> int | None:
+        """Return the key that the bags of a lookup leave out."""
+        if lookup.table in self._trained:
+            return NO_KEY if lookup.offsets is None else None
+        table = self._modules[lookup.table]
+        return table.padding_idx if isinstance(table, nn.EmbeddingBag) else None
 
     def size(self, table: str) -> tuple[int, int]:
         """Return V and D of a table."""
@@ -360,8 +362,6 @@ class Tables:
             bags = list(keys)
         if table is None:
             bags = [bag.reshape(-1) for bag in bags]
-            if lookup.offsets is None:  # Hotrow's padding
-                bags = [bag[bag != NO_KEY] for bag in bags]
         if len(bags) != samples:
             expected, came = "keys [B] or [B, n]", f"{list(keys.shape)}"
             advice = f"for a list of keys per sample, pad it and use sequences={{...}}; {CONSTANT_KEYS}"
@@ -371,8 +371,8 @@ class Tables:
             raise ConfigError(self._source, lookup.table, reason)
         if not lookup.is_pooled:
             return [[key[None] for key in column] for column in keys.reshape(samples, -1).T]
-        if table is not None and table.padding_idx is not None:  # such keys are not pooled
-            bags = [bag[bag != table.padding_idx] for bag in bags]
+        if (left_out := self.padding_key(lookup)) is not None:
+            bags = [bag[bag != left_out] for bag in bags]
         return [bags]
 
 

@@ -86,7 +86,7 @@ def test_bags_with_several_dense_inputs_are_served(tmp_path, rng):
     assert imported.comparison.samples == 64
     assert imported.comparison.difference < 1e-6
     assert imported.comparison.defaulted_keys == 0
-    shown, clicked, users = draw_bags(rng, 40, B), draw_bags(rng, 40, B), draw_bags(rng, 30, B)
+    shown, clicked, users = draw_bags(rng, 40, B), draw_bags(rng, 40, B), [[0, 7, 0], *draw_bags(rng, 30, B - 1)]
     dense = torch.from_numpy(rng.normal(size=(B, 9)).astype(np.float32))
     batch = {"shown": with_offsets(shown), "clicked": with_offsets(clicked), "users": with_offsets(users, True)}
     with torch.no_grad():
@@ -97,8 +97,9 @@ def test_bags_with_several_dense_inputs_are_served(tmp_path, rng):
     by_name = {name: dense[:, place].tolist() for place, name in enumerate(imported.names[:9])}
     with load_model(imported.path) as session:
         assert session.config.max_batchsize == 77
-        again = session.predict({**by_name, "shown": shown, "clicked": clicked, "users": without_padding})
-        assert again.tobytes() == np.asarray(served, np.float32).tobytes()
+        for bags in (without_padding, users):
+            again = session.predict({**by_name, "shown": shown, "clicked": clicked, "users": bags})
+            assert again.tobytes() == np.asarray(served, np.float32).tobytes()
 
 
 class Columns(nn.Module):
@@ -280,7 +281,7 @@ def test_unknown_keys_of_trained_tables_are_served_as_in_training(tmp_path):
         def forward(self, user):
             return torch.sigmoid(self.tables({"user": user})["user"])
 
-    module, users = Users(), torch.tensor([[1, 2], [3, 99], [98, 99]])
+    module, users = Users(), torch.tensor([[1, 2], [3, 99], [-1, 99]])
 
     imported = from_torch(module, (users[:1],), tmp_path, "users")
 

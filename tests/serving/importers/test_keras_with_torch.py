@@ -33,7 +33,7 @@ def test_a_model_of_the_backend_torch_is_served(model, tmp_path):
     imported = from_keras(model, example, tmp_path, "films", outputs={"click": "probability", "rows": "vector"})
 
     with hotrow.load_model(imported.path.parent) as session:
-        answers = session.predict({"seen": [[1, 2], [3]], "price": [1.0, 5.0]})
+        answers = session.predict({"seen": [[1, 2, 0], [3]], "price": [1.0, 5.0]})
     for name, expected in model(example).items():
         np.testing.assert_allclose(answers[name], expected.detach().numpy(), atol=1e-6)
 

@@ -29,6 +29,11 @@ def histories(rng, rows, samples=B, most=L):
     return [rng.integers(1, rows, count).tolist() for count in lengths]
 
 
+def with_holes(bags, rng):
+    """Put the padding 0 in the place of some keys."""
+    return [[key * int(rng.integers(0, 3) > 0) for key in bag] for bag in bags]
+
+
 def padded(bags, most=L, at_start=False):
     rows = [[0] * (most - len(bag)) + bag if at_start else bag + [0] * (most - len(bag)) for bag in bags]
     return torch.tensor(rows)
@@ -87,6 +92,7 @@ def test_a_mask_of_padded_keys_is_made_from_the_number_of_keys(tmp_path):
     )
     assert imported.comparison.difference < 1e-6
     items, categories = histories(rng, ITEMS), histories(np.random.default_rng(0), CATEGORIES)
+    items, categories = with_holes(items, np.random.default_rng(1)), with_holes(categories, np.random.default_rng(1))
     price = rng.normal(size=(B, 1)).astype(np.float32)
     item, category = rng.integers(0, ITEMS, B), rng.integers(0, CATEGORIES, B)
     expected = in_float64(
@@ -136,10 +142,10 @@ def test_padding_may_come_first(tmp_path):
 
     imported = from_torch(module, example, tmp_path, "sasrec", sequences={"log_seqs": 0})
 
-    bags, item = histories(rng, ITEMS), rng.integers(1, ITEMS, B)
-    expected = in_float64(module, padded(bags, at_start=True), torch.tensor(item))
-    request = {"log_seqs": bags, "item": item}
-    np.testing.assert_allclose(served(imported.path, request)[:, 0], expected, atol=1e-6)
+    item = rng.integers(1, ITEMS, B)
+    for bags in (histories(rng, ITEMS), with_holes(histories(rng, ITEMS), rng), [[0, 0, 3, 0]] * (B - 1) + [[1]]):
+        expected = in_float64(module, padded(bags, at_start=True), torch.tensor(item))
+        np.testing.assert_allclose(served(imported.path, {"log_seqs": bags, "item": item})[:, 0], expected, atol=1e-6)
 
 
 class Transformer(nn.Module):
@@ -253,6 +259,17 @@ class MaskedBag(Bag):
         return super().forward(ids) * (ids != 0).any(1)
 
 
+class Largest(nn.Module):
+    """The maximum of rows; the key 7 is padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingBag(ITEMS, 4, mode="max", padding_idx=7)
+
+    def forward(self, ids):
+        return torch.sigmoid(self.table(ids).sum(1))
+
+
 class Infinite(Attention):
     """Its mask leaves no score of an empty sequence."""
 
@@ -281,6 +298,10 @@ REFUSED = {
     "a mask of a bag": (
         (MaskedBag(padding_idx=0), (IDS,), {"ids": 0}),
         r"with other keys and the same rows, .*; in .*line \d+: .*ids != 0",
+    ),
+    "a maximum without sequences": (
+        (Largest(), (IDS,), {}),
+        r"table: the network pools, and a key may be padding_idx=7; use sequences={'ids': 7}; in .*, line \d+: return",
     ),
     "without sequences": (
         (Attention(), (IDS,), {}),
@@ -348,7 +369,7 @@ def test_a_bag_leaves_the_padding_of_a_sequence_out(tmp_path):
 
     imported = from_torch(module, (IDS,), tmp_path, "ctr", sequences={"ids": 0})
 
-    bags = [[1, 2, 3], [4], [5, 6]]
+    bags = [[1, 2, 3], [4], [0, 5, 0, 6]]
     np.testing.assert_allclose(served(imported.path, {"ids": bags})[:, 0], in_float64(module, padded(bags)), atol=1e-6)
 
 
@@ -373,7 +394,7 @@ def test_the_network_takes_maxima_and_sums_with_weights(tmp_path):
 
     imported = from_torch(module, (IDS, pairs, torch.ones(2, 2)), tmp_path, "ctr", sequences={"ids": 0, "pair": 0})
 
-    bags, pair = histories(rng, ITEMS), histories(rng, ITEMS, most=2)
+    bags, pair = (with_holes(histories(rng, ITEMS, most=most), rng) for most in (L, 2))
     weights = rng.normal(size=(B, 2)).astype(np.float32)
     expected = in_float64(module, padded(bags), padded(pair, 2), torch.from_numpy(weights))
     request = {"ids": bags, "pair": pair, "pair_weights[0]": weights[:, 0], "pair_weights[1]": weights[:, 1]}

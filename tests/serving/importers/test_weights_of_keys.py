@@ -61,7 +61,7 @@ def imported(module, tmp_path_factory):
 def drawn(samples=B, seed=0):
     """A request. Some bags are empty, and some are full."""
     rng = np.random.default_rng(seed)
-    seen = [(1 + np.array(bag, int)).tolist() for bag in draw_bags(rng, SEEN - 1, samples, MOST["weighted"])]
+    seen = [np.maximum(np.array(bag, int) - 4, 0).tolist() for bag in draw_bags(rng, SEEN, samples, MOST["weighted"])]
     return {
         **{name: [rng.normal(size=len(bag)).astype(np.float32).tolist() for bag in seen] for name in WEIGHTS},
         "seen": seen,

@@ -92,3 +92,29 @@ def test_a_data_layer_without_a_label_has_one_label(inputs):
     del inputs["layers"][0]["label"]
 
     assert parse_graph(inputs, "graph.json", inputs_only=True).label_dim == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ([0], "padding_keys: expected 4 keys or null, one per slot, got 1"),
+        ([0, None, 1.5, None], "padding_keys[2]: expected an integer, got 1.5"),
+        (0, "padding_keys: expected a list, got 0"),
+        ([0, None, -1, None], None),
+    ],
+)
+def test_padding_keys_have_a_key_or_null_for_each_slot(inputs, keys, message):
+    inputs["layers"][0]["sparse"][0]["padding_keys"] = keys
+
+    if message is None:
+        assert parse_graph(inputs, "graph.json", inputs_only=True).sparse[0].paddings == tuple(keys)
+    else:
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            parse_graph(inputs, "graph.json", inputs_only=True)
+
+
+def test_training_would_not_know_padding_keys(document):
+    document["layers"][0]["sparse"][0]["padding_keys"] = [0, None, None, None]
+
+    with pytest.raises(ConfigError, match="padding_keys are only for a network in an ONNX file"):
+        parse_graph(document, "graph.json")
