@@ -112,7 +112,7 @@ def _columns(session: InferenceSession, wanted: Sequence[Output], without: Seque
     """Return the columns that a model reads: raw features, or keys and numbers by the names of the graph's inputs.
 
     Raises:
-        ConfigError: the model has no input of a name in ``without``.
+        ConfigError: the model has no input of a name in ``without``, or the outputs depend on it.
     """
     features = session.features_of(wanted)
     known = () if features is None else features.names
@@ -120,6 +120,11 @@ def _columns(session: InferenceSession, wanted: Sequence[Output], without: Seque
         reason = f"the model has no feature or named input {unknown[0]!r}{did_you_mean(unknown[0], known)}"
         raise ConfigError("--without", "", reason)
     if features is not None:
+        for feature in features.definition.dense:
+            if feature.name in without and feature.missing is None and feature.weighs is None:
+                outputs = ", ".join(repr(output.name) for output in wanted)
+                reason = f"{feature.name!r} cannot be left out, because {outputs} depends on it"
+                raise ConfigError("--without", "", f"{reason}; choose outputs without it with --outputs")
         return RawColumns(features, without=without)
     return ColumnMap((), session.graph.dense_columns, session.graph.slot_columns)
 

@@ -94,9 +94,11 @@ def named_outputs(outputs: Sequence[Output], names: Any) -> tuple[Output, ...]:
         raise RequestError("outputs: expected a list of names")
     known = {output.name: output for output in outputs}
     for at, name in enumerate(names):
-        if not isinstance(name, str) or name not in known:
-            what = repr(name[:64]) if isinstance(name, str) else type(name).__name__
-            reason = f"the model has no output {what}; it has {', '.join(map(repr, known))}{did_you_mean(name, known)}"
+        if not isinstance(name, str):
+            raise RequestError(f"outputs[{at}]: expected the name of an output, got {type(name).__name__}")
+        if name not in known:
+            it_has = f"it has {', '.join(map(repr, known))}{did_you_mean(name, known)}"
+            reason = f"the model has no output {name[:64]!r}; {it_has}"
             raise RequestError(f"outputs[{at}]: {reason}")
         if name in names[:at]:
             raise RequestError(f"outputs[{at}]: output {name!r} is requested twice")

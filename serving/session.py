@@ -30,6 +30,12 @@ from serving.storage.store import Keys
 
 _MOST_THREADS = 1024
 _MOST_READERS = 16
+#: What takes the place of options of ``/predict``.
+_CALLS = {
+    "outputs": "predict(features, outputs=[...])",
+    "top_k": "rank(features, top_k, output)",
+    "top_output": "rank(features, top_k, output)",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -219,8 +225,11 @@ class InferenceSession(ModelSession):
     ) -> Any:
         """Predict from lists or arrays, which ``read_batch`` describes, or from raw features, see ``read``.
 
+        ``rank`` returns the best candidates alone.
+
         Args:
-            dense_feature: dense features, sample by sample; or the raw features, without other arguments.
+            dense_feature: dense features, sample by sample; or the raw features, without other arguments. A raw feature
+                with one value where others have several is the same for every sample.
             embeddingcolumns: keys.
             row_ptrs: CSR offsets of the slots into the keys; None: the keys are [B, S], one key per slot.
             i64_input_key: if given, must agree with the model's key type.
@@ -333,6 +342,9 @@ class InferenceSession(ModelSession):
                 raise RequestError(f"{limit}: slice the frame, or score a file with `hotrow predict --data`")
             return read_columns(self.config, reader, columns, samples)
         given = dict(features)
+        for option, call in _CALLS.items():
+            if option in given and option not in reader.names:
+                raise RequestError(f"{option}: in Python, use session.{call}")
         if isinstance(given.get("context"), Mapping):
             return read_document(self.config, reader, given, self.max_candidates)
         counts = given.pop(CANDIDATES, None)

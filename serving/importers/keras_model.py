@@ -76,7 +76,7 @@ def from_keras(
     Every ``Embedding`` and every ``All2AllDenseEmbedding`` of ``training.tf.sok`` becomes a table. StringLookup,
     IntegerLookup, Hashing, Discretization and Normalization at the model's inputs become raw features, so requests may
     have strings. An empty text counts as missing: it has no key for a Hashing layer. The keys of an ``Embedding`` with
-    ``mask_zero`` are a sequence, which requests have without padding. Everything else becomes the dense network, which
+    ``mask_zero`` are a sequence, which needs no padding in requests. Everything else becomes the dense network, which
     Keras exports.
 
     Args:

@@ -429,4 +429,4 @@ def test_weights_need_keys_a_limit_and_places():
         if keys is splits:
             assert found[0].tolist() == [[0.5, 2.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
         else:
-            assert found == (1, 1, 2, "has another number of keys")
+            assert found == (1, 1, 1, "has another number of keys")

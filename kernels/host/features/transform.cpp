@@ -314,7 +314,7 @@ class TransformRun {
       if (row == last_row && bag == last_bag) continue;
       const auto [begin, end] = values_[weights].weights_of(row);
       const auto [first, last] = bags_[keys].of_row(bag);
-      values_[weights].require(end - begin == last - first, row, begin, "has another number of keys");
+      values_[weights].require(end - begin == last - first, row, last - first, "has another number of keys");
       last_row = row;
       last_bag = bag;
     }

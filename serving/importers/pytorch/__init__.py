@@ -80,7 +80,7 @@ def from_torch(
         run: the training run that publishes updates of the rows; empty if it publishes none.
         positions: for each partition of the update log, the position that the rows include.
         sequences: for each input that is a padded sequence, [B, L], the key that stands for no key. Requests have up to
-            L keys without padding, and the module's masks and lengths are made from their number.
+            L keys and need no padding. The module's masks and lengths are made from them.
         most_keys: for each table with keys and offsets that has ``mode="max"`` or gets weights, the most keys of a bag.
             The network gets the row of each key. Requests have a list of weights next to the list of keys.
         outputs: what clients call the outputs, and the kind of each: ``"probability"`` from 0 to 1, ``"score"`` for any

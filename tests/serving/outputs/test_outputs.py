@@ -92,7 +92,7 @@ def test_outputs_are_c_contiguous_float32_of_their_widths(session):
         (["clik"], "did you mean 'click'?"),
         (["click", "OUTPUT0"], "outputs[1]: the model has no output 'OUTPUT0'"),
         (["click", "click"], "outputs[1]: output 'click' is requested twice"),
-        ([3], "outputs[0]: the model has no output int"),
+        ([3], "outputs[0]: expected the name of an output, got int"),
         ("click", "outputs: expected a list of names"),
         (3, "outputs: expected a list of names"),
     ],
@@ -240,7 +240,7 @@ def test_predict_answers_by_name_if_the_model_has_several_outputs(client):
     ("outputs", "reason"),
     [
         ("click", "outputs: expected a list, but a string came"),
-        ([None], "outputs[0]: the model has no output NoneType"),
+        ([None], "outputs[0]: expected the name of an output, got NoneType"),
         (["click", "click"], "outputs[1]: output 'click' is requested twice"),
     ],
 )
