@@ -463,14 +463,14 @@ def test_rows_of_other_options_are_not_mixed(towers, small_steps, monkeypatch, c
     def stop(*_):
         raise KeyboardInterrupt
 
-    options = ["--without", "user,age", "--keep", "item", "--outputs"]
+    options = ["--outputs", "item_vector", "--keep", "item", "--without"]
     with monkeypatch.context() as patch:
         patch.setattr("hotrow.scoring._write", stop)
-        assert predict(folder, "items.parquet", "mixed.parquet", *options, "item_vector", model="towers")
+        assert predict(folder, "items.parquet", "mixed.parquet", *options, "user,age", model="towers")
 
-    assert predict(folder, "items.parquet", "mixed.parquet", *options, "user_vector", model="towers") == 1
+    assert predict(folder, "items.parquet", "mixed.parquet", *options, "user,age,item", model="towers") == 1
     assert "predictions of an earlier run, but the options changed since" in capsys.readouterr().err
-    assert predict(folder, "items.parquet", "mixed.parquet", *options, "item_vector", model="towers") == 0
+    assert predict(folder, "items.parquet", "mixed.parquet", *options, "user,age", model="towers") == 0
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,10 @@ def test_rows_of_other_options_are_not_mixed(towers, small_steps, monkeypatch, c
         ),
         (["--without", "usr"], "--without: the model has no feature or named input 'usr'; did you mean 'user'?"),
         ([], "items.parquet column age: missing; the file has item, price"),
-        (["--without", "user,age", "--keep", "item_vector"], "--keep: the output would have two columns 'item_vector'"),
+        (
+            ["--outputs", "item_vector", "--without", "user,age", "--keep", "item_vector"],
+            "--keep: the output would have two columns 'item_vector'",
+        ),
     ],
 )
 def test_outputs_and_inputs_that_the_model_does_not_have_are_refused(towers, capsys, options, text):
