@@ -12,7 +12,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ _FAULTS = (
     *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError),
     *(KeyError, IndexError, ValueError, TypeError, AttributeError),
 )
+_AS_TEXT = "; a StringLookup, which reads integers as texts too, may have others"
 _EPSILON = np.float32(1e-7)  # Keras's least standard deviation
 
 
@@ -47,7 +48,7 @@ class _Layer(NamedTuple):
     folder: str
 
 
-def definition_of_archive(path: Path, source: str = "") -> FeatureDefinition:
+def definition_of_archive(path: Path, source: str = "", others: Collection[str] = ()) -> FeatureDefinition:
     """Return the features of a Keras model: its inputs, with the layers that turn them into keys and numbers.
 
     An input that no preprocessing layer reads is a dense feature, or of integers the keys themselves. A vector of n
@@ -56,6 +57,7 @@ def definition_of_archive(path: Path, source: str = "") -> FeatureDefinition:
     Args:
         path: the archive.
         source: what messages call it; empty: its path.
+        others: the names of layers that make no features.
 
     Raises:
         ModelFileError: it is not a ``.keras`` archive.
@@ -65,7 +67,7 @@ def definition_of_archive(path: Path, source: str = "") -> FeatureDefinition:
     try:
         check_regular(path, _MOST_ARCHIVE_BYTES)
         with zipfile.ZipFile(path) as archive:
-            return _definition(_Archive(source or str(path), archive))
+            return _definition(_Archive(source or str(path), archive), others)
     except OSError as err:
         raise ModelFileError(path, f"cannot be read: {err.strerror or err}") from err
     except _FAULTS as err:
@@ -120,11 +122,11 @@ def _made_by(node: Any) -> str:
     return str(history[0])
 
 
-def _definition(archive: _Archive) -> FeatureDefinition:
+def _definition(archive: _Archive, others: Collection[str]) -> FeatureDefinition:
     inputs = {layer.name: layer for layer in archive.layers if layer.kind == "InputLayer"}
     found: dict[str, dict[str, Any]] = {}
     for layer in archive.layers:
-        if layer.kind not in _FEATURES:
+        if layer.kind not in _FEATURES or layer.name in others:
             continue
         shares: dict[str, Any] = {}
         for maker in layer.calls:
@@ -221,9 +223,11 @@ def _lookup(archive: _Archive, layer: _Layer, of_input: _Layer) -> dict[str, Any
     _refuse(archive, layer, oov_method="floormod", salt=None, **({"encoding": "utf-8"} if is_text else {}))
     mask, unknown = options.get("mask_token"), options.get("num_oov_indices", 1)
     if mask not in ((None, "") if is_text else (None,)):
-        raise archive.error(layer, f"mask_token={mask!r}: expected none{' or an empty text' * is_text}")
+        raise archive.error(
+            layer, f"mask_token={mask!r}: expected none{' or an empty text' * is_text}{_AS_TEXT * (not is_text)}"
+        )
     if not is_text and unknown > 1:
-        raise archive.error(layer, f"num_oov_indices={unknown}: expected 0 or 1")
+        raise archive.error(layer, f"num_oov_indices={unknown}: expected 0 or 1{_AS_TEXT}")
     token = options.get("oov_token", "[UNK]" if is_text else -1)
     special = [mask] * (mask is not None) + [token] * unknown
     values = options.get("vocabulary")

@@ -116,7 +116,7 @@ def test_one_layer_may_read_several_inputs(tmp_path):
     imported = from_keras(model, given, tmp_path, "words")
 
     assert imported.slots == (("words", "left"), ("words", "right"))
-    assert imported.names[:3] == ("numbers[0]", "numbers[1]", "numbers[2]")
+    assert imported.names == ("left", "right", "numbers[0]", "numbers[1]", "numbers[2]")
 
 
 def genres_of_films():
@@ -311,7 +311,7 @@ def model_of(make, shape=(2,), dtype="int64"):
                     [behind(keras.layers.Embedding(9, 2)(x)), keras.layers.CategoryEncoding(9, name="c")(x)]
                 )
             ),
-            r"layer 'c' \(CategoryEncoding\): it reads 'items', which only Embedding",
+            r"layer 'c' \(CategoryEncoding\): it reads 'items', which only Embedding.*; Embedding\(n, 1\) and Flatten",
             id="another reader of keys",
         ),
         pytest.param(
@@ -323,7 +323,7 @@ def model_of(make, shape=(2,), dtype="int64"):
                     ]
                 )
             ),
-            r"layer 'concatenate' \(Concatenate\): it reads 'm', which only Embedding",
+            r"layer 'm' \(IntegerLookup\): output_mode='multi_hot': expected 'int', and an Embedding behind it",
             id="a multi-hot encoding",
         ),
         pytest.param(
@@ -333,6 +333,42 @@ def model_of(make, shape=(2,), dtype="int64"):
             ),
             r"layer 'unread' \(InputLayer\): no layer reads it",
             id="an input without readers",
+        ),
+        pytest.param(
+            lambda: model_of(
+                lambda x: behind(keras.layers.Embedding(9, 2)(keras.layers.Discretization([1.0], name="d")(x))) + x,
+                dtype="float32",
+            ),
+            r"layer 'd' \(Discretization\): 'add' \(Add\) also reads its input 'items'; give each layer an",
+            id="a number that is also a key",
+        ),
+        pytest.param(
+            lambda: model_of(lambda x: behind(masked(keras.layers.IntegerLookup(vocabulary=[5], mask_token=0)(x)))),
+            r"layer 'e' \(Embedding\): it masks key 0.*expected a StringLookup with mask_token='', which",
+            id="an integer that is masked",
+        ),
+        pytest.param(
+            lambda: model_of(
+                lambda x: behind(
+                    keras.layers.Embedding(9, 2)(keras.layers.IntegerLookup(vocabulary=[5], num_oov_indices=2)(x))
+                )
+            ),
+            "num_oov_indices=2: expected 0 or 1; a StringLookup, which reads integers as texts too, may have others",
+            id="two keys of unknown integers",
+        ),
+        pytest.param(
+            lambda: model_of(
+                lambda x: behind(
+                    keras.layers.Embedding(9, 2)(keras.layers.StringLookup(vocabulary=["a"], invert=True)(x))
+                )
+            ),
+            "invert=True: expected a layer that makes keys of values",
+            id="texts of keys",
+        ),
+        pytest.param(
+            lambda: model_of(lambda x: behind(keras.ops.erfinv(keras.ops.tanh(keras.layers.Embedding(9, 2)(x))))),
+            "ONNX has no operation Erfinv, which a layer behind the embeddings needs: .*; use other operations there",
+            id="an operation that ONNX does not have",
         ),
         pytest.param(
             lambda: model_of(lambda x: behind(keras.layers.Dense(2)(x)), dtype="float32"),
@@ -357,11 +393,61 @@ def test_a_model_that_cannot_be_imported_is_refused(started, tmp_path, make, exp
         from_keras(model, [example] * len(model.inputs), tmp_path, "model")
 
 
-def test_an_example_that_the_model_does_not_take_is_refused(tmp_path):
-    model = model_of(lambda x: behind(keras.layers.Embedding(9, 2)(x)))
+TEXTS, IDS = [["a"], ["b"]], [[1, 2], [3, 4]]
 
-    with pytest.raises(ConfigError, match=r"example: the model does not take it: .*expected shape"):
-        from_keras(model, np.zeros((2, 3)), tmp_path, "model")
+
+@pytest.mark.parametrize(
+    ("example", "expected"),
+    [
+        ({"text": TEXTS, "ids": np.zeros((2, 3))}, r"'ids': expected the shape \[B, 2\], got \[2, 3\]"),
+        ({"text": IDS, "ids": IDS}, "'text': expected strings, got integers"),
+        ({"text": TEXTS, "ids": [["1", "2"]] * 2}, "'ids': expected integers, got strings"),
+        ({"text": TEXTS, "ids": [[1, 2], [0.5, 1]]}, "'ids': expected integers of int64, got 0.5"),
+        ({"text": TEXTS, "ids": [[1, 2], [3]]}, "'ids': expected integers in a rectangle, got list"),
+        ({"text": TEXTS, "ids": IDS[:1]}, "expected as many samples for each input, got 'ids' 1, 'text' 2"),
+        ({"text": np.zeros((0, 1), "U1"), "ids": np.zeros((0, 2))}, "expected a sample, got none"),
+        ({"text": TEXTS}, "expected a value for the input 'ids', got 'text'"),
+        ({"text": TEXTS, "id": IDS}, "the model has no input 'id'; did you mean 'ids'?"),
+        ([TEXTS, IDS], "expected a dictionary of the inputs 'ids', 'text', got 2 values"),
+        (
+            {"text": TEXTS, "ids": [[1, 2], [3, 99]]},
+            r"the model does not take it: indices\[1,1\] = 99 is not in \[0, 9\)",
+        ),
+    ],
+)
+def test_an_example_that_the_model_does_not_take_is_refused(tmp_path, example, expected):
+    text, ids = keras.Input((1,), dtype="string", name="text"), keras.Input((2,), dtype="int64", name="ids")
+    rows = [
+        keras.layers.Embedding(3, 2)(keras.layers.StringLookup(vocabulary=["a"])(text)),
+        keras.layers.Embedding(9, 2)(ids),
+    ]
+    model = keras.Model({"text": text, "ids": ids}, behind(keras.layers.Concatenate(axis=1)(rows)))
+
+    with pytest.raises(ConfigError, match=f"example: {expected}"):
+        from_keras(model, example, tmp_path, "model")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_network_has_constants_and_numbers_that_a_normalization_and_others_read(tmp_path):
+    item, price = keras.Input((), dtype="int64", name="item"), keras.Input((), name="price")
+    numbers = keras.ops.expand_dims(price, -1)
+    scale = tf.constant([[3.0]])
+    parts = [
+        keras.layers.Normalization(mean=2.0, variance=9.0)(price[:, None]),
+        keras.layers.Lambda(lambda x: x * scale)(numbers),
+        keras.ops.log1p(keras.ops.abs(numbers)) + keras.ops.expm1(-keras.ops.abs(numbers)),
+        keras.layers.Embedding(9, 2)(item),
+    ]
+    model = keras.Model([item, price], behind(keras.layers.Concatenate()(parts)))
+    given = [np.array([1, 8]), np.array([0.5, -2.0])]
+
+    version = from_keras(model, given, tmp_path, "constants").path
+
+    with hotrow.load_model(version) as session:
+        answers = session.predict({"item": [1, 8], "price": [0.5, -2.0]})
+        with pytest.raises(RequestError, match="item of sample 0: expected a key from 0 to 8, got 9"):
+            session.predict({"item": [9], "price": [0.5]})
+    np.testing.assert_allclose(answers, model(list(map(tf.constant, given))), atol=1e-6)
 
 
 def test_other_models_are_refused(tmp_path):
@@ -376,7 +462,11 @@ def test_other_models_are_refused(tmp_path):
     one = keras.Input((2,), dtype="int64")
     for model, expected in (
         (Twice(one, behind(keras.layers.Embedding(9, 2)(one))), "a model overrides call"),
-        (Own(), "expected a functional or a sequential model, got Own"),
+        (
+            Own(),
+            r"got Own, whose inputs.*; for a subclass, keras.Model\(inputs, model.call\(inputs\)\) is a functional",
+        ),
+        (keras.Model(one, Own()(one)), r"layer 'own.*' \(Own\): it reads .*; for a subclass, keras.Model\(inputs"),
         (keras.Model(one, [one, one + 1]), "returns 2 values without names; name them in order: outputs="),
         (keras.layers.Dense(1), r"expected a keras\.Model, got Dense"),
     ):

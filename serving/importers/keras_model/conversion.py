@@ -1,0 +1,278 @@
+"""Turn a Keras model into a version of a model. ``from_keras`` is the public call."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import ConfigError
+from serving.features import FeatureConfig, FeatureDefinition
+from serving.features.definition import ListConfig
+from serving.features.keras_archive import definition_of_archive
+from serving.importers.keras_model.example import read_example, said
+from serving.importers.keras_model.graph import OF_SUBCLASS, KerasGraph, Lookup, is_float
+from serving.importers.keras_model.network import Network, dense_name, mask_name, quiet
+from serving.importers.matching import Matching
+from serving.importers.network import check_network
+from serving.importers.outputs import ADVICE, Kind, strange_answers
+from serving.importers.plan import ImportPlan, SlotsOfRequest, plan_matched, with_features
+from serving.importers.pytorch import ImportedModule
+from serving.importers.verifying import Comparison, ExpectedAnswers
+from serving.importers.writing import write_model
+from serving.model.names import DENSE, KEYS, ROW_PTRS
+from serving.model.records import Combiner
+from serving.model.sequences import SequenceSlots
+from serving.sources.rows import TableRows, rows_of_array
+
+_SAMPLES = 64  # of the random requests
+
+
+def convert(
+    model: Any,
+    example: Any,
+    repository: Path,
+    name: str,
+    logits: bool,
+    tolerance: float,
+    max_batchsize: int,
+    outputs: Mapping[str, Kind] | None,
+) -> ImportedModule:
+    """See ``from_keras``."""
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise ConfigError("from_keras", "model", f"expected a keras.Model, got {type(model).__name__}")
+    if isinstance(model, keras.Sequential) and not model.built:
+        answers_to(keras, model, example)  # which builds it
+    if not getattr(model, "inputs", None):
+        came = f"{type(model).__name__}, whose inputs Keras does not know"
+        reason = f"expected a functional or a sequential model, got {came}; {OF_SUBCLASS}"
+        raise ConfigError(str(model.name), "", reason)
+    _check_names(model)
+    flat = _without_inner(keras, model)
+    graph = KerasGraph(keras, flat, outputs)
+    given = read_example(keras, model, example)
+    for answer, found in zip(answers_to(keras, model, given), keras.tree.flatten(flat(given)), strict=True):
+        expected, own = map(keras.ops.convert_to_numpy, (answer, found))
+        if not np.allclose(expected, own, atol=tolerance, equal_nan=True):
+            raise ConfigError(str(model.name), "", "a model overrides call; expected models that are only their layers")
+    graph.find_padding(given)
+    return _Conversion(keras, graph, logits, max_batchsize).write(repository, name, tolerance)
+
+
+def answers_to(keras: Any, model: Any, example: Any) -> list[Any]:
+    """Return the outputs of a model. Raise ConfigError if it does not take the example."""
+    try:
+        answers: list[Any] = keras.tree.flatten(model(example))
+    except Exception as err:  # of any layer or backend
+        raise ConfigError("from_keras", "example", f"the model does not take it: {said(err)}") from err
+    return answers
+
+
+def _check_names(model: Any) -> None:
+    """Refuse a dictionary of inputs that calls an input by another name than its own, which requests have."""
+    inputs = getattr(model, "input", None)  # absent before a call of some sequential models
+    for key, tensor in inputs.items() if isinstance(inputs, dict) else ():
+        if key != tensor.name:
+            reason = f"its dictionary calls the input {tensor.name!r} {key!r}; give both one name, which requests have"
+            raise ConfigError(str(model.name), "", reason)
+
+
+def _without_inner(keras: Any, model: Any) -> Any:
+    """Return a model of the same layers, where the layers of inner models are the model's own.
+
+    Inputs that only embeddings read are integers, also where Keras has made them floats, its default.
+    """
+    readers: dict[str, set[str]] = {}
+
+    def run(layer: Any, *arguments: Any, **named: Any) -> Any:
+        functional = getattr(layer, "_functional", None) or layer  # of a sequential model
+        if hasattr(functional, "_run_through_graph"):
+            return functional._run_through_graph(arguments[0], call_fn=run)
+        for tensor in keras.tree.flatten((arguments, named)):
+            readers.setdefault(str(getattr(tensor, "name", "")), set()).add(type(layer).__name__)
+        return layer(*arguments, **named)
+
+    def placeholder(tensor: Any) -> Any:
+        kinds = readers.get(str(tensor.name), set())
+        is_ids = "Embedding" in kinds and kinds <= {"Embedding", "NotEqual"}  # NotEqual makes a mask
+        dtype = "int64" if is_ids and is_float(tensor) else tensor.dtype
+        return keras.Input(batch_shape=tensor.shape, dtype=dtype, name=tensor.name)
+
+    given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    for _ in range(2):  # the first run finds the readers
+        inputs = keras.tree.map_structure(placeholder, given)
+        answer = run(model, inputs)
+    return keras.Model(inputs, answer, name=model.name)
+
+
+class _Conversion:
+    def __init__(self, keras: Any, graph: KerasGraph, logits: bool, max_batchsize: int) -> None:
+        self._keras, self._graph, self._source = keras, graph, graph.source
+        self._logits, self._max_batchsize = logits, max_batchsize
+        layers = {lookup.layer.name: lookup.layer for lookup in graph.lookups}
+        self._rows = {name: self._rows_of(layers[name]) for name in graph.tables}
+
+    def write(self, repository: Path, name: str, tolerance: float) -> ImportedModule:
+        """Write the version."""
+        plan = self._plan()
+        expected, found = self._answers(plan), list[Comparison]()
+        path = write_model(
+            plan, repository, name, check=lambda folder: found.append(expected.compare(folder, name, tolerance))
+        )
+        slots = tuple((table.name, slot) for table in plan.tables for slot in table.of_requests.names)
+        assert plan.features is not None
+        names = tuple(one.name for one in plan.features.features)
+        return ImportedModule(path, found[0], tuple(str(one.name) for one in self._graph.numbers), slots, names)
+
+    def _rows_of(self, layer: Any) -> TableRows:
+        source = f"{self._source}#{layer.name}"
+        variable = getattr(layer, "embedding_variable", None)
+        if variable is None:
+            return rows_of_array(source, self._keras.ops.convert_to_numpy(layer.embeddings), None)
+        if not variable.row_count:
+            raise self._graph.refuse(layer, "it has no rows yet; train it first")
+        parts = list(variable.own_rows())
+        keys, vectors = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return rows_of_array(source, vectors, keys)
+
+    def _plan(self) -> ImportPlan:
+        graph, has_mask = self._graph, {one.layer.name for one in self._graph.lookups if one.padding}
+        padding_rows = {table: self._rows[table].read(0, 1)[0] for table in has_mask}
+        with TemporaryDirectory() as folder:
+            definition = self._definition(Path(folder))
+            exported = Network(self._keras, graph, padding_rows).export(Path(folder))
+        network = check_network(self._source, exported, graph.kinds, self._logits)
+        rows = {one.name: self._rows[one.name] for one in network.inputs if one.name in self._rows}
+        dense = next((one for one in network.inputs if one.name == dense_name(graph)), None)
+        of_tables = {}
+        for table in rows:
+            names = tuple(name for lookup in graph.of_table(table) for name in lookup.names)
+            paddings = tuple(0 for lookup in graph.of_table(table) if lookup.padding is not None)
+            of_tables[table] = SlotsOfRequest(names, self._sequences(table), True, paddings)
+        combiners: dict[str, Combiner] = dict.fromkeys(rows, "sum")
+        plan = plan_matched(network, Matching(rows, dense, ()), combiners, self._max_batchsize, of_tables)
+        return with_features(replace(plan, dense_names=graph.dense_names), definition, self._source)
+
+    def _sequences(self, table: str) -> SequenceSlots | None:
+        """Return which slots of a table are sequences; None: none is."""
+        lookups = self._graph.of_table(table)
+        padding = lookups[0].padding
+        if padding is None:
+            return None
+        return SequenceSlots(tuple(one.size for one in lookups), mask_name(self._graph, table), padding)
+
+    def _definition(self, folder: Path) -> FeatureDefinition:
+        """Return the inputs as features. Ids that are the rows of a table end with it, and a larger id is an error.
+
+        Keras may fail to save a model after others were made of its layers, so this comes first.
+        """
+        graph = self._graph
+        lists = [one.input for one in graph.lookups if one.size > 1 and one.padding is None]
+        is_list_read_once = len(set(lists)) == len(lists) and all(len(one.shape) <= 2 for one in graph.model.inputs)
+        if not is_list_read_once and not graph.has_preprocessing:
+            return self._definition_of_positions()
+        archive = folder / "model.keras"
+        with quiet():
+            graph.model.save(archive)
+        return self._sized(definition_of_archive(archive, self._source, graph.in_network))
+
+    def _definition_of_positions(self) -> FeatureDefinition:
+        """Return a feature for each key of an input."""
+        features = {name: FeatureConfig(name=name, kind="dense") for name in self._graph.dense_names}
+        owners: dict[str, str] = {}
+        for lookup in self._graph.lookups:
+            table = lookup.layer.name
+            for name in lookup.names:
+                owner, earlier = owners.setdefault(table, name), features.get(name)
+                shares = owner if earlier is None or earlier.shares is None else earlier.shares
+                features[name] = FeatureConfig(
+                    name=name,
+                    kind="identity",
+                    list=ListConfig(most=lookup.size) if lookup.padding else None,
+                    size=self._end(table, earlier),
+                    shares=None if shares == name else shares,
+                )
+        return FeatureDefinition(format=1, features=tuple(features.values()))
+
+    def _end(self, table: str, earlier: FeatureConfig | None) -> int | None:
+        """Return the number that is larger than every id of a table, and of the tables that read them earlier."""
+        rows, before = self._rows[table], None if earlier is None else earlier.size
+        if rows.keys is not None:
+            return before
+        return rows.rows if before is None else min(rows.rows, before)
+
+    def _sized(self, definition: FeatureDefinition) -> FeatureDefinition:
+        """Return the features with their slots and their ends."""
+        features = {one.name: one for one in definition.features}
+        slots = dict.fromkeys(self._graph.tables, 0)
+        owners: dict[str, str] = {}
+        for lookup in self._graph.lookups:
+            table, feature = lookup.layer.name, features[lookup.input]
+            change: dict[str, Any] = {}
+            begin, owner = slots[table], owners.setdefault(table, lookup.input)
+            slots[table] += 1 if lookup.padding else lookup.size
+            if slots[table] > begin + 1:  # each value of a list has a slot
+                if feature.slot is not None:
+                    reason = f"it reads {lookup.input!r}, whose values another layer looks up too"
+                    advice = "give it an input of its own with the same values"
+                    raise self._graph.refuse(lookup.layer, f"{reason}; {advice}")
+                change["slot"] = f"{table}[{begin}:{slots[table]}]"
+            if feature.kind == "identity":
+                change["size"] = self._end(table, feature)
+                if owner != lookup.input and features[owner].kind == "identity":
+                    change["shares"] = features[owner].shares or owner
+            features[lookup.input] = feature.model_copy(update=change)
+        return definition.model_copy(update={"features": tuple(features.values())})
+
+    def _answers(self, plan: ImportPlan) -> ExpectedAnswers:
+        """Return random requests and the model's answers."""
+        graph, keras = self._graph, self._keras
+        rng, convert = np.random.default_rng(0), keras.ops.convert_to_numpy
+        tensors = {id(lookup.keys): lookup.keys for lookup in graph.lookups}
+        keys = {id(one.keys): self._random_keys(rng, one) for one in graph.lookups}
+        numbers = [rng.normal(size=(_SAMPLES, width)).astype(np.float32) for width in graph.widths]
+        given: list[NDArray[Any]] = [keys[one].reshape(_SAMPLES, *tensor.shape[1:]) for one, tensor in tensors.items()]
+        given += [one.reshape(_SAMPLES, *cut.shape[1:]) for one, cut in zip(numbers, graph.cuts, strict=True)]
+        behind = keras.Model([*tensors.values(), *graph.cuts], graph.outputs)
+        parts = [convert(one).reshape(_SAMPLES, -1) for one in keras.tree.flatten(behind(given, training=False))]
+        answers = np.concatenate(parts, axis=1).astype(np.float64)
+        in_order = [one for table in plan.tables for one in graph.of_table(table.name)]
+        own = [keys[id(one.keys)] for one in in_order]
+        is_key = [(part != 0) | (one.padding is None) for one, part in zip(in_order, own, strict=True)]
+        # an average of no key is not a number, which need not be compared
+        is_empty = np.any([~part.any(axis=1) for part in is_key], axis=0)
+        asked = np.isfinite(answers).all(axis=1) | ~is_empty
+        counts = [
+            part.astype(int) if one.padding is None else part.sum(axis=1, keepdims=True)
+            for one, part in zip(in_order, is_key, strict=True)
+        ]
+        flat = np.concatenate(own, axis=1)[asked]
+        arrays: dict[str, NDArray[Any]] = {
+            KEYS: flat[np.concatenate(is_key, axis=1)[asked]],
+            ROW_PTRS: np.cumsum([0, *np.concatenate(counts, axis=1)[asked].reshape(-1)]),
+        }
+        if numbers:
+            arrays[DENSE] = np.concatenate(numbers, axis=1)[asked]
+        for output in plan.network.outputs:
+            if self._logits and output.kind == "probability":
+                answers[:, output.columns] = 1 / (1 + np.exp(-answers[:, output.columns]))
+            arrays[output.name] = answers[asked][:, output.columns]
+        if fault := strange_answers(answers[asked], plan.network.outputs):
+            raise ConfigError(self._source, "", f"{fault}; {ADVICE}")
+        return ExpectedAnswers(f"random requests to {self._source}", arrays)
+
+    def _random_keys(self, rng: np.random.Generator, lookup: Lookup) -> NDArray[np.int64]:
+        """Return keys [samples, S] that the tables of a lookup have."""
+        rows = self._rows[lookup.layer.name]
+        sharing = [one.layer.name for one in self._graph.lookups if one.keys is lookup.keys]
+        places = rng.integers(0, min(self._rows[name].rows for name in sharing), (_SAMPLES, lookup.size))
+        keys: NDArray[np.int64] = places if rows.keys is None else rows.keys[places]
+        if lookup.padding is None:
+            return keys
+        begins = np.arange(lookup.size)[:: 1 if lookup.padding == "end" else -1]
+        return np.where(begins < rng.integers(0, lookup.size + 1, (_SAMPLES, 1)), np.maximum(keys, 1), 0)

@@ -1,0 +1,274 @@
+"""What a Keras model reads: its embeddings, where their keys come from, and its numbers. Other readers are refused."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serving.errors import ConfigError
+from serving.importers.outputs import Kind, check_kinds, kinds_of_answer, named_in_order
+from serving.model.names import TABLE_NAME, names_of_positions
+from serving.model.sequences import Padding
+
+PREPROCESSING = ("StringLookup", "IntegerLookup", "Hashing", "Discretization")
+EMBEDDINGS = ("Embedding", "All2AllDenseEmbedding")
+
+_AS_EMBEDDING = "Embedding(n, 1) and Flatten compute what a one-hot encoding and Dense(1) compute"
+#: What to do with a subclass of ``keras.Model``.
+OF_SUBCLASS = "for a subclass, keras.Model(inputs, model.call(inputs)) is a functional model of its layers"
+# What to do instead of a layer that reads or makes keys.
+_INSTEAD = {
+    **dict.fromkeys(("CategoryEncoding", "OneHot", "MultiHot"), _AS_EMBEDDING),
+    "HashedCrossing": "give the model an input with the joined texts, and read it with a Hashing layer",
+    "TextVectorization": "split the text before, and read the words with a StringLookup with mask_token=''",
+    "Cast": "give the input this dtype",
+    "GetItem": "give each part an input of its own",
+}
+
+
+class Lookup(NamedTuple):
+    """A call of an embedding layer.
+
+    Attributes:
+        layer: the layer.
+        keys: the tensor of its keys.
+        vectors: the tensor of its vectors.
+        input: the name of the model's input.
+        size: the keys of a sample.
+        padding: the side at which the keys are padded with 0; None: they are no sequence, but each has a slot.
+    """
+
+    layer: Any
+    keys: Any
+    vectors: Any
+    input: str
+    size: int
+    padding: Padding | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """What requests call its slots."""
+        return [self.input] if self.padding else list(names_of_positions(self.input, self.size))
+
+
+class KerasGraph:
+    """The parts of a functional model without inner models.
+
+    Attributes:
+        source: names the model in messages.
+        model: the model.
+        outputs: its outputs, in the order of ``kinds``.
+        kinds: of the outputs.
+        lookups: the calls of embeddings.
+        tables: the names of the embeddings.
+        numbers: the inputs that are dense features.
+        cuts: what the network reads of each: the numbers, or those of the Normalization that only reads this input.
+        widths: how many numbers each has.
+    """
+
+    def __init__(self, keras: Any, model: Any, kinds: Mapping[str, Kind] | None) -> None:
+        """Find the parts, except on which side sequences are padded; see ``find_padding``.
+
+        Raises:
+            ConfigError: the model has parts that cannot be imported. The message names the layer.
+        """
+        self._keras, self.model, self.source = keras, model, str(model.name)
+        self._read_outputs(kinds)
+        graph = keras.Model(model.inputs, self.outputs)
+        self._nodes = [node for nodes in graph._nodes_by_depth.values() for node in nodes]
+        self._maker = {id(tensor): node.operation for node in self._nodes for tensor in node.output_tensors}
+        order = {id(operation): place for place, operation in enumerate(graph.operations)}
+        self._nodes.sort(key=lambda node: order[id(node.operation)])
+        self.lookups = list(self._found_lookups())
+        self._refuse_other_readers()
+        if not self.lookups:
+            reason = f"expected a layer of the kinds {', '.join(EMBEDDINGS)}, found none; a model without embeddings"
+            raise ConfigError(self.source, "", f"{reason} needs no Hotrow: export it for ONNX Runtime")
+        self.tables = list(dict.fromkeys(lookup.layer.name for lookup in self.lookups))
+        self.numbers = [tensor for tensor in model.inputs if is_float(tensor) and not self._is_preprocessed(tensor)]
+        self.cuts = [self._cut_of(tensor) for tensor in self.numbers]
+        self.widths = [self._size(self._maker[id(cut)], cut) for cut in self.cuts]
+
+    def _read_outputs(self, kinds: Mapping[str, Kind] | None) -> None:
+        model = self.model
+        answer = model.outputs[0] if len(model.outputs) == 1 and not isinstance(model.output, dict) else model.output
+        if kinds is not None:
+            check_kinds(self.source, kinds)
+        if isinstance(answer, list | tuple):
+            of_layers, stated = list(model.output_names), list(kinds or ())
+            answer = named_in_order(self.source, answer, stated if set(stated).isdisjoint(of_layers) else of_layers)
+        self.kinds = kinds_of_answer(self.source, answer, kinds)
+        named = [answer[one] for one in self.kinds] if isinstance(answer, dict) else [answer]
+        self.outputs = [self._keras.layers.Identity()(one) for one in named]  # a model cannot be cut at its output
+
+    @property
+    def has_preprocessing(self) -> bool:
+        """Whether a layer reads raw features."""
+        kinds = {type(node.operation).__name__ for node in self._nodes}
+        return not kinds.isdisjoint(PREPROCESSING) or any(
+            cut is not tensor for cut, tensor in zip(self.cuts, self.numbers, strict=True)
+        )
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """The name of each number, in the order of the network's."""
+        widths = zip(self.numbers, self.widths, strict=True)
+        return tuple(one for tensor, width in widths for one in names_of_positions(str(tensor.name), width))
+
+    @property
+    def in_network(self) -> frozenset[str]:
+        """The Normalization layers that are parts of the network."""
+        cut = {id(one) for one in self.cuts}
+        nodes = (node for node in self._nodes if type(node.operation).__name__ == "Normalization")
+        return frozenset(str(node.operation.name) for node in nodes if id(node.output_tensors[0]) not in cut)
+
+    def of_table(self, table: str) -> list[Lookup]:
+        """Return the calls of an embedding."""
+        return [lookup for lookup in self.lookups if lookup.layer.name == table]
+
+    def refuse(self, layer: Any, reason: str) -> ConfigError:
+        """Return an error that names a layer."""
+        return ConfigError(self.source, f"layer {layer.name!r} ({type(layer).__name__})", reason)
+
+    def masks_of(self, lookup: Lookup) -> Iterator[Any]:
+        """Yield the tensors that say which keys of a sequence are not 0."""
+        for node in self._nodes:
+            if type(node.operation).__name__ == "NotEqual":
+                keys, other = node.arguments.args
+                if keys is lookup.keys and isinstance(other, int) and other == 0:
+                    yield node.output_tensors[0]
+
+    def find_padding(self, example: Any) -> None:
+        """Find at which side the example's sequences are padded with key 0."""
+        self.lookups = [
+            lookup._replace(padding=self._padding_of(lookup, example)) if _is_masked(lookup) else lookup
+            for lookup in self.lookups
+        ]
+        for table in self.tables:
+            calls = self.of_table(table)
+            if any(one.padding != calls[0].padding for one in calls):
+                reason = "expected an example whose sequences are padded at the same side in all its calls"
+                raise self.refuse(calls[0].layer, reason)
+
+    def _padding_of(self, lookup: Lookup, example: Any) -> Padding:
+        keys = self._keras.Model(self.model.input, lookup.keys)(example)
+        is_key = self._keras.ops.convert_to_numpy(keys) != 0
+        lengths = is_key.sum(axis=1, keepdims=True)
+        places = np.arange(is_key.shape[1])
+        if (is_key == (places < lengths)).all():
+            return "end"
+        if (is_key == (places >= is_key.shape[1] - lengths)).all():
+            return "start"
+        reason = "expected an example whose key 0, which is masked, is only padding at one side"
+        raise self.refuse(lookup.layer, reason)
+
+    def _found_lookups(self) -> Iterator[Lookup]:
+        for node in self._nodes:
+            layer, kind = node.operation, type(node.operation).__name__
+            if kind == "DistributedEmbedding":
+                raise self.refuse(layer, "expected All2AllDenseEmbedding, whose inputs have a fixed number of keys")
+            if kind not in EMBEDDINGS:
+                continue
+            if not TABLE_NAME.fullmatch(layer.name):
+                raise self.refuse(layer, "expected a name of letters, digits, '_', '.' and '-', which names the table")
+            [keys], [vectors] = node.input_tensors, node.output_tensors
+            lookup = Lookup(layer, keys, vectors, self._input_of(layer, keys), self._size(layer, keys))
+            if _is_masked(lookup):
+                self._check_mask(lookup)
+            yield lookup
+
+    def _check_mask(self, lookup: Lookup) -> None:
+        """Refuse keys of a masked embedding that are not those of a list of values without padding."""
+        layer, keys, maker = lookup.layer, lookup.keys, self._maker[id(lookup.keys)]
+        if len(keys.shape) != 2:
+            raise self.refuse(layer, f"expected keys [B, L], because key 0 is masked, got the shape {keys.shape}")
+        if type(maker).__name__ in PREPROCESSING and getattr(maker, "mask_token", None) != "":
+            reason = f"it masks key 0, which {maker.name!r} gives to values; expected a StringLookup with mask_token=''"
+            raise self.refuse(layer, f"{reason}, which reads integers as texts too")
+
+    def _refuse_other_readers(self) -> None:
+        """Refuse layers that read keys or texts, because the network gets vectors and numbers only."""
+        for tensor in self.model.inputs:
+            if not self._readers(tensor):
+                raise self.refuse(self._maker[id(tensor)], "no layer reads it; make the model without it")
+        masks = {id(mask) for lookup in self.lookups if _is_masked(lookup) for mask in self.masks_of(lookup)}
+        for node in self._nodes:
+            layer, kind = node.operation, type(node.operation).__name__
+            if kind in PREPROCESSING:
+                self._check_preprocessing(node)
+            if kind in (*EMBEDDINGS, *PREPROCESSING) or id(node.output_tensors[0]) in masks:
+                continue
+            for tensor in node.input_tensors:
+                maker = self._maker[id(tensor)]
+                is_input = type(maker).__name__ == "InputLayer" and not is_float(tensor)
+                if is_input or type(maker).__name__ in PREPROCESSING:
+                    reason = f"it reads {maker.name!r}, which only {', '.join(EMBEDDINGS)} may read"
+                    raise self.refuse(layer, f"{reason}{_instead(layer)}")
+
+    def _check_preprocessing(self, node: Any) -> None:
+        """Refuse what requests cannot have: encodings, and an input that several layers read."""
+        layer, [tensor] = node.operation, node.input_tensors
+        mode = getattr(layer, "output_mode", "int")
+        if mode != "int":
+            raise self.refuse(
+                layer, f"output_mode={mode!r}: expected 'int', and an Embedding behind it; {_AS_EMBEDDING}"
+            )
+        if getattr(layer, "invert", False):
+            raise self.refuse(layer, "invert=True: expected a layer that makes keys of values")
+        others = [one.operation for one in self._readers(tensor) if one.operation is not layer]
+        if others and type(self._maker[id(tensor)]).__name__ == "InputLayer":
+            reason = f"{others[0].name!r} ({type(others[0]).__name__}) also reads its input {tensor.name!r}"
+            raise self.refuse(layer, f"{reason}; give each layer an input of its own with the same values")
+
+    def _input_of(self, layer: Any, keys: Any) -> str:
+        """Return the input from which keys come, directly or through a preprocessing layer."""
+        maker = self._maker[id(keys)]
+        if type(maker).__name__ in PREPROCESSING:
+            [node] = [one for one in self._nodes if one.operation is maker and one.output_tensors[0] is keys]
+            maker = self._maker[id(node.input_tensors[0])]
+        if type(maker).__name__ != "InputLayer":
+            reason = f"expected keys of an input or of {', '.join(PREPROCESSING)}, got those of {maker.name!r}"
+            raise self.refuse(layer, f"{reason}{_instead(maker)}")
+        return str(maker.name)
+
+    def _readers(self, tensor: Any) -> list[Any]:
+        return [node for node in self._nodes if any(one is tensor for one in node.input_tensors)]
+
+    def _is_preprocessed(self, tensor: Any) -> bool:
+        """Return whether a preprocessing layer makes keys of an input."""
+        return all(type(node.operation).__name__ in PREPROCESSING for node in self._readers(tensor))
+
+    def _cut_of(self, tensor: Any) -> Any:
+        """Return what the network reads of a float input: the numbers, or those of its Normalization."""
+        [first, *others] = self._readers(tensor)
+        if type(first.operation).__name__ != "Normalization" or others:
+            return tensor
+        calls = [node.input_tensors[0] for node in self._nodes if node.operation is first.operation]
+        is_of_inputs = all(type(self._maker[id(one)]).__name__ == "InputLayer" for one in calls)
+        is_alone = is_of_inputs and all(len(self._readers(one)) == 1 for one in calls)
+        return first.output_tensors[0] if is_alone else tensor
+
+    def _size(self, layer: Any, tensor: Any) -> int:
+        """Return how many numbers of a tensor a sample has."""
+        sizes = tensor.shape[1:]
+        if None in sizes:
+            raise self.refuse(layer, f"expected a fixed number of values in a sample, got the shape {tensor.shape}")
+        return math.prod(sizes)
+
+
+def is_float(tensor: Any) -> bool:
+    """Whether a tensor has floats."""
+    return str(tensor.dtype).startswith(("float", "bfloat"))
+
+
+def _is_masked(lookup: Lookup) -> bool:
+    return bool(getattr(lookup.layer, "mask_zero", False))
+
+
+def _instead(layer: Any) -> str:
+    """Return advice about a layer that reads or makes keys, with a semicolon before it."""
+    if hasattr(layer, "layers"):
+        return f"; {OF_SUBCLASS}"
+    advice = _INSTEAD.get(type(layer).__name__, "compute it before the request, as an input of its own")
+    return f"; {advice}"
