@@ -74,7 +74,8 @@ def network():
 
 
 def write_towers(repository, name="towers", kinds=KINDS, **options):
-    """Write ``<repository>/<name>/1/`` and return that directory."""
+    """Write ``<repository>/<name>/1/`` with the outputs ``kinds``, and return that directory."""
+    kinds = kinds | {output: "omit" for output in KINDS.keys() - kinds.keys()}
     files = repository.parent / f"files_of_{repository.name}_{name}"
     files.mkdir()
     onnx.save(network(), files / "dense.onnx")
