@@ -68,6 +68,8 @@ def read_ordered(
         most: the most samples.
     """
     users = None if counts is None else _checked(counts, most)
+    if empty := next((name for name, size in sizes.items() if not size), ""):
+        raise FeatureValueError(empty, None, "expected a value for each sample, got none")
     samples = next((size for size in sizes.values() if size != 1), 1) if users is None else int(users.sum())
     expected = sorted({samples} if users is None else {users.size, samples})
     found = set(sizes.values())
@@ -84,7 +86,12 @@ def read_ordered(
     if users is not None:
         rows[users.size] = np.repeat(np.arange(users.size, dtype=np.int32), users)
     rows.pop(samples, None)
-    return _of_users(transform_columns(config, reader, columns, samples, rows), users)
+    try:
+        return _of_users(transform_columns(config, reader, columns, samples, rows), users)
+    except FeatureValueError as err:
+        if err.sample is None or users is None or sizes.get(err.feature, 1) not in {*rows} - {1}:
+            raise
+        raise RequestError(f"{err.feature} of user {err.sample}: {err.reason}") from err
 
 
 def _of_users(batch: Batch, counts: Ints | None) -> Batch:
@@ -112,11 +119,11 @@ def read_document(config: ModelConfig, reader: FeatureReader, document: Mapping[
                 columns[name] = column_of(feature, [candidate.get(name) for candidate in candidates], len(candidates))
         return read_shared(config, reader, columns, [len(candidates)], most)
     except FeatureValueError as err:
-        path = "context"
-        if err.feature not in context:
-            of_candidates = (at for at, candidate in enumerate(candidates) if err.feature in candidate)
-            path = f"candidates[{next(of_candidates, 0) if err.sample is None else err.sample}]"
-        raise RequestError(f"{path}.{err.feature[:64]}: {err.reason}") from err
+        of_candidates = [at for at, candidate in enumerate(candidates) if err.feature in candidate]
+        path = "context." if err.feature in context else ""
+        if of_candidates:
+            path = f"candidates[{of_candidates[0] if err.sample is None else err.sample}]."
+        raise RequestError(f"{path}{err.feature[:64]}: {err.reason}") from err
 
 
 def _parts_of(document: Mapping[str, Any], most: int) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:

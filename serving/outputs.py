@@ -105,10 +105,20 @@ def named_outputs(outputs: Sequence[Output], names: Any) -> tuple[Output, ...]:
     return tuple(known[name] for name in names)
 
 
-def _top_k(top_k: Any, batch: Batch) -> int:
-    """Return how many candidates of each user are asked for. Each user must have so many."""
-    if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
+def checked_top_k(top_k: Any) -> int:
+    """Return the number of candidates that a request asks for.
+
+    Raises:
+        RequestError: it is no whole number, or less than 1.
+    """
+    if isinstance(top_k, bool) or not isinstance(top_k, int | np.integer) or top_k < 1:
         raise RequestError(f"top_k: expected a whole number from 1, got {top_k!r}")
+    return int(top_k)
+
+
+def _top_k(given: Any, batch: Batch) -> int:
+    """Return how many candidates of each user are asked for. Each user must have so many."""
+    top_k = checked_top_k(given)
     counts = batch.counts_of_users
     fewest = int(counts.argmin())
     if top_k > counts[fewest]:

@@ -22,7 +22,16 @@ from serving.metrics import MetricSample
 from serving.model.names import CANDIDATES
 from serving.model.records import Output, default_outputs
 from serving.option_values import DEFAULT_TOLERANCE, MAX_CANDIDATES, Engine, refuse_idle_calibration
-from serving.outputs import Asked, Ranking, answers_of, asking, ranking, refuse_not_finite, wanted_outputs
+from serving.outputs import (
+    Asked,
+    Ranking,
+    answers_of,
+    asking,
+    checked_top_k,
+    ranking,
+    refuse_not_finite,
+    wanted_outputs,
+)
 from serving.reading import read_batch, read_columns
 from serving.required_keys import RequiredKeys
 from serving.routes import LeastBusy, Prediction, open_routes
@@ -279,10 +288,12 @@ class InferenceSession(ModelSession):
         Raises:
             RequestError: see ``predict``; a user has fewer candidates, or the model has no such output.
         """
-        asked = Asked((), top_k, output)
+        asked = Asked((), checked_top_k(top_k), output)
         given = features if isinstance(features, Batch) else self._read(features, asked)
         batch = asking(given, self.outputs, asked)
         assert batch.top is not None
+        if given.wanted is not None and batch.top.output not in given.wanted:
+            raise RequestError(f"the batch was read for other outputs; read it for {batch.top.output.name!r}")
         return ranking(self.predict_batch(batch).values, batch, batch.top)
 
     def read(self, features: Any, outputs: Sequence[str] = ()) -> Batch:

@@ -145,6 +145,8 @@ def batch_of(
         return _batch_of_keys(config, inputs)
     if of_keys:
         raw = next(name for name in names if name not in of_keys)
+        if raw == CANDIDATES:
+            raise RequestError(f"{CANDIDATES}: needs values by name, but {min(of_keys)!r} came")
         raise RequestError(f"inputs: {min(of_keys)!r} and the raw feature {raw!r}; a request has keys or raw features")
     return _raw_batch(config, inputs, features, max_candidates)
 

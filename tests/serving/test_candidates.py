@@ -297,9 +297,9 @@ def test_tensors_over_grpc_have_the_candidates_of_several_users(sessions):
         ({"CANDIDATES": [2.5, 2.5]}, "CANDIDATES: expected integers, got a value of type float at position 0"),
         ({"CANDIDATES": 5}, "CANDIDATES: expected a list or an array, got a value of type int"),
         ({"price": [1, 2, 3]}, "price: expected 2 or 5 samples, got 3; CANDIDATES adds up to 5"),
-        ({"price": []}, "price: expected 2 or 5 samples, got 0; CANDIDATES adds up to 5"),
+        ({"price": []}, "price: expected a value for each sample, got none"),
         ({"age": None}, "age: expected a list with a value for each sample, got None"),
-        ({"user": [[2**63 - 1], [3]]}, f"user of sample 0: value 0: the key is reserved, got {2**63 - 1}"),
+        ({"user": [[2**63 - 1], [3]]}, f"user of user 0: value 0: the key is reserved, got {2**63 - 1}"),
         ({"last": [[1, 2**63 - 1]]}, f"last of sample 0: value 1: the key is reserved, got {2**63 - 1}"),
     ],
 )
@@ -354,6 +354,10 @@ def test_an_absent_number_of_the_user_is_an_error(sessions):
         (
             {"context": CONTEXT, "candidates": [*ITEMS_OF_USER, {"item": [1]}]},
             "candidates[5].price: is missing, and the feature has no value for missing",
+        ),
+        (
+            {"context": {"user": [3]}, "candidates": ITEMS_OF_USER},
+            "age: is missing, and the feature has no value for missing",
         ),
     ],
 )

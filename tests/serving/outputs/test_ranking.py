@@ -81,6 +81,7 @@ REFUSED = {
     "none": (0, "score", "top_k: expected a whole number from 1, got 0"),
     "below none": (-1, "score", "top_k: expected a whole number from 1, got -1"),
     "true": (True, "score", "top_k: expected a whole number from 1, got True"),
+    "nothing": (None, "score", "top_k: expected a whole number from 1, got None"),
     "a part": (1.5, "score", "top_k: expected a whole number from 1, got 1.5"),
     "too many": (6, "score", "top_k: expected at most 5, the number of candidates, got 6"),
     "no output": (1, "", "top_output: required; expected 'click' or 'score' or 'cosine'"),
@@ -96,6 +97,14 @@ def test_a_ranking_that_cannot_be_made_is_refused(session, top_k, output, reason
         session.rank(DOCUMENT, top_k, output)
 
     assert reason in str(caught.value)
+
+
+def test_a_batch_that_was_read_for_other_outputs_is_not_ranked(session):
+    batch = session.read(DOCUMENT, ["item_vector"])
+
+    with pytest.raises(RequestError, match="the batch was read for other outputs; read it for 'score'"):
+        session.rank(batch, 1, "score")
+    assert session.rank(session.read(DOCUMENT), np.int64(1), "score").index.shape == (1, 1)
 
 
 def test_a_user_with_too_few_candidates_is_named(session):

@@ -161,6 +161,14 @@ def test_absent_features_are_missing_and_integers_may_be_text(config, reader):
     ("changed", "text"),
     [
         ({"CATCOLUMN": ("INT64", np.array([1]))}, "inputs: 'CATCOLUMN' and the raw feature 'user'; a request has keys"),
+        (
+            {
+                **dict.fromkeys(("user", "age", "tags", "tags.offsets", "is_new", "price")),
+                "CATCOLUMN": ("INT64", np.array([1])),
+                "CANDIDATES": ("INT32", np.array([3], np.int32)),
+            },
+            "CANDIDATES: needs values by name, but 'CATCOLUMN' came",
+        ),
         ({"tags": None}, "inputs: tags.offsets came without tags"),
         (
             {"tags.offsets": None},
