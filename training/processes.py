@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.nn.parallel import DistributedDataParallel
 
 from training.neighbours import Neighbours, open_neighbours
 
@@ -86,6 +87,17 @@ class Processes:
         if self.group is None and dist.is_initialized() and dist.get_world_size() > 1:
             came = f"{dist.get_world_size()} processes, each of which would train rows of its own"
             raise RuntimeError(f"{place}: expected {expected}, got {came}")
+
+    def refuse_join(self, place: str) -> None:
+        """Refuse a forward pass under ``DistributedDataParallel.join``.
+
+        Raises:
+            RuntimeError: a process whose data have ended would leave the others alone with their rows.
+        """
+        wrapper = DistributedDataParallel._get_active_ddp_module()
+        if wrapper is not None and wrapper._join_config.enable:
+            expected = "expected as many batches in every process, such as empty ones at the end"
+            raise RuntimeError(f"{place}: DistributedDataParallel.join() does not reach the rows; {expected}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":
         """Return the same processes."""

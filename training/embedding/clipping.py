@@ -33,12 +33,16 @@ def clip_grad_norm_(
         raise ValueError(f"norm_type: expected a number above 0, got {norm_type}")
     every = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     shards = [one for one in every if isinstance(one, TableParameter) and one.processes.size > 1]
-    gradients = [one.grad for one in every if not any(one is shard for shard in shards) and one.grad is not None]
-    total = torch.nn.utils.get_total_norm(gradients, norm_type) ** norm_type
+    others = [one for one in every if not any(one is shard for shard in shards)]
+    total = torch.nn.utils.get_total_norm([one.grad for one in others if one.grad is not None], norm_type)
+    if hasattr(total, "full_tensor"):  # of fully_shard
+        total = total.full_tensor()
+    total = total**norm_type
     for shard in shards:
         rows = shard.sink.rows()
         norm = torch.zeros(()) if rows is None else torch.linalg.vector_norm(rows.plain(), norm_type)
         total = total + shard.processes.total("norms", norm**norm_type).to(total.device)
     norm = total ** (1 / norm_type)
-    torch.nn.utils.clip_grads_with_norm_(every, max_norm, norm)
+    for parameters in (shards, others):
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

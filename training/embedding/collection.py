@@ -151,7 +151,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             self.table_of(feature)
         for number, (name, own) in enumerate(self._parameter_of.items()):
             registered = self._parameters.get(f"table_{number}", own)
-            if registered is not own:
+            if registered is not own or own.table is not self.tables[name]:
                 expected = "its own parameter, because another one has other rows or none"
                 raise RuntimeError(f"table {name!r}: expected {expected}, got {type(registered).__name__}")
         # In the order of the tables, because the processes may pass the features in any order. A feature that is not

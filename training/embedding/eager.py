@@ -17,7 +17,7 @@ def eager(function: Function) -> Function:
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        if torch.compiler.is_exporting() or torch.jit.is_tracing() or _is_recorded():
             advice = "hotrow.from_torch exports a module with its tables"
             raise RuntimeError(
                 f"{function.__qualname__}: a graph cannot have the rows, which are outside PyTorch; {advice}"
@@ -30,3 +30,12 @@ def eager(function: Function) -> Function:
         return function(*arguments, **named)
 
     return call  # type: ignore[return-value]
+
+
+def _is_recorded() -> bool:
+    """Return whether ``torch.fx`` records the call, or runs it without elements."""
+    modes = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
+    if any(torch._C._get_dispatch_mode(mode) is not None for mode in modes):
+        return True
+    is_traced: bool = torch.fx._symbolic_trace.is_fx_symbolic_tracing()
+    return is_traced

@@ -153,6 +153,7 @@ class SharedLookups:
             divisor: a row's gradient is the sum over the processes, divided by this number.
         """
         self._divisor = divisor
+        processes.refuse_join(_shown(tables))
         act = "training lookup" if any(trains) else "lookup" if torch.is_grad_enabled() else "no_grad lookup"
         self.title = f"{processes.numbered(act)} of {_shown(tables)}"
         if any(trains) and not all(trains):

@@ -61,8 +61,12 @@ class TableParameter(torch.nn.Parameter):  # type: ignore[misc]
         """Make a parameter without elements."""
         return super().__new__(cls, torch.empty(0, 0))  # type: ignore[no-any-return]
 
-    def __init__(self, table: EmbeddingTable, processes: Processes | None = None, owner: int | None = None) -> None:
+    def __init__(
+        self, table: EmbeddingTable, processes: Processes | None = None, owner: int | None = None, **named: Any
+    ) -> None:
         """Take the rows of this process. See ``OwnedTable`` for the owner. None: this process has all rows."""
+        if isinstance(table, TableParameter):
+            _refuse("Parameter", [table], named)
         self.table = table
         self.processes = processes or Processes()
         self.owner = owner

@@ -108,6 +108,8 @@ class TableGradient(torch.Tensor):  # type: ignore[misc]
     @eager
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute with elements of the same rows, and remember the rows of the result."""
+        if not all(issubclass(one, cls) for one in types):
+            return NotImplemented  # tensors of other kinds may have no elements, such as a DTensor
         named, act = kwargs or {}, _act_of(function)
         values = [*args, *named.values()]
         gradients = [one for one in tensors_in(values) if isinstance(one, cls)]

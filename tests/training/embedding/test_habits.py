@@ -18,6 +18,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrize, prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
@@ -453,10 +456,13 @@ def in_the_backward_pass(model, optimizer):
 
 
 def learning_rates_by_group(model, optimizer):
-    two = type(optimizer)(
-        [{"params": model.embedding.parameters(), "lr": 0.5}, {"params": model.net.parameters()}], lr=0.1
-    )
-    one_step(model, two)
+    two = type(optimizer)(model.net.parameters(), lr=0.1)
+    two.add_param_group({"params": list(model.embedding.parameters()), "lr": 0.5})
+    schedule = torch.optim.lr_scheduler.ExponentialLR(two, 0.5)
+    for _ in range(3):
+        one_step(model, two)
+        two.zero_grad()
+        schedule.step()
 
 
 FOLLOWED = {
@@ -513,7 +519,7 @@ FOLLOWED = {
     "torch.compile": compiled,
     "checkpoint": partial(checkpointed, use_reentrant=False),
     "a reentrant checkpoint with known keys": known_and_checkpointed,
-    "parameter groups": learning_rates_by_group,
+    "parameter groups with a schedule": learning_rates_by_group,
 }
 
 
@@ -609,6 +615,12 @@ def averaged_by_hand(model):
             parameter.data.mul_(0.9).add_(parameter.data, alpha=0.1)
 
 
+def leaf_of(model):
+    """The module that has the parameter of the embedding, and the parameter's name."""
+    *path, leaf = next(name for name, _ in model.embedding.named_parameters()).split(".")
+    return model.embedding.get_submodule(".".join(path)), leaf
+
+
 def penalized(model):
     (loss_of(model) + sum(parameter.square().sum() for parameter in model.parameters())).backward()
 
@@ -645,6 +657,11 @@ REFUSED = {
     "an operator": ("mul", lambda model: 0.5 * table_of(model)),
     "a function that fails without elements": ("max", lambda model: table_of(model).max()),
     "norm of the parameters": ("norm", lambda model: [parameter.detach().norm() for parameter in model.parameters()]),
+    "Parameter(parameter)": ("Parameter", lambda model: nn.Parameter(table_of(model).data)),
+    "weight_norm": ("norm_except_dim", lambda model: nn.utils.parametrizations.weight_norm(*leaf_of(model))),
+    "spectral_norm": ("flatten", lambda model: nn.utils.parametrizations.spectral_norm(*leaf_of(model))),
+    "prune": ("ones_like", lambda model: prune.l1_unstructured(*leaf_of(model), amount=0.5)),
+    "parametrize": ("tanh", lambda model: parametrize.register_parametrization(*leaf_of(model), nn.Tanh())),
     "parameters_to_vector": ("view", lambda model: nn.utils.parameters_to_vector(model.parameters())),
     "autograd.grad of the table": ("grad", lambda model: torch.autograd.grad(loss_of(model), [table_of(model)])),
 }
@@ -652,7 +669,7 @@ REFUSED = {
 
 EMBEDDINGS = {"collection": Table, "DynamicVariable": Dynamic, "column": Column}
 # SOK's variables are saved with sok.dump. Their size is a property, as in SOK, so what calls size() raises an error.
-NOT_OF_SOK = {"pickle", "torch.save(model)", "state_dict", "nn.init"}
+NOT_OF_SOK = {"Parameter(parameter)", "pickle", "torch.save(model)", "state_dict", "nn.init"}
 CASES = [
     pytest.param(embedding, habit, id=f"{name}: {kind}")
     for kind, embedding in EMBEDDINGS.items()
@@ -699,9 +716,17 @@ def test_a_table_refuses_the_habit_by_name(embedding, function, habit):
 GRAPHS = {
     "torch.jit.trace": lambda lookup, keys: torch.jit.trace(lookup, (keys,), check_trace=False),
     "torch.export": lambda lookup, keys: torch.export.export(Function(lookup), (keys,)),
+    "make_fx": lambda lookup, keys: make_fx(lambda keys: lookup(keys))(keys),
+    "fx.symbolic_trace": lambda lookup, keys: torch.fx.symbolic_trace(Table()),
+    "fake tensors": lambda lookup, keys: without_elements(lookup, keys),
     "func.grad": lambda lookup, keys: torch.func.grad(lambda weights: lookup(keys, weights).sum())(torch.ones(4)),
     "vmap": lambda lookup, keys: torch.vmap(lambda key: lookup(key[None]))(keys),
 }
+
+
+def without_elements(lookup, keys):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        lookup(keys)
 
 
 class Function(nn.Module):
@@ -736,6 +761,14 @@ def test_another_parameter_in_functional_call_is_refused(other):
 
     with pytest.raises(RuntimeError, match=r"table 't': expected its own parameter, .* got (Tensor|TableParameter)"):
         torch.func.functional_call(tables, {"table_0": other(tables.table_0)}, ({"t": KEYS},))
+
+
+def test_a_parameter_that_was_swapped_for_another_is_refused():
+    model, other = table_model(), table_model()
+    torch.utils.swap_tensors(table_of(model), table_of(other))
+
+    with pytest.raises(RuntimeError, match=r"table 't': expected its own parameter"):
+        model()
 
 
 def test_sending_a_table_to_another_process_warns_that_it_is_a_copy():

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from tests.training.embedding.oracle import flat
@@ -120,6 +122,8 @@ def main():
     with_a_gradient_that_is_not_finite(rank)
     with_a_key_beyond_fixed_rows()
     with_a_checkpoint()
+    with_an_early_end()
+    with_sharded_parameters(size)
     with_other_habits(rank)
     with_two_collections(rank)
     with_other_titles(rank)
@@ -295,6 +299,26 @@ def with_a_checkpoint():
     out = checkpoint(lambda one: one * tables({"u": torch.tensor([1])})["u"], one, use_reentrant=False)
     with pytest.raises(RuntimeError, match=r"table 'u': .* keep the tables out of torch.utils.checkpoint"):
         out.sum().backward()
+
+
+def with_an_early_end():
+    """No process could answer for the rows of a process whose data have ended."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.ModuleList([two_tables("u")[0], torch.nn.Linear(1, 1)]))
+    model.module.forward = lambda keys: model.module[0]({"u": keys})["u"]
+    with model.join(), pytest.raises(RuntimeError, match=r"tables u\[1\]: DistributedDataParallel\.join\(\)"):
+        model(torch.arange(4))
+
+
+def with_sharded_parameters(size):
+    """The norm is that of the table and of the parameters of ``fully_shard``."""
+    tables, _ = two_tables("u")
+    net = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(net.weight)
+    fully_shard(net, mesh=init_device_mesh("cpu", (size,)))
+    (tables({"u": torch.arange(3)})["u"].sum() + 2 * net(torch.ones(1, 1)).sum()).backward()
+    norm = clip_grad_norm_([*tables.parameters(), *net.parameters()], 1.0)
+    torch.testing.assert_close(norm, torch.tensor(7.0).sqrt())
+    torch.testing.assert_close(net.weight.grad.full_tensor(), (2 / norm).reshape(1, 1))
 
 
 def with_other_titles(rank):
