@@ -2,6 +2,9 @@
 
 from kernels.errors import HotrowError
 
+#: Why data of one row is not enough.
+ONE_SAMPLE = "1 sample, expected at least 2: one to train on, one to evaluate on"
+
 
 class TrainingError(HotrowError):
     """Base of all errors that training raises on purpose."""

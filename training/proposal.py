@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ConfigError
-from serving.features import PANDAS_INDEX, is_list_type
+from serving.features import MISSING_WORDS, PANDAS_INDEX, is_list_type
 from serving.model.atomic import atomic_write
 from serving.model.names import is_taken
 from serving.model.strict_json import LARGEST_FLOAT32
 from training.data.columns import column_batches, has_csv, import_pyarrow, missing_from
 from training.data.csv_faults import NULL, NULLS, with_line
-from training.errors import DataError
-from training.model.losses import LOSS_OF_OPTION, NO_LABEL, LogLoss, Loss, SquaredError
+from training.errors import ONE_SAMPLE, DataError
+from training.model.losses import LOSS_OF_OPTION, NO_LABEL, LogLoss, Loss, SquaredError, are_apart
 
 _MOST_ROWS = 1_000_000
 #: A column with more values is hashed; a column with fewer values has a vocabulary.
@@ -49,7 +49,12 @@ _OF_TIMES = re.compile(r".*(time|timestamp|date)|ts|dt|at|epoch")
 #: Seconds since 1970 of the years 1990 to 2100, and thousands and millions of them.
 _TIMES = [(631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 1000, 10**6, 10**9)]
 _MOST_SHOWN = 8
+_LONG_ID = r"^-?\d{19,}$"  # more digits than an integer of 64 bits has
 _LEADING_ZERO = r"^-?0\d"
+#: Numbers as ``$1,234.50``, ``12 %`` or ``12,5``, and what tells them from plain numbers.
+_MARKED_NUMBER, _MARKS = r"^[-+]?[$€£¥]?\s?[-+]?\d[\d,.]*\s?[%$€£¥]?$", "[%$€£¥,]"
+_DAY_FIRST = r"^\d{1,2}[/.]\d{1,2}[/.]\d{2,4}($|\s)"  # dates that ISO 8601 does not have
+_COMMA = ", "
 _SEPARATORS, _CUT_RATIO, _CUT_SAMPLE = ("|", ";"), 0.05, 10_000
 #: How Python and JSON write lists and objects as text, such as ``['a', 'b']``.
 _LIST_TEXT, _LISTS = r"(?s)^\s*(\[.*\]|\(.*\)|\{.*\})\s*$", 0.9
@@ -104,13 +109,14 @@ def propose(
         MissingExtraError: pyarrow is not installed.
     """
     pa = import_pyarrow()
-    batches = list(_batches(path))
-    whole = pa.Table.from_batches(batches) if batches else pa.table({})
-    table = whole
-    if holds_out and table.num_rows <= _MOST_ROWS:
-        table = table.slice(0, table.num_rows - max(1, table.num_rows // 10))
-    if not table.num_rows:
+    batches = [pa.Table.from_batches([batch]) for batch in _batches(path)]
+    table = whole = _together(pa, path, batches)
+    if not whole.num_rows:
         raise DataError(path, "no samples")
+    if holds_out and whole.num_rows <= _MOST_ROWS:
+        table = whole.slice(0, whole.num_rows - max(1, whole.num_rows // 10))
+    if not table.num_rows:
+        raise DataError(path, ONE_SAMPLE)
     others = [*labels, *([] if weight is None else [weight])]
     for name in others:
         if name not in table.column_names:
@@ -184,6 +190,19 @@ def _batches(path: Path) -> Iterator[Any]:
             return
 
 
+def _together(pa: Any, path: Path, tables: Sequence[Any]) -> Any:
+    """Return tables, whose columns may have different types in different files, as one."""
+    if not tables:
+        return pa.table({})
+    names = tables[0].column_names
+    try:
+        return pa.concat_tables([table.select(names) for table in tables], promote_options="permissive")
+    except pa.ArrowException as err:
+        types = ({str(table.schema.field(name).type): None for table in tables} for name in names)
+        name, of_name = next((name, kinds) for name, kinds in zip(names, types, strict=True) if len(kinds) > 1)
+        raise DataError(path, f"expected one type in all files, found {', '.join(of_name)}", column=name) from err
+
+
 def _text_of(one: Proposal) -> str:
     return one.why if one.feature is None else _described(one.feature, one.why)
 
@@ -218,7 +237,7 @@ def _proposed_label(pa: Any, path: Path, label: str, values: Any, learned: int, 
     if _is_text(pa.types, values.type):
         values = _typed(pa, compute.utf8_trim_whitespace(values))
         if _is_text(pa.types, values.type):
-            known = [*map(repr, values.unique().to_pylist()[:3])]
+            known = sorted(map(repr, values.unique().to_pylist()[:3]), reverse=True)  # 'yes' before 'no'
             expected = f"{loss.expected}, true or false" if loss.kind == "probability" else loss.expected
             advice = f"; turn the label into 0 and 1, such as {label} == {known[0]}"
             refuse(f"expected {expected}, found the texts {', '.join(known)}{advice}")
@@ -264,11 +283,14 @@ def _typed(pa: Any, texts: Any) -> Any:
         return pa.nulls(len(texts))
     if pa.compute.any(pa.compute.match_substring_regex(numbers, _LEADING_ZERO)).as_py():  # such as a zip code
         return texts
-    for kind in (pa.int64(), pa.uint64(), pa.float64(), pa.bool_(), pa.timestamp("ns")):
+    for kind in (pa.int64(), pa.uint64(), pa.float64(), pa.bool_(), pa.timestamp("ns"), pa.timestamp("ns", "UTC")):
         try:
-            return numbers.cast(kind)
+            found = numbers.cast(kind)
         except pa.ArrowInvalid:
             continue
+        if kind == pa.float64() and pa.compute.any(pa.compute.match_substring_regex(numbers, _LONG_ID)).as_py():
+            return texts
+        return found
     return texts
 
 
@@ -302,12 +324,22 @@ def _values_of(pa: Any, array: Any) -> tuple[Any, dict[str, Any]]:
         array = array.cast(pa.float32())
     values = array.drop_null()
     if types.is_decimal(values.type):
-        values = values.cast(pa.float64())
+        values = _numbers_of_decimals(pa, values)
     if types.is_floating(values.type):
         values = values.filter(compute.is_finite(values))
     if _is_text(types, values.type):
         values = values.filter(compute.not_equal(values, ""))
     return values, lists
+
+
+def _numbers_of_decimals(pa: Any, values: Any) -> Any:
+    """Return decimals as numbers, or as texts if they are whole and have more digits than an integer of 64 bits."""
+    if values.type.scale > 0:
+        return values.cast(pa.float64())
+    try:
+        return values.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return values.cast(pa.string())
 
 
 def _why_left_out(types: Any, name: str, kind: Any) -> str:
@@ -331,7 +363,7 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
     if types.is_boolean(values.type):
         return {"kind": "identity", "type": "boolean", "size": 2}, ""
     if _is_text(types, values.type):
-        return _feature_of_texts(compute, values, distinct, is_list=is_list)
+        return _feature_of_texts(pa, values, distinct, is_list=is_list)
     lowest, highest = compute.min(values).as_py(), compute.max(values).as_py()
     is_integer = types.is_integer(values.type)
     is_exact = is_integer or -(2**53) <= lowest <= highest <= 2**53
@@ -346,22 +378,42 @@ def _feature_of(pa: Any, name: str, values: Any, distinct: int, *, is_list: bool
         return _category(compute, values.cast(pa.int64()), distinct, "integer"), remark
     if is_list:
         return None, "left out: a list of numbers is no category"
-    if not -LARGEST_FLOAT32 <= lowest <= highest <= LARGEST_FLOAT32 or np.float32(lowest) == np.float32(highest):
+    if not -LARGEST_FLOAT32 <= lowest <= highest <= LARGEST_FLOAT32 or not are_apart(
+        max(-lowest, highest), compute.stddev(values).as_py()
+    ):
         return None, "left out: float32 does not tell its numbers apart"
     return _number(compute, values.cast(pa.float64(), safe=False)), ""
 
 
-def _feature_of_texts(compute: Any, values: Any, distinct: int, *, is_list: bool) -> tuple[dict[str, Any] | None, str]:
+def _feature_of_texts(pa: Any, values: Any, distinct: int, *, is_list: bool) -> tuple[dict[str, Any] | None, str]:
     """See ``_feature_of``."""
+    compute = pa.compute
     is_written = compute.match_substring_regex(values.slice(0, _CUT_SAMPLE), _LIST_TEXT)
     if compute.mean(is_written).as_py() > _LISTS:
         return None, _LIST_TEXTS
+    some = values.slice(0, _CUT_SAMPLE)
+    if compute.mean(compute.match_substring_regex(some, _DAY_FIRST)).as_py() > _LISTS:
+        return None, _NO_TIME
     parts = None if is_list else _parts_of(compute, values)
     if parts is None:
-        return _category(compute, values, distinct, "string"), ""
+        return _category(compute, values, distinct, "string"), _remark_on(pa, some, is_list=is_list)
     separator, cut, most = parts
     category = _category(compute, cut, int(compute.count_distinct(cut).as_py()), "string")
     return {**category, "list": {"separator": separator, "most": most, "keep": "first"}}, ""
+
+
+def _remark_on(pa: Any, texts: Any, *, is_list: bool) -> str:
+    """Say that texts may be more than categories; empty if they are not."""
+    compute = pa.compute
+    is_number = compute.match_substring_regex(texts, _MARKED_NUMBER)
+    has_mark = compute.match_substring_regex(texts, _MARKS)
+    if compute.mean(is_number).as_py() > _LISTS and compute.mean(has_mark).as_py() > _CUT_RATIO:
+        return f"texts such as {texts.filter(has_mark)[0].as_py()!r}; for numbers, write digits and a point"
+    parts = compute.list_flatten(compute.split_pattern(texts, _COMMA))
+    if not is_list and 2 * compute.count_distinct(parts).as_py() <= compute.count_distinct(texts).as_py():
+        return "if the texts are lists, join their values with | instead of ', '"
+    words = texts.filter(compute.is_in(texts, value_set=pa.array(MISSING_WORDS, texts.type)))
+    return f"{words[0].as_py()!r} is a text, but pandas.read_csv reads it as missing" if len(words) else ""
 
 
 def _words_of(name: str) -> list[str]:

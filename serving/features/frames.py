@@ -58,7 +58,7 @@ def _table_of(frame: Any) -> Any:
     pa = _import_pyarrow()
     try:
         return frame if isinstance(frame, pa.Table) else pa.table(frame)
-    except (pa.ArrowException, ValueError) as err:
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as err:  # such as an integer of more than 64 bits
         reason = "; ".join(map(str, err.args))
         raise RequestError(f"Arrow cannot read the {type(frame).__name__}: {reason}") from err
 

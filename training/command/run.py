@@ -26,7 +26,7 @@ from training.data.checks import ColumnMap
 from training.data.opening import columns_of, default_columns, open_data
 from training.data.source import FileSource, content_of
 from training.data.streams import batches_of
-from training.errors import DataError
+from training.errors import ONE_SAMPLE, DataError
 from training.features import FeatureFile, automatic_dim
 from training.model.ctr_model import CtrModel
 from training.model.document import TrainingDocument, open_document
@@ -187,7 +187,7 @@ def _read(
     if options.eval_data is not None:
         return samples, _open(options, document, features, options.eval_data, processes), ""
     if len(samples) < 2:
-        raise DataError(options.data, "1 sample, expected at least 2: one to train on, one to evaluate on")
+        raise DataError(options.data, ONE_SAMPLE)
     return samples[: _cut(len(samples))], samples[_cut(len(samples)) :], ""
 
 

@@ -35,6 +35,7 @@ from training.data.csv_faults import (
     NULLS,
     OPEN_QUOTE,
     EndedStream,
+    conversion_advice,
     first_fault,
     header_of,
     separator_advice,
@@ -199,7 +200,7 @@ def column_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator
             raise DataError(file, "occurs twice", column=twice[0])
         if absent := [name for name in columns or () if name not in names]:
             raise DataError(file, missing_from(names, absent[0]), column=absent[0])
-        chosen = names if columns is None else list(columns)
+        columns = chosen = names if columns is None else list(columns)  # the first file decides for all
         yield from _text_batches(pa, file, names, chosen) if has_texts else _parquet_batches(pa, file, chosen)
 
 
@@ -230,11 +231,17 @@ def _text_batches(pa: Any, path: Path, names: Sequence[str], columns: Sequence[s
 
 def has_csv(path: Path) -> bool:
     """Return whether the files are CSV, not Parquet. Raise DataError for other files."""
-    has_parquet = path.is_dir() and list_data_files(path, PARQUET_SUFFIXES).files
-    if path.suffix in PARQUET_SUFFIXES or has_parquet:
+    if path.is_dir():
+        found = list_data_files(path, (*PARQUET_SUFFIXES, *CSV_SUFFIXES))
+        if not found.files:
+            raise DataError(
+                path, f"the folder has no Parquet or CSV files, and those of its folders are not read; {found}"
+            )
+        return not list_data_files(path, PARQUET_SUFFIXES).files
+    if path.suffix in PARQUET_SUFFIXES:
         return False
-    if not (path.is_dir() or path.name.endswith(CSV_SUFFIXES)):
-        raise DataError(path, f"expected a Parquet or CSV file, or a folder of them{separator_advice(path)}")
+    if not path.name.endswith(CSV_SUFFIXES):
+        raise DataError(path, f"expected a Parquet or CSV file, or a folder of them{conversion_advice(path)}")
     return True
 
 

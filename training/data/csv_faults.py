@@ -2,7 +2,7 @@
 
 import csv
 import re
-from codecs import getincrementaldecoder
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE, getincrementaldecoder
 from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
 from itertools import chain, islice
@@ -19,7 +19,18 @@ NULLS = ("", *MISSING_WORDS)
 NULL = "null"
 OPEN_QUOTE = "a quoted field has no closing quote"
 _FIRST_BYTES = 1 << 20
-_ENDING = re.compile(r"\.(csv|dat|tsv|txt)(\.\w+)?$")
+_MOST_NAMES = 8  # of columns, in advice
+_ENDING = re.compile(r"\.(csv|dat|feather|jsonl?|orc|tsv|txt|xlsx?)(\.\w+)?$")
+_LINES = "pandas.read_json({}, lines=True)"
+#: How pandas reads files, by the endings of their names.
+_READERS = {
+    ".feather": "pandas.read_feather({})",
+    ".json": _LINES,
+    ".jsonl": _LINES,
+    ".orc": "pandas.read_orc({})",
+    ".xls": "pandas.read_excel({})",
+    ".xlsx": "pandas.read_excel({})",
+}
 _END, _TOO_LONG = "\0end of file", "\0too long"
 _READ_AS = re.compile(rf"\bfound ({NULL}|-?inf)(?=;|$)")
 _USUAL_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]*)?")
@@ -87,7 +98,9 @@ def header_of(pa: Any, path: Path) -> list[str]:
     if fault := _quote_fault(path, line, names):
         raise fault
     if not all(map(_is_text, names)):
-        raise DataError(path, f"the header is not in UTF-8: {_shown(','.join(names))}", line=line)
+        raise DataError(
+            path, f"the header is not in UTF-8: {_shown(','.join(names))}{_encoding_advice(path)}", line=line
+        )
     return names
 
 
@@ -102,12 +115,32 @@ def separator_advice(path: Path) -> str:
     found = next((separator for separator in ("::", "\t", ";", "|") if separator in line), None)
     if found is None:
         return ""
-    names = ", ".join(repr(f"column{number}") for number in range(1, 2 + line.count(found)))
+    columns = 1 + line.count(found)
+    names = ", ".join(repr(f"column{number}") for number in range(1, 1 + min(columns, _MOST_NAMES)))
+    names += ", ..." * (columns > _MOST_NAMES)
     encoding = "" if _is_utf8(content) else ", encoding='latin-1'"
-    read = f"pandas.read_csv({path.name!r}, sep={found!r}, engine='python'{encoding}"
-    write = f".to_parquet({_ENDING.sub('', path.name) + '.parquet'!r})"
+    decimal = ", decimal=','" if re.search(rb"(^|[;\t|])-?\d+,\d+([;\t|\r\n]|$)", content) else ""
+    read = f"pandas.read_csv({path.name!r}, sep={found!r}, engine='python'{encoding}{decimal})"
     header = f"without a header, name the columns: names=[{names}]"
-    return f"; its columns are separated by {found!r}, so convert it: {read}){write}; {header}"
+    return f"; its columns are separated by {found!r}, so convert it: {read}{_written(path)}; {header}"
+
+
+def conversion_advice(path: Path) -> str:
+    """Say how a file of another format becomes Parquet or CSV; empty if its format is not known."""
+    if path.suffix in _READERS:
+        return f"; convert it: {_READERS[path.suffix].format(repr(path.name))}{_written(path)}"
+    if advice := separator_advice(path):
+        return advice
+    try:
+        with open_regular(path) as file:
+            is_csv = b"," in file.readline(_FIRST_BYTES)
+    except OSError:
+        return ""
+    return "; if its columns are separated by commas, let its name end in .csv" if is_csv else ""
+
+
+def _written(path: Path) -> str:
+    return f".to_parquet({_ENDING.sub('', path.name) + '.parquet'!r})"
 
 
 def _is_utf8(content: bytes) -> bool:
@@ -117,6 +150,14 @@ def _is_utf8(content: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _encoding_advice(path: Path) -> str:
+    """Say how a file in another encoding than UTF-8 becomes Parquet."""
+    with open_regular(path) as file:
+        encoding = "utf-16" if file.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE) else "latin-1"
+    read = f"pandas.read_csv({path.name!r}, encoding={encoding!r})"
+    return f"; if it is in {encoding}, convert it: {read}{_written(path)}"
 
 
 def with_line(pa: Any, err: DataError) -> DataError:
@@ -159,7 +200,8 @@ def first_fault(pa: Any, path: Path, types: Mapping[str, Any]) -> DataError | No
                 expected = {pa.int64(): "an integer of 64 bits", pa.string(): "text in UTF-8"}.get(
                     types[name], "a number"
                 )
-                return DataError(path, f"expected {expected}, found {_shown(field)}", line=line, column=name)
+                advice = "" if _is_text(field) else _encoding_advice(path)
+                return DataError(path, f"expected {expected}, found {_shown(field)}{advice}", line=line, column=name)
     return None
 
 

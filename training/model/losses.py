@@ -257,10 +257,10 @@ class SquaredError(Loss):
 
     def unlearnable(self, labels: Floats) -> str:
         """See ``Loss``. Answers are float32, too, so other labels would not help."""
-        largest = labels[np.argmax(np.abs(labels))]
-        step, spread = float(np.abs(np.spacing(np.float32(largest)))), math.sqrt(variance(labels))
-        if spread >= _LEAST_STEPS * step or (spread == 0 and abs(largest) <= _EXACT_INTEGERS):
+        largest, spread = labels[np.argmax(np.abs(labels))], math.sqrt(variance(labels))
+        if are_apart(largest, spread) or (spread == 0 and abs(largest) <= _EXACT_INTEGERS):
             return ""
+        step = abs(np.spacing(np.float32(largest)))
         return (
             f"expected labels that float32 tells apart, found numbers of about {largest:,.10g}, where float32 has a "
             f"number every {step:g}; subtract a constant from the labels, and add it to the answers"
@@ -312,6 +312,11 @@ LOSS_OF_KIND: Mapping[OutputKind, Loss] = {loss.kind: loss for loss in LOSSES}
 def losses_of(graph: Graph) -> tuple[Loss, ...]:
     """Return the loss of each column of a graph's labels."""
     return tuple(SquaredError(one.mean, one.std) if one.kind == "score" else LogLoss() for one in graph.heads)
+
+
+def are_apart(largest: float, std: float) -> bool:
+    """Return whether float32 tells numbers apart: their standard deviation is many steps of float32 at the largest."""
+    return std >= _LEAST_STEPS * abs(float(np.spacing(np.float32(largest))))
 
 
 def figure_text(value: float | None) -> str:

@@ -102,9 +102,11 @@ def test_a_column_without_values_is_missing(reader):
 
 
 def test_a_frame_that_arrow_cannot_read_is_named(reader):
-    frame = pytest.importorskip("pandas").DataFrame({"user": ["u1", 17]})
+    pandas = pytest.importorskip("pandas")
     with pytest.raises(RequestError, match=r"Arrow cannot read the DataFrame: .*failed for column user"):
-        columns_of_frame(reader, frame)
+        columns_of_frame(reader, pandas.DataFrame({"user": ["u1", 17]}))
+    with pytest.raises(RequestError, match=r"Arrow cannot read the DataFrame: Python int too large"):
+        columns_of_frame(reader, pandas.DataFrame({"user": [10**30]}))
 
 
 def test_a_column_that_is_twice_in_a_frame_is_named(reader):

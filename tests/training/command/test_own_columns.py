@@ -57,13 +57,21 @@ def train(file, *more, label="clicked"):
         ),
         ("semi.csv", ";", "semi.csv: expected columns that are separated by commas, found one column; its columns are"),
         ("tab.csv", "\t", "names=['column1', 'column2', 'column3']"),
+        (
+            "wide.csv",
+            ";",
+            "engine='python', decimal=',').to_parquet('wide.parquet'); without a header, name the columns:",
+        ),
         ("u.item", "|", "pandas.read_csv('u.item', sep='|', engine='python').to_parquet('u.item.parquet')"),
     ],
 )
 def test_a_file_with_another_separator_is_refused_with_the_command_that_converts_it(name, separator, text, capsys):
-    write_csv(name, columns(), separator)
+    more = {f"price{number}": ["9,5"] * ROWS for number in range(9)} if name == "wide.csv" else {}
+    write_csv(name, columns() | more, separator)
     assert train(name) == 1
-    assert text in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert text in shown
+    assert ("'column8', ...]" in shown) == bool(more)
 
 
 def test_the_command_that_converts_a_file_names_its_encoding(folder, capsys):

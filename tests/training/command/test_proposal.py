@@ -41,6 +41,12 @@ def columns():
         "__index_level_0__": rng.permutation(ROWS),
         "": rng.permutation(ROWS),
         "keys": rng.random(ROWS),
+        "account": pa.array([Decimal(10**25 + int(user)) for user in users], pa.decimal128(30, 0)),
+        "close_2": 1_600_000_000 + rng.permutation(ROWS),
+        "paid": [f"${1000 + user:,}.50" for user in users],
+        "cast": [", ".join(rng.choice(["Ann", "Bob", "Eve"], 2, replace=False)) for _ in range(ROWS)],
+        "land": rng.choice(["NA", "DE"], ROWS),
+        "day": [f"{1 + user % 28}/1/2024" for user in users],
         "written": [str(["a", "b"][: user % 3]) for user in users],
         "objects": [f'{{"age": {user}}}' for user in users],
     }
@@ -75,7 +81,12 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
         "income": ("dense", None),
         "cookie_hash": ("vocabulary", None),
         "big": ("dense", None),
+        "account": ("vocabulary", None),
+        "paid": ("vocabulary", None),
+        "cast": ("vocabulary", None),
+        "land": ("vocabulary", None),
     }
+    assert features["account"]["values"][0].startswith("1" + "0" * 20)
     assert features["tags"]["list"] == {"most": 3, "keep": "first"}
     assert features["income"]["log1p"]
     assert "log1p" not in features["price"]
@@ -86,6 +97,11 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
         "nothing": "left out: a feature cannot be read from null",
         "nested": "left out: a feature cannot be read from struct",
         "close": "left out: float32 does not tell its numbers apart",
+        "close_2": "left out: float32 does not tell its numbers apart",
+        "paid": "vocabulary: texts such as '$1,0",
+        "cast": "vocabulary: if the texts are lists, join their values with | instead of ', '",
+        "land": "vocabulary: 'NA' is a text, but pandas.read_csv reads it as missing",
+        "day": "left out: training times do not recur",
         "__index_level_0__": "left out: the index of a pandas frame",
         " ": "left out: the index of a pandas frame",
         "keys": "left out: the name is reserved in requests; rename the column",
@@ -95,7 +111,7 @@ def test_each_column_gets_a_feature_or_a_reason(data, capsys):
         assert any(line.startswith(column) and f"  {reason}" in line for line in printed.splitlines(keepends=True))
     with hotrow.load_model(data / "models" / "dcn") as session:
         table = pq.read_table("clicks.parquet")
-        left_out = ["at", "constant", "nothing", "nested", "close", "", "keys", "written", "objects"]
+        left_out = ["close_2", "day", "at", "constant", "nothing", "nested", "close", "", "keys", "written", "objects"]
         with pytest.raises(FeatureValueError, match="clicked: is not a feature; leave it out"):
             session.predict(table)
         table = table.drop_columns(["clicked", *left_out])
@@ -149,6 +165,34 @@ def test_names_and_values_tell_categories_times_and_lists(data):
         assert answers[0] == answers[1]
 
 
+def test_files_of_a_folder_may_have_other_orders_and_types_of_columns(data, capsys):
+    rows = pa.table({"clicked": [0, 1] * 50, "item_id": np.arange(100) % 7})
+    (data / "parts").mkdir()
+    pq.write_table(rows, "parts/a.parquet")
+    floats = pa.array(np.arange(100) % 7, pa.float64())
+    pq.write_table(pa.table({"item_id": floats, "clicked": [0, 1] * 50, "new": [1] * 100}), "parts/b.parquet")
+    assert train(file="parts") == 0
+    [item] = json.loads((data / "parts.features.json").read_text())["features"]
+    assert (item["type"], sorted(item["values"])) == ("integer", list(range(7)))
+    for column, text in (
+        (["a"] * 100, "parts column item_id: expected one type in all files, found int64, string"),
+        (None, "parts/b.parquet column item_id: missing; the file has clicked"),
+    ):
+        changed = {"clicked": [0, 1] * 50} | ({} if column is None else {"item_id": column})
+        pq.write_table(pa.table(changed), "parts/b.parquet")
+        assert train(file="parts") == 1
+        assert text in capsys.readouterr().err
+
+
+def test_csv_columns_of_long_digits_are_texts_and_times_with_a_zone_are_times(data):
+    users = np.arange(100) % 9
+    lines = [f"{user % 2},{10**25 + user},2024-01-01 10:00:{user:02}+01:00" for user in map(int, users)]
+    (data / "ids.csv").write_text("\n".join(["clicked,account,at", *lines]) + "\n")
+    assert train(file="ids.csv") == 0
+    [account] = json.loads((data / "ids.features.json").read_text())["features"]
+    assert (account["kind"], len(account["values"])) == ("vocabulary", 9)
+
+
 def test_many_values_are_hashed_unless_each_row_has_its_own(data, capsys):
     rng = np.random.default_rng(0)
     rows = {
@@ -199,7 +243,11 @@ def test_a_file_of_features_is_kept(data, capsys):
         ("clicks.parquet", "click", "clicks.parquet column click: missing; the file has clicked, user"),
         ("clicks.parquet", "clickd", "; did you mean clicked?"),
         ("short.csv", "clicked", "short.csv line 3: expected 3 fields, as the header has, found 2"),
-        ("latin.csv", "clicked", r"latin.csv line 2 column a: expected text in UTF-8, found b'Z\xfcrich'"),
+        (
+            "latin.csv",
+            "clicked",
+            r"latin.csv line 2 column a: expected text in UTF-8, found b'Z\xfcrich'; if it is in latin-1, convert it",
+        ),
         ("twice.csv", "clicked", "twice.csv column a: occurs twice"),
         ("absent.parquet", "clicked", "absent.parquet: no such file"),
         ("clicks.npz", "clicked", "clicks.npz: expected a Parquet or CSV file, or a folder of them"),
@@ -216,6 +264,19 @@ def test_a_file_of_features_is_kept(data, capsys):
         ("null.csv", "clicked", "line 3 column clicked: expected 0 or 1, found ''; leave out rows without a label"),
         ("late.csv", "clicked", "line 12 column clicked: expected 0 or 1, found 'NA'; leave out rows without a label"),
         ("empty.parquet", "clicked", "empty.parquet: no samples"),
+        ("one.csv", "clicked", "one.csv: 1 sample, expected at least 2: one to train on, one to evaluate on"),
+        (
+            "utf16.csv",
+            "clicked",
+            "if it is in utf-16, convert it: pandas.read_csv('utf16.csv', encoding='utf-16').to_p",
+        ),
+        ("clicks.jsonl", "clicked", "; convert it: pandas.read_json('clicks.jsonl', lines=True).to_parquet('clicks.p"),
+        ("clicks.txt", "clicked", "; if its columns are separated by commas, let its name end in .csv"),
+        (
+            "hive",
+            "clicked",
+            "hive: the folder has no Parquet or CSV files, and those of its folders are not read; 0 of 1",
+        ),
         ("wrong.parquet", "clicked", "wrong.parquet: "),
         ("answers.csv", "clicked", "column clicked: expected 0 or 1, true or false, found the texts 'yes', 'no'; turn"),
     ],
@@ -226,6 +287,11 @@ def test_data_without_features_is_refused(data, capsys, file, label, text):
     pq.write_table(pa.table({"clicked": [True, None, None, False] * 2, "a": ["x", "y"] * 4}), "null.parquet")
     (data / "null.csv").write_text("clicked,a\n1,x\n,y\n0,z\n1,x\n")
     (data / "late.csv").write_text("clicked,a\n" + "1,x\n0,y\n" * 5 + "NA,x\n")  # a row that is held out
+    (data / "one.csv").write_text("clicked,a\n1,x\n")
+    (data / "utf16.csv").write_text("clicked,a\n1,x\n", encoding="utf-16")
+    (data / "clicks.jsonl").write_text('{"clicked": 1, "a": "x|y"}\n')
+    (data / "clicks.txt").write_text("clicked,a\n1,x\n")
+    (data / "hive" / "day=1").mkdir(parents=True)
     (data / "wrong.parquet").write_bytes(b"PAR1 no file")
     (data / "short.csv").write_text("clicked,a,b\n1,x,1\n0,y\n")
     (data / "latin.csv").write_bytes(b"clicked,a,b\n1,Z\xfcrich,1\n0,y,2\n")
