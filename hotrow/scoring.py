@@ -120,11 +120,13 @@ def _columns(session: InferenceSession, wanted: Sequence[Output], without: Seque
         reason = f"the model has no feature or named input {unknown[0]!r}{did_you_mean(unknown[0], known)}"
         raise ConfigError("--without", "", reason)
     if features is not None:
-        for feature in features.definition.dense:
-            if feature.name in without and feature.missing is None and feature.weighs is None:
+        required = session.required_keys.names(wanted)
+        for feature in features.definition.features:
+            is_required = feature.weighs is None if feature.kind == "dense" else feature.name in required
+            if is_required and feature.name in without and feature.missing is None:
                 outputs = ", ".join(repr(output.name) for output in wanted)
                 reason = f"{feature.name!r} cannot be left out, because {outputs} depends on it"
-                raise ConfigError("--without", "", f"{reason}; choose outputs without it with --outputs")
+                raise ConfigError("--without", "", f"{reason}; choose others with --outputs")
         return RawColumns(features, without=without)
     return ColumnMap((), session.graph.dense_columns, session.graph.slot_columns)
 

@@ -48,6 +48,14 @@ class RequiredKeys:
                 self._slots.append(_Slots(table, sum(widths), first + np.flatnonzero(is_row), positions))
             first += entry.slots
 
+    def names(self, wanted: Sequence[Output] | None) -> frozenset[str]:
+        """Return the names of the slots in which each sample of a request for outputs needs keys; see ``check``."""
+        return frozenset(
+            self._names[number]
+            for slots in self._slots
+            for number in slots.numbers[self._is_needed(slots, wanted)].tolist()
+        )
+
     def check(self, batch: Batch, wanted: Sequence[Output] | None) -> None:
         """Raise RequestError if a sample has no key, or several, where it needs one.
 
@@ -55,21 +63,26 @@ class RequiredKeys:
             batch: the samples.
             wanted: the outputs that the request asks for; None: those of a request that names none.
         """
-        for table, width, numbers, positions in self._slots:
+        for slots in self._slots:
+            table, width, numbers, positions = slots
             row_ptrs, bags = batch.tables[table].row_ptrs, None if batch.bags is None else batch.bags[table]
             sizes = np.diff(row_ptrs)
             if not np.count_nonzero(sizes != 1):
                 continue  # most requests
             counts = (sizes if bags is None else sizes[bags]).reshape(-1, width)[:, positions]
-            is_wrong = counts != 1
-            if wanted is not None and all(output.name in self._needs for output in wanted):
-                rows = {row for output in wanted for row in self._needs[output.name].rows}
-                is_wrong[:, [(table, at) not in rows for at in positions.tolist()]] = False
+            is_wrong = (counts != 1) & self._is_needed(slots, wanted)
             if np.count_nonzero(is_wrong):
                 sample, at = (int(place) for place in np.argwhere(is_wrong)[0])
                 name = self._names[numbers[at]]
                 own = [self._names[number] == name for number in numbers] if name in self._lists else [at]
                 raise _wrong_count(sample, name, counts[sample, own])
+
+    def _is_needed(self, slots: _Slots, wanted: Sequence[Output] | None) -> NDArray[np.bool_]:
+        """Return which of the slots one of the outputs depends on."""
+        if wanted is None or any(output.name not in self._needs for output in wanted):
+            return np.ones(slots.positions.size, np.bool_)
+        rows = {row for output in wanted for row in self._needs[output.name].rows}
+        return np.array([(slots.table, at) in rows for at in slots.positions.tolist()], np.bool_)
 
 
 def _wrong_count(sample: int, name: str, counts: NDArray[np.int32]) -> RequestError:

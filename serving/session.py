@@ -152,6 +152,7 @@ class InferenceSession(ModelSession):
         engine: what runs the dense network: ``"numpy"``, ``"onnx"`` or ``"int8"`` on the CPU, ``"cuda"`` or
             ``"runner"`` on the device of the caches.
         features: reads its raw features; None: requests have keys.
+        required_keys: the slots in which samples need keys.
         quantization: the error that the engine int8 measured when it was opened; None for other engines.
         embedding_cache: looks up its embeddings; the first embedding cache if there are several.
         max_candidates: the most samples of a request in which samples share rows; see ``read_shared``.
@@ -221,7 +222,7 @@ class InferenceSession(ModelSession):
         self.engine = network.engine
         self._routes = LeastBusy(routes, lambda route: route.is_answering)
         self._defaults = DefaultsWatch(self.embedding_cache.server, config)
-        self._required_keys = RequiredKeys(self.graph, [slot.name for slot in slots_of(config)], self.features)
+        self.required_keys = RequiredKeys(self.graph, [slot.name for slot in slots_of(config)], self.features)
 
     def predict(
         self,
@@ -381,7 +382,7 @@ class InferenceSession(ModelSession):
         check_batch(batch)
         if too_few := self.graph.too_few(batch.samples):
             raise RequestError(too_few)
-        self._required_keys.check(batch, batch.wanted)
+        self.required_keys.check(batch, batch.wanted)
         with self._routes.one() as route:
             prediction = route.predict(batch)
         if batch.bags is not None and self.embedding_cache.device is not None:
@@ -406,7 +407,7 @@ class InferenceSession(ModelSession):
         """
         joined = join_batches(batches)
         for batch in batches:
-            self._required_keys.check(batch, batch.wanted)
+            self.required_keys.check(batch, batch.wanted)
         wanted = batches[0].wanted if len({batch.wanted for batch in batches}) == 1 else None
         together = self.predict_batch(replace(joined, wanted=wanted or ()))
         parts = np.split(together.values, list(accumulate(batch.samples for batch in batches))[:-1])

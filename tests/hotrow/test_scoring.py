@@ -480,8 +480,9 @@ def test_rows_of_other_options_are_not_mixed(towers, small_steps, monkeypatch, c
         (["--outputs", "score,score"], "output 'score' is requested twice"),
         (
             ["--outputs", "score", "--without", "user,age"],
-            "--without: 'age' cannot be left out, because 'score' depends on it; choose outputs without it",
+            "--without: 'age' cannot be left out, because 'score' depends on it; choose others with --outputs",
         ),
+        (["--outputs", "score", "--without", "user"], "--without: 'user' cannot be left out, because 'score' depends"),
         (["--without", "usr"], "--without: the model has no feature or named input 'usr'; did you mean 'user'?"),
         ([], "items.parquet column age: missing; the file has item, price"),
         (
